@@ -1,0 +1,143 @@
+"""A run's settings: defaults < RUN/config.toml < ECHO_HUB_* environment < flags.
+
+One frozen class a component; each component is given only its own section. In the environment, sections and keys are
+joined by two underscores: ECHO_HUB_TRAINING__STEPS=50.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from echo_shared.errors import ConfigError
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class RunConfig(Section):
+    """What this run is."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)] = "echo"
+    """Shown on the pages and to volunteers."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Every sub-seed is a hash of this one."""
+    mode: Literal["colocated", "sequential", "async"] = "async"
+    """colocated: the hub samples for itself. sequential: nodes sample, always from the newest version. async: nodes
+    sample while the learner trains; the staleness bound is training.max_staleness."""
+
+
+class ModelConfig(Section):
+    """The base model."""
+
+    base: str = "builtin:tiny"
+    """`builtin:tiny`, a directory in Hugging Face layout, or an id on a model hub."""
+
+
+class TaskConfig(Section):
+    """Where problems and rewards come from."""
+
+    name: Annotated[str, Field(pattern=r"^(arithmetic|reasoning-gym:[a-z0-9_]+)$")] = "arithmetic"
+    options: dict[str, Any] = {}
+    """Passed to the task as they are."""
+    heldout_problems: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Problems for evaluation, disjoint from all training problems."""
+
+
+class SamplingConfig(Section):
+    """How nodes sample."""
+
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 16
+    """Tokens of a completion, the stop token included."""
+
+
+class TrainingConfig(Section):
+    """GRPO with LoRA."""
+
+    steps: Annotated[int, Field(ge=1)] = 60
+    """Optimizer steps of the whole run."""
+    groups_per_step: Annotated[int, Field(ge=1, le=4096)] = 64
+    group_size: Annotated[int, Field(ge=2, le=1024)] = 8
+    """Completions of one prompt, compared with each other."""
+    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
+    """Async mode: how many steps old a rollout may be when it is trained on."""
+    publish_every: Annotated[int, Field(ge=1)] = 1
+    """Steps between published versions."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    lora_rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    lora_alpha: Annotated[int, Field(ge=1)] = 32
+    micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384
+    """Tokens, prompts and padding included, of one forward and backward pass."""
+    checkpoint_every: Annotated[int, Field(ge=1)] = 1
+    checkpoints_kept: Annotated[int, Field(ge=1)] = 3
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of the learner; 0 = PyTorch's own choice."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+
+
+class LeaseConfig(Section):
+    """How work is handed out."""
+
+    deadline_s: Annotated[float, Field(gt=0)] = 120.0
+    """A lease older than this is given to another node as well; the first valid result wins."""
+
+
+class ServerConfig(Section):
+    """What the hub listens on, and who may join."""
+
+    host: str = "127.0.0.1"
+    """0.0.0.0 to let other machines in; put a TLS proxy in front when they come over the internet."""
+    port: Port = 8710
+    public_url: str = ""
+    """The address that nodes use, if it is not http://host:port (a proxy's, for example)."""
+    swarm_port: Port = 0
+    """BitTorrent port of the hub's own peer; 0 = any free one."""
+    join: Literal["open", "invite"] = "open"
+    invite_tokens: tuple[Annotated[str, Field(min_length=8, max_length=256)], ...] = ()
+    """With join = "invite": any one of these lets a node in."""
+    heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+
+
+class StoreConfig(Section):
+    """Where rollouts and receipts are kept."""
+
+    url: str = ""
+    """An SQLAlchemy URL; empty = SQLite in the run directory."""
+
+
+class HubConfig(BaseSettings):
+    """All sections."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="ECHO_HUB_", env_nested_delimiter="__")
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    training: TrainingConfig = TrainingConfig()
+    leases: LeaseConfig = LeaseConfig()
+    server: ServerConfig = ServerConfig()
+    store: StoreConfig = StoreConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> HubConfig:
+        if self.run.mode == "sequential" and self.training.publish_every != 1:
+            raise ValueError('training.publish_every must be 1 when run.mode = "sequential": every step samples anew')
+        if self.run.mode == "async" and self.training.publish_every > self.training.max_staleness + 1:
+            raise ValueError("training.publish_every must be at most training.max_staleness + 1, or nothing is fresh enough")
+        if self.server.join == "invite" and not self.server.invite_tokens:
+            raise ValueError('server.invite_tokens must hold a token when server.join = "invite"')
+        return self

@@ -1,0 +1,186 @@
+"""What the coordinator wants done: records to commit, then actions to carry out, in this order.
+
+The shell commits all records of one turn in one transaction before it carries out any of the turn's actions. So an ack
+or a lease that a node has seen is always in the store, and a crash between the two loses only actions, which the
+coordinator repeats when it is rebuilt from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echo_shared.messages import DropReason, Receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOpened:
+    """Record: the group exists; its problem is number `group_id` of the task's training stream."""
+
+    group_id: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsLeased:
+    """Record: one row for each index, in state `leased`. `deadline` is in the caller's clock, seconds since the epoch."""
+
+    lease_id: int
+    node_id: str
+    group_id: int
+    indices: tuple[int, ...]
+    policy_version: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutReceived:
+    """Record: leased → received, with its payload."""
+
+    rollout_id: str
+    received_at: float
+    payload: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutVerified:
+    """Record: received → verified."""
+
+    rollout_id: str
+    reward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsDropped:
+    """Record: any state that is not final → dropped."""
+
+    rollout_ids: tuple[str, ...]
+    reason: DropReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlanned:
+    """Record: the batch of step `step`, written before it is trained. `rollout_ids` in the order of training."""
+
+    step: int
+    group_ids: tuple[int, ...]
+    rollout_ids: tuple[str, ...]
+    planned_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrained:
+    """Record: the step is in a checkpoint; its rollouts verified → trained. `staleness` per rollout's group, in order."""
+
+    step: int
+    rollout_ids: tuple[str, ...]
+    metrics: Mapping[str, float]
+    trained_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecorded:
+    """Record: the version is published; a rebuilt hub announces this one."""
+
+    policy_version: int
+    published_at: float
+
+
+Record = (
+    GroupOpened
+    | RolloutsLeased
+    | RolloutReceived
+    | RolloutVerified
+    | RolloutsDropped
+    | StepPlanned
+    | StepTrained
+    | VersionRecorded
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareGroup:
+    """Action: sample and tokenise problem number `group_id`, then answer GroupPrepared."""
+
+    group_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendLease:
+    """Action: send the work to the node. `deadline_s` is relative to now."""
+
+    node_id: str
+    lease_id: int
+    group_id: int
+    indices: tuple[int, ...]
+    seed: int
+    policy_version: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeLease:
+    """Action: tell the node to stop working on this lease."""
+
+    node_id: str
+    lease_id: int
+    reason: DropReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendReceipts:
+    """Action: tell the node what became of its rollouts. Dropped silently when the node is not connected."""
+
+    node_id: str
+    receipts: tuple[Receipt, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRollout:
+    """Action: verify and score a committed rollout, then answer RolloutScored or RolloutRejected."""
+
+    rollout_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainStep:
+    """Action: load the planned batch of this step and give it to the learner, then answer StepDone."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishVersion:
+    """Action: sign and seed the learner's adapter of this version, then answer VersionPublished."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceVersion:
+    """Action: tell every node of a published version."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishRun:
+    """Action: the last step is trained and published; nothing more is leased."""
+
+
+Action = (
+    PrepareGroup
+    | SendLease
+    | RevokeLease
+    | SendReceipts
+    | ScoreRollout
+    | TrainStep
+    | PublishVersion
+    | AnnounceVersion
+    | FinishRun
+)
+
+Effect = Record | Action
+RECORDS = Record.__args__
+"""The record types, for isinstance."""

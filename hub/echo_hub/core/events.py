@@ -1,0 +1,129 @@
+"""What can happen to the coordinator. Every event is a fact from the world; the coordinator answers with effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echo_shared.messages import DropReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConnected:
+    """A node has proven who it is and was welcomed. It gets no work until it reports a capacity."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDisconnected:
+    """The connection is gone. Its leases stay: the node may come back with finished rollouts in its spool."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReported:
+    """`capacity`: rollouts that it is willing to hold; `policy_version`: the newest it can sample from, None = none yet."""
+
+    node_id: str
+    capacity: int
+    policy_version: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPrepared:
+    """The problem of a group that `PrepareGroup` asked for is sampled and tokenised."""
+
+    group_id: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutArrived:
+    """A node sent a rollout, perhaps again. `payload` is opaque here and goes into the record that is committed."""
+
+    node_id: str
+    rollout_id: str
+    lease_id: int
+    group_id: int
+    index: int
+    policy_version_start: int
+    policy_version_end: int
+    payload: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutScored:
+    """The rollout passed verification and has its reward."""
+
+    rollout_id: str
+    reward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRejected:
+    """The rollout failed verification, or could not be scored."""
+
+    rollout_id: str
+    reason: DropReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseGivenBack:
+    """The node will not finish these."""
+
+    node_id: str
+    lease_id: int
+    indices: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerReady:
+    """The learner is up, with the checkpoint of this version loaded."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerLost:
+    """The learner process ended; LearnerReady follows once it is up again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """Step `step` is trained and checkpointed: the learner now holds version `step`."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPublished:
+    """The version's artefact is signed and seeded."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed: deadlines are looked at."""
+
+
+Event = (
+    NodeConnected
+    | NodeDisconnected
+    | NodeReported
+    | GroupPrepared
+    | RolloutArrived
+    | RolloutScored
+    | RolloutRejected
+    | LeaseGivenBack
+    | LearnerReady
+    | LearnerLost
+    | StepDone
+    | VersionPublished
+    | Tick
+)

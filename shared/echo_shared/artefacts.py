@@ -1,0 +1,126 @@
+"""Signed manifests: what an artefact (the base model, or one policy version) consists of, and that the hub says so.
+
+A node trusts a file only when its manifest carries the pinned hub key's signature and the file has the manifest's hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from echo_shared import identity
+from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
+from echo_shared.identity import Identity
+from echo_shared.messages import ArtefactOffer
+
+ALLOWED_SUFFIXES: Final = frozenset({".safetensors", ".json", ".gguf", ".txt", ".model", ".jinja"})
+"""Weights travel as safetensors or GGUF, the rest as plain text; nothing that could run code."""
+
+
+class ManifestFile(BaseModel):
+    """One file of the artefact."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    path: Annotated[str, Field(min_length=1, max_length=255)]
+    size_bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, value: str) -> str:
+        path = PurePosixPath(value)
+        if path.is_absolute() or ".." in path.parts or "\\" in value or ":" in value or str(path) != value:
+            raise ValueError("a file's path must stay inside the artefact")
+        if path.suffix not in ALLOWED_SUFFIXES:
+            raise ValueError(f"a file must be one of {', '.join(sorted(ALLOWED_SUFFIXES))}")
+        return value
+
+
+class Manifest(BaseModel):
+    """What the hub signs. `name` is the artefact's directory, in the torrent, on the hub and on the node."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    format: Literal[1] = 1
+    kind: Literal["base", "policy"]
+    run_id: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
+    policy_version: Annotated[int, Field(ge=0)]
+    """0 for the base model."""
+    parent: int | None = None
+    """The version this one was trained from."""
+    info_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    files: Annotated[tuple[ManifestFile, ...], Field(min_length=1, max_length=4_096)]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    def encode(self) -> bytes:
+        """The bytes that are signed."""
+        return self.model_dump_json().encode()
+
+
+def artefact_name(kind: Literal["base", "policy"], run_id: str, policy_version: int) -> str:
+    """The artefact's directory: unique among all runs that a node may ever join."""
+    safe_run = re.sub(r"[^A-Za-z0-9_-]", "-", run_id)
+    return f"{safe_run}-base" if kind == "base" else f"{safe_run}-v{policy_version:06d}"
+
+
+def describe_files(directory: Path) -> tuple[ManifestFile, ...]:
+    """Every file below `directory`, hashed, in path order."""
+    files = []
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        name = path.relative_to(directory).as_posix()
+        try:
+            files.append(ManifestFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path)))
+        except ValidationError as error:
+            raise SwarmError(
+                "This file cannot be part of an artefact.",
+                got=f"{path}: {error.errors(include_url=False)[0]['msg']}",
+                do="Take it out of the directory; models must be safetensors or GGUF.",
+            ) from error
+    return tuple(files)
+
+
+def open_offer(offer: ArtefactOffer, hub_key: bytes) -> Manifest:
+    """The manifest in `offer`. Raises RemoteProtocolError unless `hub_key` has signed it and it is well-formed."""
+    if not identity.verify(hub_key, offer.signature, offer.manifest):
+        raise RemoteProtocolError("A manifest is not signed by the hub.", got=f"{len(offer.manifest)} bytes")
+    try:
+        return Manifest.model_validate_json(offer.manifest)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise CodecError("A manifest is not valid.", got=f"{first['loc']}: {first['msg']}") from error
+
+
+def sign_offer(
+    manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_path: str, peers: tuple[tuple[str, int], ...] = ()
+) -> ArtefactOffer:
+    """The offer that announces `manifest`."""
+    encoded = manifest.encode()
+    return ArtefactOffer(
+        manifest=encoded, signature=hub.sign(encoded), torrent=torrent, web_seed_path=web_seed_path, peers=peers
+    )
+
+
+def verify_files(manifest: Manifest, directory: Path) -> None:
+    """Raises SwarmError unless every file of `manifest` lies in `directory` with the right size and hash."""
+    for file in manifest.files:
+        path = directory / file.path
+        if not path.is_file() or path.stat().st_size != file.size_bytes or _sha256(path) != file.sha256:
+            raise SwarmError(
+                "A file of an artefact is missing or not what the hub signed.",
+                got=f"{file.path} of {manifest.name}",
+                do="It is fetched again by itself; if this repeats, tell the hub's operator.",
+            )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,53 @@
+"""Seeded inverse-CDF sampling: the one definition of which token a rollout must draw.
+
+Token t of rollout `index` under `seed` is the first id whose cumulative probability, in id order under the full softmax
+at the lease's temperature, exceeds u[t]; u[t] is the t-th output of Philox(key=(seed, index)). Every backend draws this
+way, so that anyone who holds the weights can check a rollout afterwards. `draw` is the reference; backends' own
+implementations are tested against it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_SEED = 2**64 - 1
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 64-bit sub-seed: a hash of `parts`, so neighbours in any part share nothing (never `seed + i`)."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        encoded = f"{type(part).__name__}:{part}".encode()
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def uniforms(seed: int, index: int, count: int) -> NDArray[np.float64]:
+    """u[0:count] in [0, 1) for rollout `index` of the group with `seed`; 53 random bits each. A prefix never changes."""
+    generator = np.random.Philox(key=np.array([seed, index], dtype=np.uint64))
+    return (generator.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def draw(
+    logits_RV: NDArray[np.float32], u_R: NDArray[np.float64], temperature: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Draw one token a row.
+
+    Args: `logits_RV` [rows, vocabulary]; `u_R` [rows] in [0, 1); `temperature` > 0 divides the logits.
+    Returns: token ids [rows] and their log-probabilities [rows] in nats, under the softmax at `temperature`.
+    Where rounding leaves the total below u, the last id with non-zero probability is drawn.
+    """
+    scaled = logits_RV.astype(np.float64) / temperature
+    scaled -= scaled.max(axis=-1, keepdims=True)
+    weights = np.exp(scaled)
+    cumulative = np.cumsum(weights, axis=-1)
+    totals = cumulative[:, -1]
+    exceeds = cumulative > (u_R * totals)[:, None]
+    last_possible = weights.shape[-1] - 1 - np.argmax(weights[:, ::-1] > 0, axis=-1)
+    tokens = np.where(exceeds.any(axis=-1), exceeds.argmax(axis=-1), last_possible)
+    rows = np.arange(len(tokens))
+    return tokens, scaled[rows, tokens] - np.log(totals)

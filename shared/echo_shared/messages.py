@@ -1,0 +1,358 @@
+"""Every message that hub and node exchange, with the bounds each field must keep.
+
+A message is one MessagePack map whose `type` names its class. Unknown fields are ignored (a newer peer may send more);
+wrong types, missing fields and values out of bounds are a `CodecError` before anything else reads the message. Arrays
+travel as {dtype, shape, data}: raw little-endian bytes, never pickle.
+
+Reading order: the handshake (Hello .. Welcome), then what the hub says, then what the node says.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+
+from echo_shared.errors import CodecError
+
+_T = TypeVar("_T")
+
+PROTOCOL_VERSION: Final = 1
+"""What this software speaks. It rises when an old peer could misread a new one."""
+
+OLDEST_PROTOCOL_VERSION: Final = 1
+"""The oldest peer version that this software still understands."""
+
+MAX_FRAME_BYTES: Final = 8 * 2**20
+MAX_TOKENS: Final = 131_072
+MAX_GROUP_SIZE: Final = 1_024
+MAX_BATCHED: Final = 4_096
+
+
+def pack_array(array: NDArray[Any]) -> dict[str, Any]:
+    """{dtype, shape, data} of `array`, little-endian and contiguous."""
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return {"dtype": little.dtype.str, "shape": list(little.shape), "data": little.tobytes()}
+
+
+def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
+    """The one-dimensional array in `value`; ValueError unless it has exactly this dtype and at most `max_length` items."""
+    if isinstance(value, np.ndarray):
+        value = pack_array(value)
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data"}:
+        raise ValueError("an array must be a map of dtype, shape and data")
+    shape, data = value["shape"], value["data"]
+    if value["dtype"] != dtype:
+        raise ValueError(f"the array's dtype must be {dtype}")
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 0 <= shape[0] <= max_length:
+        raise ValueError(f"the array's shape must be [n] with n at most {max_length}")
+    if not isinstance(data, bytes) or len(data) != shape[0] * np.dtype(dtype).itemsize:
+        raise ValueError("the array's data does not have the length that its shape says")
+    array = np.frombuffer(data, dtype=dtype)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("the array holds a value that is not finite")
+    return array
+
+
+TokenIds = Annotated[
+    NDArray[np.int32],
+    PlainValidator(lambda value: unpack_array(value, dtype="<i4", max_length=MAX_TOKENS)),
+    PlainSerializer(pack_array),
+]
+Logprobs = Annotated[
+    NDArray[np.float32],
+    PlainValidator(lambda value: unpack_array(value, dtype="<f4", max_length=MAX_TOKENS)),
+    PlainSerializer(pack_array),
+]
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+Text = Annotated[str, Field(max_length=2_000)]
+PublicKey = Annotated[bytes, Field(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Field(min_length=64, max_length=64)]
+Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+PolicyVersion = Annotated[int, Field(ge=0, le=2**31)]
+Lax = Field(strict=False)
+"""MessagePack has no tuples and no enums: these types are made from lists and strings, their items stay strict."""
+
+Peer = Annotated[tuple[Annotated[str, Field(max_length=255)], Annotated[int, Field(ge=1, le=65535)]], Lax]
+RolloutId = Annotated[str, Field(min_length=3, max_length=48, pattern=r"^\d+-\d+$")]
+
+
+class RefusalCode(StrEnum):
+    """Why a hub says no, or ends a connection."""
+
+    PROTOCOL_VERSION = "protocol_version"
+    BAD_SIGNATURE = "bad_signature"
+    BAD_TOKEN = "bad_token"
+    ALREADY_CONNECTED = "already_connected"
+    PROTOCOL_ERROR = "remote_protocol"
+    SHUTTING_DOWN = "shutting_down"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended: it drew a stop token (kept as its last token), or reached `max_tokens`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class ReceiptState(StrEnum):
+    """Where a rollout is on its way; TRAINED and DROPPED are final."""
+
+    LEASED = "leased"
+    RECEIVED = "received"
+    VERIFIED = "verified"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+class DropReason(StrEnum):
+    """Why a leased rollout was not trained on. Every dropped rollout has exactly one."""
+
+    STALE = "stale"
+    EXPIRED = "expired"
+    DUPLICATE = "duplicate"
+    RETURNED = "returned"
+    REVOKED = "revoked"
+    INVALID = "invalid"
+    SCORER_FAILED = "scorer_failed"
+    RUN_ENDED = "run_ended"
+
+
+class Message(BaseModel):
+    """Base of all messages."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True
+    )
+
+
+class Hello(Message):
+    """Node's first word. Its first three fields keep their meaning in every protocol version."""
+
+    type: Literal["hello"] = "hello"
+    protocol_version: Count
+    software_version: Name
+    node_key: PublicKey
+    nonce: Nonce
+
+
+class Challenge(Message):
+    """Hub's answer: `signature` by `hub_key` over the node's nonce proves who the hub is."""
+
+    type: Literal["challenge"] = "challenge"
+    protocol_version: Count
+    software_version: Name
+    hub_key: PublicKey
+    nonce: Nonce
+    signature: Signature
+
+
+class Proof(Message):
+    """Node's signature over the hub's nonce, and what it says of itself; sent once the hub's key is pinned."""
+
+    type: Literal["proof"] = "proof"
+    signature: Signature
+    name: Name
+    invite_token: Annotated[str, Field(max_length=256)] | None = None
+    backend: Name
+    device: Annotated[str, Field(max_length=128)]
+    swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """TCP port on which the node's BitTorrent peer listens; 0 = none."""
+
+
+class ArtefactOffer(Message):
+    """All that a node needs to fetch one artefact (the base model, or one policy version) and to trust it."""
+
+    manifest: Annotated[bytes, Field(max_length=2**20)]
+    """`echo_shared.artefacts.Manifest` as signed bytes."""
+    signature: Signature
+    torrent: Annotated[bytes, Field(max_length=4 * 2**20)]
+    web_seed_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
+    peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)] = ()
+
+
+class Welcome(Message):
+    """The node is in. `policy` is None while the newest published version is 0 (the base itself)."""
+
+    type: Literal["welcome"] = "welcome"
+    run_id: Name
+    run_name: Name
+    node_id: Name
+    base: ArtefactOffer
+    policy: ArtefactOffer | None
+    policy_version: PolicyVersion
+    tracker_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
+    heartbeat_s: Annotated[float, Field(gt=0, le=600)]
+
+
+class Refused(Message):
+    """Hub ends the connection and says why, at any moment; `do` is the user's way out."""
+
+    type: Literal["refused"] = "refused"
+    code: Name
+    what: Text
+    do: Text = ""
+
+
+class PolicyPublished(Message):
+    """A new version is in the swarm."""
+
+    type: Literal["policy_published"] = "policy_published"
+    policy_version: PolicyVersion
+    offer: ArtefactOffer
+
+
+class Peers(Message):
+    """More peers for an artefact that the node is fetching or seeding."""
+
+    type: Literal["peers"] = "peers"
+    info_hash: Annotated[bytes, Field(min_length=20, max_length=20)]
+    peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)]
+
+
+class Lease(Message):
+    """Work for one node until a deadline: the rollouts `indices` of one group, drawn with `seed`, by one version."""
+
+    type: Literal["lease"] = "lease"
+    lease_id: Count
+    group_id: Count
+    indices: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_GROUP_SIZE, strict=False)]
+    prompt_ids: TokenIds
+    seed: Seed
+    policy_version: PolicyVersion
+    temperature: Annotated[float, Field(gt=0, le=10)]
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    stop_ids: Annotated[tuple[Count, ...], Field(max_length=64, strict=False)]
+    deadline_s: Annotated[float, Field(gt=0)]
+    """Seconds from sending until the hub leases the work elsewhere."""
+
+
+class LeaseRevoked(Message):
+    """The hub no longer wants what is unfinished of this lease."""
+
+    type: Literal["lease_revoked"] = "lease_revoked"
+    lease_id: Count
+    reason: Annotated[DropReason, Lax]
+
+
+class Receipt(Message):
+    """One rollout's state on the hub, as committed in its store."""
+
+    rollout_id: RolloutId
+    state: Annotated[ReceiptState, Lax]
+    drop_reason: Annotated[DropReason, Lax] | None = None
+
+
+class Receipts(Message):
+    """States that the hub has committed. The first for a rollout is its ack: the node may forget the payload."""
+
+    type: Literal["receipts"] = "receipts"
+    receipts: Annotated[tuple[Receipt, ...], Field(max_length=MAX_BATCHED, strict=False)]
+
+
+class NodeStatus(Message):
+    """What the node is doing and how much work it will hold at once. Sent on change, and as the heartbeat."""
+
+    type: Literal["node_status"] = "node_status"
+    activity: Literal["preparing", "waiting", "fetching", "sampling", "draining"]
+    capacity: Annotated[int, Field(ge=0, le=MAX_BATCHED)]
+    """Rollouts that the node is willing to hold, finished ones not counted; 0 = lease me nothing."""
+    policy_version: PolicyVersion | None
+    """Newest version that is verified and ready to sample from; None while the base is not there yet."""
+    tokens_per_s: Annotated[float, Field(ge=0)]
+
+
+class Fetched(Message):
+    """An artefact arrived, and its hash and signature are right."""
+
+    type: Literal["fetched"] = "fetched"
+    info_hash: Annotated[bytes, Field(min_length=20, max_length=20)]
+    policy_version: PolicyVersion | None
+    """None for the base model."""
+    seconds: Annotated[float, Field(ge=0)]
+    swarm_bytes: Count
+    web_seed_bytes: Count
+
+
+class Rollout(Message):
+    """One finished completion: its tokens, the log-probabilities it was drawn with, and the version that drew it."""
+
+    type: Literal["rollout"] = "rollout"
+    rollout_id: RolloutId
+    lease_id: Count
+    group_id: Count
+    index: Count
+    policy_version_start: PolicyVersion
+    policy_version_end: PolicyVersion
+    completion_ids: TokenIds
+    behavior_logprobs: Logprobs
+    """Nats, under the softmax at the lease's temperature, one a completion token."""
+    finish_reason: Annotated[FinishReason, Lax]
+    sampling_s: Annotated[float, Field(ge=0)]
+
+
+class LeaseReturned(Message):
+    """The node will not finish these rollouts."""
+
+    type: Literal["lease_returned"] = "lease_returned"
+    lease_id: Count
+    indices: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_GROUP_SIZE, strict=False)]
+    reason: Text
+
+
+class Goodbye(Message):
+    """The node leaves on purpose; what it holds has been returned."""
+
+    type: Literal["goodbye"] = "goodbye"
+    reason: Text = ""
+
+
+FromHub = Challenge | Welcome | Refused | PolicyPublished | Peers | Lease | LeaseRevoked | Receipts
+FromNode = Hello | Proof | NodeStatus | Fetched | Rollout | LeaseReturned | Goodbye
+
+_from_hub: TypeAdapter[FromHub] = TypeAdapter(Annotated[FromHub, Field(discriminator="type")])
+_from_node: TypeAdapter[FromNode] = TypeAdapter(Annotated[FromNode, Field(discriminator="type")])
+
+
+def rollout_id(lease_id: int, index: int) -> str:
+    """The name of one leased rollout; the same on node, hub and leaderboard."""
+    return f"{lease_id}-{index}"
+
+
+def encode(message: FromHub | FromNode) -> bytes:
+    """The message as one frame."""
+    frame: bytes = msgpack.packb(message.model_dump(mode="python"), use_bin_type=True)
+    return frame
+
+
+def decode_from_hub(frame: bytes) -> FromHub:
+    """Raises CodecError unless the frame is one valid message that a hub may send."""
+    return _decode(frame, _from_hub)
+
+
+def decode_from_node(frame: bytes) -> FromNode:
+    """Raises CodecError unless the frame is one valid message that a node may send."""
+    return _decode(frame, _from_node)
+
+
+def _decode(frame: bytes, adapter: TypeAdapter[_T]) -> _T:
+    if len(frame) > MAX_FRAME_BYTES:
+        raise CodecError("A message is too large.", got=f"{len(frame)} bytes, at most {MAX_FRAME_BYTES} are allowed")
+    try:
+        value = msgpack.unpackb(frame, raw=False, strict_map_key=True)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CodecError("A message is not MessagePack.", got=f"{len(frame)} bytes: {error}") from error
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the message"
+        raise CodecError("A message is not valid.", got=f"{place}: {first['msg']}") from error

@@ -1,0 +1,265 @@
+"""Both ends of one connection as state machines without I/O: frames in, messages out.
+
+    node                                   hub
+    Hello(nonce_n)            ──►          checks the protocol version
+              ◄──  Challenge(hub_key, nonce_h, signature over nonce_n)
+    checks version, signature and pin
+    Proof(signature over nonce_h, token)──► checks the signature; the caller checks the token
+              ◄──  Welcome                 open: every other message, both ways
+    At any moment: ◄── Refused (hub ends it), Goodbye ──► (node ends it).
+
+A frame that the state does not allow, or that does not decode, is a RemoteProtocolError; the caller then ends this
+connection and no other. Neither end sends anything by itself: `send` and the handshake calls return frames.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from echo_shared import identity
+from echo_shared.errors import LocalProtocolError, RefusedError, RemoteProtocolError
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    OLDEST_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    Challenge,
+    Fetched,
+    FromHub,
+    FromNode,
+    Goodbye,
+    Hello,
+    Lease,
+    LeaseReturned,
+    LeaseRevoked,
+    NodeStatus,
+    Peers,
+    PolicyPublished,
+    Proof,
+    Receipts,
+    RefusalCode,
+    Refused,
+    Rollout,
+    Welcome,
+    decode_from_hub,
+    decode_from_node,
+    encode,
+)
+
+SUPPORTED_VERSIONS: Final = range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
+
+
+class State(Enum):
+    START = "start"
+    CHALLENGED = "challenged"
+    PROVEN = "proven"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+NODE_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
+    State.START: {},
+    State.CHALLENGED: {Challenge: State.PROVEN, Refused: State.CLOSED},
+    State.PROVEN: {Welcome: State.OPEN, Refused: State.CLOSED},
+    State.OPEN: {
+        **dict.fromkeys((PolicyPublished, Peers, Lease, LeaseRevoked, Receipts), State.OPEN),
+        Refused: State.CLOSED,
+    },
+    State.CLOSED: {},
+}
+"""Node's end: CHALLENGED = Hello sent, PROVEN = Proof sent."""
+
+HUB_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
+    State.START: {Hello: State.CHALLENGED},
+    State.CHALLENGED: {Proof: State.PROVEN},
+    State.PROVEN: {},
+    State.OPEN: {
+        **dict.fromkeys((NodeStatus, Fetched, Rollout, LeaseReturned), State.OPEN),
+        Goodbye: State.CLOSED,
+    },
+    State.CLOSED: {},
+}
+"""Hub's end: CHALLENGED = Challenge sent, PROVEN = the node's signature is right and the caller decides."""
+
+
+def _transcript(role: str, *, node_nonce: bytes, hub_nonce: bytes, node_key: bytes, hub_key: bytes) -> bytes:
+    """What a signature in the handshake covers: the role and both ends' keys and nonces, so none can be replayed."""
+    return b"echo-swarm handshake 1\0" + role.encode() + b"\0" + node_nonce + hub_nonce + node_key + hub_key
+
+
+class NodeSession:
+    """The node's end. `pinned_hub_key` is None at first use: any hub is then accepted, and the caller pins its key."""
+
+    def __init__(self, *, me: Identity, pinned_hub_key: bytes | None, software_version: str, nonce: bytes) -> None:
+        self.state = State.START
+        self.hub_key: bytes | None = None
+        self._me = me
+        self._pinned_hub_key = pinned_hub_key
+        self._software_version = software_version
+        self._nonce = nonce
+        self._challenge: Challenge | None = None
+
+    def hello(self) -> bytes:
+        if self.state is not State.START:
+            raise LocalProtocolError("Hello is the first message.", got=self.state.value)
+        self.state = State.CHALLENGED
+        return encode(
+            Hello(
+                protocol_version=PROTOCOL_VERSION,
+                software_version=self._software_version,
+                node_key=self._me.public_key,
+                nonce=self._nonce,
+            )
+        )
+
+    def receive(self, frame: bytes) -> FromHub:
+        """The message in `frame`, checked against the state. After a Challenge the hub is known to be who it says."""
+        message = decode_from_hub(frame)
+        next_state = NODE_MAY_RECEIVE[self.state].get(type(message))
+        if next_state is None:
+            raise RemoteProtocolError("The hub sent a message out of turn.", got=f"{message.type} in {self.state.value}")
+        if isinstance(message, Challenge):
+            self._check(message)
+        self.state = next_state
+        return message
+
+    def _check(self, challenge: Challenge) -> None:
+        if challenge.protocol_version not in SUPPORTED_VERSIONS:
+            older = challenge.protocol_version < OLDEST_PROTOCOL_VERSION
+            raise RefusedError(
+                "The hub and this node speak different protocol versions.",
+                got=f"hub {challenge.protocol_version} (echo-swarm {challenge.software_version}), node {PROTOCOL_VERSION}",
+                do="Ask the hub's operator to upgrade." if older else "Upgrade this node: run its installer again.",
+                code=RefusalCode.PROTOCOL_VERSION,
+            )
+        if not identity.verify(challenge.hub_key, challenge.signature, self._signed("hub", challenge)):
+            raise RemoteProtocolError("The hub could not prove that it holds its key.", got="a wrong signature")
+        if self._pinned_hub_key is not None and challenge.hub_key != self._pinned_hub_key:
+            raise RefusedError(
+                "The hub's key is not the one that this node knows. Someone else may be answering in its place.",
+                got=f"{identity.fingerprint(challenge.hub_key)}; known: {identity.fingerprint(self._pinned_hub_key)}",
+                do="Ask the operator for the new key's fingerprint. If it is right: echo-node join URL --trust-new-key",
+                code="hub_key_changed",
+            )
+        self.hub_key = challenge.hub_key
+        self._challenge = challenge
+
+    def _signed(self, role: str, challenge: Challenge) -> bytes:
+        return _transcript(
+            role,
+            node_nonce=self._nonce,
+            hub_nonce=challenge.nonce,
+            node_key=self._me.public_key,
+            hub_key=challenge.hub_key,
+        )
+
+    def proof(self, *, name: str, invite_token: str | None, backend: str, device: str, swarm_port: int) -> bytes:
+        """To be sent after the Challenge, once the caller has pinned `hub_key`."""
+        if self.state is not State.PROVEN or self._challenge is None:
+            raise LocalProtocolError("Proof answers a Challenge.", got=self.state.value)
+        return encode(
+            Proof(
+                signature=self._me.sign(self._signed("node", self._challenge)),
+                name=name,
+                invite_token=invite_token,
+                backend=backend,
+                device=device,
+                swarm_port=swarm_port,
+            )
+        )
+
+    def send(self, message: FromNode) -> bytes:
+        """The frame of a message that the open state allows."""
+        if self.state is not State.OPEN or type(message) not in HUB_MAY_RECEIVE[State.OPEN]:
+            raise LocalProtocolError("This message may not be sent now.", got=f"{message.type} in {self.state.value}")
+        if isinstance(message, Goodbye):
+            self.state = State.CLOSED
+        return encode(message)
+
+
+class HubSession:
+    """The hub's end. `proof` and `hello` are set once received; the caller then calls `welcome` or `refuse`."""
+
+    def __init__(self, *, me: Identity, software_version: str, nonce: bytes) -> None:
+        self.state = State.START
+        self.hello: Hello | None = None
+        self.proof: Proof | None = None
+        self._me = me
+        self._software_version = software_version
+        self._nonce = nonce
+
+    @property
+    def node_id(self) -> str:
+        """The peer's id; proven once `proof` is set."""
+        if self.hello is None:
+            raise LocalProtocolError("The node has not said who it is.", got=self.state.value)
+        return identity.node_id(self.hello.node_key)
+
+    def receive(self, frame: bytes) -> FromNode:
+        """The message in `frame`. Raises RefusedError (to be sent with `refuse`) on a version or signature that is wrong."""
+        message = decode_from_node(frame)
+        next_state = HUB_MAY_RECEIVE[self.state].get(type(message))
+        if next_state is None:
+            raise RemoteProtocolError("The node sent a message out of turn.", got=f"{message.type} in {self.state.value}")
+        if isinstance(message, Hello):
+            if message.protocol_version not in SUPPORTED_VERSIONS:
+                older = message.protocol_version < OLDEST_PROTOCOL_VERSION
+                raise RefusedError(
+                    "This hub and the node speak different protocol versions.",
+                    got=f"node {message.protocol_version} (echo-swarm {message.software_version}), hub {PROTOCOL_VERSION}",
+                    do="Upgrade the node: run its installer again." if older else "Ask the hub's operator to upgrade.",
+                    code=RefusalCode.PROTOCOL_VERSION,
+                )
+            self.hello = message
+        elif isinstance(message, Proof):
+            assert self.hello is not None
+            if not identity.verify(self.hello.node_key, message.signature, self._signed("node", self.hello)):
+                raise RefusedError(
+                    "The node could not prove that it holds its key.",
+                    do="Restart the node; if that does not help, make it a new identity.",
+                    code=RefusalCode.BAD_SIGNATURE,
+                )
+            self.proof = message
+        self.state = next_state
+        return message
+
+    def _signed(self, role: str, hello: Hello) -> bytes:
+        return _transcript(
+            role,
+            node_nonce=hello.nonce,
+            hub_nonce=self._nonce,
+            node_key=hello.node_key,
+            hub_key=self._me.public_key,
+        )
+
+    def challenge(self) -> bytes:
+        """To be sent after the Hello."""
+        if self.state is not State.CHALLENGED or self.hello is None:
+            raise LocalProtocolError("Challenge answers a Hello.", got=self.state.value)
+        return encode(
+            Challenge(
+                protocol_version=PROTOCOL_VERSION,
+                software_version=self._software_version,
+                hub_key=self._me.public_key,
+                nonce=self._nonce,
+                signature=self._me.sign(self._signed("hub", self.hello)),
+            )
+        )
+
+    def welcome(self, message: Welcome) -> bytes:
+        """To be sent after the Proof, when the join policy allows this node."""
+        if self.state is not State.PROVEN:
+            raise LocalProtocolError("Welcome answers a Proof.", got=self.state.value)
+        self.state = State.OPEN
+        return encode(message)
+
+    def refuse(self, code: str, what: str, do: str = "") -> bytes:
+        """The last frame on this connection, in any state."""
+        self.state = State.CLOSED
+        return encode(Refused(code=code, what=what, do=do))
+
+    def send(self, message: FromHub) -> bytes:
+        """The frame of a message that the open state allows."""
+        if self.state is not State.OPEN or type(message) not in NODE_MAY_RECEIVE[State.OPEN]:
+            raise LocalProtocolError("This message may not be sent now.", got=f"{message.type} in {self.state.value}")
+        return encode(message)
