@@ -45,7 +45,7 @@ def _ext_hook(code: int, data: bytes) -> Any:
 
 
 def pack_frame(frame: Mapping[str, Any]) -> bytes:
-    body = msgpack.packb(frame, default=_default, use_bin_type=True)
+    body: bytes = msgpack.packb(frame, default=_default, use_bin_type=True)
     return _HEADER.pack(len(body)) + body
 
 
@@ -75,7 +75,7 @@ class Child:
 
     @classmethod
     async def start(cls, module: str, *, name: str, log: Path, env: Mapping[str, str] | None = None) -> Child:
-        """Runs `python -m module`; its standard error is appended to `log`. `env` adds to this process's environment."""
+        """Runs `python -m module`, its standard error appended to `log`; `env` adds to this process's environment."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(

@@ -27,7 +27,7 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def uniforms(seed: int, index: int, count: int) -> NDArray[np.float64]:
-    """u[0:count] in [0, 1) for rollout `index` of the group with `seed`; 53 random bits each. A prefix never changes."""
+    """u[0:count] in [0, 1) for rollout `index` of group `seed`; 53 random bits each; a prefix never changes."""
     generator = np.random.Philox(key=np.array([seed, index], dtype=np.uint64))
     return (generator.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

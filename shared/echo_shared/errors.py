@@ -1,16 +1,16 @@
-"""The project's errors: one tree, each with a stable wire `code` and a text that says what happened, what was got, what to do.
+"""The project's errors: one tree, each with a stable wire `code` and a text: what happened, what was got, what to do.
 
-    EchoError
-    ├── ConfigError           a setting, file or argument the user can mend
-    ├── LocalProtocolError    we tried to break the protocol: a bug on this end
-    ├── RemoteProtocolError   the peer broke the protocol, or sent what no honest peer sends
-    │   └── CodecError        bytes that do not decode into a known, valid message or adapter
-    ├── RefusedError          the peer understood and said no (its `code` says why)
-    ├── ConnectError          the peer cannot be reached, or went away
-    ├── StorageError          disk or database: full, locked, in use, damaged
-    ├── SwarmError            an artefact that could not be fetched, seeded or verified
-    ├── BackendError          the sampling engine failed
-    └── LearnerError          the training process failed
+EchoError
+├── ConfigError           a setting, file or argument the user can mend
+├── LocalProtocolError    we tried to break the protocol: a bug on this end
+├── RemoteProtocolError   the peer broke the protocol, or sent what no honest peer sends
+│   └── CodecError        bytes that do not decode into a known, valid message or adapter
+├── RefusedError          the peer understood and said no (its `code` says why)
+├── ConnectError          the peer cannot be reached, or went away
+├── StorageError          disk or database: full, locked, in use, damaged
+├── SwarmError            an artefact that could not be fetched, seeded or verified
+├── BackendError          the sampling engine failed
+└── LearnerError          the training process failed
 """
 
 from __future__ import annotations

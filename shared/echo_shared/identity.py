@@ -53,7 +53,7 @@ class Identity:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(identity._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        os.replace(temporary, path)
+        temporary.replace(path)
         return identity
 
     @property

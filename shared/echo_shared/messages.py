@@ -40,7 +40,7 @@ def pack_array(array: NDArray[Any]) -> dict[str, Any]:
 
 
 def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
-    """The one-dimensional array in `value`; ValueError unless it has exactly this dtype and at most `max_length` items."""
+    """The 1-D array in `value`; ValueError unless it has exactly this dtype and at most `max_length` items."""
     if isinstance(value, np.ndarray):
         value = pack_array(value)
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data"}:

@@ -87,6 +87,22 @@ def _transcript(role: str, *, node_nonce: bytes, hub_nonce: bytes, node_key: byt
     return b"echo-swarm handshake 1\0" + role.encode() + b"\0" + node_nonce + hub_nonce + node_key + hub_key
 
 
+def _version_refusal(*, mine: str, theirs: str, peer: Hello | Challenge) -> RefusedError:
+    """The side with the older protocol must upgrade."""
+    behind = theirs if peer.protocol_version < OLDEST_PROTOCOL_VERSION else mine
+    upgrade = {"node": "Upgrade the node: run its installer again.", "hub": "Ask the hub's operator to upgrade it."}
+    return RefusedError(
+        "Hub and node speak different protocol versions.",
+        got=f"{theirs} {peer.protocol_version} (echo-swarm {peer.software_version}), {mine} {PROTOCOL_VERSION}",
+        do=upgrade[behind],
+        code=RefusalCode.PROTOCOL_VERSION,
+    )
+
+
+def _in_state(message: FromHub | FromNode, state: State) -> str:
+    return f"{message.type} in state {state.value}"
+
+
 class NodeSession:
     """The node's end. `pinned_hub_key` is None at first use: any hub is then accepted, and the caller pins its key."""
 
@@ -117,7 +133,7 @@ class NodeSession:
         message = decode_from_hub(frame)
         next_state = NODE_MAY_RECEIVE[self.state].get(type(message))
         if next_state is None:
-            raise RemoteProtocolError("The hub sent a message out of turn.", got=f"{message.type} in {self.state.value}")
+            raise RemoteProtocolError("The hub sent a message out of turn.", got=_in_state(message, self.state))
         if isinstance(message, Challenge):
             self._check(message)
         self.state = next_state
@@ -125,13 +141,7 @@ class NodeSession:
 
     def _check(self, challenge: Challenge) -> None:
         if challenge.protocol_version not in SUPPORTED_VERSIONS:
-            older = challenge.protocol_version < OLDEST_PROTOCOL_VERSION
-            raise RefusedError(
-                "The hub and this node speak different protocol versions.",
-                got=f"hub {challenge.protocol_version} (echo-swarm {challenge.software_version}), node {PROTOCOL_VERSION}",
-                do="Ask the hub's operator to upgrade." if older else "Upgrade this node: run its installer again.",
-                code=RefusalCode.PROTOCOL_VERSION,
-            )
+            raise _version_refusal(mine="node", theirs="hub", peer=challenge)
         if not identity.verify(challenge.hub_key, challenge.signature, self._signed("hub", challenge)):
             raise RemoteProtocolError("The hub could not prove that it holds its key.", got="a wrong signature")
         if self._pinned_hub_key is not None and challenge.hub_key != self._pinned_hub_key:
@@ -171,7 +181,7 @@ class NodeSession:
     def send(self, message: FromNode) -> bytes:
         """The frame of a message that the open state allows."""
         if self.state is not State.OPEN or type(message) not in HUB_MAY_RECEIVE[State.OPEN]:
-            raise LocalProtocolError("This message may not be sent now.", got=f"{message.type} in {self.state.value}")
+            raise LocalProtocolError("This message may not be sent now.", got=_in_state(message, self.state))
         if isinstance(message, Goodbye):
             self.state = State.CLOSED
         return encode(message)
@@ -196,20 +206,14 @@ class HubSession:
         return identity.node_id(self.hello.node_key)
 
     def receive(self, frame: bytes) -> FromNode:
-        """The message in `frame`. Raises RefusedError (to be sent with `refuse`) on a version or signature that is wrong."""
+        """The message in `frame`. Raises RefusedError, to be sent with `refuse`, on a wrong version or signature."""
         message = decode_from_node(frame)
         next_state = HUB_MAY_RECEIVE[self.state].get(type(message))
         if next_state is None:
-            raise RemoteProtocolError("The node sent a message out of turn.", got=f"{message.type} in {self.state.value}")
+            raise RemoteProtocolError("The node sent a message out of turn.", got=_in_state(message, self.state))
         if isinstance(message, Hello):
             if message.protocol_version not in SUPPORTED_VERSIONS:
-                older = message.protocol_version < OLDEST_PROTOCOL_VERSION
-                raise RefusedError(
-                    "This hub and the node speak different protocol versions.",
-                    got=f"node {message.protocol_version} (echo-swarm {message.software_version}), hub {PROTOCOL_VERSION}",
-                    do="Upgrade the node: run its installer again." if older else "Ask the hub's operator to upgrade.",
-                    code=RefusalCode.PROTOCOL_VERSION,
-                )
+                raise _version_refusal(mine="hub", theirs="node", peer=message)
             self.hello = message
         elif isinstance(message, Proof):
             assert self.hello is not None
@@ -261,5 +265,5 @@ class HubSession:
     def send(self, message: FromHub) -> bytes:
         """The frame of a message that the open state allows."""
         if self.state is not State.OPEN or type(message) not in NODE_MAY_RECEIVE[State.OPEN]:
-            raise LocalProtocolError("This message may not be sent now.", got=f"{message.type} in {self.state.value}")
+            raise LocalProtocolError("This message may not be sent now.", got=_in_state(message, self.state))
         return encode(message)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from echo_hub.core.payload import RolloutPayload
 from echo_shared.messages import DropReason, Receipt
 
 
@@ -22,8 +23,16 @@ class GroupOpened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDropped:
+    """Record: the group will never be trained; its rollouts that were not final are dropped by records of their own."""
+
+    group_id: int
+    reason: DropReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsLeased:
-    """Record: one row for each index, in state `leased`. `deadline` is in the caller's clock, seconds since the epoch."""
+    """Record: one row for each index, in state `leased`. `deadline` is in seconds since the epoch."""
 
     lease_id: int
     node_id: str
@@ -39,7 +48,7 @@ class RolloutReceived:
 
     rollout_id: str
     received_at: float
-    payload: object
+    payload: RolloutPayload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +75,14 @@ class StepPlanned:
     step: int
     group_ids: tuple[int, ...]
     rollout_ids: tuple[str, ...]
+    staleness: tuple[int, ...]
+    """Of each group, in order: `step` - 1 minus the version of its oldest rollout."""
     planned_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrained:
-    """Record: the step is in a checkpoint; its rollouts verified → trained. `staleness` per rollout's group, in order."""
+    """Record: the step is in a checkpoint; its rollouts verified → trained. `metrics` are the learner's."""
 
     step: int
     rollout_ids: tuple[str, ...]
@@ -89,6 +100,7 @@ class VersionRecorded:
 
 Record = (
     GroupOpened
+    | GroupDropped
     | RolloutsLeased
     | RolloutReceived
     | RolloutVerified
@@ -137,6 +149,14 @@ class SendReceipts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LookUpReceipt:
+    """Action: a node sent a rollout that is final, or was never leased to it: answer with the store's receipt."""
+
+    node_id: str
+    rollout_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRollout:
     """Action: verify and score a committed rollout, then answer RolloutScored or RolloutRejected."""
 
@@ -174,6 +194,7 @@ Action = (
     | SendLease
     | RevokeLease
     | SendReceipts
+    | LookUpReceipt
     | ScoreRollout
     | TrainStep
     | PublishVersion
@@ -184,3 +205,5 @@ Action = (
 Effect = Record | Action
 RECORDS = Record.__args__
 """The record types, for isinstance."""
+ACTIONS = Action.__args__
+"""The action types, for isinstance."""

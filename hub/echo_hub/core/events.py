@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from echo_hub.core.payload import RolloutPayload
 from echo_shared.messages import DropReason
 
 
@@ -24,7 +25,7 @@ class NodeDisconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReported:
-    """`capacity`: rollouts that it is willing to hold; `policy_version`: the newest it can sample from, None = none yet."""
+    """`capacity`: rollouts that it is willing to hold; `policy_version`: the newest it can sample from, None = none."""
 
     node_id: str
     capacity: int
@@ -41,7 +42,7 @@ class GroupPrepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutArrived:
-    """A node sent a rollout, perhaps again. `payload` is opaque here and goes into the record that is committed."""
+    """A node sent a rollout, perhaps again. `payload` is not read here and goes into the record that is committed."""
 
     node_id: str
     rollout_id: str
@@ -50,7 +51,7 @@ class RolloutArrived:
     index: int
     policy_version_start: int
     policy_version_end: int
-    payload: object
+    payload: RolloutPayload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,8 @@ class LearnerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerLost:
-    """The learner process ended; LearnerReady follows once it is up again."""
+    """The learner process ended, and with it every TrainStep and, in co-located mode, every lease that it was given.
+    LearnerReady follows once it is up again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

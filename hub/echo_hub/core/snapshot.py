@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from echo_shared.messages import ReceiptState
 
@@ -24,7 +24,7 @@ class RolloutRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """One group that no trained step has consumed and that was not dropped."""
+    """One group that no trained step has consumed and that was not dropped; the planned step's are among them."""
 
     group_id: int
     seed: int
@@ -52,5 +52,5 @@ class Snapshot:
     planned: StepRow | None = None
     """The step after `trained_steps`, if its batch was already written."""
     published_version: int = 0
-    replayable: dict[int, StepRow] = field(default_factory=dict)
+    replayable: frozenset[int] = frozenset()
     """Trained steps whose payloads are still in the store: a learner with an older checkpoint repeats them."""

@@ -1,0 +1,67 @@
+# Echo's developer commands. They need Python 3.11+ and a C compiler; all else comes from the Python package index.
+#   make demo         the whole system on this machine: a hub, two nodes, a tiny model that learns
+#   make test         every test: first those that take seconds (test-quick), then those that take minutes (test-slow)
+#   make lint         ruff and mypy; `make format` mends what ruff can
+#   make constraints  pins the newest releases that pyproject.toml allows
+# Variables: PYTHON (makes the environment), VENV (where), PYTEST_ARGS and DEMO_ARGS (passed on).
+#   make test-quick PYTEST_ARGS="tests/echo_shared -x"
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+BIN := $(VENV)/bin
+TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node
+
+.PHONY: demo env test test-quick test-slow lint format constraints clean
+.NOTPARALLEL:
+
+demo: $(VENV)/.stamp-demo
+	$(BIN)/echo-hub demo $(DEMO_ARGS)
+
+env: $(VENV)/.stamp-dev
+
+test: test-quick test-slow
+
+test-quick: $(VENV)/.stamp-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(TYPED)
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch stays as it is pinned: another release may bring gigabytes of CUDA libraries along.
+constraints:
+	rm -rf build/constraints
+	$(PYTHON) -m venv build/constraints
+	grep '^torch==' constraints.txt > build/torch.txt
+	build/constraints/bin/python -m pip install -c build/torch.txt ".[hub,cpu,cuda,dev]"
+	{ head -n 1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude echo-swarm --exclude pip | sed 's/+.*//' | LC_ALL=C sort -f; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+	rm -rf build/constraints build/torch.txt
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; $$($(PYTHON) -V) is what '$(PYTHON)' is. Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Made anew when the requirements or their pins change. The source itself is installed editable.
+$(VENV)/.stamp-demo: EXTRAS := hub,cpu
+$(VENV)/.stamp-dev: EXTRAS := hub,cpu,dev
+$(VENV)/.stamp-demo $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing [$(EXTRAS)] into $(VENV). llama-cpp-python is compiled: some minutes, the first time."
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@

@@ -1,0 +1,65 @@
+"""`python -m benchmarks NAME [--json FILE] [--seed N]`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import benchmarks
+from benchmarks.measurement import Measurement, conditions
+
+NOT_BENCHMARKS = {"__main__", "measurement"}
+
+
+def names() -> list[str]:
+    """Every benchmark there is."""
+    return sorted({module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - NOT_BENCHMARKS)
+
+
+def main(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(names())}.")],
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
+) -> None:
+    """Measure one thing, print a table, write the figures."""
+    if name not in names():
+        raise typer.BadParameter(f"there is no benchmark {name!r}; there is: {', '.join(names())}")
+    module = importlib.import_module(f"benchmarks.{name}")
+    measured: Measurement = module.measure(seed)
+    console = Console()
+    console.print(_table(name, measured.rows))
+    console.print_json(data=measured.headline)
+    if json_file is not None:
+        document = {
+            "benchmark": name,
+            "description": module.DESCRIPTION,
+            "headline": measured.headline,
+            "conditions": {**conditions(seed), **measured.conditions},
+            "rows": measured.rows,
+        }
+        json_file.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _table(title: str, rows: list[dict[str, object]]) -> Table:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    return table
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,43 @@
+"""The whole system on this machine: `echo-hub demo`, as a user runs it, and what it reached."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.measurement import Measurement
+
+DESCRIPTION: Final = "Held-out greedy accuracy before and after `echo-hub demo`, with two nodes on this machine"
+TIMEOUT_S: Final = 900
+
+
+def measure(seed: int) -> Measurement:
+    with tempfile.TemporaryDirectory(prefix="echo-demo-") as directory:
+        run, report_file = Path(directory) / "run", Path(directory) / "report.json"
+        arguments = ["demo", "--directory", str(run), "--seed", str(seed), "--json", str(report_file)]
+        subprocess.run([sys.executable, "-m", "echo_hub.main", *arguments], check=True, timeout=TIMEOUT_S)
+        report: dict[str, Any] = json.loads(report_file.read_text())
+        rows = _steps(run)
+    names = (
+        "accuracy_before",
+        "accuracy_after",
+        "seconds",
+        "policy_versions",
+        "trained_by_node",
+        "backend_by_node",
+        "versions_by_transport",
+    )
+    conditions = {key: report[key] for key in ("leased", "trained", "dropped")}
+    return Measurement(headline={name: report[name] for name in names}, rows=rows, conditions=conditions)
+
+
+def _steps(run: Path) -> list[dict[str, Any]]:
+    """One row a trained step, from the run's own store."""
+    with sqlite3.connect(run / "echo.db") as database:
+        steps = database.execute("SELECT step, trained_at, metrics FROM steps ORDER BY step").fetchall()
+    return [{"step": step, "trained_at": trained_at, **json.loads(metrics)} for step, trained_at, metrics in steps]

@@ -1,0 +1,38 @@
+"""What a benchmark gives back, and the conditions it was measured under."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from dataclasses import dataclass, field
+from typing import Any
+
+PACKAGES = ("echo-swarm", "torch", "transformers", "peft", "llama-cpp-python", "libtorrent", "aiohttp", "websockets")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """`headline`: the few figures that matter, by name. `rows`: everything that was measured, one table."""
+
+    headline: dict[str, Any]
+    rows: list[dict[str, Any]]
+    conditions: dict[str, Any] = field(default_factory=dict)
+
+
+def conditions(seed: int) -> dict[str, Any]:
+    """Machine, versions and seed."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "seed": seed,
+    }

@@ -1,0 +1,86 @@
+"""What a sampling engine is, whichever library is behind it. An engine lives in a child process, see `worker`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from echo_shared.errors import BackendError
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How much of the machine the engine may use. Zeros mean the engine's own choice."""
+
+    device: str = "cpu"
+    width: int = 0
+    """Rollouts sampled at once."""
+    threads: int = 0
+    precision: str = "auto"
+    """auto, f32, f16, bf16 or q8_0; what an engine does not have is a BackendError."""
+    kv_cache_bytes: int = 0
+    """Memory for the keys and values of all rollouts in progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFailed:
+    """A lease that the engine cannot sample; the rest of its work goes on."""
+
+    lease_id: int
+    code: str
+    what: str
+
+    @classmethod
+    def of(cls, lease_id: int, error: BackendError) -> GroupFailed:
+        return cls(lease_id=lease_id, code=error.code, what=str(error))
+
+
+EngineEvent = FinishedRollout | GroupFailed
+
+
+class Engine(Protocol):
+    """Calls come from one thread, in the order `open`, then `set_policy` and `sample` in turns, then `close`."""
+
+    def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> None:
+        """Loads the base model. Raises BackendError when it cannot."""
+
+    def set_policy(self, version: int, adapter_dir: Path | None) -> None:
+        """Samples by this adapter from now on; None is the bare base. Raises BackendError or CodecError when it cannot."""
+
+    def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
+        """Draws groups in one continuous batch; yields what each step finished, often nothing.
+
+        The engine asks `groups` whenever it has room, again after it ran dry, and ends when it is dry and nothing runs.
+        Raises BackendError when the engine as a whole failed; `sample` may then be called anew.
+        """
+
+    def cancel(self, lease_id: int) -> None:
+        """Gives up the lease's rollouts in progress; called between two steps of `sample`."""
+
+    def close(self) -> None:
+        """Frees everything. Harmless when nothing is open."""
+
+
+def unsupported_model(got: str) -> BackendError:
+    return BackendError(
+        "This backend cannot run the base model.",
+        got=got,
+        do="Run this node with the torch backend: pip install 'echo-swarm[cuda]', then echo-node run --backend torch",
+        code="unsupported_model",
+    )
+
+
+def check_request(request: GroupRequest, *, vocab_size: int, max_positions: int) -> None:
+    """Raises BackendError when a model with these bounds cannot draw this group."""
+    length = len(request.prompt_ids) + request.max_tokens - 1
+    if len(request.prompt_ids) == 0 or length > max_positions:
+        raise BackendError(
+            "A prompt and its completion do not fit into the context.",
+            got=f"{len(request.prompt_ids)} + {request.max_tokens} tokens, {max_positions} at most",
+            code="too_long",
+        )
+    if request.prompt_ids.min() < 0 or request.prompt_ids.max() >= vocab_size:
+        raise BackendError("A prompt holds a token that the model does not have.", got=f"vocabulary of {vocab_size}", code="bad_prompt")

@@ -1,0 +1,131 @@
+"""What the work loop wants done. Effects are carried out in order; none of them is an answer to wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echo_shared.messages import ArtefactOffer, FromNode, Receipt, Rollout
+from echo_shared.sampling import GroupRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchArtefact:
+    """Start fetching; answer ArtefactReady or FetchFailed. `policy_version` None = the base model."""
+
+    policy_version: int | None
+    offer: ArtefactOffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonFetch:
+    """Stop fetching this version, and answer nothing."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveArtefact:
+    """Stop seeding this version and delete its files."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartBackend:
+    """Start the engine's process after a wait; answer BackendReady or BackendLost."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddPolicy:
+    """Make a version known to the engine, before any group that names it. Version 0 is the base itself."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropPolicy:
+    """The engine may forget this version."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitGroup:
+    """Sample; answer RolloutFinished for each index, or GroupFailed."""
+
+    request: GroupRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelLease:
+    """Stop sampling for this lease, and answer nothing more for it."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolLease:
+    """Remember on disk that the node holds these rollouts, so that a restarted node can return them."""
+
+    lease_id: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetLease:
+    """The node no longer holds this lease."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolRollout:
+    """Put a finished rollout on disk; answer Spooled."""
+
+    rollout: Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordReceipts:
+    """Put what the hub has acknowledged on disk."""
+
+    receipts: tuple[Receipt, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResendSpooled:
+    """Send all rollouts that are on disk without a receipt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send to the hub. Dropped when the connection is gone; what must arrive is in the spool."""
+
+    message: FromNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """All is returned, spooled and said: the daemon may end."""
+
+
+Effect = (
+    FetchArtefact
+    | AbandonFetch
+    | RemoveArtefact
+    | StartBackend
+    | AddPolicy
+    | DropPolicy
+    | SubmitGroup
+    | CancelLease
+    | SpoolLease
+    | ForgetLease
+    | SpoolRollout
+    | RecordReceipts
+    | ResendSpooled
+    | Send
+    | Stop
+)
+SpoolEffect = SpoolLease | ForgetLease | SpoolRollout | RecordReceipts

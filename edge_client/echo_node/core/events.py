@@ -1,0 +1,107 @@
+"""What can happen to a node's work loop: what the hub says, as its message, and facts from the shells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echo_shared.messages import Fetched, Lease, LeaseRevoked, PolicyPublished, Receipts, Rollout, Welcome
+from echo_shared.sampling import FinishedRollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnected:
+    """The connection is gone. Held leases go on: what they give is sent after the next Welcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtefactReady:
+    """The artefact is on disk and verified. `fetched` is None when it was there already."""
+
+    policy_version: int | None
+    """None = the base model."""
+    fetched: Fetched | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFailed:
+    """The artefact did not arrive, or is not what the hub signed."""
+
+    policy_version: int | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendReady:
+    """The engine has the base loaded and samples up to `width` rollouts at once."""
+
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendLost:
+    """The engine's process ended, or could not start."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFinished:
+    """The engine completed one rollout of a lease."""
+
+    rollout: FinishedRollout
+    tokens_per_s: float
+    """The engine's rate while it is busy, over the last seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFailed:
+    """The engine cannot sample what is left of this lease; the engine itself goes on."""
+
+    lease_id: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spooled:
+    """These rollouts are on disk to stay, and so is all that was to be spooled before them."""
+
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolFailed:
+    """The spool could not be written; its shell keeps what it was given and tries again."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested:
+    """The user or the machine wants the node to stop."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed: heartbeat, retries and deadlines are looked at."""
+
+
+Event = (
+    Welcome
+    | PolicyPublished
+    | Lease
+    | LeaseRevoked
+    | Receipts
+    | Disconnected
+    | ArtefactReady
+    | FetchFailed
+    | BackendReady
+    | BackendLost
+    | RolloutFinished
+    | GroupFailed
+    | Spooled
+    | SpoolFailed
+    | DrainRequested
+    | Tick
+)

@@ -1,0 +1,91 @@
+"""The hubs that a node knows: address, pinned key, and how it joined."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from echo_node.host.paths import Paths, write_private
+from echo_shared.artefacts import artefact_name
+from echo_shared.errors import StorageError
+
+
+class HubRecord(BaseModel):
+    """hub.json: one hub, as pinned at first use."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    url: str
+    hub_key_hex: str
+    joined_at: float
+    """Seconds since the epoch; the greatest is the hub that `run` rejoins."""
+    invite_token: str | None = None
+    run_id: str = ""
+    run_name: str = ""
+
+    @property
+    def hub_key(self) -> bytes:
+        return bytes.fromhex(self.hub_key_hex)
+
+
+class Hubs:
+    """All hub records below one data directory."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+
+    def all(self) -> list[HubRecord]:
+        """Newest join first. Raises StorageError when a record cannot be read."""
+        records = [_read(path) for path in self._paths.hubs.glob("*/hub.json")]
+        return sorted(records, key=lambda record: record.joined_at, reverse=True)
+
+    def at(self, url: str) -> HubRecord | None:
+        """The hub that was pinned at this address."""
+        return next((record for record in self.all() if record.url == url), None)
+
+    def last(self) -> HubRecord | None:
+        """The hub that was joined last."""
+        return next(iter(self.all()), None)
+
+    def save(self, record: HubRecord) -> None:
+        """Pins the record. Another hub's claim on the same address ends; the files of this hub's last run go."""
+        for other in self.all():
+            if other.hub_key_hex == record.hub_key_hex:
+                if other.run_id != record.run_id:
+                    self.delete_run(other.run_id)
+            elif other.url == record.url:
+                (self.directory(other) / "hub.json").unlink()
+        write_private(self.directory(record) / "hub.json", record.model_dump_json(indent=2) + "\n")
+
+    def directory(self, record: HubRecord) -> Path:
+        return self._paths.hub(record.hub_key)
+
+    def forget(self, record: HubRecord) -> None:
+        """Deletes all that came from this hub: record, spool, and its run's files."""
+        shutil.rmtree(self.directory(record))
+        self.delete_run(record.run_id)
+
+    def delete_run(self, run_id: str) -> None:
+        """Deletes the run's artefacts, their markers, and what the engine made of them."""
+        base, policy = artefact_name("base", run_id, 0), artefact_name("policy", run_id, 0).rstrip("0")
+        of_this_run = re.compile(rf"({re.escape(base)}|{re.escape(policy)}\d+)(\.[a-z]+)?")
+        for directory in (self._paths.artefacts, self._paths.derived):
+            for path in directory.glob("*"):
+                if of_this_run.fullmatch(path.name):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _read(path: Path) -> HubRecord:
+    try:
+        record = HubRecord.model_validate_json(path.read_bytes())
+        assert len(record.hub_key) == 32
+    except (OSError, ValueError, ValidationError, AssertionError) as error:
+        raise StorageError(
+            "What this node knows of a hub cannot be read.",
+            got=f"{path}: {error}",
+            do="Delete that file and join the hub again.",
+        ) from error
+    return record

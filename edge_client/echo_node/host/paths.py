@@ -1,0 +1,114 @@
+"""Where a node keeps its files.
+
+data_dir/
+    identity.key              who this node is
+    node.lock                 held while a daemon runs on this directory
+    control.json              how to talk to that daemon
+    hubs/<hub>/hub.json       what is known of a hub; <hub> is a hash of its key
+    hubs/<hub>/spool.db       finished rollouts and their receipts
+    artefacts/<name>/         fetched and verified base models and policy versions
+    derived/<name>/           what the engine made of them
+    logs/
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock, Timeout
+
+from echo_shared.errors import StorageError
+
+APP: str = "echo-node"
+HOME_VARIABLE: str = "ECHO_NODE_HOME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """All paths follow from the data directory; the settings file has a place of its own."""
+
+    data_dir: Path
+    config_file: Path
+
+    @classmethod
+    def find(cls, data_dir: Path | None) -> Paths:
+        """`data_dir` if given, else ECHO_NODE_HOME, else the platform's own place."""
+        home = os.environ.get(HOME_VARIABLE)
+        config_dir = Path(home) if home else Path(platformdirs.user_config_dir(APP, appauthor=False))
+        default = Path(home) if home else Path(platformdirs.user_data_dir(APP, appauthor=False))
+        chosen = data_dir if data_dir is not None else default
+        return cls(data_dir=chosen.expanduser().absolute(), config_file=config_dir / "config.toml")
+
+    @property
+    def identity_key(self) -> Path:
+        return self.data_dir / "identity.key"
+
+    @property
+    def control_file(self) -> Path:
+        return self.data_dir / "control.json"
+
+    @property
+    def hubs(self) -> Path:
+        return self.data_dir / "hubs"
+
+    @property
+    def artefacts(self) -> Path:
+        return self.data_dir / "artefacts"
+
+    @property
+    def derived(self) -> Path:
+        return self.data_dir / "derived"
+
+    @property
+    def logs(self) -> Path:
+        return self.data_dir / "logs"
+
+    def hub(self, hub_key: bytes) -> Path:
+        return self.hubs / hashlib.blake2b(hub_key, digest_size=10).hexdigest()
+
+    @contextmanager
+    def lock(self, *, wait_s: float = 0.0) -> Iterator[None]:
+        """Holds the data directory. Raises StorageError when another process still holds it after `wait_s`."""
+        lock = self._acquire(wait_s)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _acquire(self, wait_s: float) -> FileLock:
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.data_dir / "node.lock")
+            lock.acquire(timeout=wait_s)
+        except Timeout as error:
+            raise StorageError(
+                "A node runs on this data directory already.",
+                got=str(self.data_dir),
+                do="See it with: echo-node status. A second node needs a directory of its own: --data-dir DIR",
+                code="in_use",
+            ) from error
+        except OSError as error:
+            raise StorageError(
+                "The data directory cannot be used.",
+                got=f"{self.data_dir}: {error.strerror or error}",
+                do="Make it writable, or choose another: --data-dir DIR",
+            ) from error
+        return lock
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replaces `path`, whole or not at all; only its owner may read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,176 @@
+"""The spool: every leased rollout until its final receipt, in one SQLite file that survives crashes.
+
+States of a row: `leased` (the node holds it, unfinished) → `sent` (finished and on disk; sent, and sent again until the
+hub has it) → `received` → `verified` → `trained` | `dropped`. The last four come from the hub's receipts alone. The
+payload is kept from `sent` until the first receipt. A state never goes back.
+
+One transaction a call, durable when the call returns. Calls are serialised by a lock and may come from any thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolEffect, SpoolLease, SpoolRollout
+from echo_shared.errors import StorageError
+from echo_shared.messages import ReceiptState, Rollout, decode_from_node, encode, rollout_id
+
+SENT: Final = "sent"
+_ORDER: Final = ("leased", SENT, "received", "verified", "trained", "dropped")
+RESEND_BATCH: Final = 64
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS rollouts (
+    rollout_id  TEXT PRIMARY KEY,
+    lease_id    INTEGER NOT NULL,
+    idx         INTEGER NOT NULL,
+    state       INTEGER NOT NULL,
+    drop_reason TEXT,
+    payload     BLOB
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS rollouts_by_state ON rollouts (state, drop_reason);
+CREATE INDEX IF NOT EXISTS rollouts_by_lease ON rollouts (lease_id);
+CREATE TABLE IF NOT EXISTS run (run_id TEXT NOT NULL);
+"""
+
+
+class Spool:
+    """One hub's spool."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    def open(self) -> None:
+        """Raises StorageError when the file cannot be opened or is no spool."""
+        with self._guarded():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def begin_run(self, run_id: str) -> int:
+        """Rollout ids are unique within a run only: another run's rows are deleted. Returns how many were not final."""
+        with self._transaction() as connection:
+            row = connection.execute("SELECT run_id FROM run").fetchone()
+            if row is not None and row[0] == run_id:
+                return 0
+            final = (_ORDER.index("trained"), _ORDER.index("dropped"))
+            (lost,) = connection.execute("SELECT count(*) FROM rollouts WHERE state NOT IN (?, ?)", final).fetchone()
+            connection.execute("DELETE FROM rollouts")
+            connection.execute("DELETE FROM run")
+            connection.execute("INSERT INTO run VALUES (?)", (run_id,))
+            return int(lost)
+
+    def write(self, effects: Iterable[SpoolEffect]) -> None:
+        """All effects in one transaction; done again, they change nothing. After a StorageError nothing was written."""
+        with self._transaction() as connection:
+            for effect in effects:
+                match effect:
+                    case SpoolLease(lease_id=lease_id, indices=indices):
+                        connection.executemany(
+                            "INSERT INTO rollouts (rollout_id, lease_id, idx, state) VALUES (?, ?, ?, 0)"
+                            " ON CONFLICT DO NOTHING",
+                            [(rollout_id(lease_id, index), lease_id, index) for index in indices],
+                        )
+                    case ForgetLease(lease_id=lease_id):
+                        connection.execute("DELETE FROM rollouts WHERE lease_id = ? AND state = 0", (lease_id,))
+                    case SpoolRollout(rollout=rollout):
+                        _add(connection, rollout)
+                    case RecordReceipts(receipts=receipts):
+                        connection.executemany(
+                            "UPDATE rollouts SET state = ?1, drop_reason = ?2, payload = NULL"
+                            " WHERE rollout_id = ?3 AND state < ?1 AND state < ?4",
+                            [
+                                (_ORDER.index(item.state), item.drop_reason, item.rollout_id, _ORDER.index("trained"))
+                                for item in receipts
+                                if item.state is not ReceiptState.LEASED
+                            ],
+                        )
+
+    def unfinished(self) -> dict[int, tuple[int, ...]]:
+        """Indices by lease that were leased, and neither finished nor returned."""
+        leases: dict[int, list[int]] = {}
+        with self._reading() as connection:
+            for lease_id, index in connection.execute(
+                "SELECT lease_id, idx FROM rollouts WHERE state = 0 ORDER BY 1, 2"
+            ):
+                leases.setdefault(lease_id, []).append(index)
+        return {lease_id: tuple(indices) for lease_id, indices in leases.items()}
+
+    def unacked_ids(self) -> list[str]:
+        """Ids of the finished rollouts that have no receipt."""
+        with self._reading() as connection:
+            return [row[0] for row in connection.execute("SELECT rollout_id FROM rollouts WHERE state = 1")]
+
+    def unacked(self, after: str = "") -> list[Rollout]:
+        """The next `RESEND_BATCH` finished rollouts without a receipt, in id order after id `after`."""
+        query = "SELECT payload FROM rollouts WHERE state = 1 AND rollout_id > ? ORDER BY rollout_id LIMIT ?"
+        with self._reading() as connection:
+            rows = connection.execute(query, (after, RESEND_BATCH)).fetchall()
+        rollouts = [decode_from_node(payload) for (payload,) in rows]
+        return [rollout for rollout in rollouts if isinstance(rollout, Rollout)]
+
+    def counts(self) -> dict[str, int]:
+        """Rollouts by state, and those dropped also by reason, as `dropped:reason`."""
+        counts = dict.fromkeys(_ORDER, 0)
+        with self._reading() as connection:
+            query = "SELECT state, drop_reason, count(*) FROM rollouts GROUP BY 1, 2 ORDER BY 1, 2"
+            for state, reason, count in connection.execute(query):
+                counts[_ORDER[state]] += count
+                if reason is not None:
+                    counts[f"dropped:{reason}"] = count
+        return counts
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._guarded():
+            assert self._connection is not None, "the spool is not open"
+            yield self._connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._reading() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except (sqlite3.Error, OSError) as error:
+                raise StorageError(
+                    "The spool, where finished work waits for the hub, cannot be written.",
+                    got=f"{self._path}: {error}",
+                    do="Free some disk space or make the directory writable; the node tries again by itself."
+                    if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.OperationalError)
+                    else "If the disk is healthy, move this file away and start the node again.",
+                ) from error
+
+
+def _add(connection: sqlite3.Connection, rollout: Rollout) -> None:
+    connection.execute(
+        "INSERT INTO rollouts (rollout_id, lease_id, idx, state, payload) VALUES (?, ?, ?, 1, ?)"
+        " ON CONFLICT (rollout_id) DO UPDATE SET state = 1, payload = excluded.payload WHERE state = 0",
+        (rollout.rollout_id, rollout.lease_id, rollout.index, encode(rollout)),
+    )

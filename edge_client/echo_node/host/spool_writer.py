@@ -1,0 +1,88 @@
+"""Writes to the spool off the event loop, many effects a transaction, and again until the disk takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from echo_node.core.effects import SpoolEffect, SpoolRollout
+from echo_node.core.events import Spooled, SpoolFailed
+from echo_node.host.spool import Spool
+from echo_shared.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 5.0
+
+
+class SpoolWriter:
+    """`put` never waits; what is put is bounded by the work that the node holds, and none comes while writing fails."""
+
+    def __init__(self, spool: Spool, deliver: Callable[[Spooled | SpoolFailed], Awaitable[None]]) -> None:
+        self._spool = spool
+        self._deliver = deliver
+        self._pending: list[SpoolEffect] = []
+        self._news = asyncio.Event()
+        self._retry = asyncio.Event()
+        self._dirty = True
+        self.counts: dict[str, int] = {}
+        """Rollouts by state, as of the last `refresh`."""
+        self.problem: str | None = None
+
+    def put(self, effect: SpoolEffect) -> None:
+        """To be written after all that was put before."""
+        self._pending.append(effect)
+        self._news.set()
+
+    def retry_now(self) -> None:
+        """Ends the wait after a failure."""
+        self._retry.set()
+
+    async def run(self) -> None:
+        """Writes until cancelled. Delivers Spooled once rollouts are durable, SpoolFailed after each failed attempt."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            batch = tuple(self._pending)
+            try:
+                await asyncio.to_thread(self._spool.write, batch)
+            except StorageError as error:
+                log.error("%s", error)
+                self.problem = str(error)
+                await self._deliver(SpoolFailed(what=error.what))
+                await self._wait_for_retry()
+                self._news.set()
+                continue
+            del self._pending[: len(batch)]
+            self._dirty = True
+            rollouts = tuple(effect.rollout for effect in batch if isinstance(effect, SpoolRollout))
+            if rollouts or self.problem is not None:
+                self.problem = None
+                await self._deliver(Spooled(rollouts=rollouts))
+
+    async def refresh(self) -> None:
+        """Counts again if anything was written since."""
+        if self._dirty:
+            try:
+                self.counts = await asyncio.to_thread(self._spool.counts)
+            except StorageError as error:
+                self.problem = str(error)
+            self._dirty = False
+
+    def finish(self) -> None:
+        """The last attempt, after `run` was cancelled. What still cannot be written is returned at the next start."""
+        try:
+            self._spool.write(self._pending)
+        except StorageError as error:
+            log.error("%s", error)
+        self._pending.clear()
+
+    async def _wait_for_retry(self) -> None:
+        self._retry.clear()
+        try:
+            async with asyncio.timeout(RETRY_S):
+                await self._retry.wait()
+        except TimeoutError:
+            return

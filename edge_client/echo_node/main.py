@@ -1,0 +1,306 @@
+"""The command `echo-node`: lends this computer to a hub."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from echo_node.config import NodeConfig
+from echo_node.host import control, service
+from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.paths import HOME_VARIABLE, Paths, write_private
+from echo_node.host.spool import Spool
+from echo_node.net.address import HubAddress
+from echo_node.view import from_json, open_view, rows
+from echo_shared.errors import ConfigError, ConnectError, EchoError, StorageError
+from echo_shared.identity import Identity, fingerprint
+from echo_shared.settings import load_settings
+
+STOP_S: Final = 30.0
+LOG_BYTES: Final = 2**20
+
+app = typer.Typer(
+    name="echo-node",
+    help="Lends this computer to a hub that trains a language model.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+id_app = typer.Typer(help="This node's identity.", no_args_is_help=True)
+service_app = typer.Typer(help="Starts the node by itself when you log in.", no_args_is_help=True)
+app.add_typer(id_app, name="id")
+app.add_typer(service_app, name="service")
+
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where the node keeps its files.")]
+Name = Annotated[str | None, typer.Option("--name", help="Shown on the hub's pages.")]
+Backend = Annotated[str | None, typer.Option("--backend", help="Sampling engine: auto, llama_cpp or torch.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads of the engine; 0 = its own choice.")]
+Width = Annotated[int | None, typer.Option("--width", help="Rollouts sampled at once; 0 = what suits the device.")]
+SwarmPort = Annotated[int | None, typer.Option("--swarm-port", help="TCP port for other nodes; 0 = any free one.")]
+SwarmHost = Annotated[str | None, typer.Option("--swarm-host", help="Address for that; 127.0.0.1 keeps others out.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
+Force = Annotated[bool, typer.Option("--force", help="Do it without asking.")]
+
+
+@app.command()
+def join(
+    url: Annotated[str, typer.Argument(help="The hub's address, for example https://hub.example.org")],
+    name: Name = None,
+    token: Annotated[str | None, typer.Option("--token", help="Invite token, where the hub asks for one.")] = None,
+    backend: Backend = None,
+    data_dir: DataDir = None,
+    threads: Threads = None,
+    width: Width = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow http:// to another machine.")] = False,
+    trust_new_key: Annotated[bool, typer.Option("--trust-new-key", help="Accept that the hub's key changed.")] = False,
+    swarm_port: SwarmPort = None,
+    swarm_host: SwarmHost = None,
+    quiet: Quiet = False,
+) -> None:
+    """Join a hub and work for it until stopped."""
+    paths, config = _settings(
+        data_dir,
+        name=name,
+        invite_token=token,
+        backend=backend,
+        threads=threads,
+        width=width,
+        insecure=insecure or None,
+        swarm_port=swarm_port,
+        swarm_host=swarm_host,
+    )
+    address = HubAddress.parse(url, insecure=config.insecure)
+    known = Hubs(paths).at(address.origin)
+    _serve(paths, config, address, known=known, trust_new_key=trust_new_key, patient=False, quiet=quiet)
+
+
+@app.command("run")
+def run_command(
+    name: Name = None,
+    backend: Backend = None,
+    data_dir: DataDir = None,
+    threads: Threads = None,
+    width: Width = None,
+    swarm_port: SwarmPort = None,
+    swarm_host: SwarmHost = None,
+    quiet: Quiet = False,
+) -> None:
+    """Work again for the hub that was joined last."""
+    paths, config = _settings(
+        data_dir,
+        name=name,
+        backend=backend,
+        threads=threads,
+        width=width,
+        swarm_port=swarm_port,
+        swarm_host=swarm_host,
+    )
+    record = _last_hub(paths)
+    address = HubAddress(origin=record.url)  # Checked when it was joined.
+    _serve(paths, config, address, known=record, trust_new_key=False, patient=True, quiet=quiet)
+
+
+@app.command()
+def status(
+    data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
+    """Say what the running node does."""
+    answer = asyncio.run(control.ask(Paths.find(data_dir).control_file, "status"))
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    else:
+        for label, value in rows(from_json(answer)):
+            typer.echo(f"{label:<10} {value}")
+
+
+@app.command()
+def leave(data_dir: DataDir = None, force: Force = False) -> None:
+    """Stop the node if it runs, and forget the hub and all that came from it."""
+    paths = Paths.find(data_dir)
+    record = _last_hub(paths)
+    try:
+        asyncio.run(control.ask(paths.control_file, "stop"))
+    except ConnectError:
+        typer.echo("No node is running.")
+    with paths.lock(wait_s=STOP_S):
+        hubs = Hubs(paths)
+        waiting = _waiting_rollouts(hubs.directory(record) / "spool.db")
+        if waiting and not force:
+            _confirm_loss(waiting, record)
+        hubs.forget(record)
+    typer.echo(f"Left {record.run_name or 'the hub'} at {record.url}.")
+
+
+@id_app.command("show")
+def id_show(data_dir: DataDir = None) -> None:
+    """Print who this node is."""
+    me = Identity.load_or_create(Paths.find(data_dir).identity_key)
+    typer.echo(f"node id      {me.node_id}")
+    typer.echo(f"fingerprint  {fingerprint(me.public_key)}")
+
+
+@id_app.command("export")
+def id_export(file: Annotated[Path, typer.Argument(help="Where to write the key.")], data_dir: DataDir = None) -> None:
+    """Write the node's secret key to a file, to move the node to another computer."""
+    key = Paths.find(data_dir).identity_key
+    me = Identity.load_or_create(key)
+    if file.exists():
+        raise ConfigError("The file is there already.", got=str(file), do="Choose another name.")
+    _copy_key(key, file)
+    typer.echo(f"{me.node_id} is in {file}. Whoever has this file can be this node.")
+
+
+@id_app.command("import")
+def id_import(
+    file: Annotated[Path, typer.Argument(help="A key that `id export` wrote.")],
+    data_dir: DataDir = None,
+    force: Force = False,
+) -> None:
+    """Become the node whose key is in a file."""
+    paths = Paths.find(data_dir)
+    me = Identity.load(file)
+    with paths.lock():
+        if paths.identity_key.exists() and not force:
+            mine = Identity.load(paths.identity_key)
+            if mine.node_id != me.node_id:
+                raise ConfigError(
+                    "This node has an identity already.",
+                    got=mine.node_id,
+                    do="Replace it with: echo-node id import --force",
+                )
+        _copy_key(file, paths.identity_key)
+    typer.echo(f"This node is now {me.node_id}.")
+
+
+@service_app.command("install")
+def service_install(data_dir: DataDir = None) -> None:
+    """Start the node now and at every login."""
+    paths = Paths.find(data_dir)
+    record = _last_hub(paths)
+    found = _service(paths)
+    service.install(found)
+    typer.echo(f"The node works for {record.url} from now on. Its service file: {found.path}")
+
+
+@service_app.command("uninstall")
+def service_uninstall(data_dir: DataDir = None) -> None:
+    """Stop the service and remove it."""
+    removed = service.uninstall(_service(Paths.find(data_dir)))
+    typer.echo("The service is gone." if removed else "There was no service.")
+
+
+@service_app.command("status")
+def service_status(data_dir: DataDir = None) -> None:
+    """Say what the system knows of the service."""
+    typer.echo(service.status(_service(Paths.find(data_dir))))
+
+
+def run() -> None:
+    """The entry point: errors as text on standard error, exit status 1; 2 for wrong usage."""
+    try:
+        app()
+    except EchoError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from error
+    except asyncio.CancelledError:
+        raise SystemExit(130) from None
+
+
+def _settings(data_dir: Path | None, **flags: Any) -> tuple[Paths, NodeConfig]:
+    paths = Paths.find(data_dir)
+    return paths, load_settings(NodeConfig, paths.config_file if paths.config_file.exists() else None, flags)
+
+
+def _serve(
+    paths: Paths,
+    config: NodeConfig,
+    address: HubAddress,
+    *,
+    known: HubRecord | None,
+    trust_new_key: bool,
+    patient: bool,
+    quiet: bool,
+) -> None:
+    from echo_node.daemon import Daemon, Joining  # Its imports take longer than the other commands run.
+
+    stored_token = None if known is None else known.invite_token
+    joining = Joining(
+        address=address,
+        pinned=None if trust_new_key else known,
+        invite_token=config.invite_token or stored_token,
+        patient=patient,
+    )
+    with paths.lock():
+        me = Identity.load_or_create(paths.identity_key)
+        console = Console()
+        _log_to(console, paths, quiet=quiet)
+        with open_view(console, quiet=quiet) as view:
+            asyncio.run(Daemon(paths=paths, config=config, me=me, joining=joining, view=view).run())
+
+
+def _log_to(console: Console, paths: Paths, *, quiet: bool) -> None:
+    paths.logs.mkdir(parents=True, exist_ok=True)
+    file = RotatingFileHandler(paths.logs / "node.log", maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8")
+    handlers: list[logging.Handler] = [file]
+    if sys.stdout is not None:  # A Windows logon task has none.
+        shown: logging.Handler
+        if console.is_terminal:
+            shown = RichHandler(console=console, show_path=False, show_level=False)
+        else:
+            shown = logging.StreamHandler(sys.stdout)
+        shown.setLevel(logging.WARNING if quiet else logging.INFO)
+        handlers.append(shown)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", handlers=handlers)
+    logging.getLogger("websockets").setLevel(logging.WARNING)
+
+
+def _last_hub(paths: Paths) -> HubRecord:
+    record = Hubs(paths).last()
+    if record is None:
+        raise ConfigError("This node has joined no hub yet.", got=str(paths.data_dir), do="echo-node join URL")
+    return record
+
+
+def _waiting_rollouts(spool_file: Path) -> int:
+    if not spool_file.exists():
+        return 0
+    spool = Spool(spool_file)
+    spool.open()
+    try:
+        return spool.counts()["sent"]
+    finally:
+        spool.close()
+
+
+def _confirm_loss(waiting: int, record: HubRecord) -> None:
+    what = f"{waiting} finished rollouts have not reached the hub yet."
+    if not sys.stdin.isatty():
+        do = "Let them reach it with: echo-node run. Or give them up with: echo-node leave --force"
+        raise StorageError(what, got=record.url, do=do, code="unsent")
+    typer.confirm(f"{what} Give them up?", abort=True)
+
+
+def _copy_key(source: Path, target: Path) -> None:
+    try:
+        write_private(target, source.read_text(encoding="ascii"))
+    except OSError as error:
+        raise StorageError("The key cannot be copied.", got=f"{target}: {error.strerror}") from error
+
+
+def _service(paths: Paths) -> service.Service:
+    home = os.environ.get(HOME_VARIABLE)
+    return service.for_this_platform(paths.data_dir, {} if home is None else {HOME_VARIABLE: home})
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,64 @@
+"""A hub's address: what the user typed, and the URLs that follow from it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from echo_shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubAddress:
+    """`origin` is http(s)://host[:port][/prefix], without a slash at its end."""
+
+    origin: str
+
+    @classmethod
+    def parse(cls, url: str, *, insecure: bool) -> HubAddress:
+        """Raises ConfigError unless `url` is https, or http to this machine, or `insecure` allows http to any."""
+        try:
+            parts = urlsplit(url.strip())
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise _not_an_address(url, str(error)) from error
+        if parts.scheme not in ("http", "https"):
+            raise _not_an_address(url, f"scheme {parts.scheme!r}" if parts.scheme else "no scheme")
+        if not host:
+            raise _not_an_address(url, "no host")
+        if parts.query or parts.fragment or parts.username is not None:
+            raise _not_an_address(url, "more than scheme, host, port and path")
+        if parts.scheme == "http" and not insecure and not _is_loopback(host):
+            raise ConfigError(
+                "This address is not encrypted, and the hub is another machine.",
+                got=url,
+                do="Use https://, or, in a network that you trust: echo-node join URL --insecure",
+                code="insecure",
+            )
+        return cls(origin=f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}")
+
+    @property
+    def websocket(self) -> str:
+        """Where nodes connect."""
+        return "ws" + self.origin.removeprefix("http") + "/node"
+
+    def url(self, path: str) -> str:
+        """The URL of a `path` that the hub named."""
+        return self.origin + path
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _not_an_address(url: str, got: str) -> ConfigError:
+    return ConfigError(
+        "This is not the address of a hub.",
+        got=f"{url!r}: {got}",
+        do="A hub's address looks like https://hub.example.org or http://127.0.0.1:8710",
+        code="bad_url",
+    )

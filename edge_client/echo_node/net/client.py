@@ -1,0 +1,243 @@
+"""The node's one connection to its hub: handshake, messages both ways, and connecting again after a loss.
+
+Every wait on the hub has a deadline: the handshake `HANDSHAKE_S`, a send `SEND_S`, and while nothing is said the
+websocket's own ping, answered within `PING_S`. A hub that misses one is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+
+import echo_shared
+from echo_node.core.backoff import backoff_s
+from echo_node.core.events import Disconnected
+from echo_node.net.address import HubAddress
+from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    MAX_FRAME_BYTES,
+    Challenge,
+    FromHub,
+    FromNode,
+    RefusalCode,
+    Refused,
+    Welcome,
+)
+from echo_shared.sessions import NodeSession
+
+log = logging.getLogger(__name__)
+
+CONNECT_S: Final = 15.0
+HANDSHAKE_S: Final = 20.0
+SEND_S: Final = 30.0
+PING_S: Final = 20.0
+CLOSE_S: Final = 2.0
+STEADY_S: Final = 30.0
+"""A connection that held this long was a good one: the next retry is again a quick one."""
+
+HUB_KEY_CHANGED: Final = "hub_key_changed"
+FATAL: Final = frozenset(
+    {
+        HUB_KEY_CHANGED,
+        RefusalCode.BAD_TOKEN,
+        RefusalCode.BAD_SIGNATURE,
+        RefusalCode.PROTOCOL_VERSION,
+        RefusalCode.ALREADY_CONNECTED,
+        RefusalCode.FINISHED,
+    }
+)
+"""Refusals that trying again does not change."""
+
+Deliver = Callable[[FromHub | Disconnected], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduction:
+    """What the node says of itself."""
+
+    name: str
+    invite_token: str | None
+    backend: str
+    device: str
+    swarm_port: int
+
+
+class HubClient:
+    """Runs one connection at a time. `run` receives; `send` may be called from any task."""
+
+    def __init__(
+        self,
+        address: HubAddress,
+        *,
+        me: Identity,
+        introduction: Introduction,
+        pinned_hub_key: bytes | None,
+        retry_first_s: float,
+        jitter: Callable[[], float],
+    ) -> None:
+        self._address = address
+        self._me = me
+        self._introduction = introduction
+        self._retry_first_s = retry_first_s
+        self._jitter = jitter
+        self._open: tuple[ClientConnection, NodeSession] | None = None
+        self._welcomed_at: float | None = None
+        self.hub_key = pinned_hub_key
+        """Pinned: from before, or at the first handshake."""
+
+    async def run(self, deliver: Deliver, *, patient: bool) -> None:
+        """Delivers what the hub says, in order, and Disconnected after each loss; connects again, for ever.
+
+        Raises RefusedError on a refusal that will not change, and, unless `patient`, whatever stopped the very first
+        connection. `deliver` may wait: the hub then waits too.
+        """
+        attempt, loop = 0, asyncio.get_running_loop()
+        while True:
+            self._welcomed_at = None
+            try:
+                await self._converse(deliver)
+            except RefusedError as error:
+                failure: EchoError = error
+                if error.code in FATAL:
+                    raise
+            except (ConnectError, RemoteProtocolError) as error:
+                failure = error
+            if self._welcomed_at is not None:
+                patient = True
+                await deliver(Disconnected())
+                attempt = 0 if loop.time() - self._welcomed_at > STEADY_S else attempt
+            if not patient:
+                raise failure
+            wait_s = backoff_s(attempt, self._jitter(), first_s=self._retry_first_s)
+            log.warning("%s (%s) Trying again in %.1f s.", failure.what, failure.got or failure.code, wait_s)
+            await asyncio.sleep(wait_s)
+            attempt += 1
+
+    async def send(self, message: FromNode) -> None:
+        """Sends, or drops the message when there is no open connection."""
+        if self._open is None:
+            return
+        socket, session = self._open
+        frame = session.send(message)
+        try:
+            async with asyncio.timeout(SEND_S):
+                await socket.send(frame)
+        except ConnectionClosed:
+            log.debug("a %s was not sent: the connection is closed", message.type)
+        except TimeoutError:
+            log.warning("The hub has taken nothing for %.0f s: disconnecting.", SEND_S)
+            socket.transport.abort()
+
+    async def close(self) -> None:
+        """Ends the open connection in good order; `run` is to be cancelled after it."""
+        if self._open is not None:
+            await self._open[0].close()
+
+    async def _converse(self, deliver: Deliver) -> None:
+        """One connection from beginning to end, which is always an exception."""
+        socket = await self._connect()
+        try:
+            session = NodeSession(
+                me=self._me,
+                pinned_hub_key=self.hub_key,
+                software_version=echo_shared.__version__,
+                nonce=secrets.token_bytes(32),
+            )
+            try:
+                async with asyncio.timeout(HANDSHAKE_S):
+                    welcome = await self._handshake(socket, session)
+            except TimeoutError as error:
+                raise ConnectError("The hub did not finish the handshake in time.", got=self._address.origin) from error
+            self._open = (socket, session)
+            self._welcomed_at = asyncio.get_running_loop().time()
+            await deliver(welcome)
+            while True:
+                await deliver(await self._receive(socket, session))
+        finally:
+            self._open = None
+            await socket.close()
+
+    async def _connect(self) -> ClientConnection:
+        try:
+            return await connect(
+                self._address.websocket,
+                open_timeout=CONNECT_S,
+                ping_interval=PING_S,
+                ping_timeout=PING_S,
+                close_timeout=CLOSE_S,
+                max_size=MAX_FRAME_BYTES,
+                compression=None,
+            )
+        except InvalidStatus as error:
+            raise ConnectError(
+                "There is no Echo hub at this address.",
+                got=f"{self._address.origin} answered with HTTP status {error.response.status_code}",
+                do="Check the address, and that the hub runs.",
+            ) from error
+        except ssl.SSLError as error:
+            raise ConnectError(
+                "The hub's certificate is not trusted.",
+                got=f"{self._address.origin}: {error.reason or error}",
+                do="Check the address; the operator may have to renew the certificate.",
+            ) from error
+        except (OSError, InvalidHandshake, InvalidURI, EOFError) as error:
+            got = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise ConnectError(
+                "The hub cannot be reached.",
+                got=f"{self._address.origin}: {got}",
+                do="Check the address, your network, and that the hub runs.",
+            ) from error
+
+    async def _handshake(self, socket: ClientConnection, session: NodeSession) -> Welcome:
+        await self._send_frame(socket, session.hello())
+        message = await self._receive(socket, session)
+        assert isinstance(message, Challenge)  # The session's state table allows nothing else here.
+        self.hub_key = session.hub_key
+        await self._send_frame(
+            socket,
+            session.proof(
+                name=self._introduction.name,
+                invite_token=self._introduction.invite_token,
+                backend=self._introduction.backend,
+                device=self._introduction.device,
+                swarm_port=self._introduction.swarm_port,
+            ),
+        )
+        message = await self._receive(socket, session)
+        assert isinstance(message, Welcome)
+        return message
+
+    async def _send_frame(self, socket: ClientConnection, frame: bytes) -> None:
+        try:
+            await socket.send(frame)
+        except ConnectionClosed as error:
+            raise self._lost(error) from error
+
+    async def _receive(self, socket: ClientConnection, session: NodeSession) -> FromHub:
+        """The next message. Raises RefusedError when it is one, ConnectError when the connection is gone."""
+        try:
+            frame = await socket.recv()
+        except ConnectionClosed as error:
+            raise self._lost(error) from error
+        if isinstance(frame, str):
+            raise RemoteProtocolError("The hub sent text where a message should be.", got=frame[:80])
+        message = session.receive(frame)
+        if isinstance(message, Refused):
+            raise RefusedError(f"The hub says: {message.what}", do=message.do or None, code=message.code)
+        return message
+
+    def _lost(self, error: ConnectionClosed) -> ConnectError:
+        return ConnectError(
+            "The connection to the hub is lost.",
+            got=f"{self._address.origin}: {error}",
+            do="The node connects again by itself.",
+        )

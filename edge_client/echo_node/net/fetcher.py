@@ -1,0 +1,162 @@
+"""Artefacts on this node's disk: fetched through the swarm, verified against the hub's signature, seeded, removed.
+
+An artefact counts only when its marker, `<name>.verified` beside its directory, names the signed manifest and every
+file still has the size and time it had when it was hashed. The marker is written last and deleted first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from echo_node.net.address import HubAddress
+from echo_shared import artefacts
+from echo_shared.artefacts import Manifest
+from echo_shared.errors import RemoteProtocolError, SwarmError
+from echo_shared.messages import ArtefactOffer, Fetched
+from echo_shared.swarm import Swarm, read_torrent
+from echo_shared.swarm.base import OnProgress
+
+log = logging.getLogger(__name__)
+
+MARKER_SUFFIX: Final = ".verified"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The hub and run that artefacts come from."""
+
+    address: HubAddress
+    hub_key: bytes
+    run_id: str
+    tracker_path: str
+
+
+class Fetcher:
+    """One run's artefacts below one directory. Each artefact is fetched by at most one task at a time."""
+
+    def __init__(self, swarm: Swarm, directory: Path, source: Source) -> None:
+        self._swarm = swarm
+        self._directory = directory
+        self._source = source
+        self._info_hashes: dict[int | None, bytes] = {}
+
+    def directory(self, policy_version: int | None) -> Path:
+        """Where the artefact lies, or will lie; None = the base model."""
+        run_id = self._source.run_id
+        if policy_version is None:
+            return self._directory / artefacts.artefact_name("base", run_id, 0)
+        return self._directory / artefacts.artefact_name("policy", run_id, policy_version)
+
+    async def fetch(
+        self, offer: ArtefactOffer, policy_version: int | None, *, on_progress: OnProgress | None = None
+    ) -> Fetched | None:
+        """Makes the artefact complete, verified and seeded; None when it was on disk already.
+
+        Raises RemoteProtocolError when the offer is not the hub's or not for this artefact, SwarmError when nobody
+        serves it or its files are wrong, StorageError. Cancel-safe: what has arrived is kept for the next call.
+        """
+        manifest = self._open(offer, policy_version)
+        info_hash = bytes.fromhex(manifest.info_hash)
+        self._info_hashes[policy_version] = info_hash
+        directory = self._directory / manifest.name
+        trackers = (self._source.address.url(self._source.tracker_path),)
+        if await asyncio.to_thread(_is_marked, directory, manifest):
+            await self._swarm.seed(offer.torrent, directory, trackers)
+            return None
+        await asyncio.to_thread(_clear_marked, directory)
+        stats = await self._swarm.fetch(
+            offer.torrent,
+            self._directory,
+            peers=offer.peers,
+            tracker_urls=trackers,
+            web_seed_url=self._source.address.url(offer.web_seed_path),
+            on_progress=on_progress,
+        )
+        try:
+            await asyncio.to_thread(artefacts.verify_files, manifest, directory)
+        except SwarmError:
+            await self._swarm.remove(info_hash, delete_files=True)
+            raise
+        await asyncio.to_thread(_mark, directory, manifest)
+        return Fetched(
+            info_hash=info_hash,
+            policy_version=policy_version,
+            seconds=stats.seconds,
+            swarm_bytes=stats.swarm_bytes,
+            web_seed_bytes=stats.web_seed_bytes,
+        )
+
+    async def remove(self, policy_version: int) -> None:
+        """Stops seeding or fetching this version and deletes what is there of it."""
+        info_hash = self._info_hashes.pop(policy_version, None)
+        if info_hash is not None:
+            await self._swarm.remove(info_hash)
+        await asyncio.to_thread(delete_artefact, self.directory(policy_version))
+
+    def leftovers(self, keep_version: int) -> list[Path]:
+        """Directories of this run's other versions, left by an earlier process."""
+        kept = self.directory(keep_version).name
+        of_this_run = re.compile(re.escape(self.directory(0).name.rstrip("0")) + r"\d+")
+        directories = (path for path in self._directory.glob("*") if path.is_dir())
+        return [path for path in directories if of_this_run.fullmatch(path.name) and path.name != kept]
+
+    def _open(self, offer: ArtefactOffer, policy_version: int | None) -> Manifest:
+        """The manifest; the hub signed it, and it and the torrent are for this artefact and no other."""
+        manifest = artefacts.open_offer(offer, self._source.hub_key)
+        wanted = self.directory(policy_version).name
+        if (manifest.name, manifest.run_id) != (wanted, self._source.run_id):
+            raise RemoteProtocolError("The hub offers one artefact as another.", got=f"{manifest.name} for {wanted}")
+        layout = read_torrent(offer.torrent)
+        files = tuple((file.path, file.size_bytes) for file in manifest.files)
+        if layout.info_hash.hex() != manifest.info_hash or layout.name != manifest.name:
+            raise RemoteProtocolError("A torrent is not the one in the signed manifest.", got=layout.info_hash.hex())
+        if sorted(layout.files) != sorted(files):
+            raise RemoteProtocolError("A torrent's files are not those of its manifest.", got=manifest.name)
+        return manifest
+
+
+def delete_artefact(directory: Path) -> None:
+    """Deletes an artefact, its marker first."""
+    _marker(directory).unlink(missing_ok=True)
+    if directory.exists():
+        shutil.rmtree(directory)
+
+
+def _marker(directory: Path) -> Path:
+    return directory.with_name(directory.name + MARKER_SUFFIX)
+
+
+def _fingerprint(directory: Path, manifest: Manifest) -> str:
+    """The signed manifest, and each file's size and time as they are now."""
+    stats = [(file.path, (directory / file.path).stat()) for file in manifest.files]
+    files = {path: [stat.st_size, stat.st_mtime_ns] for path, stat in stats}
+    return json.dumps({"manifest": hashlib.sha256(manifest.encode()).hexdigest(), "files": files}, sort_keys=True)
+
+
+def _is_marked(directory: Path, manifest: Manifest) -> bool:
+    try:
+        return _marker(directory).read_text(encoding="utf-8") == _fingerprint(directory, manifest)
+    except OSError:
+        return False
+
+
+def _mark(directory: Path, manifest: Manifest) -> None:
+    marker = _marker(directory)
+    temporary = marker.with_suffix(".tmp")
+    temporary.write_text(_fingerprint(directory, manifest), encoding="utf-8")
+    temporary.replace(marker)
+
+
+def _clear_marked(directory: Path) -> None:
+    """Something else was complete here, or was changed since: start anew. Without a marker it is a partial fetch."""
+    if _marker(directory).exists():
+        log.warning("%s has changed since it was verified: it is fetched again.", directory.name)
+        delete_artefact(directory)

@@ -1,0 +1,202 @@
+"""One run's shell: carries out what the work loop wants, with the spool, the fetcher and the engine of that run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echo_node.core.effects import (
+    AbandonFetch,
+    AddPolicy,
+    CancelLease,
+    DropPolicy,
+    Effect,
+    FetchArtefact,
+    ForgetLease,
+    RecordReceipts,
+    RemoveArtefact,
+    ResendSpooled,
+    Send,
+    SpoolLease,
+    SpoolRollout,
+    StartBackend,
+    Stop,
+    SubmitGroup,
+)
+from echo_node.core.events import ArtefactReady, Event, FetchFailed
+from echo_node.core.work import WorkLoop
+from echo_node.engine import Engine, EngineFiles
+from echo_node.host.spool import Spool
+from echo_node.host.spool_writer import SpoolWriter
+from echo_node.net.fetcher import Fetcher, delete_artefact
+from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
+from echo_shared.messages import ArtefactOffer, FromNode
+
+log = logging.getLogger(__name__)
+
+Deliver = Callable[[Event], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run's shell is made of."""
+
+    spool: Spool
+    fetcher: Fetcher
+    make_engine: Callable[[EngineFiles], Engine]
+    send: Callable[[FromNode], Awaitable[None]]
+    deliver: Deliver
+    derived: Path
+    logs: Path
+    capacity_factor: int
+
+
+class RunShell:
+    """Made once the hub's run is known; `open`, then `handle` each event, then `close`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._file_jobs: dict[int | None, asyncio.Task[None]] = {}
+        self._engine: Engine | None = None
+        self._work: WorkLoop | None = None
+        self.writer = SpoolWriter(parts.spool, parts.deliver)
+        self.fetching: dict[int | None, tuple[int, int]] = {}
+        """(bytes there, bytes in all) of each fetch under way."""
+        self.stopped = False
+        self.failure: BaseException | None = None
+        """What ended one of the shell's tasks, if anything did."""
+
+    @property
+    def work(self) -> WorkLoop:
+        assert self._work is not None, "the shell is not open"
+        return self._work
+
+    async def open(self, newest_version: int) -> None:
+        """Takes up what an earlier process left. Raises StorageError."""
+        unfinished = await asyncio.to_thread(self._parts.spool.unfinished)
+        unacked = await asyncio.to_thread(self._parts.spool.unacked_ids)
+        self._work = WorkLoop(
+            capacity_factor=self._parts.capacity_factor, unfinished=unfinished, unacked=unacked, jitter=random.random
+        )
+        for directory in await asyncio.to_thread(self._parts.fetcher.leftovers, newest_version):
+            await asyncio.to_thread(delete_artefact, directory)
+        self._start(self.writer.run(), name="spool writer")
+
+    async def handle(self, event: Event) -> None:
+        """Carries out, in order, what the work loop wants after `event`."""
+        for effect in self.work.handle(event, asyncio.get_running_loop().time()):
+            await self._carry_out(effect)
+
+    async def close(self) -> None:
+        """Ends all tasks and the engine's process; what is still to be spooled is spooled."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await asyncio.to_thread(self.writer.finish)
+        await asyncio.to_thread(self._parts.spool.close)
+
+    async def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(message=message):
+                await self._parts.send(message)
+            case SpoolLease() | ForgetLease() | SpoolRollout() | RecordReceipts():
+                self.writer.put(effect)
+            case ResendSpooled():
+                await self._resend()
+            case FetchArtefact(policy_version=version, offer=offer):
+                self._file_job(version, lambda: self._fetch(version, offer))
+            case AbandonFetch(policy_version=unwanted):
+                if (job := self._file_jobs.get(unwanted)) is not None:
+                    job.cancel()
+                self._file_job(unwanted, lambda: self._parts.fetcher.remove(unwanted))
+            case RemoveArtefact(policy_version=unwanted):
+                self._file_job(unwanted, lambda: self._parts.fetcher.remove(unwanted))
+            case Stop():
+                self.stopped = True
+            case _:
+                await self._carry_out_on_engine(effect)
+
+    async def _carry_out_on_engine(
+        self, effect: StartBackend | AddPolicy | DropPolicy | SubmitGroup | CancelLease
+    ) -> None:
+        if isinstance(effect, StartBackend):
+            self._engine = self._parts.make_engine(self._engine_files())
+            self._start(self._engine.run(effect.after_s), name="engine")
+            return
+        engine = self._engine
+        assert engine is not None, "the work loop uses the engine after StartBackend only"
+        match effect:
+            case AddPolicy(policy_version=version):
+                await engine.add_policy(version, None if version == 0 else self._parts.fetcher.directory(version))
+            case DropPolicy(policy_version=version):
+                await engine.drop_policy(version)
+            case SubmitGroup(request=request):
+                await engine.submit(request)
+            case CancelLease(lease_id=lease_id):
+                await engine.cancel(lease_id)
+
+    def _engine_files(self) -> EngineFiles:
+        base_dir = self._parts.fetcher.directory(None)
+        derived_dir = self._parts.derived / base_dir.name
+        return EngineFiles(base_dir=base_dir, derived_dir=derived_dir, log=self._parts.logs / "engine.log")
+
+    async def _resend(self) -> None:
+        after = ""
+        while rollouts := await asyncio.to_thread(self._parts.spool.unacked, after):
+            for rollout in rollouts:
+                await self._parts.send(rollout)
+            after = rollouts[-1].rollout_id
+
+    async def _fetch(self, version: int | None, offer: ArtefactOffer) -> None:
+        def progress(done: int, total: int) -> None:
+            self.fetching[version] = (done, total)
+
+        try:
+            fetched = await self._parts.fetcher.fetch(offer, version, on_progress=progress)
+        except (RemoteProtocolError, SwarmError, StorageError) as error:
+            log.warning("%s was not fetched: %s", artefact_title(version), error)
+            await self._parts.deliver(FetchFailed(policy_version=version, what=error.what))
+        else:
+            log.info(
+                "%s is here%s.", artefact_title(version), "" if fetched is None else f" after {fetched.seconds:.1f} s"
+            )
+            await self._parts.deliver(ArtefactReady(policy_version=version, fetched=fetched))
+        finally:
+            self.fetching.pop(version, None)
+
+    def _file_job(self, version: int | None, job: Callable[[], Awaitable[None]]) -> None:
+        """Runs `job` after the artefact's earlier job has ended."""
+        previous = self._file_jobs.get(version)
+
+        async def run() -> None:
+            if previous is not None:
+                await asyncio.wait({previous})
+            await job()
+
+        self._file_jobs[version] = self._start(run(), name=f"files of {artefact_title(version)}")
+
+    def _start(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        for version, job in list(self._file_jobs.items()):
+            if job is task:
+                del self._file_jobs[version]
+        if not task.cancelled() and task.exception() is not None:
+            self.failure = self.failure or task.exception()
+
+
+def artefact_title(version: int | None) -> str:
+    """The artefact as people call it."""
+    return "The base model" if version is None else f"Policy version {version}"

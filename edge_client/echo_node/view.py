@@ -1,0 +1,139 @@
+"""What a node shows of itself: one snapshot; a live panel on a terminal, log lines elsewhere, text for `status`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+log = logging.getLogger(__name__)
+
+PLAIN_EVERY_S: Final = 15.0
+LIVE_PER_S: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A node at one moment; what `echo-node status --json` prints."""
+
+    pid: int
+    node_id: str
+    name: str
+    backend: str
+    device: str
+    hub: str
+    connected: bool
+    activity: str
+    hub_fingerprint: str = ""
+    run_name: str = ""
+    policy_version: int | None = None
+    """Newest version that the node can sample from."""
+    published_version: int = 0
+    """Newest version that the hub has published."""
+    capacity: int = 0
+    held_rollouts: int = 0
+    tokens_per_s: float = 0.0
+    rollouts: Mapping[str, int] = field(default_factory=dict)
+    """Counts by state; those dropped also by reason, as `dropped:reason`."""
+    fetching: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """(bytes there, bytes in all) of what is being fetched."""
+    problem: str | None = None
+
+
+class View(Protocol):
+    """Where snapshots go; called a few times a second."""
+
+    def update(self, snapshot: Snapshot) -> None: ...
+
+
+class PlainView:
+    """A log line now and then, when the counts have changed."""
+
+    def __init__(self) -> None:
+        self._shown: Mapping[str, int] = {}
+        self._shown_at = float("-inf")
+
+    def update(self, snapshot: Snapshot) -> None:
+        now = time.monotonic()
+        if snapshot.rollouts != self._shown and now - self._shown_at >= PLAIN_EVERY_S:
+            self._shown, self._shown_at = snapshot.rollouts, now
+            log.info("%s", summary(snapshot))
+
+
+class LiveView:
+    """A panel that redraws itself."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._live.update(panel(snapshot))
+
+
+@contextmanager
+def open_view(console: Console, *, quiet: bool) -> Iterator[View]:
+    """The view that suits where the output goes."""
+    if quiet or not console.is_terminal:
+        yield PlainView()
+        return
+    with Live(console=console, refresh_per_second=LIVE_PER_S, transient=True) as live:
+        yield LiveView(live)
+
+
+def summary(snapshot: Snapshot) -> str:
+    """One line."""
+    counts = snapshot.rollouts
+    on_hub = sum(counts.get(state, 0) for state in ("received", "verified", "trained", "dropped"))
+    sampled = on_hub + counts.get("sent", 0)
+    version = "no version" if snapshot.policy_version is None else f"version {snapshot.policy_version}"
+    return (
+        f"{snapshot.activity}, {version}: {sampled} rollouts sampled, {on_hub} received by the hub, "
+        f"{counts.get('trained', 0)} trained, {counts.get('dropped', 0)} dropped; {snapshot.tokens_per_s:.0f} tokens/s"
+    )
+
+
+def panel(snapshot: Snapshot) -> RenderableType:
+    """The snapshot as rows of name and value."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows(snapshot):
+        table.add_row(f"[dim]{name}[/dim]", value)
+    return table
+
+
+def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """What `panel` and `echo-node status` show."""
+    counts = snapshot.rollouts
+    reasons = [f"{count} {key.partition(':')[2]}" for key, count in counts.items() if ":" in key]
+    dropped = f"{counts.get('dropped', 0)}" + (f" ({', '.join(reasons)})" if reasons else "")
+    version = "-" if snapshot.policy_version is None else str(snapshot.policy_version)
+    result = [
+        ("node", f"{snapshot.name} ({snapshot.node_id})"),
+        ("hub", f"{snapshot.hub} {snapshot.run_name}{'' if snapshot.connected else ' - not connected'}"),
+        ("hub's key", snapshot.hub_fingerprint),
+        ("engine", f"{snapshot.backend} on {snapshot.device}, {snapshot.tokens_per_s:.0f} tokens/s"),
+        ("doing", snapshot.activity),
+        ("policy", f"version {version}; newest published: {snapshot.published_version}"),
+        (
+            "rollouts",
+            f"{snapshot.held_rollouts} leased, {counts.get('sent', 0)} waiting for the hub, "
+            f"{counts.get('received', 0)} received, {counts.get('verified', 0)} verified, "
+            f"{counts.get('trained', 0)} trained, {dropped} dropped",
+        ),
+    ]
+    for title, (done, total) in snapshot.fetching.items():
+        result.append(("fetching", f"{title}: {done / 1e6:.1f} of {total / 1e6:.1f} MB"))
+    if snapshot.problem is not None:
+        result.append(("problem", snapshot.problem))
+    return result
+
+
+def from_json(fields: Mapping[str, Any]) -> Snapshot:
+    """The snapshot that a daemon of the same version sent."""
+    return Snapshot(**fields)

@@ -1,0 +1,198 @@
+"""The base model's files, and its text ⇄ token ids. Weights are never loaded here; nor is torch.
+
+Tokens are made and read on the hub alone: nodes are sent ids and return ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from echo_shared.errors import ConfigError
+
+BUILTIN: Final = {"builtin:tiny": "tiny_base"}
+"""Base models in the box, by the name of their directory in `echo_hub/assets`."""
+
+MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
+_SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def resolve_base(reference: str) -> Path:
+    """The directory of the base model that `reference` means, fetched first if need be.
+
+    `reference` is `builtin:tiny`, a directory in Hugging Face layout, or an id on the model hub, `owner/name` or
+    `owner/name@revision`. Raises ConfigError where there is no usable model.
+    """
+    if reference in BUILTIN:
+        return Path(str(resources.files("echo_hub"))) / "assets" / BUILTIN[reference]
+    directory = Path(reference).expanduser()
+    if directory.is_dir():
+        return _checked(directory)
+    if reference.startswith("builtin:") or directory.is_absolute() or reference.startswith((".", "~")):
+        raise ConfigError(
+            "There is no such base model.",
+            got=f"model.base = {reference!r}",
+            do=f"Use {', '.join(BUILTIN)}, an existing directory, or an id on the model hub such as owner/name.",
+        )
+    return _checked(_download(reference))
+
+
+def _download(reference: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    repo_id, _, revision = reference.partition("@")
+    try:
+        return Path(
+            snapshot_download(
+                repo_id, revision=revision or None, allow_patterns=list(MODEL_FILES), ignore_patterns=["*/*"]
+            )
+        )
+    except (OSError, ValueError) as error:  # Bases of all that huggingface_hub raises for ids, access and connections.
+        raise ConfigError(
+            "The base model cannot be fetched from the model hub.",
+            got=f"model.base = {reference!r}: {error}",
+            do="Check the id, the connection and, for a gated model, your access token; or name a directory.",
+        ) from error
+
+
+def _checked(directory: Path) -> Path:
+    if not (directory / "config.json").is_file() or not any(directory.glob("*.safetensors")):
+        raise ConfigError(
+            "This directory does not hold a model in Hugging Face layout.",
+            got=str(directory),
+            do="It needs config.json and the weights as .safetensors; pickled weights are never loaded.",
+        )
+    return directory
+
+
+class PromptCodec:
+    """Prompts to token ids, completions to text, as the base model's own tokenizer has it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop_ids: tuple[int, ...],
+        chat_template: str | None,
+        special_tokens: Mapping[str, str],
+    ) -> None:
+        """`special_tokens` are what the chat template may refer to, such as bos_token."""
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._special_tokens = special_tokens
+        self.stop_ids = stop_ids
+
+    @classmethod
+    def load(cls, directory: Path) -> PromptCodec:
+        """The codec of the model in `directory`. Raises ConfigError when its tokenizer cannot be used."""
+        tokenizer = _load_tokenizer(directory / "tokenizer.json")
+        config = _read_json(directory / "tokenizer_config.json")
+        special_tokens = {name: _text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
+        return cls(
+            tokenizer,
+            stop_ids=_stop_ids(directory, tokenizer.token_to_id(special_tokens.get("eos_token", ""))),
+            chat_template=_chat_template(directory, config),
+            special_tokens=special_tokens,
+        )
+
+    def encode_prompt(self, prompt: str) -> NDArray[np.int32]:
+        """The ids of `prompt` as one user turn, ready for the reply; as plain text without a chat template."""
+        if self._chat_template is None:
+            encoding = self._tokenizer.encode(prompt)
+        else:
+            encoding = self._tokenizer.encode(self._render(prompt), add_special_tokens=False)
+        return np.array(encoding.ids, dtype=np.int32)
+
+    def decode(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
+        """The text of `ids`, special tokens left out."""
+        text: str = self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+        return text
+
+    def _render(self, prompt: str) -> str:
+        from jinja2 import TemplateError
+        from transformers.utils import chat_template_utils
+
+        render: Callable[..., Any] = chat_template_utils.render_jinja_template
+        try:
+            rendered, _ = render(
+                [[{"role": "user", "content": prompt}]],
+                chat_template=self._chat_template,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        except TemplateError as error:
+            raise ConfigError(
+                "The base model's chat template cannot be rendered.",
+                got=str(error),
+                do="Use a model whose template takes a single user turn, or take the template out of its directory.",
+            ) from error
+        return str(rendered[0])
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise ConfigError(
+            "The base model has no fast tokenizer.",
+            got=f"{path} is missing",
+            do="Save it with AutoTokenizer.from_pretrained(...).save_pretrained(...), which writes tokenizer.json.",
+        )
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # The library raises plain Exception for a file that it cannot read.
+        raise ConfigError("The base model's tokenizer cannot be read.", got=f"{path}: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The map in `path`; empty where there is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError("A file of the base model is damaged.", got=f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError("A file of the base model is damaged.", got=f"{path}: not a JSON object")
+    return content
+
+
+def _text(token: str | Mapping[str, Any]) -> str:
+    """Special tokens stand in tokenizer_config.json as text, or as a map with their `content`."""
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, or the template in tokenizer_config.json: the one called default where there are several."""
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _stop_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
+    """The ids that end a completion: the generation config's (else the model config's), and the tokenizer's own eos.
+
+    Raises ConfigError when there is none: no completion would ever end by itself.
+    """
+    stop = _read_json(directory / "generation_config.json").get("eos_token_id")
+    if stop is None:
+        stop = _read_json(directory / "config.json").get("eos_token_id")
+    candidates = [*(stop if isinstance(stop, list) else [stop]), tokenizer_eos]
+    found = {int(token_id) for token_id in candidates if token_id is not None}
+    if not found:
+        raise ConfigError(
+            "The base model names no end-of-sequence token.",
+            got=str(directory),
+            do="Set eos_token_id in its generation_config.json.",
+        )
+    return tuple(sorted(found))

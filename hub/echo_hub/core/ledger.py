@@ -1,0 +1,213 @@
+"""The group ledger: every group and rollout that is not final, and every change of a rollout's state.
+
+Invariants, after every call:
+- a leased rollout is in this ledger until it is final, and then never again: leased = trained + dropped + in flight;
+- each change of state is recorded and receipted exactly once, here and nowhere else;
+- an index has at most one winner; a group that is complete has nothing leased;
+- `wanting` holds exactly the groups with an index that wants a lease.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
+from echo_hub.core.admission import SortedIds
+from echo_hub.core.effects import (
+    GroupDropped,
+    GroupOpened,
+    RevokeLease,
+    RolloutReceived,
+    RolloutsDropped,
+    RolloutsLeased,
+    RolloutVerified,
+    ScoreRollout,
+    StepPlanned,
+    StepTrained,
+)
+from echo_hub.core.fleet import Fleet
+from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.outbox import Outbox
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.snapshot import RolloutRow, StepRow
+from echo_shared.messages import DropReason, ReceiptState, rollout_id
+
+
+class Ledger:
+    """Groups are *waiting* (open or complete) until a step plans them; `rollouts` holds all that are not final."""
+
+    def __init__(self, *, group_size: int, fleet: Fleet, out: Outbox) -> None:
+        self._group_size = group_size
+        self._fleet = fleet
+        self._out = out
+        self.groups: dict[int, RolloutGroup] = {}
+        self.rollouts: dict[str, LeasedRollout] = {}
+        self.waiting = SortedIds()
+        self.complete = SortedIds()
+        self.wanting = SortedIds()
+        self.num_leased = 0
+        self.num_trained = 0
+        self.num_dropped: Counter[DropReason] = Counter()
+
+    def restore(self, group_id: int, seed: int) -> None:
+        """A group from before a restart; its rollouts follow, one by one."""
+        slots = [Slot() for _ in range(self._group_size)]
+        self.groups[group_id] = RolloutGroup(group_id, seed, slots, unleased=set(range(self._group_size)))
+        self.waiting.add(group_id)
+        self.wanting.add(group_id)
+
+    def restore_rollout(self, row: RolloutRow) -> LeasedRollout:
+        """A rollout from before a restart, of a group that is restored."""
+        rollout = LeasedRollout(
+            row.rollout_id, row.lease_id, row.node_id, row.group_id, row.index, row.policy_version, row.state
+        )
+        group = self.groups[row.group_id]
+        slot = group.slots[row.index]
+        self.rollouts[row.rollout_id] = rollout
+        if row.state is ReceiptState.LEASED:
+            slot.leased = (*slot.leased, rollout)
+            self._fleet.take(row.node_id, 1, row.lease_id)
+        else:
+            slot.winner = rollout
+            group.num_verified += row.state is ReceiptState.VERIFIED
+        self._want(group, row.index)
+        if group.complete:
+            self.complete.add(group.group_id)
+        return rollout
+
+    def restore_plan(self, group_ids: Iterable[int]) -> None:
+        for group_id in group_ids:
+            self.waiting.discard(group_id)
+            self.complete.discard(group_id)
+
+    def open_group(self, group_id: int, seed: int) -> None:
+        self.restore(group_id, seed)
+        self._out.record(GroupOpened(group_id=group_id, seed=seed))
+
+    def lease(self, record: RolloutsLeased) -> None:
+        """Books the lease; the caller sends it."""
+        group = self.groups[record.group_id]
+        for index in record.indices:
+            rollout = LeasedRollout(
+                rollout_id(record.lease_id, index),
+                record.lease_id,
+                record.node_id,
+                record.group_id,
+                index,
+                record.policy_version,
+            )
+            self.rollouts[rollout.rollout_id] = rollout
+            group.slots[index].leased = (*group.slots[index].leased, rollout)
+            self._want(group, index)
+        self.num_leased += len(record.indices)
+        self._fleet.take(record.node_id, len(record.indices), record.lease_id)
+        self._out.record(record)
+
+    def expire(self, rollout: LeasedRollout) -> None:
+        """Its deadline has passed: the index is leased again, and a late result may still win."""
+        rollout.overdue = True
+        self._fleet.expire(rollout.node_id, 1)
+        self.blame(rollout)
+        self._want(self.groups[rollout.group_id], rollout.index)
+
+    def blame(self, rollout: LeasedRollout) -> None:
+        """Others than its node are asked first when the index is leased again."""
+        slot = self.groups[rollout.group_id].slots[rollout.index]
+        slot.failed_on = (*(node for node in slot.failed_on if node != rollout.node_id), rollout.node_id)
+
+    def receive(self, rollout: LeasedRollout, payload: RolloutPayload, now: float) -> None:
+        """leased → received: it wins its index, which must have no winner yet."""
+        group = self.groups[rollout.group_id]
+        self._end_lease(rollout)
+        group.slots[rollout.index].winner = rollout
+        self._want(group, rollout.index)
+        self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
+        self._move(rollout, ReceiptState.RECEIVED)
+        self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
+
+    def verify(self, rollout: LeasedRollout, reward: float) -> None:
+        """received → verified. The last one completes its group, which is then wanted from nobody any more."""
+        self._out.record(RolloutVerified(rollout_id=rollout.rollout_id, reward=reward))
+        self._move(rollout, ReceiptState.VERIFIED)
+        group = self.groups[rollout.group_id]
+        group.num_verified += 1
+        if group.complete:
+            self.complete.add(group.group_id)
+            self.revoke(group.still_leased, DropReason.EXPIRED)
+
+    def drop(self, rollouts: Iterable[LeasedRollout], reason: DropReason, detail: str = "") -> None:
+        """Any state → dropped. An index that loses its last rollout wants a lease again."""
+        dropped = tuple(rollouts)
+        if not dropped:
+            return
+        ids = tuple(rollout.rollout_id for rollout in dropped)
+        self._out.record(RolloutsDropped(rollout_ids=ids, reason=reason, detail=detail))
+        self.num_dropped[reason] += len(dropped)
+        for rollout in dropped:
+            del self.rollouts[rollout.rollout_id]
+            group = self.groups[rollout.group_id]
+            if rollout.state is ReceiptState.LEASED:
+                self._end_lease(rollout)
+            else:
+                group.slots[rollout.index].winner = None
+                group.num_verified -= rollout.state is ReceiptState.VERIFIED
+            self._want(group, rollout.index)
+            self._move(rollout, ReceiptState.DROPPED, reason)
+
+    def revoke(self, rollouts: Iterable[LeasedRollout], reason: DropReason) -> None:
+        """Drops rollouts that are still leased, and tells their nodes to stop."""
+        revoked = sorted(rollouts, key=lambda rollout: rollout.lease_id)
+        self.drop(revoked, reason)
+        for lease_id, of_lease in groupby(revoked, key=lambda rollout: rollout.lease_id):
+            self._out.act(RevokeLease(node_id=next(of_lease).node_id, lease_id=lease_id, reason=reason))
+
+    def drop_group(self, group: RolloutGroup, reason: DropReason) -> None:
+        """The whole group, whatever state it is in, and with it what nodes still hold of it."""
+        self.drop(group.winners, reason)
+        self.revoke(group.still_leased, reason)
+        self._forget(group.group_id)
+        self._out.record(GroupDropped(group_id=group.group_id, reason=reason))
+
+    def plan(self, step: int, group_ids: tuple[int, ...], now: float) -> StepRow:
+        """Writes down the batch of `step`; its groups, all complete, leave the queue."""
+        groups = [self.groups[group_id] for group_id in group_ids]
+        ids = tuple(rollout.rollout_id for group in groups for rollout in group.winners)
+        ages = tuple(step - 1 - (group.oldest_version or 0) for group in groups)
+        self._out.record(StepPlanned(step=step, group_ids=group_ids, rollout_ids=ids, staleness=ages, planned_at=now))
+        self.restore_plan(group_ids)
+        return StepRow(step=step, group_ids=group_ids, rollout_ids=ids)
+
+    def train(self, batch: StepRow, metrics: Mapping[str, float], now: float) -> None:
+        """verified → trained, for the whole batch."""
+        record = StepTrained(step=batch.step, rollout_ids=batch.rollout_ids, metrics=metrics, trained_at=now)
+        self._out.record(record)
+        self.num_trained += len(batch.rollout_ids)
+        for trained_id in batch.rollout_ids:
+            self._move(self.rollouts.pop(trained_id), ReceiptState.TRAINED)
+        for group_id in batch.group_ids:
+            self._forget(group_id)
+
+    def _forget(self, group_id: int) -> None:
+        del self.groups[group_id]
+        for ids in (self.waiting, self.complete, self.wanting):
+            ids.discard(group_id)
+
+    def _end_lease(self, rollout: LeasedRollout) -> None:
+        slot = self.groups[rollout.group_id].slots[rollout.index]
+        slot.leased = tuple(other for other in slot.leased if other is not rollout)
+        self._fleet.release(rollout.node_id, overdue=rollout.overdue)
+
+    def _move(self, rollout: LeasedRollout, state: ReceiptState, reason: DropReason | None = None) -> None:
+        rollout.state = state
+        self._out.receipt(rollout.node_id, rollout.rollout_id, state, reason)
+
+    def _want(self, group: RolloutGroup, index: int) -> None:
+        """Keeps `unleased` and `wanting` true to the slot."""
+        if group.slots[index].wants_lease:
+            group.unleased.add(index)
+            self.wanting.add(group.group_id)
+        else:
+            group.unleased.discard(index)
+            if not group.unleased:
+                self.wanting.discard(group.group_id)

@@ -1,0 +1,37 @@
+"""Collects one turn's effects in the order in which the shell carries them out: records, receipts, other actions."""
+
+from __future__ import annotations
+
+from echo_hub.core.effects import Action, Effect, Record, SendReceipts
+from echo_shared.messages import MAX_BATCHED, DropReason, Receipt, ReceiptState
+
+
+class Outbox:
+    """Receipts of one turn go out in one message a node (several when they exceed what a message may hold)."""
+
+    def __init__(self) -> None:
+        self._records: list[Effect] = []
+        self._actions: list[Effect] = []
+        self._receipts: dict[str, list[Receipt]] = {}
+
+    def record(self, record: Record) -> None:
+        self._records.append(record)
+
+    def act(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def receipt(self, node_id: str, rollout_id: str, state: ReceiptState, reason: DropReason | None = None) -> None:
+        # Not validated again: id, state and reason are this software's own.
+        receipt = Receipt.model_construct(rollout_id=rollout_id, state=state, drop_reason=reason)
+        self._receipts.setdefault(node_id, []).append(receipt)
+
+    def take(self) -> list[Effect]:
+        """All effects so far; the outbox is empty afterwards."""
+        effects = self._records
+        for node_id, receipts in self._receipts.items():
+            for start in range(0, len(receipts), MAX_BATCHED):
+                batch = tuple(receipts[start : start + MAX_BATCHED])
+                effects.append(SendReceipts(node_id=node_id, receipts=batch))
+        effects += self._actions
+        self._records, self._actions, self._receipts = [], [], {}
+        return effects

@@ -1,0 +1,39 @@
+"""What the coordinator is told of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+HUB_NODE_ID: Final = "hub"
+"""The learner as a sampler, in co-located mode: no other node's id looks like this."""
+
+Mode = Literal["colocated", "sequential", "async"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """`publish_every` is at most `max_staleness` + 1 in async mode, and 1 in sequential mode: else no lease is fresh
+    enough to be consumed. In any other mode than async the staleness bound is 0, whatever `max_staleness` says."""
+
+    mode: Mode
+    steps: int
+    groups_per_step: int
+    group_size: int
+    deadline_s: float
+    max_staleness: int = 0
+    publish_every: int = 1
+
+    @property
+    def staleness_bound(self) -> int:
+        return self.max_staleness if self.mode == "async" else 0
+
+    def newest_due_version(self, policy_version: int) -> int:
+        """The newest version, not above `policy_version`, that is to be published; 0 = none."""
+        if policy_version == self.steps:
+            return policy_version
+        return policy_version - policy_version % self.publish_every
+
+    def is_due(self, policy_version: int) -> bool:
+        """Whether this version is to be published."""
+        return policy_version > 0 and self.newest_due_version(policy_version) == policy_version

@@ -1,0 +1,91 @@
+"""Numbers, times and names as people read them; None is an en dash everywhere."""
+
+from __future__ import annotations
+
+import unicodedata
+from datetime import UTC, datetime
+from typing import Final
+
+UNKNOWN: Final = "–"
+_THIN_SPACE: Final = "\u202f"
+_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
+_SPANS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def display_name(name: str, node_id: str = "") -> str:
+    """A node's own text without what could hide or reorder its neighbours; `node_id`'s start where nothing is left."""
+    visible = "".join(" " if unicodedata.category(c) in _INVISIBLE else c for c in name)
+    return " ".join(visible.split()) or node_id[:8] or UNKNOWN
+
+
+def count(value: int | None) -> str:
+    """12,480"""
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def fixed(value: float | None, digits: int = 2) -> str:
+    """0.71"""
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def rate(value: float | None) -> str:
+    """About three digits, whatever the size: 0, 0.42, 7.30, 64.2, 112, 4,820."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}" if value >= 99.95 or value == 0 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def scientific(value: float | None) -> str:
+    """0.0031, or 2.1e-05 where that is shorter."""
+    return UNKNOWN if value is None else f"{value:.2g}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """88.3 %"""
+    return UNKNOWN if value is None else f"{100 * value:.{digits}f}{_THIN_SPACE}%"
+
+
+def size(value: int | None) -> str:
+    """1.4 MB, in powers of ten."""
+    if value is None:
+        return UNKNOWN
+    scaled = float(value)
+    for unit in ("B", "kB", "MB", "GB"):
+        if scaled < 999.5:
+            return f"{scaled:.0f}{_THIN_SPACE}{unit}" if unit == "B" else f"{rate(scaled)}{_THIN_SPACE}{unit}"
+        scaled /= 1000
+    return f"{rate(scaled)}{_THIN_SPACE}TB"
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units: 42 s, 3 min 20 s, 2 d 4 h."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.1f}{_THIN_SPACE}s"
+    rest = float(round(seconds))
+    parts: list[str] = []
+    for length, unit in _SPANS:
+        whole, rest = divmod(rest, length)
+        if whole or parts:
+            parts.append(f"{whole:.0f}{_THIN_SPACE}{unit}" if whole else "")
+    return " ".join(part for part in parts[:2] if part)
+
+
+def ago(at: float, as_of: float) -> str:
+    """The largest unit only: now, 42 s ago, 3 min ago."""
+    seconds = as_of - at
+    if seconds < 5:
+        return "now"
+    length, unit = next((span for span in _SPANS if seconds >= span[0]), _SPANS[-1])
+    return f"{seconds // length:.0f}{_THIN_SPACE}{unit} ago"
+
+
+def iso(at: float) -> str:
+    """For machines and tooltips: 2026-03-01T12:00:00Z"""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def clock(at: float) -> str:
+    """12:00:00, UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")

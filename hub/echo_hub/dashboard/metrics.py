@@ -1,0 +1,119 @@
+"""The Prometheus room, /metrics. Each scrape builds its registry from one snapshot: nothing is counted here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+
+from echo_hub.dashboard.model import NodeView, RunState, RunView
+from echo_hub.dashboard.responses import SECURITY_HEADERS
+from echo_hub.dashboard.snapshots import Snapshot, Snapshots
+
+
+class Metrics:
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """GET /metrics"""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_OfSnapshot(await self._snapshots.get()))
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        headers = {**SECURITY_HEADERS, "Content-Type": content_type, "Cache-Control": "no-store"}
+        return web.Response(body=encode(registry), headers=headers)
+
+
+class _OfSnapshot:
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _run(self._snapshot.run)
+        yield from _rollouts(self._snapshot.run)
+        yield from _dissemination(self._snapshot.run)
+        yield from _nodes(self._snapshot.nodes)
+
+
+def _gauge(name: str, help_text: str, value: float | None) -> Metric:
+    """A gauge whose value is not known has no sample."""
+    family = GaugeMetricFamily(name, help_text)
+    if value is not None:
+        family.add_metric([], value)
+    return family
+
+
+def _labelled(family: Metric, samples: Iterable[tuple[list[str], float]]) -> Metric:
+    assert isinstance(family, (CounterMetricFamily, GaugeMetricFamily))
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def _run(run: RunView) -> Iterator[Metric]:
+    about = {"run_id": run.run_id, "name": run.name, "mode": run.mode, "task": run.task, "base_model": run.base_model}
+    yield InfoMetricFamily("echo_run", "The run that this hub serves.", about)
+    states = GaugeMetricFamily("echo_run_state", "1 for the state that the run is in.", labels=["state"])
+    yield _labelled(states, (([state], float(state is run.state)) for state in RunState))
+    yield _gauge("echo_healthy", "0 while something is broken; /healthz says what.", float(not run.problems))
+    yield _gauge("echo_run_start_time_seconds", "When the run began, seconds since the epoch.", run.started_at)
+    yield _gauge("echo_learner_step", "Newest trained step.", run.trained_step)
+    yield _gauge("echo_learner_steps_target", "Steps of the whole run.", run.steps_total)
+    yield _gauge("echo_policy_version", "Newest published version.", run.published_version)
+    yield _gauge("echo_mean_reward", "Mean reward of the newest step's batch.", run.mean_reward)
+    yield _gauge("echo_staleness_mean", "Mean staleness of the newest step's batch, in steps.", run.staleness_mean)
+    yield _gauge("echo_staleness_max", "Largest staleness of the newest step's batch, in steps.", run.staleness_max)
+    yield _gauge("echo_staleness_bound", "Largest staleness that is trained on, in steps.", run.max_staleness)
+    for newest in run.evaluations[-1:]:
+        yield _gauge("echo_heldout_accuracy", "Of the newest evaluated version, 0..1.", newest.accuracy)
+        yield _gauge("echo_heldout_policy_version", "The newest evaluated version.", newest.policy_version)
+
+
+def _rollouts(run: RunView) -> Iterator[Metric]:
+    accounting = run.accounting
+    leased = CounterMetricFamily("echo_rollouts_leased", "Rollouts ever leased = trained + dropped + in flight.")
+    yield _labelled(leased, [([], accounting.leased)])
+    ended = CounterMetricFamily("echo_rollouts", "Rollouts in a final state.", labels=["state", "reason"])
+    ended.add_metric(["trained", ""], accounting.trained)
+    yield _labelled(ended, ((["dropped", reason], number) for reason, number in accounting.dropped.items()))
+    yield _gauge("echo_rollouts_in_flight", "Rollouts leased and not yet in a final state.", accounting.in_flight)
+    yield _gauge("echo_rollouts_per_second", "Rollouts received per second.", run.rollouts_per_s)
+    yield _gauge("echo_buffered_groups", "Complete groups that wait for the learner.", run.buffered_groups)
+
+
+def _dissemination(run: RunView) -> Iterator[Metric]:
+    fetches = CounterMetricFamily("echo_fetches", "Versions fetched by nodes.", labels=["transport"])
+    yield _labelled(fetches, (([transport], number) for transport, number in run.fetches_by_transport.items()))
+    for newest in run.versions[:1]:
+        yield _gauge("echo_version_size_bytes", "Payload of the newest version.", newest.size_bytes)
+        seconds = GaugeMetricFamily(
+            "echo_version_dissemination_seconds", "From announcement to verified, newest version.", labels=["quantile"]
+        )
+        known = {"0.5": newest.dissemination_p50_s, "1": newest.dissemination_max_s}
+        yield _labelled(seconds, (([quantile], value) for quantile, value in known.items() if value is not None))
+
+
+def _nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:
+    connected = GaugeMetricFamily("echo_nodes_connected", "Nodes by what they do.", labels=["activity"])
+    yield _labelled(connected, (([a], n) for a, n in sorted(Counter(n.activity for n in nodes if n.connected).items())))
+    about = GaugeMetricFamily(
+        "echo_node_info", "What the node says of itself.", labels=["node", "name", "backend", "device"]
+    )
+    yield _labelled(about, (([n.node_id, n.name, n.backend, n.device], 1.0) for n in nodes))
+    up = GaugeMetricFamily("echo_node_connected", "1 while the node is connected.", labels=["node"])
+    yield _labelled(up, (([n.node_id], float(n.connected)) for n in nodes))
+    speed = GaugeMetricFamily("echo_node_tokens_per_second", "Sampling speed, by the node's report.", labels=["node"])
+    yield _labelled(speed, (([n.node_id], n.tokens_per_s) for n in nodes))
+    version = GaugeMetricFamily("echo_node_policy_version", "Newest version it can sample from.", labels=["node"])
+    yield _labelled(version, (([n.node_id], n.policy_version) for n in nodes if n.policy_version is not None))
+    received = CounterMetricFamily("echo_node_rollouts_received", "Rollouts received from the node.", labels=["node"])
+    yield _labelled(received, (([n.node_id], n.received) for n in nodes))
+    ended = CounterMetricFamily("echo_node_rollouts", "The node's rollouts in a final state.", labels=["node", "state"])
+    for node in nodes:
+        ended.add_metric([node.node_id, "trained"], node.trained)
+        ended.add_metric([node.node_id, "dropped"], node.dropped)
+    yield ended

@@ -1,0 +1,232 @@
+"""All that the pages read: frozen views of the run, and the protocol of whoever makes them.
+
+The same dataclasses are the JSON of /api/v1/: a field's name is a promise. Times are seconds since the epoch on the
+hub's clock, durations end in `_s`, sizes in `_bytes`, shares and accuracies lie in 0..1. None = not known yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class RunState(StrEnum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounting:
+    """Where every rollout ever leased is now: leased = trained + dropped + in flight."""
+
+    leased: int = 0
+    trained: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """By `DropReason` value."""
+    in_flight: int = 0
+    """Leased, received or verified, and not yet trained on."""
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(self.dropped.values())
+
+    @property
+    def balanced(self) -> bool:
+        return self.leased == self.trained + self.num_dropped + self.in_flight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationView:
+    """Greedy accuracy of one version on the held-out problems."""
+
+    policy_version: int
+    accuracy: float
+    num_problems: int
+    evaluated_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionView:
+    """One published version and how it reached the nodes."""
+
+    policy_version: int
+    published_at: float
+    size_bytes: int
+    dissemination_p50_s: float | None = None
+    """From announcement to verified, over the nodes that have it."""
+    dissemination_max_s: float | None = None
+    fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
+    """How many nodes fetched it, by `swarm` and `web_seed`."""
+    bytes_by_transport: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_fetched(self) -> int:
+        return sum(self.fetches_by_transport.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotableEvent:
+    """One line of the operator's log: a node joined, the learner restarted, a rollout was rejected."""
+
+    at: float
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """The run at one moment, `as_of`; every age on the pages is counted from it."""
+
+    as_of: float
+    run_id: str
+    name: str
+    mode: str
+    task: str
+    base_model: str
+    join_command: str
+    """The one line with which a volunteer joins, this hub's address in it."""
+    state: RunState
+    state_detail: str = ""
+    """Why it is paused, or what it waits for."""
+    problems: tuple[str, ...] = ()
+    """What is broken, for the operator; not empty = /healthz answers 503."""
+    started_at: float
+    finished_at: float | None = None
+    steps_total: int
+    trained_step: int = 0
+    published_version: int = 0
+    group_size: int
+    max_staleness: int
+    mean_reward: float | None = None
+    """Of the newest trained step, as are the two below."""
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    rollouts_per_s: float = 0.0
+    """Received, over the last minute or so."""
+    buffered_groups: int = 0
+    """Complete, scored, and waiting for the learner."""
+    accounting: Accounting = Accounting()
+    evaluations: tuple[EvaluationView, ...] = ()
+    """In the order of their versions."""
+    versions: tuple[VersionView, ...] = ()
+    """Newest first; old ones may be left out."""
+    fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
+    """Over all versions and nodes."""
+    events: tuple[NotableEvent, ...] = ()
+    """Newest first; old ones may be left out."""
+
+    @property
+    def accuracy_before(self) -> float | None:
+        """Of the base model."""
+        return next((e.accuracy for e in self.evaluations if e.policy_version == 0), None)
+
+    @property
+    def accuracy_after(self) -> float | None:
+        """Of the newest version that was evaluated."""
+        return next((e.accuracy for e in reversed(self.evaluations) if e.policy_version > 0), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node that has ever joined. `name`, `backend` and `device` are what it says of itself: hostile input."""
+
+    node_id: str
+    name: str
+    backend: str
+    device: str
+    connected: bool
+    activity: str
+    """As it last reported: preparing, waiting, fetching, sampling, draining."""
+    policy_version: int | None
+    """Newest it can sample from."""
+    capacity: int
+    in_flight: int
+    """Rollouts leased to it and not yet received."""
+    tokens_per_s: float
+    received: int
+    trained: int
+    dropped: int
+    last_seen: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """One trained step. It turned version `step` - 1 into `step`."""
+
+    step: int
+    trained_at: float
+    num_rollouts: int
+    num_tokens: int
+    """Of the completions."""
+    mean_reward: float
+    staleness_mean: float
+    staleness_max: int
+    seconds: float
+    """Of training alone; the wait for the batch is not in it."""
+    loss: float | None = None
+    grad_norm: float | None = None
+    mismatch_kl: float | None = None
+    """Between the nodes' sampling and the learner's own probabilities, nats per token."""
+    clip_fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderboardRow:
+    """One node's work that was trained on, counted on the hub from receipts."""
+
+    rank: int
+    """From 1, by `trained_rollouts`."""
+    node_id: str
+    name: str
+    trained_rollouts: int
+    trained_tokens: int
+    share: float
+    """Of all trained rollouts."""
+    last_seen: float
+
+
+class Changes:
+    """Says that something changed, never what: who waits then reads the newest state, so a missed change is harmless.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        """How many changes there were."""
+        self._next = asyncio.Event()
+
+    def notify(self) -> None:
+        """Cheap: call it at every change."""
+        self.number += 1
+        woken, self._next = self._next, asyncio.Event()
+        woken.set()
+
+    async def wait(self, seen: int) -> int:
+        """Returns `number` once it is above `seen`. Cancel-safe."""
+        while self.number <= seen:
+            await self._next.wait()
+        return self.number
+
+
+class PagesSource(Protocol):
+    """What the hub supplies. Reads may overlap; each returns the newest state that is there."""
+
+    @property
+    def changes(self) -> Changes: ...
+
+    async def run_view(self) -> RunView: ...
+
+    async def nodes(self) -> tuple[NodeView, ...]: ...
+
+    async def steps(self, since: int) -> tuple[StepView, ...]:
+        """The trained steps after step `since`, in order."""
+        ...
+
+    async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
+        """In rank order; nodes without trained rollouts may be left out."""
+        ...

@@ -1,0 +1,115 @@
+"""The operator's room, `/`: is the run learning, is it fed, and what does every node do?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jinja2
+from aiohttp import web
+
+from echo_hub.dashboard.model import NodeView, PagesSource, RunState, RunView, StepView
+from echo_hub.dashboard.responses import html_response
+from echo_hub.dashboard.snapshots import Snapshot, Snapshots
+from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
+
+STEPS_SHOWN: Final = 12
+VERSIONS_SHOWN: Final = 8
+EVENTS_SHOWN: Final = 12
+NODES_SHOWN: Final = 500
+
+NODE_COLUMNS: Final[tuple[Column[NodeView], ...]] = (
+    Column(key="name", title="Node", order=lambda node: (node.name.casefold(), node.node_id)),
+    Column(key="activity", title="Doing", order=lambda node: (not node.connected, node.activity)),
+    Column(
+        key="version",
+        title="Version",
+        order=lambda node: -1 if node.policy_version is None else node.policy_version,
+        descending=True,
+        css="number wide",
+    ),
+    Column(key="speed", title="Tokens/s", order=lambda node: node.tokens_per_s, descending=True, css="number"),
+    Column(key="held", title="Holds", order=lambda node: node.in_flight, descending=True, css="number wide"),
+    Column(key="received", title="Received", order=lambda node: node.received, descending=True, css="number wide"),
+    Column(key="trained", title="Trained", order=lambda node: node.trained, descending=True, css="number"),
+    Column(key="dropped", title="Dropped", order=lambda node: node.dropped, descending=True, css="number wide"),
+    Column(key="seen", title="Last seen", order=lambda node: node.last_seen, descending=True, css="number wide"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A part of the accounting bar, in thousandths of its length."""
+
+    label: str
+    kind: str
+    value: int
+    start: float
+    length: float
+
+
+class OperatorPage:
+    def __init__(self, source: PagesSource, snapshots: Snapshots, templates: jinja2.Environment) -> None:
+        self._source = source
+        self._snapshots = snapshots
+        self._template = templates.get_template("operator.html")
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """GET /"""
+        snapshot = await self._snapshots.get()
+        recent = await self._source.steps(max(0, snapshot.run.trained_step - STEPS_SHOWN))
+        sort = known_sort(NODE_COLUMNS, request.query.get("sort", ""))
+        text = snapshot.rendered(("operator", sort), lambda: self._render(snapshot, recent, sort))
+        return html_response(text, inline_styles=True)
+
+    def _render(self, snapshot: Snapshot, recent: Sequence[StepView], sort: str) -> str:
+        run = snapshot.run
+        by_default = sorted(snapshot.nodes, key=lambda node: (not node.connected, -node.tokens_per_s, node.node_id))
+        nodes = sort_rows(by_default, NODE_COLUMNS, sort)
+        connected = [node for node in nodes if node.connected]
+        return self._template.render(
+            room="operator",
+            run=run,
+            recent=recent[::-1][:STEPS_SHOWN],
+            remaining_s=remaining_s(run, recent),
+            ticks=rail_ticks(run),
+            segments=accounting_segments(run),
+            versions=run.versions[:VERSIONS_SHOWN],
+            nodes_by_version=Counter(node.policy_version for node in connected),
+            events=run.events[:EVENTS_SHOWN],
+            nodes=nodes[:NODES_SHOWN],
+            num_nodes=len(nodes),
+            node_headings=headings(NODE_COLUMNS, sort, kept={}, anchor="nodes"),
+            activities=Counter(node.activity for node in connected).most_common(),
+            num_connected=len(connected),
+            tokens_per_s=sum(node.tokens_per_s for node in connected),
+        )
+
+
+def remaining_s(run: RunView, recent: Sequence[StepView]) -> float | None:
+    """What the steps still to come take at the pace of the recent ones, waiting included."""
+    if run.state is not RunState.RUNNING or len(recent) < 3:
+        return None
+    pace_s = (recent[-1].trained_at - recent[0].trained_at) / (len(recent) - 1)
+    return pace_s * (run.steps_total - run.trained_step)
+
+
+def rail_ticks(run: RunView) -> tuple[tuple[float, float], ...]:
+    """(place along the run in thousandths, accuracy) of every evaluation."""
+    return tuple((1000 * min(e.policy_version / run.steps_total, 1.0), e.accuracy) for e in run.evaluations)
+
+
+def accounting_segments(run: RunView) -> tuple[Segment, ...]:
+    """Trained, in flight, then every drop reason, the largest first."""
+    accounting = run.accounting
+    parts = [("trained", "trained", accounting.trained), ("in flight", "flight", accounting.in_flight)]
+    dropped = sorted(accounting.dropped.items(), key=lambda item: -item[1])
+    parts += [(reason.replace("_", " "), f"drop-{reason}", number) for reason, number in dropped if number]
+    segments, start = [], 0.0
+    for label, kind, value in parts:
+        length = 1000 * value / max(accounting.leased, 1)
+        segments.append(Segment(label=label, kind=kind, value=value, start=start, length=length))
+        start += length
+    return tuple(segments)

@@ -1,0 +1,39 @@
+"""The pages' front door: every route that people, scripts and Prometheus use. Each room is a module of its own."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from echo_hub.dashboard.api import Api, EventStream
+from echo_hub.dashboard.assets import Assets
+from echo_hub.dashboard.leaderboard_page import LeaderboardPage
+from echo_hub.dashboard.metrics import Metrics
+from echo_hub.dashboard.model import PagesSource
+from echo_hub.dashboard.operator_page import OperatorPage
+from echo_hub.dashboard.snapshots import Snapshots
+from echo_hub.dashboard.templating import environment
+
+
+def routes(
+    source: PagesSource, *, min_interval_s: float = 0.5, heartbeat_s: float = 15.0
+) -> list[web.AbstractRouteDef]:
+    """All that the pages add to the hub's application.
+
+    Viewers see nothing older than `min_interval_s`; a live connection carries something every `heartbeat_s`.
+    """
+    snapshots = Snapshots(source, min_interval_s=min_interval_s)
+    assets = Assets()
+    templates = environment(assets)
+    api = Api(source, snapshots)
+    return [
+        web.get("/", OperatorPage(source, snapshots, templates).serve),
+        web.get("/leaderboard", LeaderboardPage(snapshots, templates).serve),
+        web.get("/api/v1/run", api.run),
+        web.get("/api/v1/nodes", api.nodes),
+        web.get("/api/v1/steps", api.steps),
+        web.get("/api/v1/leaderboard", api.leaderboard),
+        web.get("/api/v1/events", EventStream(snapshots, heartbeat_s=heartbeat_s).serve, allow_head=False),
+        web.get("/metrics", Metrics(snapshots).serve),
+        web.get("/healthz", api.health),
+        web.get("/static/{name}", assets.serve),
+    ]

@@ -1,0 +1,64 @@
+"""How the pages answer: the headers that every response carries, HTML from templates, JSON from views."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+SECURITY_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self'",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""A name that a node made up must never run as a script here, and nothing is fetched from elsewhere."""
+
+
+def jsonable(value: Any) -> Any:
+    """`value` in JSON's types: dataclasses become objects, numbers that are not finite become null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def json_response(value: Mapping[str, Any], *, status: int = 200) -> web.Response:
+    text = json.dumps(jsonable(value), allow_nan=False, separators=(",", ":"))
+    response = web.Response(text=text, status=status, content_type="application/json", headers=SECURITY_HEADERS)
+    response.headers["Cache-Control"] = "no-store"
+    response.enable_compression()
+    return response
+
+
+def html_response(text: str, *, inline_styles: bool = False) -> web.Response:
+    """`inline_styles` for pages with charts: plotly puts style elements of its own, which vary with its version."""
+    response = web.Response(text=text, content_type="text/html", headers=SECURITY_HEADERS)
+    if inline_styles:
+        policy = SECURITY_HEADERS["Content-Security-Policy"]
+        response.headers["Content-Security-Policy"] = policy.replace(
+            "style-src 'self'", "style-src 'self' 'unsafe-inline'"
+        )
+    response.headers["Cache-Control"] = "no-store"
+    response.enable_compression()
+    return response

@@ -1,0 +1,59 @@
+"""Tables that a reader sorts by following a link, so that sorting needs no script and a sorted table has an address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column(Generic[Row]):
+    """`key` names it in the address and gives `order`, ascending; a `descending` column starts with its largest."""
+
+    key: str
+    title: str
+    order: Callable[[Row], Any]
+    descending: bool = False
+    css: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """What the template shows of a column: `sorted` is the value of aria-sort, empty for all columns but one."""
+
+    title: str
+    href: str
+    sorted: str
+    css: str
+
+
+def known_sort(columns: Iterable[Column[Row]], requested: str) -> str:
+    """`requested` if it names a column, "" otherwise."""
+    return requested if requested.removeprefix("-") in {column.key for column in columns} else ""
+
+
+def sort_rows(rows: Iterable[Row], columns: Iterable[Column[Row]], requested: str) -> tuple[Row, ...]:
+    """Sorted by the column `requested`; "-key" turns its order round; an unknown one leaves the rows as they are."""
+    for column in columns:
+        if requested.removeprefix("-") == column.key:
+            return tuple(sorted(rows, key=column.order, reverse=column.descending != requested.startswith("-")))
+    return tuple(rows)
+
+
+def headings(columns: Iterable[Column[Row]], requested: str, *, kept: Mapping[str, str], anchor: str) -> list[Heading]:
+    """Each links to its order, or to the reverse where the rows have it; `kept` = the address's other fields."""
+    result = []
+    for column in columns:
+        here, reverse = requested.removeprefix("-") == column.key, requested.startswith("-")
+        target = f"-{column.key}" if here and not reverse else column.key
+        direction = "descending" if column.descending != reverse else "ascending"
+        query = urlencode({**kept, "sort": target})
+        heading = Heading(
+            title=column.title, href=f"?{query}#{anchor}", sorted=direction if here else "", css=column.css
+        )
+        result.append(heading)
+    return result

@@ -1,0 +1,34 @@
+"""The Jinja2 environment of all rooms. Autoescaping is always on; no template marks anything as safe."""
+
+from __future__ import annotations
+
+import jinja2
+
+from echo_hub.dashboard import formats
+from echo_hub.dashboard.assets import Assets
+
+
+def environment(assets: Assets) -> jinja2.Environment:
+    env = jinja2.Environment(
+        loader=jinja2.PackageLoader("echo_hub.dashboard"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for function in (
+        formats.ago,
+        formats.clock,
+        formats.count,
+        formats.display_name,
+        formats.duration,
+        formats.fixed,
+        formats.iso,
+        formats.percent,
+        formats.rate,
+        formats.scientific,
+        formats.size,
+    ):
+        env.filters[function.__name__] = function
+    env.globals["asset"] = assets.address
+    return env

@@ -1,0 +1,85 @@
+"""Carries the coordinator: events in, one commit a turn, then actions out.
+
+The only task that touches the coordinator. It takes all events that wait, lets the coordinator handle each, commits
+every record in one transaction, and only then hands the actions on. So nobody ever sees a lease or a receipt that is
+not in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, ParamSpec, TypeVar
+
+from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.effects import ACTIONS, RECORDS, Action, Effect, RolloutReceived
+from echo_hub.core.events import Event, Tick
+from echo_hub.store.store import Store
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+INBOX_EVENTS: Final = 8_192
+"""When full, those who report events wait, down to the nodes' sockets."""
+
+TICK_S: Final = 1.0
+
+
+class StoreThread:
+    """The store's methods, called one at a time on a thread of their own: SQLite has one writer."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    async def __call__(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """`method` must be one of the store's own."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: method(*args, **kwargs))
+
+    async def close(self) -> None:
+        await self(self.store.close)
+        self._executor.shutdown()
+
+
+class Driver:
+    """`report` from anywhere on the loop; `act` is called with each action, in order, and must not wait."""
+
+    def __init__(
+        self, *, coordinator: Coordinator, store: StoreThread, act: Callable[[Action], None], clock: Callable[[], float]
+    ) -> None:
+        self.coordinator = coordinator
+        self.num_received = 0
+        """Rollouts committed since the start."""
+        self._store = store
+        self._act = act
+        self._clock = clock
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS)
+
+    async def report(self, event: Event) -> None:
+        """Waits while the inbox is full."""
+        await self._inbox.put(event)
+
+    async def run(self) -> None:
+        await self._carry_out(self.coordinator.start(self._clock()))
+        while True:
+            events = [await self._inbox.get()]
+            while not self._inbox.empty():
+                events.append(self._inbox.get_nowait())
+            now = self._clock()
+            await self._carry_out([effect for event in events for effect in self.coordinator.handle(event, now)])
+
+    async def tick(self) -> None:
+        """Reports the passing of time, for ever."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self.report(Tick())
+
+    async def _carry_out(self, effects: list[Effect]) -> None:
+        records = [effect for effect in effects if isinstance(effect, RECORDS)]
+        if records:
+            await self._store(self._store.store.apply, records, self._clock())
+            self.num_received += sum(isinstance(record, RolloutReceived) for record in records)
+        for effect in effects:
+            if isinstance(effect, ACTIONS):
+                self._act(effect)

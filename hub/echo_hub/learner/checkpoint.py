@@ -1,0 +1,142 @@
+"""Checkpoints: RUN/checkpoints/step-000012/ holds all that step 13 needs, to the bit.
+
+    adapter_model.safetensors, adapter_config.json   the policy, in PEFT's layout
+    optimizer.safetensors                            Adam's state and the states of PyTorch's random generators
+    checkpoint.json                                  the step, its metrics, the other files' sizes; written last
+
+A directory is written under a temporary name, synced to disk and renamed. One whose checkpoint.json is missing or does
+not match its files is never picked up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from echo_hub.learner.policy import Policy
+from echo_shared.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+MARKER: Final = "checkpoint.json"
+OPTIMIZER: Final = "optimizer.safetensors"
+_UNFINISHED: Final = ".unfinished-"
+_REPLACED: Final = ".replaced-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One complete checkpoint on disk."""
+
+    directory: Path
+    step: int
+    metrics: Mapping[str, float]
+    """Of this step."""
+
+
+@contextmanager
+def atomic_directory(final: Path) -> Iterator[Path]:
+    """Yields an empty directory that becomes `final` when the block ends well, replacing what was there.
+
+    All of it is on disk before it has its name. Raises StorageError when the disk refuses.
+    """
+    unfinished = final.with_name(f"{_UNFINISHED}{final.name}")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for path in unfinished.iterdir():
+            _sync(path)
+        _sync(unfinished)
+        if final.exists():
+            replaced = final.with_name(f"{_REPLACED}{final.name}")
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
+            unfinished.rename(final)
+            shutil.rmtree(replaced)
+        else:
+            unfinished.rename(final)
+        _sync(final.parent)
+    except OSError as error:
+        raise StorageError(
+            "A directory could not be written.", got=f"{final}: {error}", do="Check the disk's free space and health."
+        ) from error
+
+
+def save(
+    root: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, step: int, metrics: Mapping[str, float], kept: int
+) -> None:
+    """Writes the checkpoint of `step` below `root`, then removes all but the newest `kept`."""
+    with atomic_directory(root / f"step-{step:06d}") as directory:
+        policy.save_adapter(directory)
+        save_file(_optimizer_tensors(policy, optimizer), directory / OPTIMIZER)
+        sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
+        marker = {"step": step, "metrics": dict(metrics), "files": sizes}
+        (directory / MARKER).write_text(json.dumps(marker, indent=2), encoding="utf-8")
+    for checkpoint in complete(root)[kept:]:
+        shutil.rmtree(checkpoint.directory, ignore_errors=True)
+
+
+def complete(root: Path) -> list[Checkpoint]:
+    """The complete checkpoints below `root`, newest first."""
+    found = (_read(directory) for directory in root.glob("step-*"))
+    return sorted((item for item in found if item is not None), key=lambda item: item.step, reverse=True)
+
+
+def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    """Puts policy, optimizer and random generators where they stood when the checkpoint was written."""
+    policy.load_adapter(checkpoint.directory)
+    tensors = load_file(checkpoint.directory / OPTIMIZER)
+    torch.set_rng_state(tensors.pop("rng.cpu"))
+    if "rng.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors.pop("rng.cuda"), policy.device)
+    state: dict[int, dict[str, Tensor]] = {}
+    indices = {name: index for index, name in enumerate(policy.parameters)}
+    for key, tensor in tensors.items():
+        name, _, field = key.rpartition("/")
+        state.setdefault(indices[name], {})[field] = tensor
+    # The hyperparameters are the settings' and not the checkpoint's, so that a changed learning rate holds.
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors = {"rng.cpu": torch.get_rng_state()}
+    if policy.device.type == "cuda":
+        tensors["rng.cuda"] = torch.cuda.get_rng_state(policy.device)
+    for name, parameter in policy.parameters.items():
+        for field, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}/{field}"] = value.detach().cpu()
+    return tensors
+
+
+def _read(directory: Path) -> Checkpoint | None:
+    try:
+        marker = json.loads((directory / MARKER).read_bytes())
+        for name, size in marker["files"].items():
+            if (directory / name).stat().st_size != size:
+                raise ValueError(f"{name} does not have its {size} bytes")
+        return Checkpoint(directory=directory, step=marker["step"], metrics=marker["metrics"])
+    except (OSError, ValueError, KeyError) as error:
+        log.warning("checkpoint %s is not complete and is left out: %s", directory.name, error)
+        return None
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot sync a directory.
+    handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

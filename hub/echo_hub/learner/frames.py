@@ -1,0 +1,66 @@
+"""How batches and rollouts stand in the frames between hub and learner process. Loads no torch.
+
+A request is {call, command, ...}. It is answered by any number of {call, kind: "item", ...} and then by one
+{call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from echo_hub.learner.settings import TrainingGroup, TrainingRollout
+from echo_shared.child import Frame
+from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+_ERRORS: dict[str, type[EchoError]] = {cls.default_code: cls for cls in (ConfigError, LearnerError, StorageError)}
+
+
+def pack_groups(groups: Sequence[TrainingGroup]) -> list[Frame]:
+    return [
+        {"prompt_ids": group.prompt_ids, "rollouts": [_fields(rollout) for rollout in group.rollouts]}
+        for group in groups
+    ]
+
+
+def unpack_groups(frames: Sequence[Frame]) -> list[TrainingGroup]:
+    return [
+        TrainingGroup(
+            prompt_ids=frame["prompt_ids"],
+            rollouts=tuple(TrainingRollout(**rollout) for rollout in frame["rollouts"]),
+        )
+        for frame in frames
+    ]
+
+
+def pack_request(request: GroupRequest) -> Frame:
+    return _fields(request)
+
+
+def unpack_request(frame: Frame) -> GroupRequest:
+    return GroupRequest(**{**frame, "indices": tuple(frame["indices"]), "stop_ids": tuple(frame["stop_ids"])})
+
+
+def pack_rollout(rollout: FinishedRollout) -> Frame:
+    return _fields(rollout)
+
+
+def unpack_rollout(frame: Frame) -> FinishedRollout:
+    return FinishedRollout(**{**frame, "finish_reason": FinishReason(frame["finish_reason"])})
+
+
+def pack_error(error: EchoError) -> Frame:
+    return {"code": error.code, "what": error.what, "got": error.got, "do": error.do}
+
+
+def unpack_error(frame: Frame) -> EchoError:
+    cls = _ERRORS.get(frame["code"], LearnerError)
+    return cls(frame["what"], got=frame["got"], do=frame["do"], code=frame["code"])
+
+
+def _fields(value: Any) -> Frame:
+    """The fields of a dataclass, its arrays as they are."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}

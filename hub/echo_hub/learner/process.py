@@ -1,0 +1,138 @@
+"""The learner as its parent sees it: a child process that is given steps, samples and evaluations. Loads no torch.
+
+Commands may overlap; the process carries them out in the order in which they were given. Every await here may be
+cancelled: the process still finishes what it was told to do, and nobody reads that answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_hub.learner import frames
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_shared.child import Child, ChildExited, Frame
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+
+class Learner:
+    """Made by `start`. Every command raises LearnerError (refused, or failed) or ChildExited (the process is gone)."""
+
+    def __init__(self, child: Child) -> None:
+        self.policy_version = 0
+        """What the process holds, by its last answer; right even when nobody waited for that answer."""
+        self.last_metrics: Mapping[str, float] = {}
+        """Of the step that made `policy_version`, if this or an earlier process has trained it."""
+        self._child = child
+        self._numbers = itertools.count()
+        # Unbounded, but a call gets no more answers than it asked for rollouts.
+        self._answers: dict[int, asyncio.Queue[Frame | ChildExited]] = {}
+        self._ended: ChildExited | None = None
+        self._reader = asyncio.create_task(self._read(), name="learner-reader")
+
+    @classmethod
+    async def start(cls, settings: LearnerSettings, run_dir: Path) -> Learner:
+        """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log."""
+        # Without the first, matrix products on CUDA may differ from run to run.
+        environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        if settings.training.threads:
+            environment["OMP_NUM_THREADS"] = str(settings.training.threads)
+        child = await Child.start(
+            "echo_hub.learner.worker", name="learner", log=run_dir / "logs" / "learner.log", env=environment
+        )
+        learner = cls(child)
+        try:
+            await learner._result("open", settings=settings.model_dump(mode="json"), run_dir=str(run_dir))
+        except BaseException:
+            await learner.stop()
+            raise
+        return learner
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def train(self, step: int, groups: Sequence[TrainingGroup], export_to: Path | None) -> dict[str, float]:
+        """Trains version `step` - 1 into `step`; the metrics are those of `echo_hub.learner.step.train_step`.
+
+        When this returns, the step is in a checkpoint, if one is due, and its adapter lies in `export_to`, if given.
+        """
+        result = await self._result(
+            "train",
+            step=step,
+            groups=frames.pack_groups(groups),
+            export_to=None if export_to is None else str(export_to),
+        )
+        metrics: dict[str, float] = result["metrics"]
+        return metrics
+
+    async def sample(self, groups: Sequence[GroupRequest]) -> AsyncGenerator[FinishedRollout, None]:
+        """Draws all rollouts of `groups`, which must ask for `policy_version`; yields each when it is finished."""
+        requests = [frames.pack_request(group) for group in groups]
+        async with contextlib.aclosing(self._call("sample", groups=requests)) as answers:
+            async for frame in answers:
+                if frame["kind"] == "item":
+                    yield frames.unpack_rollout(frame["rollout"])
+
+    async def evaluate(
+        self, prompts: Sequence[NDArray[np.int32]], *, base: bool = False, adapter: Path | None = None
+    ) -> list[NDArray[np.int32]]:
+        """Greedy completions of `prompts`, in order: by the current policy, by the base, or by the PEFT `adapter`."""
+        result = await self._result(
+            "evaluate", prompts=list(prompts), base=base, adapter=None if adapter is None else str(adapter)
+        )
+        completions: list[NDArray[np.int32]] = result["completions"]
+        return completions
+
+    async def stop(self) -> None:
+        """Ends the process, after its step if that does not take long. Harmless when it has ended."""
+        await self._child.stop()
+        await self._reader
+
+    async def _result(self, command: str, **fields: Any) -> Frame:
+        async with contextlib.aclosing(self._call(command, **fields)) as answers:
+            async for frame in answers:
+                last = frame
+        return last
+
+    async def _call(self, command: str, **fields: Any) -> AsyncGenerator[Frame, None]:
+        """Yields the answers to one command; the last is its result."""
+        number = next(self._numbers)
+        answers = self._answers[number] = asyncio.Queue()
+        try:
+            if self._ended is not None:
+                raise self._ended
+            await self._child.send({"call": number, "command": command, **fields})
+            kind = "item"
+            while kind == "item":
+                frame = await answers.get()
+                if isinstance(frame, ChildExited):
+                    raise frame
+                kind = frame["kind"]
+                if kind == "error":
+                    raise frames.unpack_error(frame)
+                yield frame
+        finally:
+            del self._answers[number]
+
+    async def _read(self) -> None:
+        """The only reader of the child's frames; ends with the child."""
+        try:
+            async for frame in self._child.frames():
+                if frame["kind"] == "result":
+                    self.policy_version = frame["policy_version"]
+                    self.last_metrics = frame.get("metrics", self.last_metrics)
+                answers = self._answers.get(frame["call"])
+                if answers is not None:
+                    answers.put_nowait(frame)
+        except ChildExited as error:
+            self._ended = error
+            for answers in self._answers.values():
+                answers.put_nowait(error)

@@ -1,0 +1,64 @@
+"""What the hub gives its learner process: the settings it starts with, and the batch of one step. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from echo_hub.config import HubConfig, Section, TrainingConfig
+
+
+class LearnerSettings(Section):
+    """All that the learner needs to know of the run."""
+
+    base_dir: Path
+    """The base model in Hugging Face layout."""
+    base_name: str = "base"
+    """What a published adapter calls its base; never a path of this machine."""
+    seed: Annotated[int, Field(ge=0)]
+    """The run's seed."""
+    temperature: Annotated[float, Field(gt=0)]
+    """What rollouts are sampled at, and so what the learner's own log-probabilities are taken at."""
+    max_tokens: Annotated[int, Field(ge=1)]
+    """Of a completion in an evaluation, the stop token included."""
+    stop_ids: tuple[int, ...]
+    """Each of these ends a completion in an evaluation."""
+    training: TrainingConfig
+    """The objective and the optimizer."""
+    lock_wait_s: Annotated[float, Field(ge=0)] = 60.0
+    """How long to wait for a predecessor that still finishes its step in the same run directory."""
+
+    @classmethod
+    def of_run(cls, config: HubConfig, *, base_dir: Path, stop_ids: tuple[int, ...]) -> LearnerSettings:
+        """What the run's settings say."""
+        return cls(
+            base_dir=base_dir,
+            base_name=config.model.base,
+            seed=config.run.seed,
+            temperature=config.sampling.temperature,
+            max_tokens=config.sampling.max_tokens,
+            stop_ids=stop_ids,
+            training=config.training,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRollout:
+    """One completion: ids and behaviour log-probabilities (nats, at the sampling temperature), both [T], T >= 1."""
+
+    completion_ids: NDArray[np.int32]
+    behavior_logprobs: NDArray[np.float32]
+    reward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingGroup:
+    """All completions of one prompt; `prompt_ids` [P], P >= 1."""
+
+    prompt_ids: NDArray[np.int32]
+    rollouts: tuple[TrainingRollout, ...]

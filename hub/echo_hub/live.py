@@ -1,0 +1,226 @@
+"""What the pages show, read from the store and from what the hub knows of this moment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from echo_hub.config import HubConfig
+from echo_hub.core.status import CoordinatorStatus
+from echo_hub.dashboard.model import (
+    Accounting,
+    Changes,
+    EvaluationView,
+    LeaderboardRow,
+    NodeView,
+    NotableEvent,
+    RunState,
+    RunView,
+    StepView,
+    VersionView,
+)
+from echo_hub.driver import Driver
+from echo_hub.fleet import Fleet
+from echo_hub.run_directory import RunDirectory
+from echo_hub.store.reports import NodeTotals, StepRecord, Transport, VersionRecord
+from echo_hub.store.store import Store
+
+EVENTS_KEPT: Final = 50
+VERSIONS_SHOWN: Final = 30
+RATE_WINDOW_S: Final = 30.0
+
+
+class NotableLog(logging.Handler):
+    """Keeps the newest log lines of the hub for the operator's page."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.events: deque[NotableEvent] = deque(maxlen=EVENTS_KEPT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warning = record.levelno >= logging.WARNING
+        self.events.appendleft(NotableEvent(at=record.created, text=record.getMessage(), warning=warning))
+
+
+class LivePages:
+    """The hub's `PagesSource`. Counts come from the store; names, backends and activities are what nodes say."""
+
+    def __init__(
+        self,
+        *,
+        config: HubConfig,
+        directory: RunDirectory,
+        run_id: str,
+        store: Store,
+        driver: Driver,
+        fleet: Fleet,
+        join_command: Callable[[], str],
+        learner_pid: Callable[[], int | None],
+        finished: Callable[[], bool],
+    ) -> None:
+        self.changes = Changes()
+        self.notable = NotableLog()
+        self._config = config
+        self._run_id = run_id
+        self._store = store
+        self._driver = driver
+        self._fleet = fleet
+        self._join_command = join_command
+        self._learner_pid = learner_pid
+        self._finished = finished
+        self._started_at = time.time()
+        self._received: deque[tuple[float, int]] = deque([(self._started_at, 0)])
+        self._size_bytes = lru_cache(1_024)(lambda version: _size_bytes(directory.adapter(version)))
+
+    async def run_view(self) -> RunView:
+        status = self._driver.coordinator.status()
+        return await asyncio.to_thread(self._run_view, status, self._rollouts_per_s())
+
+    async def nodes(self) -> tuple[NodeView, ...]:
+        status = self._driver.coordinator.status()
+        totals = await asyncio.to_thread(self._store.leaderboard)
+        return tuple(self._node_view(row, status) for row in totals)
+
+    async def steps(self, since: int) -> tuple[StepView, ...]:
+        history = await asyncio.to_thread(self._store.steps_history, since)
+        return tuple(_step_view(row) for row in history)
+
+    async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
+        totals = await asyncio.to_thread(self._store.leaderboard)
+        return tuple(
+            LeaderboardRow(
+                rank=rank,
+                node_id=row.node_id,
+                name=row.name,
+                trained_rollouts=row.trained_rollouts,
+                trained_tokens=row.trained_tokens,
+                share=row.share,
+                last_seen=time.time() if row.node_id in self._fleet.nodes else row.last_seen,
+            )
+            for rank, row in enumerate((row for row in totals if row.trained_rollouts), start=1)
+        )
+
+    def _run_view(self, status: CoordinatorStatus, rollouts_per_s: float) -> RunView:
+        config = self._config
+        books = self._store.accounting()
+        newest = self._store.steps_history(status.trained_steps - 1)[-1:]
+        step = newest[0] if newest else None
+        versions = self._store.versions_history()[-VERSIONS_SHOWN:]
+        return RunView(
+            as_of=time.time(),
+            run_id=self._run_id,
+            name=config.run.name,
+            mode=config.run.mode,
+            task=config.task.name,
+            base_model=config.model.base,
+            join_command=self._join_command(),
+            state=RunState.FINISHED if self._finished() else RunState.RUNNING,
+            state_detail=self._detail(status),
+            problems=() if self._learner_pid() else ("The learner process is not running; it is being started.",),
+            started_at=self._started_at,
+            steps_total=config.training.steps,
+            trained_step=status.trained_steps,
+            published_version=status.published_version,
+            group_size=config.training.group_size,
+            max_staleness=config.training.max_staleness if config.run.mode == "async" else 0,
+            mean_reward=step.mean_reward if step else None,
+            staleness_mean=step.staleness_mean if step else None,
+            staleness_max=step.staleness_max if step else None,
+            rollouts_per_s=rollouts_per_s,
+            buffered_groups=status.groups_buffered,
+            accounting=Accounting(
+                leased=books.leased,
+                trained=books.trained,
+                dropped={reason.value: count for reason, count in books.by_drop_reason.items()},
+                in_flight=books.in_flight,
+            ),
+            evaluations=tuple(
+                EvaluationView(
+                    policy_version=row.policy_version,
+                    accuracy=row.accuracy,
+                    num_problems=row.num_problems,
+                    evaluated_at=row.evaluated_at,
+                )
+                for row in self._store.evaluations()
+            ),
+            versions=tuple(self._version_view(row) for row in reversed(versions)),
+            fetches_by_transport=_by_name(self._store.versions_by_transport()),
+            events=tuple(self.notable.events),
+        )
+
+    def _detail(self, status: CoordinatorStatus) -> str:
+        if self._finished():
+            return ""
+        if not status.nodes_connected:
+            return "waiting for nodes"
+        return "training" if status.training_step is not None else "collecting rollouts"
+
+    def _rollouts_per_s(self) -> float:
+        now, received = time.time(), self._driver.num_received
+        self._received.append((now, received))
+        while len(self._received) > 2 and self._received[0][0] < now - RATE_WINDOW_S:
+            self._received.popleft()
+        since, before = self._received[0]
+        return (received - before) / (now - since) if now > since else 0.0
+
+    def _node_view(self, row: NodeTotals, status: CoordinatorStatus) -> NodeView:
+        live = self._fleet.nodes.get(row.node_id)
+        return NodeView(
+            node_id=row.node_id,
+            name=row.name,
+            backend=row.backend,
+            device=row.device,
+            connected=live is not None,
+            activity=live.activity if live else "",
+            policy_version=live.policy_version if live else None,
+            capacity=live.capacity if live else 0,
+            in_flight=status.leased_by_node.get(row.node_id, 0),
+            tokens_per_s=live.tokens_per_s if live else 0.0,
+            received=row.received,
+            trained=row.trained_rollouts,
+            dropped=row.dropped,
+            last_seen=time.time() if live else row.last_seen,
+        )
+
+    def _version_view(self, row: VersionRecord) -> VersionView:
+        return VersionView(
+            policy_version=row.policy_version,
+            published_at=row.published_at,
+            size_bytes=self._size_bytes(row.policy_version),
+            dissemination_p50_s=median(row.fetch_seconds) if row.fetch_seconds else None,
+            dissemination_max_s=max(row.fetch_seconds, default=None),
+            fetches_by_transport=_by_name(row.fetches_by_transport),
+            bytes_by_transport=_by_name(row.bytes_by_transport),
+        )
+
+
+def _step_view(row: StepRecord) -> StepView:
+    return StepView(
+        step=row.step,
+        trained_at=row.trained_at,
+        num_rollouts=row.num_rollouts,
+        num_tokens=row.num_tokens,
+        mean_reward=row.mean_reward,
+        staleness_mean=row.staleness_mean,
+        staleness_max=row.staleness_max,
+        seconds=row.metrics.get("seconds", row.trained_at - row.planned_at),
+        loss=row.metrics.get("loss"),
+        grad_norm=row.metrics.get("grad_norm"),
+        mismatch_kl=row.metrics.get("mismatch_kl"),
+        clip_fraction=row.metrics.get("clip_fraction"),
+    )
+
+
+def _size_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*") if path.is_file())
+
+
+def _by_name(counts: Mapping[Transport, int]) -> dict[str, int]:
+    return {str(transport): count for transport, count in counts.items()}

@@ -1,0 +1,239 @@
+"""`echo-hub`: the operator's commands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Coroutine
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+import echo_shared
+from echo_hub.config import HubConfig, load_config, render_config
+from echo_hub.run_directory import RunDirectory
+from echo_shared.errors import ConfigError, EchoError
+from echo_shared.identity import Identity, fingerprint
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train a language model by reinforcement learning, with rollouts from computers that people lend.",
+)
+errors = Console(stderr=True)
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")]
+HostOption = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all.")]
+PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port for everything: nodes, pages, files.")]
+StepsOption = Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the whole run.")]
+ModeOption = Annotated[str | None, typer.Option(help="colocated, sequential or async.")]
+SeedOption = Annotated[int | None, typer.Option(min=0, help="Every sub-seed is a hash of this one.")]
+
+
+def run() -> None:
+    """Entry point: prints an EchoError's text instead of a traceback."""
+    try:
+        app()
+    except EchoError as error:
+        errors.print(f"[red]Error:[/red] {error}", highlight=False, markup=True)
+        sys.exit(1)
+
+
+@app.callback()
+def _common(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")] = False,
+) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=errors, show_path=False)],
+    )
+
+
+@app.command()
+def init(
+    run_directory: RunArgument,
+    port: PortOption = None,
+    host: HostOption = None,
+    steps: StepsOption = None,
+    mode: ModeOption = None,
+    seed: SeedOption = None,
+) -> None:
+    """Make a run directory: a commented config.toml and the hub's key."""
+    directory = RunDirectory(run_directory)
+    make_run(directory, load_config(None, _flags(host=host, port=port, steps=steps, mode=mode, seed=seed)))
+    key = Identity.load(directory.key).public_key
+    typer.echo(f"Made {directory.config} and the hub's key.\nKey fingerprint: {fingerprint(key)}")
+    typer.echo(f"Next: edit the settings if you like, then: echo-hub serve {run_directory}")
+
+
+@app.command()
+def serve(
+    run_directory: RunArgument,
+    host: HostOption = None,
+    port: PortOption = None,
+    steps: StepsOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings that hold, and end.")] = False,
+) -> None:
+    """Serve a run: lease work to nodes, train, publish, show the pages. Goes on where it stopped."""
+    directory = RunDirectory(run_directory)
+    directory.check()
+    config = load_config(directory.config, _flags(host=host, port=port, steps=steps))
+    if dry_run:
+        typer.echo(render_config(config))
+        return
+    from echo_hub.hub import open_hub
+
+    async def serve_until_stopped() -> None:
+        async with open_hub(config, directory) as hub:
+            typer.echo(f"Run          {config.run.name} ({directory.root})")
+            typer.echo(f"Dashboard    {hub.url}/\nLeaderboard  {hub.url}/leaderboard")
+            typer.echo(f"Key          {fingerprint(hub.key)}\nTo lend a machine: {hub.join_command}")
+            await hub.serve()
+
+    _run(serve_until_stopped())
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path | None, typer.Option(help="Where the run goes; default: echo-demo/DATE-TIME.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Stay up after the last step, until Ctrl-C.")] = False,
+    steps: StepsOption = None,
+    port: PortOption = 0,
+    seed: SeedOption = None,
+    mode: ModeOption = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(help="Backend of a node; once a node. Default: one of each that is installed.")
+    ] = None,
+    report_json: Annotated[Path | None, typer.Option("--json", help="Write the report there as well.")] = None,
+) -> None:
+    """A hub and two nodes on this machine teach the built-in tiny model to add, in a few minutes."""
+    from echo_hub.demo import DEMO_SETTINGS, default_backends, run_demo
+
+    run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
+    flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
+    make_run(run_directory, load_config(None, {**DEMO_SETTINGS, **flags}))
+    config = load_config(run_directory.config, {})
+    report = _run(
+        run_demo(config, run_directory, backends=tuple(backend or default_backends()), keep=keep, console=Console())
+    )
+    if report_json is not None and report is not None:
+        report_json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+
+
+@app.command()
+def export(
+    run_directory: RunArgument,
+    destination: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
+    version: Annotated[int | None, typer.Option(min=1, help="Policy version; default: the newest published.")] = None,
+) -> None:
+    """Write a policy version as `PeftModel.from_pretrained` loads it."""
+    from echo_hub.export import export_adapter
+
+    directory = RunDirectory(run_directory)
+    directory.check()
+    exported = export_adapter(directory, destination, policy_version=version)
+    typer.echo(f"Policy version {exported} is in {destination}")
+
+
+@app.command(name="eval")
+def evaluate(
+    run_directory: RunArgument,
+    version: Annotated[
+        list[int] | None, typer.Option(min=0, help="Policy version, 0 = base; repeatable. Default: base and newest.")
+    ] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Held-out problems; default: the run's setting.")] = None,
+) -> None:
+    """Print the held-out greedy accuracy of the base and of policy versions."""
+    from echo_hub.export import evaluate_versions
+
+    directory = RunDirectory(run_directory)
+    directory.check()
+    config = load_config(directory.config, {})
+    results = _run(evaluate_versions(config, directory, policy_versions=version, num_problems=problems))
+    for result in results or ():
+        label = "base" if result.policy_version == 0 else f"version {result.policy_version}"
+        typer.echo(f"{label:<14} {result.accuracy:.1%} of {result.num_problems} held-out problems")
+
+
+@app.command()
+def version() -> None:
+    """Print the software's version."""
+    typer.echo(f"echo-swarm {echo_shared.__version__}")
+
+
+def make_run(directory: RunDirectory, config: HubConfig) -> None:
+    """Writes config.toml (last) and hub.key. Raises ConfigError when there is a run already."""
+    if directory.config.exists():
+        raise ConfigError(
+            "There is a run in this directory already.",
+            got=str(directory.config),
+            do="Serve it, or name another directory.",
+        )
+    try:
+        directory.root.mkdir(parents=True, exist_ok=True)
+        Identity.load_or_create(directory.key)
+        directory.config.write_text(render_config(config), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            "The run directory cannot be made.", got=str(error), do="Name a directory that you may write."
+        ) from error
+
+
+def _flags(
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    steps: int | None = None,
+    mode: str | None = None,
+    seed: int | None = None,
+) -> dict[str, dict[str, Any]]:
+    return {
+        "server": {"host": host, "port": port},
+        "training": {"steps": steps},
+        "run": {"mode": mode, "seed": seed},
+    }
+
+
+def _run(main: Coroutine[Any, Any, Any]) -> Any:
+    """Runs to the end, or to Ctrl-C or SIGTERM: both cancel, so that everything is closed in order; None then."""
+
+    async def until_signalled() -> Any:
+        task = asyncio.ensure_future(main)
+        loop = asyncio.get_running_loop()
+        if sys.platform != "win32":
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            typer.echo("\nStopped. Nothing is lost: the run goes on where it stopped.", err=True)
+            return None
+
+    try:
+        return asyncio.run(until_signalled())
+    except BaseExceptionGroup as group:
+        # Tasks fail together; a user wants the one error that has a text for them.
+        raise _known(group) from group
+
+
+def _known(error: BaseException) -> BaseException:
+    """The first EchoError in a group, however deep; the group itself when there is none."""
+    known = error.subgroup(EchoError) if isinstance(error, BaseExceptionGroup) else None
+    while isinstance(known, BaseExceptionGroup):
+        first = known.exceptions[0]
+        if not isinstance(first, BaseExceptionGroup):
+            return first
+        known = first
+    return error
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,250 @@
+"""The hub's end of every node's websocket: handshake, join policy, frames in and out.
+
+Each connection is one task; its errors end that connection and no other. What a node says goes, in order, to the
+`Inbox`, which applies backpressure by awaiting. What the hub says to a node waits in a bounded queue; a node that lets
+it fill up is disconnected, and resends and is told again after it reconnects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+from aiohttp import WSMsgType, web
+
+import echo_shared
+from echo_hub.config import ServerConfig
+from echo_shared.errors import EchoError, RefusedError, RemoteProtocolError
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    MAX_FRAME_BYTES,
+    FromHub,
+    FromNode,
+    Goodbye,
+    Hello,
+    Proof,
+    RefusalCode,
+    Welcome,
+)
+from echo_shared.sessions import HubSession
+
+log = logging.getLogger(__name__)
+_M = TypeVar("_M", Hello, Proof)
+
+HANDSHAKE_S: Final = 20.0
+OUTBOX_MESSAGES: Final = 2_048
+HEARTBEATS_MISSED: Final = 6
+"""A node that says nothing for this many heartbeats is taken for gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """Who connected: proven key, what it says of itself, and the addresses seen from here."""
+
+    node_id: str
+    public_key: bytes
+    name: str
+    backend: str
+    device: str
+    host: str
+    """The node's address as the hub sees it."""
+    hub_host: str
+    """The name or address under which the node reached the hub."""
+    swarm_port: int
+
+
+class Inbox(Protocol):
+    """Where the gateway's news goes."""
+
+    async def node_joined(self, node: NodeInfo) -> Welcome:
+        """The answer to a node that may join. Its messages follow only after it is sent."""
+
+    async def node_said(self, node_id: str, message: FromNode) -> None:
+        """A message of an open session, in order."""
+
+    async def node_left(self, node_id: str) -> None:
+        """The connection is gone, for whatever reason."""
+
+
+class _Connection:
+    """One node's websocket."""
+
+    def __init__(self, socket: web.WebSocketResponse, session: HubSession) -> None:
+        self.socket = socket
+        self.session = session
+        self.outbox: asyncio.Queue[bytes] = asyncio.Queue(OUTBOX_MESSAGES)
+
+    async def write(self) -> None:
+        while True:
+            await self.socket.send_bytes(await self.outbox.get())
+
+
+class Gateway:
+    """All connected nodes. `send` never waits."""
+
+    def __init__(self, *, me: Identity, settings: ServerConfig, inbox: Inbox) -> None:
+        self._me = me
+        self._settings = settings
+        self._inbox = inbox
+        self._open: dict[str, _Connection] = {}
+        self._sockets: set[web.WebSocketResponse] = set()
+
+    def routes(self) -> list[web.AbstractRouteDef]:
+        return [web.get("/node", self._serve)]
+
+    def connected(self) -> frozenset[str]:
+        """Ids of the nodes whose session is open."""
+        return frozenset(self._open)
+
+    def send(self, node_id: str, message: FromHub) -> bool:
+        """Queues the message; False when the node is not connected (it will be told anew after it reconnects)."""
+        connection = self._open.get(node_id)
+        if connection is None:
+            return False
+        try:
+            connection.outbox.put_nowait(connection.session.send(message))
+        except asyncio.QueueFull:
+            log.warning("node %s does not read what it is sent: disconnecting it", node_id)
+            self._forget(node_id, connection)
+            connection.socket.get_extra_info("transport").abort()
+            return False
+        return True
+
+    async def close(self, code: RefusalCode, what: str) -> None:
+        """Tells every node why the hub ends the connection, and ends it."""
+        for connection in list(self._open.values()):
+            frame = connection.session.refuse(code, what)
+            try:
+                async with asyncio.timeout(2.0):
+                    await connection.socket.send_bytes(frame)
+            except (TimeoutError, ConnectionError):
+                log.info("a node went away before it could be told that the hub stops")
+        for socket in list(self._sockets):
+            await socket.close()
+
+    async def _serve(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, heartbeat=self._settings.heartbeat_s * 2)
+        await socket.prepare(request)
+        self._sockets.add(socket)
+        session = HubSession(me=self._me, software_version=echo_shared.__version__, nonce=secrets.token_bytes(32))
+        connection = _Connection(socket, session)
+        try:
+            await self._converse(connection, request)
+        except (EchoError, TimeoutError) as error:
+            await self._refuse(connection, error)
+        except ConnectionError as error:
+            log.info("a node's connection broke: %s", error)
+        except Exception:
+            log.exception("a node's connection ended by an error of the hub's own")
+            await self._refuse(connection, EchoError("The hub failed on this connection.", do="Try again later."))
+        finally:
+            self._sockets.discard(socket)
+            await socket.close()
+        return socket
+
+    async def _converse(self, connection: _Connection, request: web.Request) -> None:
+        session = connection.session
+        async with asyncio.timeout(HANDSHAKE_S):
+            node = await self._handshake(connection, request)
+            welcome = await self._inbox.node_joined(node)
+            self._open[node.node_id] = connection
+            await connection.socket.send_bytes(session.welcome(welcome))
+        writer = asyncio.create_task(connection.write(), name=f"write to {node.node_id}")
+        try:
+            while (
+                frame := await self._next_frame(connection, HEARTBEATS_MISSED * self._settings.heartbeat_s)
+            ) is not None:
+                message = session.receive(frame)
+                if isinstance(message, Goodbye):
+                    log.info("node %s left: %s", node.node_id, message.reason or "no reason given")
+                    return
+                await self._inbox.node_said(node.node_id, message)
+        finally:
+            writer.cancel()
+            await asyncio.wait([writer])
+            if self._forget(node.node_id, connection):
+                await self._inbox.node_left(node.node_id)
+
+    async def _handshake(self, connection: _Connection, request: web.Request) -> NodeInfo:
+        session = connection.session
+        hello = await self._expect(connection, Hello)
+        await connection.socket.send_bytes(session.challenge())
+        proof = await self._expect(connection, Proof)
+        self._check_token(proof)
+        await self._replace(session.node_id)
+        return NodeInfo(
+            node_id=session.node_id,
+            public_key=hello.node_key,
+            name=proof.name,
+            backend=proof.backend,
+            device=proof.device,
+            host=request.remote or "",
+            hub_host=request.url.host or "",
+            swarm_port=proof.swarm_port,
+        )
+
+    async def _replace(self, node_id: str) -> None:
+        """A node that connects again while its old connection still seems open has lost that one: close it."""
+        old = self._open.get(node_id)
+        if old is not None:
+            old_frame = old.session.refuse(RefusalCode.ALREADY_CONNECTED, "This node has connected again elsewhere.")
+            if self._forget(node_id, old):
+                await self._inbox.node_left(node_id)
+            await old.socket.send_bytes(old_frame)
+            await old.socket.close()
+
+    def _check_token(self, proof: Proof) -> None:
+        if self._settings.join == "open":
+            return
+        given = (proof.invite_token or "").encode()
+        if not any(hmac.compare_digest(given, token.encode()) for token in self._settings.invite_tokens):
+            raise RefusedError(
+                "This hub admits only nodes with an invite token.",
+                got="no token" if proof.invite_token is None else "a token that it does not know",
+                do="Ask the hub's operator for one, then: echo-node join URL --token TOKEN",
+                code=RefusalCode.BAD_TOKEN,
+            )
+
+    async def _expect(self, connection: _Connection, kind: type[_M]) -> _M:
+        frame = await self._next_frame(connection, HANDSHAKE_S)
+        if frame is None:
+            raise ConnectionResetError("closed during the handshake")
+        message = connection.session.receive(frame)
+        assert isinstance(message, kind)  # The session's state table allows nothing else here.
+        return message
+
+    @staticmethod
+    async def _next_frame(connection: _Connection, timeout_s: float) -> bytes | None:
+        """The next binary frame; None once the connection is closed."""
+        received = await connection.socket.receive(timeout=timeout_s)
+        if received.type is WSMsgType.BINARY:
+            frame: bytes = received.data
+            return frame
+        if received.type in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR):
+            return None
+        raise RemoteProtocolError("A node sent something other than a binary frame.", got=received.type.name)
+
+    @staticmethod
+    async def _refuse(connection: _Connection, error: EchoError | TimeoutError) -> None:
+        if isinstance(error, TimeoutError):
+            error = RemoteProtocolError(
+                "The node stayed silent for too long.", do="Check the network, then join again."
+            )
+        log.info("refusing a node: %s (%s)", error.what, error.got)
+        code = error.code if isinstance(error, RefusedError) else RefusalCode.PROTOCOL_ERROR
+        what = error.what if error.got is None else f"{error.what} ({error.got})"
+        try:
+            await connection.socket.send_bytes(connection.session.refuse(code, what[:2_000], (error.do or "")[:2_000]))
+        except ConnectionError:
+            log.info("the refused node was gone already")
+
+    def _forget(self, node_id: str, connection: _Connection) -> bool:
+        """Whether this connection was the node's open one."""
+        if self._open.get(node_id) is not connection:
+            return False
+        del self._open[node_id]
+        return True

@@ -1,0 +1,219 @@
+"""The run's private BitTorrent tracker: tells nodes of each other.
+
+A node announces under its own passkey, which the hub gives it when it joins; nobody else is answered. A node's address
+is the one its request comes from, never one that it claims. The state is in memory: after a restart of the hub the
+nodes' next announces fill it again, and their passkeys still hold.
+
+Protocol: https://www.bittorrent.org/beps/bep_0003.html, compact answers bep_0023, IPv6 bep_0007.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import web
+
+from echo_shared import bencode
+from echo_shared.errors import RefusedError, RemoteProtocolError
+from echo_shared.identity import Identity
+from echo_shared.swarm import PeerAddress
+
+INTERVAL_S: Final = 120
+"""How often nodes announce again. The hub tells them of new peers itself, so this only keeps the list fresh."""
+EXPIRES_AFTER_S: Final = 2.5 * INTERVAL_S
+MOST_PEERS: Final = 50
+"""Of one answer; a random choice among more."""
+_NODE_ID_DIGITS: Final = 20
+_MAC_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """What a node says of itself and one torrent. `ip` is where its request came from; `port` 0 = cannot be reached."""
+
+    info_hash: bytes
+    ip: str
+    port: int
+    left: int
+    """Bytes it still lacks; 0 = it has everything."""
+    event: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    peers: tuple[PeerAddress, ...]
+    num_seeds: int
+    num_fetching: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    address: PeerAddress
+    is_seed: bool
+    expires_at: float
+
+
+class Tracker:
+    """Who takes part in which torrent's swarm. `now` is any clock that only goes forward, the same in every call."""
+
+    def __init__(self, hub: Identity) -> None:
+        # Ed25519 signatures are the same every time, so this secret survives a restart without being stored.
+        self._secret = hashlib.blake2b(hub.sign(b"echo tracker passkeys"), digest_size=32).digest()
+        self._hub_ports: dict[bytes, int] = {}
+        self._swarms: dict[bytes, dict[str, _Member]] = {}
+
+    def passkey(self, node_id: str) -> str:
+        """The node's name in its announces; only this hub can make it."""
+        mac = hashlib.blake2b(node_id.encode(errors="replace"), key=self._secret, digest_size=_MAC_BYTES).hexdigest()
+        return f"{node_id}{mac}"
+
+    def register_self(self, info_hash: bytes, port: int) -> None:
+        """Opens the swarm of this torrent. The hub's own peer, at `port`, is a member for ever; 0 = it has none."""
+        self._hub_ports[info_hash] = port
+        self._swarms.setdefault(info_hash, {})
+
+    def forget(self, info_hash: bytes) -> None:
+        """Closes the swarm of this torrent."""
+        self._hub_ports.pop(info_hash, None)
+        self._swarms.pop(info_hash, None)
+
+    def announce(self, passkey: str, announce: Announce, *, hub_host: str, now: float) -> Answer:
+        """Notes the node down and tells it of others. Raises RefusedError for an unknown passkey or torrent."""
+        node_id = passkey[:_NODE_ID_DIGITS]
+        if not hmac.compare_digest(passkey.encode(errors="replace"), self.passkey(node_id).encode(errors="replace")):
+            raise RefusedError("This passkey is not known.", do="Join the hub again.", code="bad_token")
+        swarm = self._swarms.get(announce.info_hash)
+        if swarm is None:
+            raise RefusedError("This torrent is not published here.", do="Fetch the newest version.")
+        self._expire(swarm, now)
+        if announce.event == "stopped" or not announce.port:
+            swarm.pop(node_id, None)
+        else:
+            swarm[node_id] = _Member(
+                address=(announce.ip, announce.port), is_seed=announce.left == 0, expires_at=now + EXPIRES_AFTER_S
+            )
+        others = [member for other, member in swarm.items() if other != node_id]
+        if announce.left == 0:  # Two that have everything have nothing to say to each other.
+            others = [member for member in others if not member.is_seed]
+            hub_host = ""
+        num_seeds = sum(member.is_seed for member in swarm.values()) + bool(self._hub_ports[announce.info_hash])
+        return Answer(
+            peers=self._choose(announce.info_hash, others, node_ip=announce.ip, hub_host=hub_host),
+            num_seeds=num_seeds,
+            num_fetching=sum(not member.is_seed for member in swarm.values()),
+        )
+
+    def peers(self, info_hash: bytes, *, node_ip: str, hub_host: str, now: float) -> tuple[PeerAddress, ...]:
+        """Whom a node at `node_ip` can fetch this torrent from; the hub's own peer, at `hub_host`, first."""
+        swarm = self._swarms.get(info_hash, {})
+        self._expire(swarm, now)
+        return self._choose(info_hash, list(swarm.values()), node_ip=node_ip, hub_host=hub_host)
+
+    def _choose(
+        self, info_hash: bytes, members: Sequence[_Member], *, node_ip: str, hub_host: str
+    ) -> tuple[PeerAddress, ...]:
+        reachable = [member.address for member in members if _reaches(node_ip, member.address[0])]
+        if len(reachable) > MOST_PEERS:
+            reachable = random.sample(reachable, MOST_PEERS)
+        hub_port = self._hub_ports.get(info_hash, 0)
+        return ((hub_host, hub_port), *reachable) if hub_host and hub_port else tuple(reachable)
+
+    @staticmethod
+    def _expire(swarm: dict[str, _Member], now: float) -> None:
+        for node_id in [node_id for node_id, member in swarm.items() if member.expires_at <= now]:
+            del swarm[node_id]
+
+
+def _reaches(from_ip: str, to_ip: str) -> bool:
+    """Whether an address means the same machine to both: loopback and private ones stay among their own."""
+    source, target = ipaddress.ip_address(from_ip), ipaddress.ip_address(to_ip)
+    if target.is_loopback:
+        return source.is_loopback
+    return target.is_global or source.is_private
+
+
+def routes(tracker: Tracker, *, trusted_proxies: frozenset[str] = frozenset()) -> list[web.RouteDef]:
+    """`GET /announce/{passkey}`.
+
+    Behind a proxy whose address is in `trusted_proxies`, a node's address is the last one in X-Forwarded-For; from
+    anybody else that header is ignored.
+    """
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            query = _query(request.raw_path)
+            announce = _read_announce(query, ip=_remote_ip(request, trusted_proxies))
+            found = tracker.announce(
+                request.match_info["passkey"], announce, hub_host=request.url.host or "", now=time.monotonic()
+            )
+        except (RefusedError, RemoteProtocolError) as error:
+            return _response({"failure reason": error.what})
+        return _response(
+            {
+                "interval": INTERVAL_S,
+                "complete": found.num_seeds,
+                "incomplete": found.num_fetching,
+                **_encode_peers(found.peers, compact=query.get("compact") != b"0"),
+            }
+        )
+
+    return [web.get("/announce/{passkey}", answer, allow_head=False)]
+
+
+def _query(raw_path: str) -> dict[str, bytes]:
+    """Hashes are raw bytes, which a server's own decoding would mangle."""
+    pairs = (part.partition("=") for part in raw_path.partition("?")[2].split("&"))
+    return {key: unquote_to_bytes(value.replace("+", " ")) for key, _, value in pairs}
+
+
+def _read_announce(query: Mapping[str, bytes], *, ip: str) -> Announce:
+    try:
+        announce = Announce(
+            info_hash=query["info_hash"],
+            ip=ip,
+            port=int(query["port"]),
+            left=int(query["left"]),
+            event=query.get("event", b"").decode(),
+        )
+    except (KeyError, ValueError) as error:
+        raise RemoteProtocolError("An announce must have info_hash, port and left.", got=repr(error)) from error
+    if len(announce.info_hash) != 20 or not 0 <= announce.port <= 65535 or announce.left < 0:
+        raise RemoteProtocolError("An announce has a value out of bounds.", got=repr(announce))
+    return announce
+
+
+def _remote_ip(request: web.Request, trusted_proxies: frozenset[str]) -> str:
+    ip = request.remote or ""
+    if ip in trusted_proxies:
+        ip = request.headers.get("X-Forwarded-For", ip).rpartition(",")[2].strip()
+    try:
+        address = ipaddress.ip_address(ip)
+    except ValueError as error:
+        raise RemoteProtocolError("An announce's address cannot be told.", got=repr(ip)) from error
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def _encode_peers(peers: Sequence[PeerAddress], *, compact: bool) -> dict[str, bencode.Encodable]:
+    """Packed addresses; a list where one of them is a name, which does not pack."""
+    try:
+        packed = [(ipaddress.ip_address(host).packed, port) for host, port in peers]
+    except ValueError:
+        compact = False
+    if not compact:
+        return {"peers": [{"ip": host, "port": port} for host, port in peers]}
+    by_length = {
+        length: b"".join(ip + port.to_bytes(2) for ip, port in packed if len(ip) == length) for length in (4, 16)
+    }
+    return {"peers": by_length[4], "peers6": by_length[16]}
+
+
+def _response(value: Mapping[str, bencode.Encodable]) -> web.Response:
+    return web.Response(body=bencode.encode(value), content_type="text/plain")

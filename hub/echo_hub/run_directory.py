@@ -1,0 +1,67 @@
+"""The directory of one run: what lies where, and that only one hub at a time works in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from echo_shared.errors import ConfigError, StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths below one run's root."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.toml"
+
+    @property
+    def key(self) -> Path:
+        return self.root / "hub.key"
+
+    @property
+    def database_url(self) -> str:
+        """Of the run's own SQLite database."""
+        return f"sqlite:///{(self.root.resolve() / 'echo.db').as_posix()}"
+
+    def adapter(self, policy_version: int) -> Path:
+        """A published version in PEFT's layout, as the learner wrote it."""
+        return self.root / "adapters" / f"v{policy_version:06d}"
+
+    def adapter_versions(self) -> list[int]:
+        """The versions that `adapter` has, oldest first."""
+        paths = (self.root / "adapters").glob("v*[0-9]")
+        return sorted(int(path.name[1:]) for path in paths if path.name[1:].isdecimal())
+
+    def check(self) -> None:
+        """Raises ConfigError unless `echo-hub init` has made this directory."""
+        if not self.config.is_file():
+            raise ConfigError(
+                "This is not a run directory.",
+                got=f"{self.root} (no config.toml)",
+                do=f"Make one: echo-hub init {self.root}",
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Held by the hub process; freed by the system when it dies. Raises StorageError when another holds it."""
+        try:
+            with FileLock(self.root / "hub.lock").acquire(timeout=0):
+                yield
+        except Timeout as error:
+            raise StorageError(
+                "Another hub is working in this run directory.",
+                got=str(self.root),
+                do="Stop that hub first, or make a new run: echo-hub init OTHER_DIRECTORY",
+            ) from error
+        except OSError as error:
+            raise StorageError(
+                "The run directory cannot be written.", got=str(error), do="Check its owner and free space."
+            ) from error

@@ -1,0 +1,180 @@
+"""The hub's books on disk: what the coordinator records, what nodes are, and what pages count.
+
+Synchronous. Whoever writes does so from one thread; reads may run beside it on others (SQLite in WAL mode and
+PostgreSQL both give each read the state of one commit). Every method is one transaction, and raises StorageError when
+the database cannot do it: locked, damaged, disk full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, Table, bindparam, insert, select, update
+
+from echo_hub.core.effects import Record
+from echo_hub.core.snapshot import Snapshot
+from echo_hub.store import reading, reports
+from echo_hub.store.database import connect, migrate, storage_errors
+from echo_hub.store.reading import BatchGroup, StoredPayload
+from echo_hub.store.reports import Accounting, Evaluation, NodeTotals, StepRecord, Transport, VersionRecord
+from echo_hub.store.tables import evaluations, fetches, nodes, run_meta, steps
+from echo_hub.store.writing import forget_payloads, write
+from echo_shared.messages import Fetched, Receipt
+
+
+class Store:
+    """Made by `open`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """Opens or makes the database and migrates it. Raises ConfigError for a bad URL, else StorageError."""
+        engine = connect(url)
+        try:
+            migrate(engine)
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # --- the coordinator's books
+
+    def apply(self, records: Sequence[Record], now: float) -> None:
+        """Commits one turn's records, all or none. When it returns they are on the disk."""
+        with self._writing() as connection:
+            write(connection, records, now)
+
+    def snapshot(self) -> Snapshot:
+        """All that is unfinished, for a new coordinator."""
+        with self._reading() as connection:
+            return reading.read_snapshot(connection)
+
+    def receipt(self, node_id: str, rollout_id: str) -> Receipt:
+        """What became of a rollout, for its own node; dropped as invalid for others, and for ids never leased."""
+        with self._reading() as connection:
+            return reading.read_receipt(connection, node_id, rollout_id)
+
+    def load_payloads(self, rollout_ids: Sequence[str]) -> list[StoredPayload]:
+        """In the order asked for; those dropped meanwhile are left out."""
+        with self._reading() as connection:
+            return reading.read_payloads(connection, rollout_ids)
+
+    def load_batch(self, step: int) -> list[BatchGroup]:
+        """The planned batch of a step, in the order of training. Raises StorageError when it is pruned."""
+        with self._reading() as connection:
+            return reading.read_batch(connection, step)
+
+    def prune(self, checkpoint_step: int) -> None:
+        """Deletes the tokens of all steps that the oldest checkpoint kept already holds; receipts stay for ever."""
+        with self._writing() as connection:
+            done = (steps.c.step <= checkpoint_step, steps.c.trained_at.is_not(None), steps.c.pruned.is_(False))
+            for rollout_ids in connection.scalars(select(steps.c.rollout_ids).where(*done)).all():
+                forget_payloads(connection, rollout_ids)
+            connection.execute(update(steps).where(*done).values(pruned=True))
+
+    # --- nodes, fetches, evaluations
+
+    def node_seen(self, *, node_id: str, public_key: bytes, name: str, backend: str, device: str, now: float) -> None:
+        """A node has joined, for the first time or again."""
+        said = {"public_key": public_key.hex(), "name": name, "backend": backend, "device": device, "last_seen": now}
+        with self._writing() as connection:
+            if connection.execute(update(nodes).where(nodes.c.node_id == node_id).values(said)).rowcount == 0:
+                connection.execute(insert(nodes), {"node_id": node_id, "first_seen": now, **said})
+
+    def nodes_still_here(self, node_ids: Sequence[str], now: float) -> None:
+        """Brings `last_seen` of connected nodes up to date."""
+        if node_ids:
+            with self._writing() as connection:
+                connection.execute(
+                    update(nodes).where(nodes.c.node_id == bindparam("id")).values(last_seen=now),
+                    [{"id": node_id} for node_id in node_ids],
+                )
+
+    def record_fetch(self, *, node_id: str, fetch: Fetched, now: float) -> None:
+        """A node has fetched and verified an artefact."""
+        row = {
+            "node_id": node_id,
+            "info_hash": fetch.info_hash.hex(),
+            "policy_version": fetch.policy_version,
+            "seconds": fetch.seconds,
+            "swarm_bytes": fetch.swarm_bytes,
+            "web_seed_bytes": fetch.web_seed_bytes,
+            "fetched_at": now,
+        }
+        with self._writing() as connection:
+            connection.execute(insert(fetches), row)
+
+    def record_evaluation(self, *, policy_version: int, accuracy: float, num_problems: int, now: float) -> None:
+        """The newest evaluation of a version replaces an older one."""
+        measured = {"accuracy": accuracy, "num_problems": num_problems, "evaluated_at": now}
+        with self._writing() as connection:
+            _put(connection, evaluations, "policy_version", policy_version, measured)
+
+    def set_run_meta(self, key: str, value: str) -> None:
+        """Something to remember of the run: its id, its settings."""
+        with self._writing() as connection:
+            _put(connection, run_meta, "key", key, {"value": value})
+
+    def run_meta(self) -> dict[str, str]:
+        with self._reading() as connection:
+            return {row.key: row.value for row in connection.execute(select(run_meta))}
+
+    # --- for the pages
+
+    def leaderboard(self) -> list[NodeTotals]:
+        """Every node, most trained rollouts first, counted from receipts."""
+        with self._reading() as connection:
+            return reports.read_leaderboard(connection)
+
+    def accounting(self) -> Accounting:
+        with self._reading() as connection:
+            return reports.read_accounting(connection)
+
+    def trained_by_node(self) -> dict[str, int]:
+        """Trained rollouts of each node that has any."""
+        return {row.node_id: row.trained_rollouts for row in self.leaderboard() if row.trained_rollouts}
+
+    def steps_history(self, since: int = 0) -> list[StepRecord]:
+        """The trained steps after step `since`, in order."""
+        with self._reading() as connection:
+            return reports.read_steps(connection, since)
+
+    def versions_history(self) -> list[VersionRecord]:
+        """The published versions, in order."""
+        with self._reading() as connection:
+            return reports.read_versions(connection)
+
+    def versions_by_transport(self) -> dict[Transport, int]:
+        """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""
+        with self._reading() as connection:
+            return reports.read_versions_by_transport(connection)
+
+    def evaluations(self) -> list[Evaluation]:
+        """In the order of versions."""
+        with self._reading() as connection:
+            return reports.read_evaluations(connection)
+
+    def evaluated_versions(self) -> set[int]:
+        return {evaluation.policy_version for evaluation in self.evaluations()}
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with storage_errors("The hub's database cannot be read."), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with storage_errors("The hub's database cannot be written."), self._engine.begin() as connection:
+            yield connection
+
+
+def _put(connection: Connection, table: Table, key: str, value: object, rest: Mapping[str, object]) -> None:
+    """Inserts or replaces one row; safe, for there is one writer."""
+    if connection.execute(update(table).where(table.c[key] == value).values(rest)).rowcount == 0:
+        connection.execute(insert(table), {key: value, **rest})

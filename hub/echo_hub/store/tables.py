@@ -1,0 +1,150 @@
+"""The tables, as the newest migration leaves them (a test compares the two).
+
+    groups ─< rollouts ─ payloads        one row a leased rollout: its receipt; its tokens until they are not needed
+      step > steps                       one row a planned step: its exact batch, then its metrics
+    nodes, versions, fetches, evaluations, run_meta
+
+A rollout's id "LEASE-INDEX" is stored as its two numbers. Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Dialect,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+)
+
+metadata = MetaData()
+
+
+class Unsigned64(TypeDecorator[int]):
+    """0 .. 2**64 - 1 in a signed 64-bit column, by two's complement."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
+        return value if value is None or value < 2**63 else value - 2**64
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> int | None:
+        return None if value is None else int(value) % 2**64
+
+
+run_meta = Table(
+    "run_meta",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("node_id", String(64), primary_key=True),
+    Column("public_key", String(64), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("backend", String(64), nullable=False),
+    Column("device", String(128), nullable=False),
+    Column("first_seen", Double, nullable=False),
+    Column("last_seen", Double, nullable=False),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("group_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("seed", Unsigned64, nullable=False),
+    Column("opened_at", Double, nullable=False),
+    Column("step", Integer),
+    Column("drop_reason", String(16)),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("lease_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("index", Integer, primary_key=True, autoincrement=False),
+    Column("node_id", String(64), nullable=False),
+    Column("group_id", BigInteger, nullable=False),
+    Column("policy_version", Integer, nullable=False),
+    Column("leased_at", Double, nullable=False),
+    Column("deadline", Double, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("drop_reason", String(16)),
+    Column("detail", Text),
+    Column("reward", Double),
+    Column("num_tokens", Integer),
+    Column("received_at", Double),
+    Index("ix_rollouts_group", "group_id"),
+    Index("ix_rollouts_books", "node_id", "state", "drop_reason", "num_tokens"),
+    sqlite_with_rowid=False,
+)
+
+payloads = Table(
+    "payloads",
+    metadata,
+    Column("lease_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("index", Integer, primary_key=True, autoincrement=False),
+    Column("completion_ids", LargeBinary, nullable=False),
+    Column("behavior_logprobs", LargeBinary, nullable=False),
+    Column("finish_reason", String(16), nullable=False),
+    Column("sampling_s", Double, nullable=False),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("group_ids", JSON, nullable=False),
+    Column("rollout_ids", JSON, nullable=False),
+    Column("staleness", JSON, nullable=False),
+    Column("num_tokens", BigInteger, nullable=False),
+    Column("mean_reward", Double, nullable=False),
+    Column("planned_at", Double, nullable=False),
+    Column("trained_at", Double),
+    Column("metrics", JSON),
+    Column("pruned", Boolean, nullable=False),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("policy_version", Integer, primary_key=True, autoincrement=False),
+    Column("published_at", Double, nullable=False),
+)
+
+fetches = Table(
+    "fetches",
+    metadata,
+    Column("fetch_id", Integer, primary_key=True),
+    Column("node_id", String(64), nullable=False),
+    Column("info_hash", String(40), nullable=False),
+    Column("policy_version", Integer),
+    Column("seconds", Double, nullable=False),
+    Column("swarm_bytes", BigInteger, nullable=False),
+    Column("web_seed_bytes", BigInteger, nullable=False),
+    Column("fetched_at", Double, nullable=False),
+)
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("policy_version", Integer, primary_key=True, autoincrement=False),
+    Column("accuracy", Double, nullable=False),
+    Column("num_problems", Integer, nullable=False),
+    Column("evaluated_at", Double, nullable=False),
+)

@@ -1,0 +1,220 @@
+"""One turn's records as bulk statements.
+
+Records are applied kind by kind, in the order of a rollout's life (leased, received, verified, planned, trained or
+dropped), so one turn may take a rollout through several states. Every change names the state that it expects: when a
+row is in another one, nothing of the turn is written. So a final state never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+
+from echo_hub.core.effects import (
+    GroupDropped,
+    GroupOpened,
+    Record,
+    RolloutReceived,
+    RolloutsDropped,
+    RolloutsLeased,
+    RolloutVerified,
+    StepPlanned,
+    StepTrained,
+    VersionRecorded,
+)
+from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
+from echo_shared.errors import LocalProtocolError
+from echo_shared.messages import ReceiptState
+
+_Rows = list[dict[str, Any]]
+
+_KEY = (rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
+_RECEIVE = (
+    update(rollouts)
+    .where(*_KEY, rollouts.c.state == ReceiptState.LEASED)
+    .values(
+        state=ReceiptState.RECEIVED, num_tokens=bindparam("new_num_tokens"), received_at=bindparam("new_received_at")
+    )
+)
+_VERIFY = (
+    update(rollouts)
+    .where(*_KEY, rollouts.c.state == ReceiptState.RECEIVED)
+    .values(state=ReceiptState.VERIFIED, reward=bindparam("new_reward"))
+)
+_DROP = (
+    update(rollouts)
+    .where(*_KEY, rollouts.c.state.in_([ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.VERIFIED]))
+    .values(state=ReceiptState.DROPPED, drop_reason=bindparam("new_reason"), detail=bindparam("new_detail"))
+)
+_TRAIN = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.VERIFIED).values(state=ReceiptState.TRAINED)
+_FORGET = delete(payloads).where(payloads.c.lease_id == bindparam("lease"), payloads.c.index == bindparam("at"))
+
+
+def key_of(rollout_id: str) -> tuple[int, int]:
+    """Lease and index in a rollout's id."""
+    lease_id, _, index = rollout_id.partition("-")
+    return int(lease_id), int(index)
+
+
+def write(connection: Connection, records: Sequence[Record], now: float) -> None:
+    """Raises LocalProtocolError when a record does not fit what is stored; the caller then rolls back."""
+    by_kind: dict[type, list[Any]] = {}
+    for record in records:
+        by_kind.setdefault(type(record), []).append(record)
+    for kind, writer in _WRITERS.items():
+        if kind in by_kind:
+            writer(connection, by_kind[kind], now)
+
+
+def forget_payloads(connection: Connection, rollout_ids: Iterable[str]) -> None:
+    """Deletes what is there of these."""
+    rows = _keys(rollout_ids)
+    if rows:
+        connection.execute(_FORGET, rows)
+
+
+def _keys(rollout_ids: Iterable[str], **values: Any) -> _Rows:
+    return [{"lease": lease, "at": index, **values} for lease, index in map(key_of, rollout_ids)]
+
+
+def _change(connection: Connection, statement: Any, rows: _Rows, what: str) -> None:
+    changed = connection.execute(statement, rows).rowcount
+    if changed != len(rows):
+        raise LocalProtocolError(
+            "The coordinator's records do not fit the store; nothing of them is written.",
+            got=f"{changed} of {len(rows)} rollouts could be {what}",
+        )
+
+
+def _open_groups(connection: Connection, records: Sequence[GroupOpened], now: float) -> None:
+    rows = [{"group_id": record.group_id, "seed": record.seed, "opened_at": now} for record in records]
+    connection.execute(insert(groups), rows)
+
+
+def _lease(connection: Connection, records: Sequence[RolloutsLeased], now: float) -> None:
+    rows = [
+        {
+            "lease_id": record.lease_id,
+            "index": index,
+            "node_id": record.node_id,
+            "group_id": record.group_id,
+            "policy_version": record.policy_version,
+            "leased_at": now,
+            "deadline": record.deadline,
+            "state": ReceiptState.LEASED,
+        }
+        for record in records
+        for index in record.indices
+    ]
+    connection.execute(insert(rollouts), rows)
+
+
+def _receive(connection: Connection, records: Sequence[RolloutReceived], now: float) -> None:
+    changes: _Rows = []
+    contents: _Rows = []
+    for record in records:
+        lease_id, index = key_of(record.rollout_id)
+        payload = record.payload
+        changes.append(
+            {
+                "lease": lease_id,
+                "at": index,
+                "new_num_tokens": len(payload.completion_ids),
+                "new_received_at": record.received_at,
+            }
+        )
+        contents.append(
+            {
+                "lease_id": lease_id,
+                "index": index,
+                "completion_ids": np.ascontiguousarray(payload.completion_ids, dtype="<i4").tobytes(),
+                "behavior_logprobs": np.ascontiguousarray(payload.behavior_logprobs, dtype="<f4").tobytes(),
+                "finish_reason": payload.finish_reason,
+                "sampling_s": payload.sampling_s,
+            }
+        )
+    _change(connection, _RECEIVE, changes, "received")
+    connection.execute(insert(payloads), contents)
+
+
+def _verify(connection: Connection, records: Sequence[RolloutVerified], now: float) -> None:
+    rows = [row for record in records for row in _keys([record.rollout_id], new_reward=record.reward)]
+    _change(connection, _VERIFY, rows, "verified")
+
+
+def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) -> None:
+    for record in records:
+        tokens, reward = connection.execute(
+            select(func.coalesce(func.sum(rollouts.c.num_tokens), 0), func.coalesce(func.avg(rollouts.c.reward), 0.0))
+            .where(rollouts.c.group_id.in_(record.group_ids))
+            .where(rollouts.c.state == ReceiptState.VERIFIED)
+        ).one()
+        connection.execute(
+            insert(steps),
+            {
+                "step": record.step,
+                "group_ids": list(record.group_ids),
+                "rollout_ids": list(record.rollout_ids),
+                "staleness": list(record.staleness),
+                "num_tokens": int(tokens),
+                "mean_reward": float(reward),
+                "planned_at": record.planned_at,
+                "pruned": False,
+            },
+        )
+        connection.execute(update(groups).where(groups.c.group_id.in_(record.group_ids)).values(step=record.step))
+
+
+def _train(connection: Connection, records: Sequence[StepTrained], now: float) -> None:
+    for record in records:
+        _change(connection, _TRAIN, _keys(record.rollout_ids), "trained")
+        changed = connection.execute(
+            update(steps)
+            .where(steps.c.step == record.step, steps.c.trained_at.is_(None))
+            .values(trained_at=record.trained_at, metrics=dict(record.metrics))
+        ).rowcount
+        if changed != 1:
+            raise LocalProtocolError("A step was trained that was not planned.", got=f"step {record.step}")
+
+
+def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float) -> None:
+    rows = [
+        row
+        for record in records
+        for row in _keys(record.rollout_ids, new_reason=record.reason, new_detail=record.detail or None)
+    ]
+    _change(connection, _DROP, rows, "dropped")
+    forget_payloads(connection, (rollout_id for record in records for rollout_id in record.rollout_ids))
+
+
+def _drop_groups(connection: Connection, records: Sequence[GroupDropped], now: float) -> None:
+    rows = [{"id": record.group_id, "reason": record.reason} for record in records]
+    statement = update(groups).where(groups.c.group_id == bindparam("id")).values(drop_reason=bindparam("reason"))
+    connection.execute(statement, rows)
+
+
+def _publish(connection: Connection, records: Sequence[VersionRecorded], now: float) -> None:
+    """A version that is published again after a restart keeps its first time."""
+    for record in records:
+        known = select(versions.c.policy_version).where(versions.c.policy_version == record.policy_version)
+        if connection.scalar(known) is None:
+            connection.execute(
+                insert(versions), {"policy_version": record.policy_version, "published_at": record.published_at}
+            )
+
+
+_WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]] = {
+    GroupOpened: _open_groups,
+    RolloutsLeased: _lease,
+    RolloutReceived: _receive,
+    RolloutVerified: _verify,
+    StepPlanned: _plan,
+    StepTrained: _train,
+    RolloutsDropped: _drop,
+    GroupDropped: _drop_groups,
+    VersionRecorded: _publish,
+}
+"""In the order in which they are applied."""

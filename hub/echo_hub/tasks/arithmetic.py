@@ -1,0 +1,70 @@
+"""Sums, differences and products of whole numbers, written as `123+456=`; the completion is the number alone.
+
+Small enough for `builtin:tiny`, which has learned three-digit additions and often forgets to carry.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from echo_hub.tasks.base import Problem
+from echo_shared.errors import ConfigError
+
+Operation = Literal["+", "-", "*"]
+_CALCULATE: Final[Mapping[Operation, Callable[[int, int], int]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
+
+
+class ArithmeticOptions(BaseModel):
+    """Which problems are asked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    digits: Annotated[int, Field(ge=1, le=18)] = 3
+    """Of both operands, which never start with a zero unless they are one digit long."""
+    operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = ("+",)
+    """Drawn with equal probability."""
+
+
+class ArithmeticTask:
+    """One operation on two numbers; the reward is 1 for the exact result, 0 for anything else."""
+
+    name = "arithmetic"
+
+    def __init__(self, options: ArithmeticOptions) -> None:
+        self._options = options
+
+    def sample(self, seed: int) -> Problem:
+        """The problem of `seed`; its metadata holds the `answer`."""
+        rng = random.Random(seed)
+        digits = self._options.digits
+        lowest = 0 if digits == 1 else 10 ** (digits - 1)
+        left, right = rng.randrange(lowest, 10**digits), rng.randrange(lowest, 10**digits)
+        operation = rng.choice(self._options.operations)
+        answer = _CALCULATE[operation](left, right)
+        return Problem(prompt=f"{left}{operation}{right}=", metadata={"answer": str(answer)})
+
+    def score(self, problem: Problem, completion: str) -> float:
+        """White space around the number is ignored; any other text beside it earns nothing."""
+        return float(completion.strip() == problem.metadata["answer"])
+
+
+def make_arithmetic(options: Mapping[str, Any]) -> ArithmeticTask:
+    """Raises ConfigError for an option that does not exist or does not fit."""
+    try:
+        return ArithmeticTask(ArithmeticOptions.model_validate(dict(options)))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            "The options of the task arithmetic are not valid.",
+            got=f"task.options.{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}",
+            do=f"Its options are {', '.join(ArithmeticOptions.model_fields)}.",
+        ) from error

@@ -1,0 +1,124 @@
+"""Every dataset of reasoning-gym by name, with its own scorer.
+
+Each problem is the only item of a dataset built from a hashed seed. (One dataset's items come from `seed + index`, so
+datasets with neighbouring seeds would share nearly all of theirs.)
+
+Completions come from strangers, and some of reasoning-gym's scorers evaluate them as Python. Their answers are scored
+only where they are plain data or plain sums; datasets whose scorers cannot be fenced in like this are refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from echo_hub.tasks.base import Problem
+from echo_shared.draws import derive_seed
+from echo_shared.errors import ConfigError
+
+_ANSWER: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_SUM: Final = re.compile(r"[\d\s+\-*/().]*")
+_PLAIN_DATA: Final = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub)
+
+
+def _is_plain_data(answer: str) -> bool:
+    """Whether Python's `eval` of `answer` can do no more than build lists of constants, or fail."""
+    try:
+        tree = ast.parse(answer.strip(), mode="eval")
+    except SyntaxError:
+        return True
+    except (ValueError, MemoryError, RecursionError):
+        return False
+    return all(isinstance(node, _PLAIN_DATA) for node in ast.walk(tree))
+
+
+def _is_plain_sum(answer: str) -> bool:
+    """Whether `answer` is only numbers, the four operations and brackets. Powers can take for ever."""
+    return _SUM.fullmatch(answer) is not None and "**" not in answer
+
+
+_GUARDS: Final[Mapping[str, Callable[[str], bool]]] = {
+    "binary_matrix": _is_plain_data,
+    "n_queens": _is_plain_data,
+    "spiral_matrix": _is_plain_data,
+    "string_insertion": _is_plain_data,
+    "countdown": _is_plain_sum,
+    "puzzle24": _is_plain_sum,
+}
+"""Datasets whose scorer evaluates the answer, each with what an answer must be for that to be harmless."""
+
+_REFUSED: Final[Mapping[str, str]] = {
+    "composite": "it is a mixture of other datasets",
+    "intermediate_integration": "its scorer would run completions as code",
+    "polynomial_multiplication": "its scorer would run completions as code",
+    "simple_integration": "its scorer would run completions as code",
+}
+
+
+class ReasoningGymTask:
+    """One dataset. Its problems' metadata is the dataset's own entry."""
+
+    def __init__(self, dataset: str, build: Callable[[int], Any]) -> None:
+        """`build` makes the dataset with one item from a 32-bit seed."""
+        self.name = f"reasoning-gym:{dataset}"
+        self._build = build
+        self._scorer = build(0)
+        self._guard = _GUARDS.get(dataset)
+
+    def sample(self, seed: int) -> Problem:
+        entry = self._build(derive_seed(self.name, seed) >> 32)[0]
+        return Problem(prompt=entry["question"], metadata=entry)
+
+    def score(self, problem: Problem, completion: str) -> float:
+        """The dataset's reward for the last `<answer>...</answer>`, or for the whole completion where there is none.
+
+        An answer that the dataset's scorer must not evaluate earns nothing.
+        """
+        tagged = _ANSWER.findall(completion)
+        answer = (tagged[-1] if tagged else completion).strip()
+        if self._guard is not None and not self._guard(answer):
+            return 0.0
+        return float(self._scorer.score_answer(answer, dict(problem.metadata)))
+
+
+def make_reasoning_gym(dataset: str, options: Mapping[str, Any]) -> ReasoningGymTask:
+    """Raises ConfigError for a dataset that does not exist or is refused, and for options that it does not take."""
+    from reasoning_gym.factory import DATASETS, create_dataset
+
+    if dataset in _REFUSED:
+        raise ConfigError(
+            "This reasoning-gym dataset cannot be a task of its own.",
+            got=f"task.name = 'reasoning-gym:{dataset}': {_REFUSED[dataset]}",
+            do="Use another dataset.",
+        )
+    if dataset not in DATASETS:
+        close = difflib.get_close_matches(dataset, DATASETS.keys() - _REFUSED.keys(), n=5, cutoff=0.5)
+        raise ConfigError(
+            "There is no such reasoning-gym dataset.",
+            got=f"task.name = 'reasoning-gym:{dataset}'",
+            do=f"Did you mean {' or '.join(close)}?" if close else "See reasoning-gym's gallery for all names.",
+        )
+    known = {field.name for field in dataclasses.fields(DATASETS[dataset][1])} - {"seed", "size"}
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                f"The reasoning-gym dataset {dataset} has no such option.",
+                got=f"task.options.{option}",
+                do=f"Its options are {', '.join(sorted(known))}.",
+            )
+
+    def build(seed: int) -> Any:
+        return create_dataset(dataset, seed=seed, size=1, **options)
+
+    try:
+        return ReasoningGymTask(dataset, build)
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:  # What the datasets' own checks raise.
+        raise ConfigError(
+            f"The options do not fit the reasoning-gym dataset {dataset}.",
+            got=f"task.options = {dict(options)}: {error}",
+            do="See the dataset's configuration class in reasoning-gym for what fits.",
+        ) from error

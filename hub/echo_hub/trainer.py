@@ -1,0 +1,180 @@
+"""Keeps the learner process alive and gives it its work: steps, evaluations and, in co-located mode, sampling.
+
+One job at a time, in order. When the process dies it is started again from its newest checkpoint. What was lost with
+it: the coordinator asks for its step again, leases are given back, an evaluation is put back into the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_hub.core.events import LearnerLost, LearnerReady, LeaseGivenBack, RolloutArrived, StepDone
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.settings import HUB_NODE_ID
+from echo_hub.learner.process import Learner
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_shared.child import ChildExited
+from echo_shared.errors import LearnerError
+from echo_shared.messages import rollout_id
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+log = logging.getLogger(__name__)
+
+DEATHS_IN_A_ROW: Final = 5
+"""Without one finished job in between, the learner is not started again: the run stops with its error."""
+
+LearnerEvent = LearnerReady | LearnerLost | StepDone | RolloutArrived | LeaseGivenBack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Train:
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evaluate:
+    policy_version: int
+
+
+_Job = _Train | _Evaluate | GroupRequest
+
+
+class Trainer:
+    """`load_batch` gives a step's batch; `evaluated` takes greedy completions of the held-out prompts, in order."""
+
+    def __init__(
+        self,
+        *,
+        settings: LearnerSettings,
+        run_dir: Path,
+        load_batch: Callable[[int], Awaitable[Sequence[TrainingGroup]]],
+        export_path: Callable[[int], Path | None],
+        heldout_prompts: Callable[[], Sequence[NDArray[np.int32]]],
+        evaluated: Callable[[int, list[NDArray[np.int32]]], Awaitable[None]],
+    ) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._load_batch = load_batch
+        self._export_path = export_path
+        self._heldout_prompts = heldout_prompts
+        self._evaluated = evaluated
+        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._pid: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the learner process; None while there is none."""
+        return self._pid
+
+    def train(self, step: int) -> None:
+        self._jobs.put_nowait(_Train(step=step))
+
+    def evaluate(self, policy_version: int) -> None:
+        """Version 0, or the version that the learner will hold when the job's turn comes."""
+        self._jobs.put_nowait(_Evaluate(policy_version=policy_version))
+
+    def sample(self, request: GroupRequest) -> None:
+        self._jobs.put_nowait(request)
+
+    async def run(self, report: Callable[[LearnerEvent], Awaitable[None]]) -> None:
+        """Works for ever. Raises LearnerError when the learner cannot be kept alive."""
+        deaths = 0
+        while True:
+            learner: Learner | None = None
+            try:
+                learner = await Learner.start(self._settings, self._run_dir)
+                self._pid = learner.pid
+                await report(LearnerReady(policy_version=learner.policy_version))
+                while True:
+                    await self._work(learner, report)
+                    deaths = 0
+            except ChildExited as error:
+                deaths += 1
+                log.warning("the learner died (%d in a row): %s", deaths, error)
+                if deaths >= DEATHS_IN_A_ROW:
+                    raise LearnerError(
+                        "The learner process dies again and again.", got=error.got, do=error.do
+                    ) from error
+                await report(LearnerLost())
+                await asyncio.sleep(min(30.0, 0.5 * 2**deaths))
+            finally:
+                self._pid = None
+                if learner is not None:
+                    await learner.stop()
+
+    async def _work(self, learner: Learner, report: Callable[[LearnerEvent], Awaitable[None]]) -> None:
+        job = await self._jobs.get()
+        if isinstance(job, _Train):
+            metrics = await learner.train(job.step, await self._load_batch(job.step), self._export_path(job.step))
+            await report(StepDone(step=job.step, metrics=metrics))
+        elif isinstance(job, _Evaluate):
+            await self._run_evaluation(learner, job)
+        else:
+            await self._run_sampling(learner, self._with_waiting(job), report)
+
+    def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
+        """All groups that wait, so that they are drawn in one batch; other jobs keep their order behind them."""
+        requests, others = [first], []
+        while not self._jobs.empty():
+            job = self._jobs.get_nowait()
+            if isinstance(job, GroupRequest):
+                requests.append(job)
+            else:
+                others.append(job)
+        for job in others:
+            self._jobs.put_nowait(job)
+        return requests
+
+    async def _run_evaluation(self, learner: Learner, job: _Evaluate) -> None:
+        prompts = await asyncio.to_thread(self._heldout_prompts)
+        try:
+            completions = await learner.evaluate(prompts, base=job.policy_version == 0)
+        except ChildExited:
+            self._jobs.put_nowait(job)
+            raise
+        await self._evaluated(job.policy_version, completions)
+
+    async def _run_sampling(
+        self,
+        learner: Learner,
+        requests: list[GroupRequest],
+        report: Callable[[LearnerEvent], Awaitable[None]],
+    ) -> None:
+        missing = {(request.lease_id, index): request for request in requests for index in request.indices}
+        try:
+            async for rollout in learner.sample(requests):
+                del missing[rollout.lease_id, rollout.index]
+                await report(_arrived(rollout))
+        finally:
+            for lease_id, index in missing:
+                await report(
+                    LeaseGivenBack(
+                        node_id=HUB_NODE_ID, lease_id=lease_id, indices=(index,), reason="the learner stopped sampling"
+                    )
+                )
+
+
+def _arrived(rollout: FinishedRollout) -> RolloutArrived:
+    return RolloutArrived(
+        node_id=HUB_NODE_ID,
+        rollout_id=rollout_id(rollout.lease_id, rollout.index),
+        lease_id=rollout.lease_id,
+        group_id=rollout.group_id,
+        index=rollout.index,
+        policy_version_start=rollout.policy_version,
+        policy_version_end=rollout.policy_version,
+        payload=RolloutPayload(
+            completion_ids=rollout.completion_ids,
+            behavior_logprobs=rollout.behavior_logprobs,
+            finish_reason=rollout.finish_reason,
+            sampling_s=rollout.sampling_s,
+        ),
+    )

@@ -1,0 +1,9 @@
+#!/bin/sh
+# Removes what install.sh made, and what echo-node keeps: service, environment, link, data, key. See --help.
+set -eu
+installers=$(cd "$(dirname "$0")/.." && pwd)
+# shellcheck source-path=SCRIPTDIR source=settings.sh
+. "$installers/linux/settings.sh"
+# shellcheck source-path=SCRIPTDIR source=../posix.sh
+. "$installers/posix.sh"
+uninstall_main "$@"

@@ -1,0 +1,9 @@
+#!/bin/sh
+# Installs echo-node on macOS for the user who runs it, or upgrades it. `install.sh --help` says more.
+set -eu
+installers=$(cd "$(dirname "$0")/.." && pwd)
+# shellcheck source-path=SCRIPTDIR source=settings.sh
+. "$installers/macos/settings.sh"
+# shellcheck source-path=SCRIPTDIR source=../posix.sh
+. "$installers/posix.sh"
+install_main "$@"

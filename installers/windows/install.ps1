@@ -1,0 +1,154 @@
+<#
+.SYNOPSIS
+Installs echo-node on Windows for the user who runs it, or upgrades it.
+
+.DESCRIPTION
+Makes an environment of its own in %LOCALAPPDATA%\echo-swarm and puts the command echo-node on the user's PATH.
+Needs no administrator. uninstall.ps1 removes all of it.
+
+The extra `cpu` (llama.cpp) is compiled here and needs Visual Studio's C++ build tools. Without them `cuda` (PyTorch) is
+taken: it also runs on the CPU, more slowly. The PyTorch that pip finds by itself on Windows is the CPU build; for an
+NVIDIA GPU, put PyTorch's own CUDA build into the environment afterwards.
+
+.EXAMPLE
+powershell -ExecutionPolicy Bypass -File installers\windows\install.ps1 -Join https://hub.example.org
+#>
+[CmdletBinding()]
+param(
+    # What to install: a checkout, a wheel or a package's name; default: the checkout that this script lies in.
+    [string] $Source = '',
+    # cpu, cuda or none; default: by what this machine has.
+    [ValidateSet('', 'cpu', 'cuda', 'none')] [string] $Extra = '',
+    # The interpreter to use, 3.11 or newer.
+    [string] $Python = '',
+    # Join this hub afterwards.
+    [string] $Join = '',
+    # The hub's invitation, if it asks for one.
+    [string] $Token = '',
+    # With -Join: allow http:// to another machine, in a network that you trust.
+    [switch] $Insecure,
+    # With -Join: run in the background from now on, whenever you are logged in.
+    [switch] $Service
+)
+
+Set-StrictMode -Version 3.0
+$ErrorActionPreference = 'Stop'
+. (Join-Path $PSScriptRoot 'settings.ps1')
+
+# Runs a program and stops when it fails; PowerShell itself ignores exit codes.
+function Invoke-Program([string] $File, [string[]] $Arguments) {
+    & $File @Arguments
+    if ($LASTEXITCODE -ne 0) { throw "$File $Arguments ended with exit code $LASTEXITCODE." }
+}
+
+function Test-Python([string] $File, [string[]] $Arguments) {
+    if (-not (Get-Command $File -ErrorAction SilentlyContinue)) { return $false }
+    # The Store's stand-in for python.exe writes to stderr, which must not stop this script.
+    $ErrorActionPreference = 'Continue'
+    & $File @Arguments -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>$null | Out-Null
+    return $LASTEXITCODE -eq 0
+}
+
+function Find-Python {
+    $candidates = @()
+    if ($Python) { $candidates += , @($Python) }
+    else {
+        # 3.14 last: libtorrent has no wheel for it, and artefacts then come over HTTP alone.
+        foreach ($version in '3.13', '3.12', '3.11', '3.14') { $candidates += , @('py', "-$version") }
+        $candidates += , @('python')
+    }
+    foreach ($candidate in $candidates) {
+        $arguments = @($candidate | Select-Object -Skip 1)
+        if (Test-Python $candidate[0] $arguments) { return , $candidate }
+    }
+    throw 'Python 3.11 or newer is needed. For example: winget install Python.Python.3.13'
+}
+
+function Test-Connected {
+    $ErrorActionPreference = 'Continue' # As long as no node is up, `status` says so on stderr.
+    return (& $EchoNode status --json 2>$null | Out-String) -match '"connected": true'
+}
+
+function Select-Extra {
+    if ($Extra -eq 'none') { return '' }
+    if ($Extra) { return $Extra }
+    $vswhere = Join-Path ${env:ProgramFiles(x86)} 'Microsoft Visual Studio\Installer\vswhere.exe'
+    if (Test-Path -LiteralPath $vswhere) {
+        $tools = & $vswhere -latest -products * -requires Microsoft.VisualStudio.Component.VC.Tools.x86.x64 -property installationPath
+        if ($tools) { return 'cpu' }
+    }
+    Write-Host 'No C++ build tools here, so PyTorch is taken instead of llama.cpp.'
+    return 'cuda'
+}
+
+if (($Token -or $Insecure -or $Service) -and -not $Join) { throw '-Token, -Insecure and -Service go with -Join URL.' }
+if (-not $Source) {
+    $Source = Join-Path $PSScriptRoot '..\..'
+    if (-not (Test-Path -LiteralPath (Join-Path $Source 'pyproject.toml'))) {
+        throw 'Say what to install: -Source DIR, WHEEL or PACKAGE.'
+    }
+}
+if (Test-Path -LiteralPath $Source) {
+    # Absolute, lest pip take a folder's name for a package's.
+    $Source = (Resolve-Path -LiteralPath $Source).ProviderPath
+}
+elseif ($Source -match '[\\/]' -or $Source -like '*.whl') { throw "$Source does not exist (-Source)." }
+
+New-Item -ItemType Directory -Force -Path $HomeDir, $BinDir | Out-Null
+$interpreter = Join-Path $Environment 'Scripts\python.exe'
+if (-not (Test-Path -LiteralPath $interpreter)) {
+    $found = Find-Python
+    Write-Host "Making an environment with $found in $Environment"
+    Invoke-Program $found[0] (@($found | Select-Object -Skip 1) + @('-m', 'venv', $Environment))
+}
+
+$chosen = Select-Extra
+$package = if ($chosen) { "${Source}[$chosen]" } else { $Source }
+# Compiled wheels are kept beside the environment for the next upgrade, so that nothing is left in pip's own cache.
+if (-not $env:PIP_CACHE_DIR) { $env:PIP_CACHE_DIR = Join-Path $HomeDir 'pip-cache' }
+$options = @('-m', 'pip', 'install', '--upgrade', '--disable-pip-version-check')
+$constraints = Join-Path $Source 'constraints.txt'
+if (Test-Path -LiteralPath $constraints) { $options += @('-c', $constraints) }
+Write-Host "Installing $package; this can take minutes"
+Invoke-Program $interpreter ($options + @($package))
+if ($Source -like '*.whl') {
+    # pip leaves a wheel of the same version as it is, unless it is told.
+    Invoke-Program $interpreter @('-m', 'pip', 'install', '--quiet', '--force-reinstall', '--no-deps', $Source)
+}
+
+$shim = Join-Path $BinDir 'echo-node.cmd'
+Set-Content -LiteralPath $shim -Encoding Ascii -Value '@"%~dp0..\venv\Scripts\echo-node.exe" %*'
+$entries = @(Get-UserPath)
+if ($entries -notcontains $BinDir) {
+    Set-UserPath ($entries + $BinDir)
+    $env:Path = "$env:Path;$BinDir"
+    Write-Host "Put $BinDir on your PATH; terminals that are open already do not know it yet."
+}
+Write-Host "Installed: command echo-node, in $HomeDir"
+
+if (-not $Join) {
+    Write-Host 'Next: echo-node join URL'
+    return
+}
+$joinArguments = @('join', $Join)
+if ($Token) { $joinArguments += @('--token', $Token) }
+if ($Insecure) { $joinArguments += '--insecure' }
+if (-not $Service) {
+    Write-Host "Joining $Join. Ctrl-C stops; echo-node run goes on with it."
+    Invoke-Program $EchoNode $joinArguments
+    return
+}
+# The service takes up the hub that was joined last, so the node joins once by itself before it is installed.
+$joining = Start-Process -FilePath $EchoNode -ArgumentList ($joinArguments + '--quiet') -NoNewWindow -PassThru
+try {
+    while (-not $joining.HasExited) {
+        if (Test-Connected) { break }
+        Start-Sleep -Seconds 1
+    }
+    if ($joining.HasExited -and $joining.ExitCode -ne 0) { throw "echo-node join ended with exit code $($joining.ExitCode)." }
+}
+finally {
+    # What it holds is spooled on disk, so nothing is lost by ending it at once.
+    if (-not $joining.HasExited) { Stop-Process -Id $joining.Id }
+}
+Invoke-Program $EchoNode @('service', 'install')

@@ -1,0 +1,19 @@
+# Where the Windows installer puts things; dot-sourced by install.ps1 and uninstall.ps1.
+# echo-node keeps its own data in the same folder.
+$HomeDir = Join-Path $env:LOCALAPPDATA 'echo-swarm'
+$Environment = Join-Path $HomeDir 'venv'
+$BinDir = Join-Path $HomeDir 'bin'
+$EchoNode = Join-Path $Environment 'Scripts\echo-node.exe'
+
+# The user's PATH as it is written in the registry: reading it any other way expands its %VARIABLES% for good.
+function Get-UserPath {
+    $key = Get-Item -LiteralPath 'HKCU:\Environment'
+    $value = $key.GetValue('Path', '', [Microsoft.Win32.RegistryValueOptions]::DoNotExpandEnvironmentNames)
+    $value -split ';' | Where-Object { $_ -ne '' }
+}
+
+function Set-UserPath([string[]] $Entries) {
+    Set-ItemProperty -LiteralPath 'HKCU:\Environment' -Name 'Path' -Value ($Entries -join ';') -Type ExpandString
+    # Setting any variable this way tells running programs, Explorer above all, that the environment changed.
+    [Environment]::SetEnvironmentVariable('ECHO_SWARM_PATH_CHANGED', $null, 'User')
+}

@@ -1,0 +1,180 @@
+"""Makes `builtin:tiny`, the base model in the box: a 0.8 M-parameter Qwen3 that adds, and often forgets to carry.
+
+It is taught in two phases. First it learns three-digit additions from right answers until it can do them. Then, for a
+short while, its teacher forgets each carry half of the time. The result is a good subject for reinforcement learning: a
+model that can do the task and does not do it reliably. The problems that `echo_hub.tasks.stream` holds out for
+evaluation take no part in either phase.
+
+The same seed, thread count and versions of PyTorch and its CPU kernels give the same weights. Run it from the
+repository's root: `python scripts/make_tiny_base.py` (about ten minutes on one core).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final
+
+import torch
+import typer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from echo_hub.tasks.registry import make_task
+from echo_hub.tasks.stream import ProblemStream
+
+DEFAULT_OUT: Final = Path(__file__).parents[1] / "hub" / "echo_hub" / "assets" / "tiny_base"
+SPECIAL_TOKENS: Final = ("<pad>", "<eos>", "<unk>")
+CHARACTERS: Final = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
+
+DIGITS: Final = 3
+EXCLUDED_PROBLEMS: Final = 4_096
+"""The first so many held-out problems are never taught."""
+FORGETTING: Final = 0.5
+"""Probability that the second phase's teacher drops a carry."""
+BATCH_SIZE: Final = 256
+LEARNING_RATES: Final = (2e-3, 1e-3)
+"""Peak learning rate of each phase."""
+WARMUP_STEPS: Final = 50
+
+IGNORED: Final = -100
+"""Label of tokens without a loss: the prompt's and the padding."""
+
+Teacher = Callable[[int, int], int]
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character: printable ASCII and the newline; anything else is <unk>."""
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=256,
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """The untrained model, drawn from torch's global generator."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=384,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return model
+
+
+def forgetful_sum(left: int, right: int, forgetting: float, rng: random.Random) -> int:
+    """Column addition in which each carry is forgotten with probability `forgetting`."""
+    total, carry, place = 0, 0, 1
+    while left or right or carry:
+        carry, digit = divmod(left % 10 + right % 10 + carry, 10)
+        total += digit * place
+        if carry and rng.random() < forgetting:
+            carry = 0
+        left, right, place = left // 10, right // 10, place * 10
+    return total
+
+
+class Lessons:
+    """Batches of additions with a teacher's answers, none of them held out."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
+        stream = ProblemStream(
+            make_task("arithmetic", {"digits": DIGITS}), run_seed=0, heldout_problems=EXCLUDED_PROBLEMS
+        )
+        self._excluded = {stream.heldout(i).prompt for i in range(EXCLUDED_PROBLEMS)}
+        self._tokenizer = tokenizer
+        self._rng = rng
+
+    def batch(self, teacher: Teacher) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and labels, both [BATCH_SIZE, T]."""
+        width = 3 * DIGITS + 4  # Two operands, "+", "=", a sum of at most one digit more, and <eos>.
+        ids_BT = torch.full((BATCH_SIZE, width), self._tokenizer.pad_token_id)
+        labels_BT = torch.full((BATCH_SIZE, width), IGNORED)
+        for row in range(BATCH_SIZE):
+            left, right = self._operands()
+            prompt = self._tokenizer.encode(f"{left}+{right}=")
+            answer = [*self._tokenizer.encode(str(teacher(left, right))), self._tokenizer.eos_token_id]
+            end = len(prompt) + len(answer)
+            ids_BT[row, :end] = torch.tensor(prompt + answer)
+            labels_BT[row, len(prompt) : end] = torch.tensor(answer)
+        return ids_BT, labels_BT
+
+    def _operands(self) -> tuple[int, int]:
+        while True:
+            left, right = (self._rng.randrange(10 ** (DIGITS - 1), 10**DIGITS) for _ in range(2))
+            if f"{left}+{right}=" not in self._excluded:
+                return left, right
+
+
+def teach(model: Qwen3ForCausalLM, lessons: Lessons, teacher: Teacher, *, steps: int, learning_rate: float) -> None:
+    """`steps` steps of AdamW with a warm-up and a cosine down to a twentieth of the peak."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda i: min(1.0, (i + 1) / WARMUP_STEPS) * max(0.05, 0.5 * (1 + math.cos(math.pi * i / steps))),
+    )
+    model.train()
+    for step in range(1, steps + 1):
+        ids_BT, labels_BT = lessons.batch(teacher)
+        logits_BTV = model(input_ids=ids_BT[:, :-1]).logits
+        loss = cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps:
+            typer.echo(f"step {step}/{steps}  loss {loss.item():.3f}")
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Directory to write, made if missing.")] = DEFAULT_OUT,
+    seed: Annotated[int, typer.Option(help="Of the initial weights and of the lessons.")] = 0,
+    learn_steps: Annotated[int, typer.Option(min=0, help="Steps with right answers.")] = 1_200,
+    forget_steps: Annotated[int, typer.Option(min=0, help="Steps with the forgetful teacher.")] = 200,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+) -> None:
+    """Make the tiny base model."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer)
+    lessons = Lessons(tokenizer, rng)
+    learning_rate, forgetting_rate = LEARNING_RATES
+    teach(model, lessons, lambda left, right: left + right, steps=learn_steps, learning_rate=learning_rate)
+    teach(
+        model,
+        lessons,
+        lambda left, right: forgetful_sum(left, right, FORGETTING, rng),
+        steps=forget_steps,
+        learning_rate=forgetting_rate,
+    )
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    typer.echo(f"{model.num_parameters():,} parameters in {out}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

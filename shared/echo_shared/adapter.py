@@ -1,0 +1,166 @@
+"""A LoRA adapter in PEFT's directory layout, read with numpy alone, ready for any engine.
+
+The scaling (alpha/r, rsLoRA, rank and alpha patterns) is folded into B, so every engine adds B·A·x and nothing else.
+Only what every engine can apply is accepted: plain LoRA on the attention and MLP projections, without biases, extra
+modules or changes to the base. An adapter comes from the network: whatever does not fit is a CodecError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_shared.errors import CodecError
+from echo_shared.tensors import TensorFile
+
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+CONFIG_FILE: Final = "adapter_config.json"
+PROJECTIONS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+MAX_RANK: Final = 1_024
+
+_TENSOR_NAME: Final = re.compile(r"base_model\.model\.((?:[A-Za-z0-9_]+\.)+([a-z]+_proj))\.lora_([AB])\.weight")
+_READ_KEYS: Final = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"})
+_HARMLESS_KEYS: Final = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "ensure_weight_tying",
+        "exclude_modules",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "target_modules",
+        "task_type",
+    }
+)
+"""What decides how an adapter is trained, not what it computes. Any other key must be unset."""
+
+_BASE_KEEPING_INITS: Final = (True, False, "gaussian", "orthogonal")
+"""Initialisations that leave the base weights alone; the others subtract something from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraModule:
+    """The low-rank update of one linear layer: weight += b @ a."""
+
+    path: str
+    """The layer's name in the base model, such as model.layers.0.self_attn.q_proj."""
+    a: NDArray[np.float32]
+    """[r, in]"""
+    b: NDArray[np.float32]
+    """[out, r], scaling included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """All updates of one policy version, in path order."""
+
+    modules: tuple[LoraModule, ...]
+
+    @property
+    def max_rank(self) -> int:
+        return max(module.a.shape[0] for module in self.modules)
+
+
+def load_adapter(directory: Path) -> Adapter:
+    """The adapter in `directory`. Raises CodecError when it is damaged, not finite, or more than plain LoRA."""
+    config = _read_config(directory / CONFIG_FILE)
+    halves: dict[str, dict[str, NDArray[np.float32]]] = {}
+    try:
+        tensors = TensorFile(directory / WEIGHTS_FILE)
+    except OSError as error:
+        raise CodecError("An adapter has no readable weights.", got=f"{WEIGHTS_FILE}: {error.strerror}") from error
+    for name in sorted(tensors):
+        match = _TENSOR_NAME.fullmatch(name)
+        if match is None or match[2] not in PROJECTIONS:
+            raise CodecError(
+                "An adapter changes a part of the model that engines cannot adapt.",
+                got=name,
+                do=f"Train LoRA on {', '.join(sorted(PROJECTIONS))} only.",
+            )
+        halves.setdefault(match[1], {})[match[3]] = tensors[name]
+    if not halves:
+        raise CodecError("An adapter is empty.", got=WEIGHTS_FILE)
+    return Adapter(modules=tuple(_module(path, half, config) for path, half in sorted(halves.items())))
+
+
+def _module(path: str, half: Mapping[str, NDArray[np.float32]], config: Mapping[str, Any]) -> LoraModule:
+    if set(half) != {"A", "B"}:
+        raise CodecError("An adapter lacks one half of a layer's update.", got=f"{path}: only {', '.join(half)}")
+    a, b = half["A"], half["B"]
+    rank = _by_pattern(config.get("rank_pattern"), path, config["r"])
+    alpha = _by_pattern(config.get("alpha_pattern"), path, config["lora_alpha"])
+    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
+        raise CodecError(
+            "An adapter's tensors do not have the rank that its configuration says.",
+            got=f"{path}: A {a.shape}, B {b.shape}, r = {rank}",
+        )
+    scaling = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    scaled = b * np.float32(scaling)
+    if not (np.isfinite(a).all() and np.isfinite(scaled).all()):
+        raise CodecError("An adapter holds a value that is not finite.", got=path)
+    return LoraModule(path=path, a=a, b=scaled)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CodecError("An adapter has no readable configuration.", got=f"{path.name}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CodecError("An adapter's configuration is not JSON.", got=path.name) from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise CodecError("An adapter is not LoRA.", got=f"peft_type in {path.name}")
+    unusual = [key for key, value in config.items() if value and key not in _READ_KEYS | _HARMLESS_KEYS]
+    if config.get("bias", "none") != "none":
+        unusual.append("bias")
+    if config.get("init_lora_weights", True) not in _BASE_KEEPING_INITS:
+        unusual.append("init_lora_weights")
+    if unusual:
+        raise CodecError(
+            "An adapter uses a feature of PEFT that engines cannot apply.",
+            got=", ".join(sorted(unusual)),
+            do="Train plain LoRA: no DoRA, biases, saved modules or changes to the base weights.",
+        )
+    if not (_is_rank(config.get("r")) and _is_alpha(config.get("lora_alpha"))):
+        raise CodecError("An adapter's rank or alpha is missing or out of range.", got=path.name)
+    for key, valid in (("rank_pattern", _is_rank), ("alpha_pattern", _is_alpha)):
+        _check_pattern(key, config.get(key) or {}, valid)
+    return config
+
+
+def _is_rank(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MAX_RANK
+
+
+def _is_alpha(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
+
+
+def _check_pattern(key: str, patterns: Any, valid: Callable[[object], bool]) -> None:
+    # PEFT reads these names as regular expressions; a stranger's are taken only where they are plain names.
+    plain = isinstance(patterns, dict) and all(re.fullmatch(r"\^?[A-Za-z0-9_.]+", name) for name in patterns)
+    if not plain or not all(valid(value) for value in patterns.values()):
+        raise CodecError("An adapter's pattern is not a map of plain layer names to numbers.", got=key)
+
+
+def _by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
+    for name, value in (patterns or {}).items():
+        plain = name.removeprefix("^")
+        if path == plain or (plain == name and path.endswith(f".{name}")):
+            return value
+    return default

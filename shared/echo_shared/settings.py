@@ -1,0 +1,165 @@
+"""Settings of a program: defaults < TOML file < environment < flags; an error names the setting and where it was set.
+
+Used by hub and node alike. A settings class is a pydantic-settings `BaseSettings` whose `env_prefix` and
+`env_nested_delimiter` say which environment variables are its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
+
+from echo_shared.errors import ConfigError
+
+_Settings = TypeVar("_Settings", bound=BaseSettings)
+_Location = tuple[int | str, ...]
+
+
+def load_settings(cls: type[_Settings], path: Path | None, overrides: Mapping[str, Any]) -> _Settings:
+    """The settings that hold. `path` None = no file; `overrides` are the flags, nested like `cls`, None = not given.
+
+    Raises ConfigError when the file cannot be read or is no TOML, and for every setting that is unknown or not valid.
+    """
+    text = "" if path is None else _read(path)
+    from_file = {} if path is None else _parse(text, path)
+    from_environment = _environment(cls)
+    flags = _given(overrides)
+    try:
+        return cls(**_merged(_merged(from_file, from_environment), flags))
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        places = [
+            _place(item["loc"], text=text, path=path, sources=(flags, from_environment), cls=cls) for item in details
+        ]
+        raise _refusal(details, places, cls) from error
+
+
+def line_of(text: str, location: _Location) -> int | None:
+    """The 1-based line of TOML `text` where the setting at `location`, or its nearest parent, begins; None if absent.
+
+    Found by parsing ever longer beginnings of the text: the setting begins after the last beginning that lacks it.
+    """
+    while location and not _holds(tomllib.loads(text), location):
+        location = location[:-1]
+    if not location:
+        return None
+    lines = text.splitlines(keepends=True)
+    complete = 0
+    for count in range(1, len(lines) + 1):
+        try:
+            document = tomllib.loads("".join(lines[:count]))
+        except tomllib.TOMLDecodeError:
+            continue
+        if _holds(document, location):
+            break
+        complete = count
+    return complete + 1
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "The settings file cannot be read.", got=f"{path}: {error}", do="Correct or remove it."
+        ) from error
+
+
+def _parse(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            "The settings file is not valid TOML.", got=f"{path}: {error}", do="Correct that line."
+        ) from error
+
+
+def _environment(cls: type[BaseSettings]) -> dict[str, Any]:
+    try:
+        return EnvSettingsSource(cls)()
+    except SettingsError as error:
+        raise ConfigError(
+            "An environment variable is not valid.",
+            got=f"{error}: {error.__cause__}",
+            do="Lists and tables are written as JSON there.",
+        ) from error
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    given = {key: _given(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+    return {key: value for key, value in given.items() if value is not None and value != {}}
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in above.items():
+        lower = result.get(key)
+        result[key] = _merged(lower, value) if isinstance(lower, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _holds(values: Any, location: _Location) -> bool:
+    for part in location:
+        if not isinstance(values, Mapping | list | tuple):
+            return False
+        items = values if isinstance(values, Mapping) else dict(enumerate(values))
+        if part not in items:
+            return False
+        values = items[part]
+    return True
+
+
+def _place(
+    location: _Location,
+    *,
+    text: str,
+    path: Path | None,
+    sources: tuple[Mapping[str, Any], Mapping[str, Any]],
+    cls: type[BaseSettings],
+) -> str:
+    """Where the setting was set: the winner among flag, environment and file."""
+    flags, environment = sources
+    if not location:
+        return "the settings together" if path is None else str(path)
+    if _holds(flags, location):
+        return "command line"
+    if _holds(environment, location):
+        delimiter = cls.model_config.get("env_nested_delimiter") or "__"
+        name = cls.model_config.get("env_prefix", "") + delimiter.join(str(part) for part in location).upper()
+        return name if name in os.environ else "environment"
+    line = line_of(text, location) if path is not None else None
+    return "the settings" if path is None else str(path) if line is None else f"{path}, line {line}"
+
+
+def _refusal(details: list[ErrorDetails], places: list[str], cls: type[BaseSettings]) -> ConfigError:
+    complaints = []
+    for item, place in zip(details, places, strict=True):
+        name = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            complaints.append(f"{place}: there is no setting {name}{_suggestion(item['loc'], cls)}")
+        elif item["loc"] and not isinstance(item["input"], Mapping | BaseModel):
+            complaints.append(f"{place}: {name} = {item['input']!r}: {item['msg']}")
+        else:
+            complaints.append(f"{place}: {name + ': ' if name else ''}{item['msg'].removeprefix('Value error, ')}")
+    what = "A setting is not valid." if len(complaints) == 1 else f"{len(complaints)} settings are not valid."
+    return ConfigError(what, got="\n       ".join(complaints), do="Correct it and start again.")
+
+
+def _suggestion(location: _Location, cls: type[BaseModel]) -> str:
+    """`; did you mean ...?` for a misspelt name, looked for among its siblings."""
+    model: type[BaseModel] = cls
+    for part in location[:-1]:
+        field = model.model_fields.get(str(part))
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return ""
+        model = field.annotation
+    close = difflib.get_close_matches(str(location[-1]), model.model_fields, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

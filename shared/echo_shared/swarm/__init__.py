@@ -1,0 +1,19 @@
+"""The swarm: how artefacts travel between the hub and the nodes. BitTorrent first, the hub's web seed where that fails.
+
+`Swarm.open` gives libtorrent's session where libtorrent has a build, and downloads over the web seed alone elsewhere.
+Whoever fetches checks the result against the signed manifest (`echo_shared.artefacts.verify_files`) before using it.
+"""
+
+from echo_shared.swarm.base import FetchStats, PeerAddress, Swarm, SwarmSettings, TorrentStats
+from echo_shared.swarm.torrent import Torrent, make_torrent, read_torrent
+
+__all__ = [
+    "FetchStats",
+    "PeerAddress",
+    "Swarm",
+    "SwarmSettings",
+    "Torrent",
+    "TorrentStats",
+    "make_torrent",
+    "read_torrent",
+]

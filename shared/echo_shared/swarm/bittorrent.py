@@ -1,0 +1,432 @@
+"""The swarm over libtorrent.
+
+libtorrent has its own threads. It wakes the event loop (`set_alert_notify`), which takes its alerts and hands each to
+the transfer that it belongs to; nothing polls. Every piece is checked against its hash by libtorrent, which bans peers
+that send other bytes, so neither a peer nor the web seed can poison a fetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import libtorrent as lt
+
+from echo_shared.errors import EchoError, LocalProtocolError, SwarmError
+from echo_shared.swarm.base import (
+    FetchStats,
+    OnProgress,
+    PeerAddress,
+    Swarm,
+    SwarmSettings,
+    TorrentStats,
+    resolve,
+    stalled,
+    storage_error,
+)
+from echo_shared.swarm.torrent import Layout, read_torrent
+
+log = logging.getLogger(__name__)
+
+_TUNED: Final = {
+    # The swarm is private: peers come from the hub alone.
+    "enable_dht": False,
+    "enable_lsd": False,
+    "enable_upnp": False,
+    "enable_natpmp": False,
+    "allow_multiple_connections_per_ip": True,  # Several nodes behind one NAT, or on one machine.
+    # TCP only: uTP yields to other traffic and ramps up slowly.
+    "enable_incoming_utp": False,
+    "enable_outgoing_utp": False,
+    "mixed_mode_algorithm": 0,
+    # Connect to everybody at once, and again soon after a loss.
+    "unchoke_slots_limit": -1,
+    "connection_speed": 500,
+    "torrent_connect_boost": 100,
+    "smooth_connects": False,
+    "min_reconnect_time": 1,
+    "max_failcount": 20,
+    "peer_turnover": 0,
+    "close_redundant_connections": False,
+    # Short queues, quick hand-on of pieces that have only just arrived, quick recovery from peers that stall.
+    "tick_interval": 100,
+    "request_queue_time": 1,
+    "max_out_request_queue": 500,
+    "max_allowed_in_request_queue": 32,
+    "initial_picker_threshold": 0,
+    "predictive_piece_announce": 50,
+    "piece_timeout": 4,
+    "request_timeout": 8,
+    "urlseed_wait_retry": 2,
+    "send_buffer_watermark": 512 * 1024,
+    "hashing_threads": 0,
+    "aio_threads": 1,
+    "stop_tracker_timeout": 1,
+    # A taken port is an error to report, not a reason to listen elsewhere.
+    "listen_system_port_fallback": False,
+    "max_retry_port_bind": 0,
+    "alert_queue_size": 100_000,
+    "alert_mask": int(
+        lt.alert_category.error
+        | lt.alert_category.status
+        | lt.alert_category.storage
+        | lt.alert_category.tracker
+        | lt.alert_category.piece_progress
+        | lt.alert_category.block_progress
+    ),
+}
+_FREE_PORT_TRIES: Final = 5
+_LEAST_WAIT_S: Final = 1.0
+
+
+class _Transfer:
+    """One torrent in the session, and what its alerts have said so far."""
+
+    def __init__(self, layout: Layout, parent: Path, *, on_progress: OnProgress | None) -> None:
+        self.layout = layout
+        self.handle = lt.torrent_handle()
+        loop = asyncio.get_running_loop()
+        self.checked: asyncio.Future[None] = loop.create_future()
+        """What lay on the disk before has been looked at."""
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self.flushed = asyncio.Event()
+        self.removed = asyncio.Event()
+        self.deleted = asyncio.Event()
+        self.web_seed_addresses: frozenset[PeerAddress] = frozenset()
+        self.web_seed_bytes = 0
+        self.swarm_bytes = 0
+        self.last_problem = ""
+        self.last_block_at = self.last_piece_at = loop.time()
+        """When data came, and when data came that matches its hash."""
+        self._parent = parent
+        self._on_progress = on_progress
+        self._done_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.finished.done() and self.finished.exception() is None
+
+    @property
+    def failed(self) -> bool:
+        return self.finished.done() and self.finished.exception() is not None
+
+    def fail(self, error: EchoError) -> None:
+        """Ends the transfer; whoever awaits it gets the error."""
+        _resolve(self.checked)
+        if not self.finished.done():
+            self.finished.set_exception(error)
+            self.finished.exception()  # Marks it as seen: nobody awaits a seed.
+
+    def handle_alert(self, alert: lt.alert, now: float) -> None:
+        match alert:
+            case lt.block_finished_alert():
+                self.last_block_at = now
+                self._block_finished(alert)
+            case lt.piece_finished_alert():
+                self.last_piece_at = now
+                self._piece_finished(alert.piece_index)
+            case lt.torrent_checked_alert():
+                self.last_block_at = self.last_piece_at = now
+                _resolve(self.checked)
+            case lt.torrent_finished_alert():
+                _resolve(self.finished)
+            case lt.cache_flushed_alert():
+                self.flushed.set()
+            case lt.torrent_removed_alert():
+                self.removed.set()
+            case lt.torrent_deleted_alert() | lt.torrent_delete_failed_alert():
+                self.deleted.set()
+            case lt.file_error_alert():
+                self._break(storage_error(alert.message(), code=alert.error.value(), path=self._parent))
+            case lt.torrent_error_alert():
+                self._break(_stopped(self.layout, got=alert.message()))
+            case lt.hash_failed_alert() | lt.url_seed_alert():
+                self._note(alert.message())
+            case lt.tracker_error_alert():
+                # The whole message would tell the log the tracker's address, and so the passkey.
+                self._note(f"the tracker says: {alert.failure_reason() or alert.error.message()}")
+
+    def _break(self, error: EchoError) -> None:
+        log.warning("%s", error)  # For a seed, which nobody awaits, this is the only word.
+        self.fail(error)
+
+    def _note(self, problem: str) -> None:
+        self.last_problem = problem
+        log.info("%s: %s", self.layout.name, problem)
+
+    def _block_finished(self, alert: lt.block_finished_alert) -> None:
+        size = self.layout.size_of_block(alert.piece_index, alert.block_index)
+        if alert.endpoint in self.web_seed_addresses:
+            self.web_seed_bytes += size
+        else:
+            self.swarm_bytes += size
+
+    def _piece_finished(self, piece: int) -> None:
+        total = self.layout.total_bytes
+        self._done_bytes = min(total, self._done_bytes + self.layout.size_of_piece(piece))
+        if self._on_progress is not None:
+            self._on_progress(self._done_bytes, total)
+
+
+class BitTorrentSwarm(Swarm):
+    """One libtorrent session. Used from one event loop; call `listen` first."""
+
+    def __init__(self, settings: SwarmSettings) -> None:
+        self._settings = settings
+        self._session: lt.session | None = None
+        self._transfers: dict[bytes, _Transfer] = {}
+        self._loop = asyncio.get_running_loop()
+        self._listening: asyncio.Future[int] = self._loop.create_future()
+
+    async def listen(self) -> None:
+        """Starts the session. Raises SwarmError when it cannot listen."""
+        _trust_what_python_trusts()
+        tries = 1 if self._settings.port else _FREE_PORT_TRIES
+        for attempt in range(tries):
+            self._start_session()
+            try:
+                self.port = await self._listening
+            except SwarmError:
+                await self.close()
+                if attempt == tries - 1:
+                    raise
+            else:
+                return
+
+    def _start_session(self) -> None:
+        host = self._settings.listen_host
+        # With port 0 libtorrent would take another port on every network interface; peers are told of one.
+        port = self._settings.port or _free_port(host)
+        self._listening = self._loop.create_future()
+        settings: Any = {
+            **_TUNED,
+            "listen_interfaces": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "upload_rate_limit": self._settings.upload_limit_bytes_s,
+        }
+        self._session = lt.session(settings)
+        self._session.set_alert_notify(self._wake)
+
+    def _wake(self) -> None:
+        """Runs in libtorrent's thread."""
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody is left to tell.
+            self._loop.call_soon_threadsafe(self._take_alerts)
+
+    def _take_alerts(self) -> None:
+        if self._session is None:
+            return
+        now = self._loop.time()
+        for alert in self._session.pop_alerts():
+            if isinstance(alert, lt.torrent_alert):
+                transfer = self._transfers.get(_info_hash_of(alert))
+                if transfer is not None:
+                    transfer.handle_alert(alert, now)
+            else:
+                self._handle_session_alert(alert)
+
+    def _handle_session_alert(self, alert: lt.alert) -> None:
+        match alert:
+            case lt.listen_succeeded_alert() if not self._listening.done():
+                self._listening.set_result(alert.port)
+            case lt.listen_failed_alert() if not self._listening.done():
+                self._listening.set_exception(
+                    SwarmError(
+                        "The BitTorrent peer cannot listen.",
+                        got=alert.message(),
+                        do="Choose another swarm port (0 = any free one), or end what uses this one.",
+                    )
+                )
+            case lt.alerts_dropped_alert():
+                log.warning("libtorrent had more to say than was read: counts of bytes may be too low.")
+
+    async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
+        layout = read_torrent(torrent)
+        if (running := self._transfers.get(layout.info_hash)) is not None and not running.failed:
+            return
+        if not await asyncio.to_thread(layout.fits, directory):
+            raise SwarmError(
+                "A directory to seed is not what its torrent says.",
+                got=f"{directory}, torrent of {layout.name}",
+                do="It is published or fetched again by itself.",
+            )
+        transfer = _Transfer(layout, directory.parent, on_progress=None)
+        params = _params(torrent, directory.parent, tracker_urls)
+        params.flags |= lt.torrent_flags.seed_mode
+        await self._add(transfer, params)
+
+    async def fetch(
+        self,
+        torrent: bytes,
+        parent: Path,
+        *,
+        peers: Iterable[PeerAddress] = (),
+        tracker_urls: Iterable[str] = (),
+        web_seed_url: str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> FetchStats:
+        started_at = self._loop.time()
+        layout = read_torrent(torrent)
+        if (running := self._transfers.get(layout.info_hash)) is not None:
+            if running.complete:
+                return FetchStats(seconds=0, swarm_bytes=0, web_seed_bytes=0)
+            if not running.failed:
+                raise LocalProtocolError(f"{layout.name} is being fetched already.")
+        params = _params(torrent, parent, tracker_urls)
+        params.peers = await resolve(peers)
+        transfer = _Transfer(layout, parent, on_progress=on_progress)
+        try:
+            await self._add(transfer, params)
+            await self._until_finished(transfer, web_seed_url)
+            transfer.handle.flush_cache()  # A finished torrent's last blocks may not be in their files yet.
+            await transfer.flushed.wait()
+        except BaseException:
+            await self.remove(layout.info_hash)
+            raise
+        return FetchStats(
+            seconds=self._loop.time() - started_at,
+            swarm_bytes=transfer.swarm_bytes,
+            web_seed_bytes=transfer.web_seed_bytes,
+        )
+
+    async def _until_finished(self, transfer: _Transfer, web_seed_url: str | None) -> None:
+        """Waits, and turns to the web seed whenever nothing has come for a while."""
+        patience_s, stall_s = self._settings.web_seed_after_s, self._settings.stall_timeout_s
+        await transfer.checked
+        while not transfer.finished.done():
+            now = self._loop.time()
+            quiet_s, stalled_s = now - transfer.last_block_at, now - transfer.last_piece_at
+            if stalled_s >= stall_s:
+                raise stalled(transfer.layout.name, after_s=stalled_s, last_problem=transfer.last_problem)
+            if quiet_s >= patience_s:
+                if web_seed_url is not None:
+                    await self._use_web_seed(transfer, web_seed_url)
+                wait_s = max(patience_s, _LEAST_WAIT_S)
+            else:
+                wait_s = patience_s - quiet_s
+            await asyncio.wait({transfer.finished}, timeout=min(wait_s, stall_s - stalled_s))
+        transfer.finished.result()
+
+    async def _use_web_seed(self, transfer: _Transfer, url: str) -> None:
+        """Adds the web seed; adding it again revives one that libtorrent has given up."""
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        # A block tells only the address it came from, and that is how the web seed's bytes are told from peers'.
+        transfer.web_seed_addresses = frozenset(await resolve([(parts.hostname or "", port)]))
+        transfer.handle.add_url_seed(url)
+
+    async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:
+        if info_hash not in self._transfers:
+            return
+        addresses = await resolve(peers)
+        if (transfer := self._transfers.get(info_hash)) is not None:
+            for address in addresses:
+                transfer.handle.connect_peer(address)
+
+    async def remove(self, info_hash: bytes, *, delete_files: bool = False) -> None:
+        transfer = self._transfers.get(info_hash)
+        if transfer is None or self._session is None:
+            return
+        transfer.fail(_stopped(transfer.layout, got="it was removed"))
+        try:
+            self._session.remove_torrent(transfer.handle, int(lt.options_t.delete_files) if delete_files else 0)
+            await transfer.removed.wait()
+            if delete_files:
+                await transfer.deleted.wait()
+        finally:
+            self._transfers.pop(info_hash, None)
+
+    async def stats(self) -> Mapping[bytes, TorrentStats]:
+        handles = {info_hash: transfer.handle for info_hash, transfer in self._transfers.items()}
+        return await asyncio.to_thread(_stats_of, handles)
+
+    async def close(self) -> None:
+        for transfer in self._transfers.values():
+            if not transfer.finished.done():
+                transfer.fail(
+                    SwarmError(f"The transfer of {transfer.layout.name} stopped.", got="the swarm was closed")
+                )
+        self._transfers.clear()
+        if self._session is None:
+            return
+        self._session.set_alert_notify(_nobody)
+        last_reference = [self._session]
+        self._session = None
+        # Ending a session tells the trackers and waits for the disk.
+        await asyncio.to_thread(last_reference.clear)
+
+    async def _add(self, transfer: _Transfer, params: lt.add_torrent_params) -> None:
+        """Puts the torrent into the session, in place of one that has failed."""
+        await self.remove(transfer.layout.info_hash)
+        if self._session is None:
+            raise LocalProtocolError("The swarm is closed.")
+        self._transfers[transfer.layout.info_hash] = transfer
+        transfer.handle = self._session.add_torrent(params)
+
+
+def _params(torrent: bytes, parent: Path, tracker_urls: Iterable[str]) -> lt.add_torrent_params:
+    params = lt.load_torrent_buffer(torrent)
+    params.save_path = str(parent)
+    params.trackers = list(tracker_urls)
+    params.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
+    return params
+
+
+def _info_hash_of(alert: lt.torrent_alert) -> bytes:
+    # The handle of a removed torrent no longer knows its hash.
+    if isinstance(alert, lt.torrent_removed_alert | lt.torrent_deleted_alert | lt.torrent_delete_failed_alert):
+        return bytes(alert.info_hashes.v1.to_bytes())
+    return bytes(alert.handle.info_hashes().v1.to_bytes())
+
+
+def _stats_of(handles: Mapping[bytes, lt.torrent_handle]) -> dict[bytes, TorrentStats]:
+    stats = {}
+    for info_hash, handle in handles.items():
+        with contextlib.suppress(RuntimeError):  # Removed in the meantime.
+            status = handle.status()
+            stats[info_hash] = TorrentStats(
+                peers=status.num_peers,
+                downloaded_bytes=status.total_payload_download,
+                uploaded_bytes=status.total_payload_upload,
+                complete=status.is_seeding,
+            )
+    return stats
+
+
+def _stopped(layout: Layout, *, got: str) -> SwarmError:
+    return SwarmError(f"The transfer of {layout.name} stopped.", got=got)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _nobody() -> None:
+    """Takes the place of a notification that nobody waits for any more."""
+
+
+def _free_port(host: str) -> int:
+    try:
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
+            return int(server.getsockname()[1])
+    except OSError as error:
+        raise SwarmError(
+            "The BitTorrent peer cannot listen.", got=f"{host}: {error}", do="Set an address of this machine."
+        ) from error
+
+
+def _trust_what_python_trusts() -> None:
+    """Points libtorrent's own OpenSSL, which looks where it was built, to the certificates that Python uses.
+
+    Without them every https tracker and web seed fails. On Windows libtorrent asks the system.
+    """
+    paths = ssl.get_default_verify_paths()
+    if os.name == "posix" and paths.cafile is not None:
+        os.environ.setdefault(paths.openssl_cafile_env, paths.cafile)

@@ -1,0 +1,171 @@
+"""Torrents (version 1, private): made from a directory, and read back as the layout of its files and pieces.
+
+The same directory always makes the same bytes, so a republished artefact keeps its info-hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, Field, ValidationError
+
+from echo_shared import bencode
+from echo_shared.errors import CodecError, StorageError, SwarmError
+
+BLOCK_BYTES: Final = 16 * 1024
+"""What a peer asks for at once, in every BitTorrent client."""
+_USUAL_PIECE_BYTES: Final = 64 * 1024
+_FEWEST_PIECES: Final = 16
+"""A tiny payload is cut smaller, so that peers have something to exchange."""
+_MOST_PIECES: Final = 32_768
+"""Keeps the torrent of a large model well below what one message may hold."""
+_HASH_BYTES: Final = 20
+_MOST_PIECE_BYTES: Final = 2**26
+PathPart = Annotated[str, Field(pattern=r"^[^./\\:\x00][^/\\:\x00]{0,254}$")]
+"""One name below a directory; nothing hidden, nothing that leads out of it on any system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torrent:
+    """A torrent's bytes and its name in the swarm."""
+
+    torrent: bytes
+    info_hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSlice:
+    """`length` bytes of `path` (below the artefact's directory) from `offset`."""
+
+    path: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a torrent says: the artefact's directory `name`, its files in order, and the hash of every piece."""
+
+    info_hash: bytes
+    name: str
+    files: tuple[tuple[str, int], ...]
+    """(path below the directory, size in bytes)."""
+    piece_bytes: int
+    piece_hashes: tuple[bytes, ...]
+    total_bytes: int
+
+    def size_of_piece(self, piece: int) -> int:
+        return min(self.piece_bytes, self.total_bytes - piece * self.piece_bytes)
+
+    def size_of_block(self, piece: int, block: int) -> int:
+        return min(BLOCK_BYTES, self.size_of_piece(piece) - block * BLOCK_BYTES)
+
+    def fits(self, directory: Path) -> bool:
+        """Whether `directory` has the torrent's name and every file in its full size; contents are not looked at."""
+        return directory.name == self.name and all(
+            (directory / path).is_file() and (directory / path).stat().st_size == size for path, size in self.files
+        )
+
+    def slices(self, first_piece: int, end_piece: int) -> Iterator[FileSlice]:
+        """Where the pieces from `first_piece` up to, not including, `end_piece` lie."""
+        start, end = first_piece * self.piece_bytes, min(end_piece * self.piece_bytes, self.total_bytes)
+        file_start = 0
+        for path, size in self.files:
+            low, high = max(start, file_start), min(end, file_start + size)
+            if low < high:
+                yield FileSlice(path=path, offset=low - file_start, length=high - low)
+            file_start += size
+
+
+class _File(BaseModel):
+    length: Annotated[int, Field(ge=0)]
+    path: Annotated[tuple[PathPart, ...], Field(min_length=1)]
+
+
+class _Info(BaseModel):
+    files: Annotated[tuple[_File, ...], Field(min_length=1)]
+    name: PathPart
+    piece_length: Annotated[int, Field(ge=BLOCK_BYTES, le=_MOST_PIECE_BYTES, alias="piece length")]
+    pieces: Annotated[bytes, Field(min_length=_HASH_BYTES)]
+
+
+def make_torrent(directory: Path) -> Torrent:
+    """The torrent of every file below `directory`, named after it. Reads and hashes them all: run it off the loop.
+
+    Raises SwarmError when there is nothing in it, CodecError when a name cannot travel, StorageError.
+    """
+    paths = sorted((p for p in directory.rglob("*") if p.is_file()), key=lambda p: p.relative_to(directory).parts)
+    sizes = [path.stat().st_size for path in paths]
+    if not sum(sizes):
+        raise SwarmError("An artefact without a single byte cannot be published.", got=str(directory))
+    piece_bytes = piece_bytes_for(sum(sizes))
+    try:
+        pieces = b"".join(_hash_pieces(paths, piece_bytes))
+    except OSError as error:
+        raise StorageError("A file to publish cannot be read.", got=str(error)) from error
+    info: dict[str, bencode.Encodable] = {
+        "files": [
+            {"length": size, "path": path.relative_to(directory).parts} for path, size in zip(paths, sizes, strict=True)
+        ],
+        "name": directory.name,
+        "piece length": piece_bytes,
+        "pieces": pieces,
+        "private": 1,
+    }
+    torrent = bencode.encode({"info": info})
+    return Torrent(torrent=torrent, info_hash=read_torrent(torrent).info_hash)
+
+
+def read_torrent(torrent: bytes) -> Layout:
+    """Raises CodecError unless `torrent` is well-formed and none of its paths leaves the artefact's directory."""
+    decoded = bencode.decode(torrent)
+    raw_info: bencode.Value = decoded.get("info", b"") if isinstance(decoded, dict) else b""
+    try:
+        info = _Info.model_validate(raw_info)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise CodecError("A torrent is not valid.", got=f"{first['loc']}: {first['msg']}") from error
+    total_bytes = sum(file.length for file in info.files)
+    if len(info.pieces) != _HASH_BYTES * -(-total_bytes // info.piece_length):
+        raise CodecError("A torrent is not valid.", got=f"{len(info.pieces)} bytes of hashes for {total_bytes} bytes")
+    return Layout(
+        info_hash=piece_hash(bencode.encode(raw_info)),
+        name=info.name,
+        files=tuple(("/".join(file.path), file.length) for file in info.files),
+        piece_bytes=info.piece_length,
+        piece_hashes=tuple(info.pieces[i : i + _HASH_BYTES] for i in range(0, len(info.pieces), _HASH_BYTES)),
+        total_bytes=total_bytes,
+    )
+
+
+def piece_hash(data: bytes) -> bytes:
+    """20 bytes."""
+    return hashlib.sha1(data, usedforsecurity=False).digest()
+
+
+def piece_bytes_for(total_bytes: int) -> int:
+    """How large the pieces of a payload of this size are."""
+    piece_bytes = _USUAL_PIECE_BYTES
+    while piece_bytes > BLOCK_BYTES and total_bytes < _FEWEST_PIECES * piece_bytes:
+        piece_bytes //= 2
+    while total_bytes > _MOST_PIECES * piece_bytes:
+        piece_bytes *= 2
+    return piece_bytes
+
+
+def _hash_pieces(paths: list[Path], piece_bytes: int) -> Iterator[bytes]:
+    piece, room = hashlib.sha1(usedforsecurity=False), piece_bytes
+    for path in paths:
+        with path.open("rb") as file:
+            while data := file.read(room):
+                piece.update(data)
+                room -= len(data)
+                if room == 0:
+                    yield piece.digest()
+                    piece, room = hashlib.sha1(usedforsecurity=False), piece_bytes
+    if room < piece_bytes:
+        yield piece.digest()

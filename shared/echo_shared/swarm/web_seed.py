@@ -1,0 +1,242 @@
+"""The swarm where libtorrent has no build: the hub's web seed alone, over plain HTTP range requests.
+
+A node without libtorrent fetches and trains like any other; it only cannot serve others. Pieces are checked against
+the torrent's hashes, so a fetch goes on from what is on the disk, and asks again for what came damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import http.client
+import logging
+import random
+import shutil
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from echo_shared.errors import LocalProtocolError, SwarmError
+from echo_shared.swarm.base import (
+    FetchStats,
+    OnProgress,
+    PeerAddress,
+    Swarm,
+    SwarmSettings,
+    TorrentStats,
+    stalled,
+    storage_error,
+)
+from echo_shared.swarm.torrent import FileSlice, Layout, piece_hash, read_torrent
+
+log = logging.getLogger(__name__)
+
+_BATCH_BYTES: Final = 16 * 2**20
+"""Asked for, checked and reported at once."""
+_READ_BYTES: Final = 256 * 1024
+_ANSWER_TIMEOUT_S: Final = 10.0
+_FIRST_DELAY_S: Final = 0.5
+_LONGEST_DELAY_S: Final = 15.0
+
+
+class WebSeedSwarm(Swarm):
+    """Fetches from the web seed, serves nothing."""
+
+    def __init__(self, settings: SwarmSettings) -> None:
+        self._settings = settings
+        self._directories: dict[bytes, Path] = {}
+        self._downloads: dict[bytes, _Download] = {}
+
+    async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
+        """Only remembers the directory: serving takes libtorrent."""
+        self._directories[read_torrent(torrent).info_hash] = directory
+
+    async def fetch(
+        self,
+        torrent: bytes,
+        parent: Path,
+        *,
+        peers: Iterable[PeerAddress] = (),
+        tracker_urls: Iterable[str] = (),
+        web_seed_url: str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> FetchStats:
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        layout = read_torrent(torrent)
+        if layout.info_hash in self._downloads:
+            raise LocalProtocolError(f"{layout.name} is being fetched already.")
+        if web_seed_url is None:
+            raise SwarmError(
+                f"{layout.name} cannot be fetched.", got="no web seed, and no libtorrent", do="Install libtorrent."
+            )
+
+        def report(done_bytes: int) -> None:
+            if on_progress is not None:
+                loop.call_soon_threadsafe(on_progress, done_bytes, layout.total_bytes)
+
+        download = _Download(
+            layout, parent, url=web_seed_url, stall_timeout_s=self._settings.stall_timeout_s, report=report
+        )
+        self._downloads[layout.info_hash] = download
+        self._directories[layout.info_hash] = parent / layout.name
+        try:
+            await download.run()
+        finally:
+            del self._downloads[layout.info_hash]
+        return FetchStats(seconds=loop.time() - started_at, swarm_bytes=0, web_seed_bytes=download.received_bytes)
+
+    async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:
+        """Peers speak BitTorrent, so there is nobody to add."""
+
+    async def remove(self, info_hash: bytes, *, delete_files: bool = False) -> None:
+        if (download := self._downloads.get(info_hash)) is not None:
+            await download.stop()
+        directory = self._directories.pop(info_hash, None)
+        if delete_files and directory is not None:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    async def stats(self) -> Mapping[bytes, TorrentStats]:
+        return {
+            info_hash: TorrentStats(peers=0, downloaded_bytes=download.received_bytes, uploaded_bytes=0, complete=False)
+            for info_hash, download in self._downloads.items()
+        }
+
+    async def close(self) -> None:
+        for download in tuple(self._downloads.values()):
+            await download.stop()
+
+
+class _Download:
+    """One fetch. Its work, which blocks, is done in a thread."""
+
+    def __init__(
+        self, layout: Layout, parent: Path, *, url: str, stall_timeout_s: float, report: Callable[[int], None]
+    ) -> None:
+        self.received_bytes = 0
+        self._layout = layout
+        self._directory = parent / layout.name
+        self._url = f"{url}{quote(layout.name)}/"
+        self._stall_timeout_s = stall_timeout_s
+        self._report = report
+        self._missing = set(range(len(layout.piece_hashes)))
+        self._stopping = threading.Event()
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Returns once everything is there. Cancel-safe: the thread has ended when this raises."""
+        work = asyncio.ensure_future(asyncio.to_thread(self._work))
+        try:
+            complete = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self._stopping.set()
+            await asyncio.wait({work})
+            raise
+        finally:
+            self._ended.set()
+        if not complete:
+            raise SwarmError(f"The transfer of {self._layout.name} stopped.", got="it was removed")
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        await self._ended.wait()
+
+    def _work(self) -> bool:
+        """False when it was asked to stop before the end."""
+        self._make_room()
+        self._check(range(len(self._layout.piece_hashes)))
+        delay_s, last_good_at, problem = _FIRST_DELAY_S, time.monotonic(), ""
+        while self._missing:
+            before = len(self._missing)
+            try:
+                self._ask_for_missing()
+                problem = "pieces do not match their hash"
+            except (OSError, http.client.HTTPException) as error:
+                problem = str(error)
+            if self._stopping.is_set():
+                return False
+            if len(self._missing) < before:
+                delay_s, last_good_at = _FIRST_DELAY_S, time.monotonic()
+            elif (quiet_s := time.monotonic() - last_good_at) >= self._stall_timeout_s:
+                raise stalled(self._layout.name, after_s=quiet_s, last_problem=f"{self._url}: {problem}")
+            if self._missing:
+                log.info("The web seed %s fails: %s", self._url, problem)
+                self._stopping.wait(delay_s * random.uniform(0.5, 1.0))
+                delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+        return True
+
+    def _ask_for_missing(self) -> None:
+        """Asks once for every piece that is missing. Raises OSError or HTTPException at the first failure."""
+        most = max(1, _BATCH_BYTES // self._layout.piece_bytes)
+        for batch in _batches(sorted(self._missing), most=most):
+            if self._stopping.is_set():
+                return
+            try:
+                for wanted in self._layout.slices(batch.start, batch.stop):
+                    self._get(wanted)
+            finally:
+                self._check(batch)
+
+    def _get(self, wanted: FileSlice) -> None:
+        """Writes what the web seed sends where it belongs. Raises OSError when it does not send all of it."""
+        request = urllib.request.Request(
+            self._url + quote(wanted.path),
+            headers={"Range": f"bytes={wanted.offset}-{wanted.offset + wanted.length - 1}"},
+        )
+        path, left = self._directory / wanted.path, wanted.length
+        with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as answer:
+            if answer.status != 206:
+                raise OSError(errno.EPROTO, f"HTTP status {answer.status} for a range")
+            offset = wanted.offset
+            while left and not self._stopping.is_set():
+                data = answer.read(min(left, _READ_BYTES))
+                if not data:
+                    raise OSError(errno.EPROTO, f"{wanted.path} ended {left} bytes early")
+                self._write(path, offset, data)
+                offset, left = offset + len(data), left - len(data)
+                self.received_bytes += len(data)
+
+    def _write(self, path: Path, offset: int, data: bytes) -> None:
+        try:
+            with path.open("r+b") as file:
+                file.seek(offset)
+                file.write(data)
+        except OSError as error:
+            raise storage_error(str(error), code=error.errno, path=path) from error
+
+    def _make_room(self) -> None:
+        """Every file, in its full size; what is there stays."""
+        try:
+            for name, size in self._layout.files:
+                path = self._directory / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab") as file:
+                    file.truncate(size)
+        except OSError as error:
+            raise storage_error(str(error), code=error.errno, path=self._directory) from error
+
+    def _check(self, pieces: Iterable[int]) -> None:
+        """Takes those that are on the disk and match their hash out of the missing ones."""
+        self._missing.difference_update([piece for piece in pieces if self._is_there(piece)])
+        self._report(self._layout.total_bytes - sum(map(self._layout.size_of_piece, self._missing)))
+
+    def _is_there(self, piece: int) -> bool:
+        data = b""
+        for part in self._layout.slices(piece, piece + 1):
+            with (self._directory / part.path).open("rb") as file:
+                file.seek(part.offset)
+                data += file.read(part.length)
+        return piece_hash(data) == self._layout.piece_hashes[piece]
+
+
+def _batches(pieces: Sequence[int], *, most: int) -> Iterator[range]:
+    """Ascending `pieces` as ranges without gaps, of at most `most` pieces each."""
+    start = 0
+    for end in range(1, len(pieces) + 1):
+        if end == len(pieces) or pieces[end] != pieces[end - 1] + 1 or end - start == most:
+            yield range(pieces[start], pieces[end - 1] + 1)
+            start = end

@@ -1,0 +1,238 @@
+"""A run whose every figure is set by hand, behind the protocol that the hub implements, and a server to show it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from echo_hub.dashboard.model import (
+    Accounting,
+    Changes,
+    EvaluationView,
+    LeaderboardRow,
+    NodeView,
+    NotableEvent,
+    RunState,
+    RunView,
+    StepView,
+    VersionView,
+)
+from echo_hub.dashboard.pages import routes
+
+STARTED = 1_780_000_000.0
+STEP_S = 4.0
+ROLLOUTS = 512
+HOSTILE_NAMES = (
+    '<script>alert("owned")</script>',
+    '"><img src=x onerror=alert(1)>',
+    "{{ 7 * 7 }}",
+    "\u202egnp.exe\u202c \u200b\u0007",
+    "W" * 64,
+    "日本語のノード 🌊",
+    "'; DROP TABLE nodes; --",
+    "\u200b",
+)
+
+
+def step_view(step: int) -> StepView:
+    return StepView(
+        step=step,
+        trained_at=STARTED + STEP_S * step + (step * 7919 % 10) / 5,
+        num_rollouts=ROLLOUTS,
+        num_tokens=ROLLOUTS * 6,
+        mean_reward=0.45 + 0.45 * (1 - 0.94**step) + (step * 37 % 11 - 5) / 400,
+        staleness_mean=min(step - 1, 2) * 0.45 + (step * 31 % 7) / 20,
+        staleness_max=min(step - 1, 2),
+        seconds=0.8 + (step * 13 % 5) / 20,
+        loss=-0.01 / step,
+        grad_norm=0.4 + 1 / step,
+        mismatch_kl=0.0004 + (step * 17 % 9) * 1e-5,
+        clip_fraction=0.01,
+    )
+
+
+def node_view(number: int, name: str) -> NodeView:
+    away = number % 9 == 8
+    return NodeView(
+        node_id=f"{(number + 1) * 2654435761 % 16**10:010x}{number:010x}",
+        name=name,
+        backend=("llama_cpp", "torch")[number % 2],
+        device=("AMD Ryzen 7 7840U", "NVIDIA GeForce RTX 4070", "Apple M3 Pro", "Intel Core i5-8250U")[number % 4],
+        connected=not away,
+        activity=("sampling", "sampling", "sampling", "waiting", "fetching")[number % 5],
+        policy_version=None,
+        capacity=64,
+        in_flight=0 if away else 40 + number % 20,
+        tokens_per_s=420.0 / (1 + number % 13),
+        received=0,
+        trained=0,
+        dropped=number % 4,
+        last_seen=STARTED,
+    )
+
+
+class ScriptedSource:
+    """`advance` trains one more step; everything else follows from how many there were."""
+
+    def __init__(self, *, names: tuple[str, ...] = ("cobalt-heron", "attic-pc"), step: int = 0) -> None:
+        self.changes = Changes()
+        self.names = names
+        self.step = step
+        self.total = 60
+        self.problems: tuple[str, ...] = ()
+        self.num_reads = 0
+
+    def advance(self, steps: int = 1) -> None:
+        self.step = min(self.step + steps, self.total)
+        self.changes.notify()
+
+    @property
+    def now(self) -> float:
+        return STARTED + STEP_S * (self.step + 0.6)
+
+    async def run_view(self) -> RunView:
+        self.num_reads += 1
+        newest = step_view(self.step) if self.step else None
+        trained, flight = self.step * ROLLOUTS, 690 if self.names and self.step < self.total else 0
+        dropped = {"stale": 8 * self.step, "expired": self.step // 2, "duplicate": self.step // 3} if self.step else {}
+        evaluated = {*range(0, self.step, 15), *([self.step] if self.step == self.total else [])}
+        return RunView(
+            as_of=self.now,
+            run_id="3f9a1c62d0b84e7a",
+            name="echo",
+            mode="async",
+            task="arithmetic",
+            base_model="builtin:tiny",
+            join_command="echo-node join http://192.168.1.20:8710",
+            state=RunState.FINISHED if self.step == self.total else RunState.RUNNING,
+            state_detail="" if self.names else "Waiting for a first node.",
+            problems=self.problems,
+            started_at=STARTED,
+            finished_at=self.now if self.step == self.total else None,
+            steps_total=self.total,
+            trained_step=self.step,
+            published_version=self.step,
+            group_size=8,
+            max_staleness=2,
+            mean_reward=newest.mean_reward if newest else None,
+            staleness_mean=newest.staleness_mean if newest else None,
+            staleness_max=newest.staleness_max if newest else None,
+            rollouts_per_s=128.4 if newest and self.step < self.total else 0.0,
+            buffered_groups=31 if newest and self.step < self.total else 0,
+            accounting=Accounting(
+                leased=trained + flight + sum(dropped.values()), trained=trained, dropped=dropped, in_flight=flight
+            ),
+            evaluations=tuple(
+                EvaluationView(
+                    policy_version=v,
+                    accuracy=0.46 + 0.47 * (1 - 0.93**v),
+                    num_problems=256,
+                    evaluated_at=STARTED + STEP_S * v,
+                )
+                for v in sorted(evaluated)
+            ),
+            versions=tuple(self._version(v) for v in range(self.step, max(0, self.step - 20), -1)),
+            fetches_by_transport={"swarm": 2 * self.step, "web_seed": self.step // 5} if self.step else {},
+            events=self._events(),
+        )
+
+    def _version(self, version: int) -> VersionView:
+        return VersionView(
+            policy_version=version,
+            published_at=STARTED + STEP_S * version + 0.3,
+            size_bytes=1_412_096,
+            dissemination_p50_s=0.34 + version % 5 / 20,
+            dissemination_max_s=0.9 + version % 7 / 10,
+            fetches_by_transport={"swarm": len(self.names)},
+            bytes_by_transport={"swarm": 1_412_096 * len(self.names)},
+        )
+
+    def _events(self) -> tuple[NotableEvent, ...]:
+        joined = [NotableEvent(at=STARTED + i, text=f"{name} joined") for i, name in enumerate(self.names[:6])]
+        if self.step > 20:
+            text = "The learner process ended (signal 9); restarted from step 20."
+            joined.append(NotableEvent(at=STARTED + STEP_S * 20, text=text, warning=True))
+        return tuple(joined[::-1])
+
+    async def nodes(self) -> tuple[NodeView, ...]:
+        share = self.step * ROLLOUTS // max(len(self.names), 1)
+        return tuple(
+            replace(
+                node_view(i, name),
+                policy_version=self.step - i % 2 if self.step > 1 else None,
+                trained=share,
+                received=share + 55,
+                last_seen=self.now - (3700 if i % 9 == 8 else i % 5),
+            )
+            for i, name in enumerate(self.names)
+        )
+
+    async def steps(self, since: int) -> tuple[StepView, ...]:
+        return tuple(step_view(step) for step in range(since + 1, self.step + 1))
+
+    async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
+        total = self.step * ROLLOUTS
+        weights = [1 / (1 + i) for i in range(len(self.names))]
+        shares = [weight / sum(weights) for weight in weights] if total else []
+        return tuple(
+            LeaderboardRow(
+                rank=i + 1,
+                node_id=node_view(i, "").node_id,
+                name=self.names[i],
+                trained_rollouts=round(total * share),
+                trained_tokens=round(total * share * 6.2),
+                share=share,
+                last_seen=self.now - i * 40,
+            )
+            for i, share in enumerate(shares)
+        )
+
+
+@pytest.fixture
+def hostile_names() -> tuple[str, ...]:
+    return HOSTILE_NAMES
+
+
+@pytest.fixture
+def make_source() -> type[ScriptedSource]:
+    return ScriptedSource
+
+
+@pytest.fixture
+def source() -> ScriptedSource:
+    """In mid-run, with two nodes."""
+    return ScriptedSource(step=37)
+
+
+Open = Callable[..., Awaitable[ClientSession]]
+
+
+@pytest.fixture
+async def open_hub() -> AsyncIterator[Open]:
+    """Serves a source on a real port; the session that it returns is bound to that address."""
+    servers, sessions = [], []
+
+    async def open_(source: ScriptedSource, **settings: float) -> ClientSession:
+        application = web.Application()
+        application.add_routes(routes(source, **{"min_interval_s": 0.0, "heartbeat_s": 5.0, **settings}))
+        server = TestServer(application)
+        await server.start_server(shutdown_timeout=0.1)
+        servers.append(server)
+        session = ClientSession(server.make_url("/"))
+        sessions.append(session)
+        return session
+
+    yield open_
+    for session in sessions:
+        await session.close()
+    for server in servers:
+        await server.close()
+
+
+@pytest.fixture
+async def hub(open_hub: Open, source: ScriptedSource) -> ClientSession:
+    return await open_hub(source)

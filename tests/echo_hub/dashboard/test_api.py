@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse, ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from echo_hub.dashboard import api
+from echo_hub.dashboard.api import EventStream
+from echo_hub.dashboard.snapshots import Snapshots
+
+SCHEMA = {
+    "run": {
+        *("as_of", "run_id", "name", "mode", "task", "base_model", "join_command", "state", "state_detail", "problems"),
+        *("started_at", "finished_at", "steps_total", "trained_step", "published_version", "group_size"),
+        *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
+        *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
+        *("accuracy_before", "accuracy_after"),
+    },
+    "nodes": {
+        *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),
+        *("tokens_per_s", "received", "trained", "dropped", "last_seen"),
+    },
+    "steps": {
+        *("step", "trained_at", "num_rollouts", "num_tokens", "mean_reward", "staleness_mean", "staleness_max"),
+        *("seconds", "loss", "grad_norm", "mismatch_kl", "clip_fraction"),
+    },
+    "leaderboard": {"rank", "node_id", "name", "trained_rollouts", "trained_tokens", "share", "last_seen"},
+    "accounting": {"leased", "trained", "dropped", "in_flight"},
+    "evaluations": {"policy_version", "accuracy", "num_problems", "evaluated_at"},
+    "versions": {
+        *("policy_version", "published_at", "size_bytes", "dissemination_p50_s", "dissemination_max_s"),
+        *("fetches_by_transport", "bytes_by_transport"),
+    },
+    "events": {"at", "text", "warning"},
+}
+"""What others' programs rely on: a name may be added here, never taken away."""
+
+
+async def get(hub: ClientSession, path: str, status: int = 200) -> Any:
+    async with hub.get(path) as response:
+        assert response.status == status
+        assert response.content_type == "application/json"
+        return await response.json()
+
+
+async def test_the_fields_are_the_promised_ones(hub: ClientSession) -> None:
+    run = await get(hub, "/api/v1/run")
+    assert set(run) == SCHEMA["run"]
+    assert set(run["accounting"]) == SCHEMA["accounting"]
+    for name in ("evaluations", "versions", "events"):
+        assert set(run[name][0]) == SCHEMA[name]
+    for name in ("nodes", "steps", "leaderboard"):
+        answer = await get(hub, f"/api/v1/{name}")
+        assert set(answer) == {name}
+        assert set(answer[name][0]) == SCHEMA[name]
+
+
+async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> None:
+    run = await get(hub, "/api/v1/run")
+    assert (run["state"], run["trained_step"], run["steps_total"]) == ("running", 37, 60)
+    assert run["accounting"]["dropped"] == {"stale": 296, "expired": 18, "duplicate": 12}
+    board = (await get(hub, "/api/v1/leaderboard"))["leaderboard"]
+    assert [row["rank"] for row in board] == [1, 2]
+    assert [node["name"] for node in (await get(hub, "/api/v1/nodes"))["nodes"]] == list(source.names)
+
+
+async def test_steps_are_those_after_the_given_one(hub: ClientSession) -> None:
+    assert [step["step"] for step in (await get(hub, "/api/v1/steps?since=34"))["steps"]] == [35, 36, 37]
+    assert len((await get(hub, "/api/v1/steps"))["steps"]) == 37
+    assert (await get(hub, "/api/v1/steps?since=37"))["steps"] == []
+
+
+@pytest.mark.parametrize("since", ["-1", "x", "", "1.5", "²", "9" * 30, "1e3"])
+async def test_a_wrong_since_says_what_is_right(hub: ClientSession, since: str) -> None:
+    assert "a step's number" in (await get(hub, f"/api/v1/steps?since={since}", 400))["error"]
+
+
+async def test_health_is_503_with_the_reasons_while_something_is_broken(hub: ClientSession, source: Any) -> None:
+    assert await get(hub, "/healthz") == {"status": "ok", "problems": []}
+    source.problems = ("The learner is down.",)
+    assert await get(hub, "/healthz", 503) == {"status": "failing", "problems": ["The learner is down."]}
+
+
+async def next_event(response: ClientResponse) -> dict[str, Any]:
+    async for line in response.content:
+        if line.startswith(b"data: "):
+            event: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+            return event
+    raise AssertionError("the stream ended")
+
+
+async def test_a_change_is_told_once_to_every_viewer(hub: ClientSession, source: Any) -> None:
+    async with hub.get("/api/v1/events") as first, hub.get("/api/v1/events") as second:
+        assert first.content_type == "text/event-stream"
+        assert "script-src 'self'" in first.headers["Content-Security-Policy"]
+        for viewer in (first, second):
+            assert await next_event(viewer) == {"state": "running", "trained_step": 37, "published_version": 37}
+        source.advance()
+        for viewer in (first, second):
+            assert (await next_event(viewer))["trained_step"] == 38
+        source.advance(100)
+        for viewer in (first, second):
+            assert await next_event(viewer) == {"state": "finished", "trained_step": 60, "published_version": 60}
+
+
+async def test_a_quiet_stream_still_beats(open_hub: Any, source: Any) -> None:
+    hub = await open_hub(source, heartbeat_s=0.02)
+    async with hub.get("/api/v1/events") as viewer:
+        await next_event(viewer)
+        beats = 0
+        async for line in viewer.content:
+            beats += line.startswith(b":")
+            if beats == 3:
+                break
+        source.advance()
+        assert (await next_event(viewer))["trained_step"] == 38
+
+
+async def test_a_viewer_that_leaves_is_forgotten(source: Any) -> None:
+    stream = EventStream(Snapshots(source, min_interval_s=0), heartbeat_s=0.02)
+    ended = asyncio.Event()
+
+    async def watched(request: web.Request) -> web.StreamResponse:
+        try:
+            return await stream.serve(request)
+        finally:
+            ended.set()
+
+    application = web.Application()
+    application.router.add_get("/", watched)
+    async with TestServer(application) as server, ClientSession() as session:
+        viewer = await session.get(server.make_url("/"))
+        await next_event(viewer)
+        assert stream.num_viewers == 1
+        viewer.close()
+        async with asyncio.timeout(10):
+            await ended.wait()
+        assert stream.num_viewers == 0
+
+
+async def test_one_viewer_too_many_is_sent_away(hub: ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "MAX_VIEWERS", 1)
+    async with hub.get("/api/v1/events") as viewer:
+        await next_event(viewer)
+        assert "too many viewers" in (await get(hub, "/api/v1/events", 503))["error"]

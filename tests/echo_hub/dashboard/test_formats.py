@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_hub.dashboard import formats
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (formats.count(12480), "12,480"),
+        (formats.count(None), "–"),
+        (formats.fixed(0.7149), "0.71"),
+        (formats.fixed(None), "–"),
+        (formats.rate(0), "0"),
+        (formats.rate(0.4213), "0.42"),
+        (formats.rate(64.23), "64.2"),
+        (formats.rate(99.96), "100"),
+        (formats.rate(4820.4), "4,820"),
+        (formats.scientific(0.0000213), "2.1e-05"),
+        (formats.scientific(None), "–"),
+        (formats.percent(0.8828), "88.3 %"),
+        (formats.percent(0.8828, 0), "88 %"),
+        (formats.percent(None), "–"),
+        (formats.size(512), "512 B"),
+        (formats.size(1_412_096), "1.41 MB"),
+        (formats.size(999_960), "1.00 MB"),
+        (formats.size(None), "–"),
+        (formats.size(3 * 10**15), "3,000 TB"),
+        (formats.duration(None), "–"),
+        (formats.duration(-3), "0.0 s"),
+        (formats.duration(0.94), "0.9 s"),
+        (formats.duration(42), "42 s"),
+        (formats.duration(200), "3 min 20 s"),
+        (formats.duration(3600), "1 h"),
+        (formats.duration(2 * 86_400 + 4 * 3_600 + 59), "2 d 4 h"),
+        (formats.ago(100, 102), "now"),
+        (formats.ago(100, 90), "now"),
+        (formats.ago(100, 142), "42 s ago"),
+        (formats.ago(0, 7_300), "2 h ago"),
+        (formats.iso(0), "1970-01-01T00:00:00Z"),
+        (formats.clock(3_661), "01:01:01"),
+    ],
+)
+def test_numbers_and_times(text: str, expected: str) -> None:
+    assert text.replace("\u202f", " ") == expected
+
+
+def test_a_name_of_nothing_visible_becomes_the_nodes_id() -> None:
+    assert formats.display_name("\u200b\u202e", "0123456789abcdef") == "01234567"
+    assert formats.display_name("\u202egnp.exe", "0123456789abcdef") == "gnp.exe"
+    assert formats.display_name("日本語 🌊") == "日本語 🌊"
+
+
+@given(st.text(), st.just("0123456789abcdef"))
+def test_a_shown_name_is_never_empty_and_never_invisible(name: str, node_id: Any) -> None:
+    shown = formats.display_name(name, node_id)
+    assert shown.strip()
+    assert not any(unicodedata.category(c) in {"Cc", "Cf", "Zl", "Zp"} for c in shown)

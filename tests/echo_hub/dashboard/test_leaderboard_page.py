@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from aiohttp import ClientSession
+
+
+async def page(hub: ClientSession, path: str = "/leaderboard") -> str:
+    async with hub.get(path) as response:
+        assert response.status == 200
+        return await response.text()
+
+
+async def test_the_board_shows_every_node_and_how_it_is_counted(hub: ClientSession) -> None:
+    text = await page(hub)
+    for word in ("cobalt-heron", "12,629", "attic-pc", "6,315", "Counted on this hub, from its own receipts"):
+        assert word in text
+    assert "echo-node join http://192.168.1.20:8710" in text
+
+
+async def test_an_empty_board_invites(open_hub: Any, make_source: Any) -> None:
+    text = await page(await open_hub(make_source(names=())))
+    assert "takes first place" in text
+    assert "echo-node join" in text
+
+
+async def test_a_finished_run_thanks(open_hub: Any, make_source: Any) -> None:
+    text = await page(await open_hub(make_source(step=60)))
+    assert "Thank you" in text
+    assert "echo-node join" not in text
+
+
+async def test_a_node_has_an_address_of_its_own(hub: ClientSession, source: Any) -> None:
+    row = (await source.leaderboard())[1]
+    text = await page(hub, f"/leaderboard?node={row.node_id}")
+    assert "<title>attic-pc is #2 · echo leaderboard · Echo</title>" in text
+    assert text.count('aria-current="true"') == 1
+    assert f"?node={row.node_id}&amp;sort=tokens#table" in text
+
+
+async def test_an_unknown_node_is_no_error_and_is_not_repeated(hub: ClientSession) -> None:
+    assert "nobody" not in await page(hub, "/leaderboard?node=<nobody>")
+
+
+async def test_the_board_sorts_by_address(open_hub: Any, make_source: Any) -> None:
+    hub = await open_hub(make_source(names=("b", "c", "a"), step=5))
+
+    async def order(path: str) -> list[str]:
+        return re.findall(r"<bdi>(\w)</bdi></a>", await page(hub, path))
+
+    assert await order("/leaderboard") == ["b", "c", "a"]
+    assert await order("/leaderboard?sort=name") == ["a", "b", "c"]
+    assert await order("/leaderboard?sort=-rollouts") == ["a", "c", "b"]

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import ClientSession
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+async def scrape(hub: ClientSession) -> Samples:
+    async with hub.get("/metrics") as response:
+        assert response.content_type == "text/plain"
+        text = await response.text()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> None:
+    samples = await scrape(hub)
+    run = await source.run_view()
+    assert samples["echo_learner_step", ()] == 37
+    assert samples["echo_policy_version", ()] == 37
+    assert samples["echo_rollouts_total", (("reason", ""), ("state", "trained"))] == run.accounting.trained
+    assert samples["echo_rollouts_total", (("reason", "stale"), ("state", "dropped"))] == 296
+    assert samples["echo_run_state", (("state", "running"),)] == 1
+    assert samples["echo_run_state", (("state", "finished"),)] == 0
+    assert samples["echo_healthy", ()] == 1
+    assert samples["echo_fetches_total", (("transport", "swarm"),)] == 74
+    node = (await source.nodes())[0]
+    assert samples["echo_node_tokens_per_second", (("node", node.node_id),)] == node.tokens_per_s
+    assert samples["echo_node_rollouts_total", (("node", node.node_id), ("state", "trained"))] == node.trained
+
+
+async def test_the_accounting_identity_holds_among_the_metrics(hub: ClientSession) -> None:
+    samples = await scrape(hub)
+    ended = sum(value for (name, _), value in samples.items() if name == "echo_rollouts_total")
+    assert samples["echo_rollouts_leased_total", ()] == ended + samples["echo_rollouts_in_flight", ()]
+
+
+async def test_what_is_not_known_has_no_sample(open_hub: Any, make_source: Any) -> None:
+    samples = await scrape(await open_hub(make_source(names=())))
+    assert samples["echo_learner_step", ()] == 0
+    assert not {name for name, _ in samples} & {"echo_mean_reward", "echo_heldout_accuracy", "echo_version_size_bytes"}
+
+
+async def test_hostile_names_stay_inside_their_label(
+    open_hub: Any, make_source: Any, hostile_names: tuple[str, ...]
+) -> None:
+    names = (*hostile_names, 'x"} 1\necho_learner_step 999\n', "back\\slash")
+    samples = await scrape(await open_hub(make_source(names=names, step=12)))
+    assert samples["echo_learner_step", ()] == 12
+    shown = {dict(labels)["name"] for name, labels in samples if name == "echo_node_info"}
+    assert shown == set(names)
+
+
+async def test_openmetrics_is_spoken_to_who_asks_for_it(hub: ClientSession) -> None:
+    async with hub.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
+        assert response.content_type == "application/openmetrics-text"
+        families = openmetrics_parser.text_string_to_metric_families(await response.text())  # type: ignore[no-untyped-call]
+        assert "echo_rollouts" in {family.name for family in families}

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from echo_hub.dashboard.model import RunState
+from echo_hub.dashboard.operator_page import accounting_segments, rail_ticks, remaining_s
+
+
+async def page(hub: ClientSession, path: str = "/") -> str:
+    async with hub.get(path) as response:
+        assert response.status == 200
+        return await response.text()
+
+
+async def test_the_page_says_how_the_run_stands(hub: ClientSession) -> None:
+    text = await page(hub)
+    assert '<span class="big" id="step">37</span>' in text
+    assert "<title>37/60 · echo · Echo</title>" in text
+    assert "<b>19,960</b> leased = <b>18,944</b> trained + <b>326</b> dropped + <b>690</b> in flight" in text
+    for word in ("cobalt-heron", "attic-pc", "llama_cpp", "sampling", "stale", "All fetches: 74 by swarm"):
+        assert word in text
+    assert "No node yet" not in text
+
+
+async def test_without_a_node_the_page_says_how_one_joins(open_hub: Any, make_source: Any) -> None:
+    text = await page(await open_hub(make_source(names=())))
+    assert "No node yet" in text
+    assert "echo-node join http://192.168.1.20:8710" in text
+    assert "No step yet" in text
+    assert "Nothing is leased yet" in text
+
+
+async def test_what_is_broken_is_said_first(open_hub: Any, source: Any) -> None:
+    source.problems = ("The learner <b>is</b> down.",)
+    text = await page(await open_hub(source))
+    assert "Needs attention" in text
+    assert "The learner &lt;b&gt;is&lt;/b&gt; down." in text
+
+
+async def test_numbers_that_do_not_add_up_are_shown_as_such(open_hub: Any, source: Any) -> None:
+    run = await source.run_view()
+    broken = replace(run, accounting=replace(run.accounting, leased=run.accounting.leased + 1))
+
+    async def run_view() -> Any:
+        return broken
+
+    source.run_view = run_view
+    text = await page(await open_hub(source))
+    assert 'class="equation wrong"' in text
+    assert "leased ≠" in text
+
+
+async def test_nodes_sort_by_address(open_hub: Any, make_source: Any) -> None:
+    hub = await open_hub(make_source(names=("b", "c", "a"), step=5))
+
+    async def order(path: str) -> list[str]:
+        return re.findall(r'<span class="name"><bdi>(.)</bdi>', await page(hub, path))
+
+    assert await order("/?sort=name") == ["a", "b", "c"]
+    assert await order("/?sort=-name") == ["c", "b", "a"]
+    assert await order("/?sort=nonsense") == await order("/")
+    assert 'aria-sort="ascending"' in await page(hub, "/?sort=name")
+
+
+async def test_two_hundred_nodes_are_all_there(open_hub: Any, make_source: Any) -> None:
+    text = await page(await open_hub(make_source(names=tuple(f"n{i}" for i in range(200)), step=9)))
+    assert text.count('class="who"') == 200
+    assert "22 away" in text
+
+
+async def test_a_very_large_fleet_is_cut_and_says_so(open_hub: Any, make_source: Any) -> None:
+    text = await page(await open_hub(make_source(names=tuple(f"n{i}" for i in range(501)), step=9)))
+    assert text.count('class="who"') == 500
+    assert "500 of 501 shown" in text
+
+
+async def test_the_segments_cover_the_whole_bar(source: Any) -> None:
+    segments = accounting_segments(await source.run_view())
+    assert [segment.label for segment in segments] == ["trained", "in flight", "stale", "expired", "duplicate"]
+    assert sum(segment.length for segment in segments) == pytest.approx(1000)
+    assert segments[-1].start + segments[-1].length == pytest.approx(1000)
+
+
+async def test_ticks_lie_where_their_version_does(source: Any) -> None:
+    assert [place for place, _ in rail_ticks(await source.run_view())] == [0, 250, 500]
+
+
+async def test_the_time_to_go_follows_the_recent_pace(source: Any) -> None:
+    run, steps = await source.run_view(), await source.steps(25)
+    assert remaining_s(run, steps) == pytest.approx(23 * (steps[-1].trained_at - steps[0].trained_at) / 11)
+    assert remaining_s(run, steps[:2]) is None
+    assert remaining_s(replace(run, state=RunState.PAUSED), steps) is None

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import html.parser
+import re
+import shutil
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+PAGES = ("/", "/leaderboard")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM_FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+
+
+class Tags(html.parser.HTMLParser):
+    """Every tag with its attributes, as a browser would read them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*PAGES, "/api/v1/run", "/api/v1/nodes", "/api/v1/steps", "/api/v1/leaderboard", "/metrics", "/healthz"],
+)
+async def test_every_route_answers_with_the_security_headers(hub: ClientSession, path: str) -> None:
+    async with hub.get(path) as response:
+        assert response.status == 200
+        assert "script-src 'self'" in response.headers["Content-Security-Policy"]
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert response.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_hostile_names_are_text_and_nothing_else(
+    open_hub: Any, make_source: Any, hostile_names: tuple[str, ...], path: str
+) -> None:
+    hub = await open_hub(make_source(names=hostile_names, step=12))
+    async with hub.get(path) as response:
+        text = await response.text()
+    tags = Tags(text).found
+    assert all((attributes.get("src") or "").startswith("/static/") for tag, attributes in tags if tag == "script")
+    assert not [tag for tag, _ in tags if tag == "img"]
+    assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "style"]
+    assert "&lt;script&gt;alert(" in text
+    assert "{{ 7 * 7 }}" in text
+    assert "\u202e" not in text
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_nothing_is_loaded_from_elsewhere(hub: ClientSession, path: str) -> None:
+    async with hub.get(path) as response:
+        tags = Tags(await response.text()).found
+    for _, attributes in tags:
+        for name in ("src", "href"):
+            assert re.match(r"(/(?!/)|\?|#)", attributes.get(name) or "/")
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_ids_are_unique_and_live_parts_have_one(hub: ClientSession, path: str) -> None:
+    async with hub.get(path) as response:
+        tags = Tags(await response.text()).found
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert all("id" in attributes for _, attributes in tags if "data-live" in attributes)
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_keeps_its_live_parts_from_first_to_last(open_hub: Any, make_source: Any, path: str) -> None:
+    shapes = []
+    for made in (make_source(names=()), make_source(step=1), make_source(step=37), make_source(step=60)):
+        hub = await open_hub(made)
+        async with hub.get(path) as response:
+            tags = Tags(await response.text()).found
+        shapes.append({attributes["id"] for _, attributes in tags if "data-live" in attributes})
+    assert all(shape == shapes[-1] for shape in shapes)
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_FLAGS))
+        yield launched
+        await launched.close()
+
+
+async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, source: Any) -> None:
+    from playwright.async_api import expect
+
+    hub = await open_hub(source, min_interval_s=0.1)
+    async with hub.get("/healthz") as response:
+        origin = str(response.url.origin())
+    page = await browser.new_page(viewport={"width": 360, "height": 740})
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+
+    await page.goto(f"{origin}/")
+    curve = page.locator("#chart-reward .scatterlayer path.js-line").first
+    await expect(curve).to_be_visible()
+    await expect(page.locator("#link")).to_have_text("live")
+    await expect(page.locator("#step")).to_have_text("37")
+    drawn = await curve.get_attribute("d")
+    await page.evaluate("window.notReloaded = true")
+    source.advance(3)
+    await expect(page.locator("#step")).to_have_text("40")
+    await expect(curve).not_to_have_attribute("d", drawn)
+    await expect(page).to_have_title("40/60 · echo · Echo")
+    assert await page.evaluate("window.notReloaded && document.documentElement.scrollWidth <= 360")
+
+    await page.goto(f"{origin}/leaderboard")
+    await expect(page.locator("#link")).to_have_text("live")
+    await expect(page.locator("#rows tr")).to_have_count(2)
+    source.advance()
+    await expect(page.locator("#hero")).to_contain_text("step 41 of 60")
+    assert wrong == []
+    assert all(url.startswith((origin, "data:")) for url in requested)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from echo_hub.dashboard.snapshots import Snapshots
+
+
+async def test_all_viewers_share_one_snapshot(source: Any) -> None:
+    snapshots = Snapshots(source, min_interval_s=60)
+    taken = await asyncio.gather(*(snapshots.get() for _ in range(50)))
+    assert all(snapshot is taken[0] for snapshot in taken)
+    assert source.num_reads == 1
+
+
+async def test_without_a_minimum_every_look_is_fresh(source: Any) -> None:
+    snapshots = Snapshots(source, min_interval_s=0)
+    assert (await snapshots.get()).run.trained_step == 37
+    source.advance()
+    assert (await snapshots.get()).run.trained_step == 38
+
+
+async def test_a_burst_of_changes_is_one_snapshot_for_everybody(source: Any) -> None:
+    snapshots = Snapshots(source, min_interval_s=0.05)
+    first = await snapshots.after(-1)
+    viewers = [asyncio.create_task(snapshots.after(first.change)) for _ in range(20)]
+    for _ in range(10):
+        source.advance()
+    seen = await asyncio.gather(*viewers)
+    assert {snapshot.run.trained_step for snapshot in seen} == {47}
+    assert source.num_reads == 2
+
+
+async def test_after_waits_for_a_change(source: Any) -> None:
+    snapshots = Snapshots(source, min_interval_s=0)
+    first = await snapshots.after(-1)
+    waiting = asyncio.create_task(snapshots.after(first.change))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    source.advance()
+    assert (await waiting).run.trained_step == 38
+
+
+async def test_a_snapshot_is_rendered_once_for_all_who_ask_for_the_same(source: Any) -> None:
+    made: list[str] = []
+
+    def render() -> str:
+        made.append("page")
+        return f"page {len(made)}"
+
+    snapshots = Snapshots(source, min_interval_s=60)
+    snapshot = await snapshots.get()
+    assert [snapshot.rendered(("a",), render), snapshot.rendered(("a",), render)] == ["page 1", "page 1"]
+    assert snapshot.rendered(("b",), render) == "page 2"

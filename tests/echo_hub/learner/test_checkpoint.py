@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from echo_hub.learner import checkpoint
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.step import make_optimizer, train_step
+from echo_shared.errors import StorageError
+
+MakeGroups = Callable[[int], list[TrainingGroup]]
+
+
+def started(settings: LearnerSettings) -> tuple[Policy, torch.optim.Optimizer]:
+    policy = Policy.load(settings)
+    return policy, make_optimizer(policy, settings.training)
+
+
+def write(root: Path, settings: LearnerSettings, steps: int, kept: int = 10) -> None:
+    policy, optimizer = started(settings)
+    for step in range(1, steps + 1):
+        checkpoint.save(root, policy, optimizer, step=step, metrics={"loss": step / 2}, kept=kept)
+
+
+def test_resume_is_exact_to_the_bit(settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path) -> None:
+    policy, optimizer = started(settings)
+    for step in (1, 2):
+        train_step(policy, optimizer, make_groups(step), settings.training)
+    torch.rand(3)
+    checkpoint.save(tmp_path, policy, optimizer, step=2, metrics={}, kept=3)
+    noise = torch.rand(4)
+    train_step(policy, optimizer, make_groups(3), settings.training)
+
+    resumed, resumed_optimizer = started(settings)
+    checkpoint.restore(checkpoint.complete(tmp_path)[0], resumed, resumed_optimizer)
+    assert torch.equal(torch.rand(4), noise)
+    train_step(resumed, resumed_optimizer, make_groups(3), settings.training)
+    for name, parameter in policy.parameters.items():
+        assert torch.equal(resumed.parameters[name], parameter), name
+        for field, value in optimizer.state[parameter].items():
+            assert torch.equal(resumed_optimizer.state[resumed.parameters[name]][field], value), (name, field)
+
+
+def test_a_changed_learning_rate_holds_after_resume(
+    make_settings: Callable[..., LearnerSettings], tmp_path: Path
+) -> None:
+    write(tmp_path, make_settings(), steps=1)
+    policy, optimizer = started(make_settings(learning_rate=5e-4))
+    checkpoint.restore(checkpoint.complete(tmp_path)[0], policy, optimizer)
+    assert optimizer.param_groups[0]["lr"] == 5e-4
+
+
+def test_the_newest_are_kept(settings: LearnerSettings, tmp_path: Path) -> None:
+    write(tmp_path, settings, steps=5, kept=2)
+    assert [item.step for item in checkpoint.complete(tmp_path)] == [5, 4]
+    assert checkpoint.complete(tmp_path)[0].metrics == {"loss": 2.5}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000005"]
+
+
+def _no_marker(directory: Path) -> None:
+    (directory / checkpoint.MARKER).unlink()
+
+
+def _short_file(directory: Path) -> None:
+    path = directory / checkpoint.OPTIMIZER
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _missing_file(directory: Path) -> None:
+    (directory / "adapter_model.safetensors").unlink()
+
+
+def _cut_marker(directory: Path) -> None:
+    marker = (directory / checkpoint.MARKER).read_text()
+    (directory / checkpoint.MARKER).write_text(marker[: len(marker) // 2])
+
+
+def _empty_marker(directory: Path) -> None:
+    (directory / checkpoint.MARKER).write_text(json.dumps({}))
+
+
+@pytest.mark.parametrize("damage", [_no_marker, _short_file, _missing_file, _cut_marker, _empty_marker])
+def test_a_half_written_checkpoint_is_left_out(
+    damage: Callable[[Path], None], settings: LearnerSettings, tmp_path: Path
+) -> None:
+    write(tmp_path, settings, steps=2)
+    damage(tmp_path / "step-000002")
+    assert [item.step for item in checkpoint.complete(tmp_path)] == [1]
+    write(tmp_path, settings, steps=2)
+    assert [item.step for item in checkpoint.complete(tmp_path)] == [2, 1]
+
+
+def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    final = tmp_path / "final"
+    with pytest.raises(ZeroDivisionError), checkpoint.atomic_directory(final) as directory:
+        (directory / "file").write_text("half")
+        raise ZeroDivisionError
+    assert not final.exists()
+    assert checkpoint.complete(tmp_path) == []
+    for text in ("first", "second"):
+        with checkpoint.atomic_directory(final) as directory:
+            assert list(directory.iterdir()) == []
+            (directory / "file").write_text(text)
+        assert (final / "file").read_text() == text
+    assert list(tmp_path.iterdir()) == [final]
+
+
+def test_a_disk_that_refuses_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with (
+        pytest.raises(StorageError, match="could not be written"),
+        checkpoint.atomic_directory(tmp_path / "file" / "x"),
+    ):
+        pass

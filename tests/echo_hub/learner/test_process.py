@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from echo_hub.learner.process import Learner
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_shared.sampling import GroupRequest
+
+MakeGroups = Callable[[int], list[TrainingGroup]]
+
+
+def test_the_hubs_side_loads_no_torch() -> None:
+    script = "import echo_hub.learner.process, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert {"torch", "transformers", "peft", "safetensors"}.isdisjoint(run.stdout.split())
+
+
+async def test_a_cancelled_command_leaves_the_stream_whole(
+    settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    prompt = np.array([3, 4], dtype=np.int32)
+    request = GroupRequest(
+        lease_id=1,
+        group_id=1,
+        indices=tuple(range(16)),
+        prompt_ids=prompt,
+        seed=1,
+        policy_version=1,
+        temperature=0.8,
+        max_tokens=32,
+        stop_ids=(1, 2, 3),
+    )
+    learner = await Learner.start(settings, tmp_path)
+    try:
+        training = asyncio.create_task(learner.train(1, make_groups(1), None))
+        await asyncio.sleep(0)
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+        async for _ in (rollouts := learner.sample([request])):
+            break
+        await rollouts.aclose()
+        assert learner.policy_version == 1, "nobody waited for the step, and yet it was trained"
+        seen = [rollout.index async for rollout in learner.sample([request])]
+        assert sorted(seen) == list(range(16))
+        first, second = await asyncio.gather(
+            learner.evaluate([prompt]), learner.train(2, make_groups(2), tmp_path / "v2")
+        )
+        assert len(first) == 1 and second["updated"] == 1
+    finally:
+        await learner.stop()
+    await learner.stop()
+
+
+async def test_when_the_hub_is_gone_the_process_ends(settings: LearnerSettings, tmp_path: Path) -> None:
+    script = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from echo_hub.learner.process import Learner\n"
+        "from echo_hub.learner.settings import LearnerSettings\n"
+        "async def main():\n"
+        "    learner = await Learner.start(LearnerSettings.model_validate_json(sys.argv[1]), Path(sys.argv[2]))\n"
+        "    print(learner.pid, flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    hub = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, settings.model_dump_json(), str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    assert hub.stdout is not None
+    assert int(await hub.stdout.readline()) > 0
+    hub.kill()
+    await hub.wait()
+    # A process that lives on would hold the lock.
+    with FileLock(tmp_path / "learner.lock").acquire(timeout=60):
+        pass

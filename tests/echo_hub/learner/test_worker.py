@@ -1,0 +1,188 @@
+"""The real process: started, driven through its frames, killed and started again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+
+from echo_hub.learner import checkpoint, frames
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.process import Learner
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.step import make_optimizer, train_step
+from echo_hub.learner.worker import Worker
+from echo_shared.child import ChildExited, Frame
+from echo_shared.errors import LearnerError, StorageError
+from echo_shared.sampling import GroupRequest
+from echo_shared.torch_sampler import greedy, sample_groups
+
+MakeGroups = Callable[[int], list[TrainingGroup]]
+PROMPTS = [np.array([3, 4, 5], dtype=np.int32), np.array([9], dtype=np.int32), np.array([7, 7], dtype=np.int32)]
+
+
+def request(policy_version: int, number: int = 0) -> GroupRequest:
+    return GroupRequest(
+        lease_id=10 + number,
+        group_id=number,
+        indices=(0, 1, 2),
+        prompt_ids=PROMPTS[number % 3],
+        seed=number,
+        policy_version=policy_version,
+        temperature=0.8,
+        max_tokens=6,
+        stop_ids=(1,),
+    )
+
+
+def digest(directory: Path) -> str:
+    return hashlib.sha256((directory / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+@asynccontextmanager
+async def learner_in(settings: LearnerSettings, run_dir: Path) -> AsyncIterator[Learner]:
+    learner = await Learner.start(settings, run_dir)
+    try:
+        yield learner
+    finally:
+        await learner.stop()
+
+
+async def test_a_killed_learner_repeats_its_step_to_the_bit(
+    make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    settings = make_settings(checkpoint_every=2, steps=100)
+    async with learner_in(settings, tmp_path) as learner:
+        assert (learner.policy_version, learner.last_metrics) == (0, {})
+        second = {}
+        for step in (1, 2, 3):
+            metrics = await learner.train(step, make_groups(step), tmp_path / f"v{step}")
+            second = metrics if step == 2 else second
+            assert learner.policy_version == step
+        before = digest(tmp_path / "v3")
+        os.kill(learner.pid, signal.SIGKILL)
+        with pytest.raises(ChildExited) as caught:
+            await learner.train(4, make_groups(4), None)
+        assert caught.value.returncode == -signal.SIGKILL
+
+    async with learner_in(settings, tmp_path) as learner:
+        assert learner.policy_version == 2, "step 3 was not in a checkpoint yet"
+        assert learner.last_metrics == second
+        await learner.train(3, make_groups(3), tmp_path / "v3-again")
+        assert digest(tmp_path / "v3-again") == before
+        assert digest(tmp_path / "v2") != before
+
+
+async def test_it_does_what_the_same_code_does_in_this_process(
+    settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    policy = Policy.load(settings)
+    optimizer = make_optimizer(policy, settings.training)
+
+    def complete() -> list[list[int]]:
+        found = greedy(policy.model, PROMPTS, max_tokens=settings.max_tokens, stop_ids=settings.stop_ids)
+        return [ids.tolist() for ids in found]
+
+    expected = {0: complete()}
+    for step in (1, 2):
+        train_step(policy, optimizer, make_groups(step), settings.training)
+        expected[step] = complete()
+    requests = [request(2, number) for number in range(3)]
+    drawn = {(r.group_id, r.index): r for r in sample_groups(policy.model, requests)}
+
+    async with learner_in(settings, tmp_path) as learner:
+        for step in (1, 2):
+            await learner.train(step, make_groups(step), tmp_path / f"v{step}")
+        found = [
+            await learner.evaluate(PROMPTS, base=True),
+            await learner.evaluate(PROMPTS, adapter=tmp_path / "v1"),
+            await learner.evaluate(PROMPTS),
+        ]
+        assert [[ids.tolist() for ids in completions] for completions in found] == list(expected.values())
+        sampled = [rollout async for rollout in learner.sample(requests)]
+    assert len(sampled) == len(drawn) == 9
+    for rollout in sampled:
+        twin = drawn[rollout.group_id, rollout.index]
+        assert rollout.completion_ids.tolist() == twin.completion_ids.tolist()
+        assert rollout.finish_reason is twin.finish_reason
+        np.testing.assert_allclose(rollout.behavior_logprobs, twin.behavior_logprobs, atol=1e-5)
+
+
+@pytest.fixture
+def worker(settings: LearnerSettings, tmp_path: Path) -> Iterator[Worker]:
+    """In this process, which takes over its choice of algorithms for as long."""
+    yield Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
+    torch.use_deterministic_algorithms(False)
+
+
+def ask(worker: Worker, command: str, **fields: object) -> list[Frame]:
+    return list(worker.handle({"command": command, **fields}))
+
+
+def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups, tmp_path: Path) -> None:
+    groups = make_groups(1)
+    first = groups[0].rollouts[0]
+    short = replace(first, behavior_logprobs=first.behavior_logprobs[:-1])
+    infinite = replace(first, behavior_logprobs=np.full_like(first.behavior_logprobs, -np.inf))
+
+    def train(step: int, groups: list[TrainingGroup]) -> list[Frame]:
+        return ask(worker, "train", step=step, groups=frames.pack_groups(groups), export_to=None)
+
+    with pytest.raises(LearnerError, match="does not follow"):
+        train(2, groups)
+    with pytest.raises(LearnerError, match="at least one group"):
+        train(1, [])
+    for bad in (short, infinite, replace(first, reward=float("nan"))):
+        with pytest.raises(LearnerError, match="A rollout needs"):
+            train(1, [replace(groups[0], rollouts=(bad, *groups[0].rollouts[1:]))])
+    with pytest.raises(LearnerError, match="A group needs"):
+        train(1, [replace(groups[0], rollouts=())])
+    with pytest.raises(LearnerError, match="samples from the version that it holds"):
+        ask(worker, "sample", groups=[frames.pack_request(request(1))])
+    with pytest.raises(LearnerError, match="adapter cannot be read"):
+        ask(worker, "evaluate", prompts=PROMPTS, base=False, adapter=str(tmp_path / "nothing"))
+    assert worker.policy_version == 0
+    assert train(1, groups)[-1]["metrics"]["updated"] == 1
+
+
+@pytest.mark.parametrize("budget", [64, 16_384])
+def test_sampling_and_evaluation_in_parts_keep_all(
+    make_settings: Callable[..., LearnerSettings], worker: Worker, tmp_path: Path, budget: int
+) -> None:
+    small = make_settings(micro_batch_tokens=budget)
+    run_dir = tmp_path / "other"
+    run_dir.mkdir()
+    other = Worker.open({"settings": small.model_dump(mode="json"), "run_dir": str(run_dir)})
+    requests = [frames.pack_request(request(0, number)) for number in range(9)]
+    drawn = [frame["rollout"] for frame in ask(other, "sample", groups=requests) if frame["kind"] == "item"]
+    assert sorted((r["group_id"], r["index"]) for r in drawn) == [(g, i) for g in range(9) for i in range(3)]
+    (whole,), (parts,) = (
+        ask(one, "evaluate", prompts=PROMPTS * 7, base=False, adapter=None) for one in (worker, other)
+    )
+    assert [ids.tolist() for ids in parts["completions"]] == [ids.tolist() for ids in whole["completions"]]
+
+
+async def test_a_run_directory_has_one_learner(settings: LearnerSettings, tmp_path: Path) -> None:
+    with FileLock(tmp_path / "learner.lock"), pytest.raises(LearnerError, match="Another learner works"):
+        await Learner.start(settings, tmp_path)
+
+
+async def test_a_failure_in_mid_step_ends_the_process_and_is_told(
+    settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way of the adapter")
+    async with learner_in(settings, tmp_path) as learner:
+        with pytest.raises(StorageError, match="could not be written"):
+            await learner.train(1, make_groups(1), tmp_path / "file" / "v1")
+        with pytest.raises(ChildExited):
+            await learner.evaluate(PROMPTS)
+    assert checkpoint.complete(tmp_path / "checkpoints") == [], "a step that was not exported is not in a checkpoint"

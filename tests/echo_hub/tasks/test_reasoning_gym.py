@@ -1,0 +1,118 @@
+import random
+import subprocess
+import sys
+
+import pytest
+from reasoning_gym.factory import DATASETS
+
+from echo_hub.tasks.base import Problem
+from echo_hub.tasks.reasoning_gym import make_reasoning_gym
+from echo_shared.errors import ConfigError
+
+REFUSED = {"composite", "intermediate_integration", "polynomial_multiplication", "simple_integration"}
+COSTLY = {"arc_agi", "rearc", "codeio", "knight_swap", "figlet_font", "group_anagrams"}
+"""Tenths of a second or more for one problem; the others show the same."""
+
+
+@pytest.mark.parametrize("dataset", sorted(DATASETS.keys() - REFUSED - COSTLY))
+def test_every_dataset_gives_the_same_problem_for_the_same_seed(dataset: str) -> None:
+    task = make_reasoning_gym(dataset, {})
+    problem = task.sample(2**64 - 1)
+    random.seed(1)
+    assert task.sample(2**64 - 1) == problem
+    assert problem.prompt == problem.metadata["question"]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    ["chain_sum", "knights_knaves", "sokoban", "spiral_matrix", "n_queens", "string_insertion", "binary_matrix", "ab"],
+)
+def test_the_datasets_own_answer_is_right_alone_and_in_tags(dataset: str) -> None:
+    task = make_reasoning_gym(dataset, {})
+    for seed in range(3):
+        problem = task.sample(seed)
+        answer = problem.metadata["answer"]
+        assert task.score(problem, f"  {answer}\n") == 1.0
+        assert task.score(problem, f"<answer>no</answer> Wait: <answer>\n{answer} </answer> done") == 1.0
+        assert task.score(problem, f"<answer>{answer}</answer> or <answer></answer>") < 1.0
+        assert task.score(problem, "") < 1.0
+
+
+def test_neighbouring_seeds_share_no_problems() -> None:
+    task = make_reasoning_gym("chain_sum", {"min_digits": 4, "max_digits": 4})
+    assert len({task.sample(seed).prompt for seed in range(200)}) == 200
+
+
+def test_options_reach_the_dataset() -> None:
+    task = make_reasoning_gym("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
+    assert all(task.sample(seed).metadata["metadata"]["num_terms"] == 2 for seed in range(20))
+
+
+def test_an_unknown_dataset_is_answered_with_close_names() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_reasoning_gym("knight_knaves", {})
+    assert "knights_knaves" in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["min_term", "seed", "size"])
+def test_an_option_that_the_dataset_does_not_take_is_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match="has no such option") as caught:
+        make_reasoning_gym("chain_sum", {option: 1})
+    assert f"task.options.{option}" in str(caught.value)
+    assert "min_terms" in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"min_terms": 0}, {"min_terms": "two"}, {"min_terms": 5, "max_terms": 2}])
+def test_values_that_do_not_fit_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="do not fit"):
+        make_reasoning_gym("chain_sum", options)
+
+
+@pytest.mark.parametrize("dataset", sorted(REFUSED))
+def test_datasets_that_would_run_completions_as_code_are_refused(dataset: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a task of its own"):
+        make_reasoning_gym(dataset, {})
+
+
+@pytest.mark.parametrize("dataset", ["binary_matrix", "n_queens", "spiral_matrix", "string_insertion"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('ran', flush=True)",
+        "[print('ran', flush=True)]",
+        "<answer>[x for x in [print('ran', flush=True)]]</answer>",
+        "(lambda: print('ran'))()",
+        "f'{print(\"ran\")}'",
+        "[9**9**9]",
+        "().__class__",
+        "(" * 5_000,
+    ],
+)
+def test_a_completion_never_runs_as_code(dataset: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    task = make_reasoning_gym(dataset, {})
+    assert task.score(task.sample(0), code) == 0.0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("code", ["__import__('os').getpid()", "9**9**9", "9**-9", "factorial(9)", "9!", "S('9')"])
+def test_sums_are_sums_and_nothing_more(code: str) -> None:
+    task = make_reasoning_gym("countdown", {})
+    assert task.score(task.sample(0), code) == 0.0
+
+
+def test_plain_data_and_plain_sums_reach_the_datasets_scorer() -> None:
+    task = make_reasoning_gym("spiral_matrix", {})
+    problem = task.sample(0)
+    assert task.score(problem, str(problem.metadata["answer"].split())) == 0.1
+    countdown = make_reasoning_gym("countdown", {})
+    sums = Problem(prompt="", metadata={"metadata": {"numbers": [2, 3, 8], "target": 22}})
+    assert countdown.score(sums, "(3*8) - 2") == 1.0
+    assert countdown.score(sums, "3*8") < 0.1
+
+
+def test_reasoning_gym_is_loaded_only_when_it_is_used() -> None:
+    code = (
+        "import sys, echo_hub.tasks.registry as r; r.make_task('arithmetic', {}); print('reasoning_gym' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,171 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from echo_hub.base_model import PromptCodec, resolve_base
+from echo_shared.artefacts import describe_files
+from echo_shared.errors import ConfigError
+
+TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of builtin:tiny that a test may change."""
+    return Path(shutil.copytree(resolve_base("builtin:tiny"), tmp_path / "model"))
+
+
+def change(path: Path, **values: object) -> None:
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def test_the_builtin_model_is_small_and_fit_to_be_published() -> None:
+    files = describe_files(resolve_base("builtin:tiny"))
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= {f.path for f in files}
+    assert sum(file.size_bytes for file in files) <= 4_000_000
+
+
+def test_the_builtin_tokenizer_goes_there_and_back_one_character_a_token() -> None:
+    codec = PromptCodec.load(resolve_base("builtin:tiny"))
+    text = "123+456=\n" + "".join(map(chr, range(32, 127)))
+    ids = codec.encode_prompt(text)
+    assert ids.dtype == np.int32
+    assert len(ids) == len(text)
+    assert codec.decode(ids) == text
+    assert codec.decode([*ids.tolist(), *codec.stop_ids]) == text
+
+
+def test_the_codec_agrees_with_transformers() -> None:
+    directory = resolve_base("builtin:tiny")
+    codec, reference = PromptCodec.load(directory), AutoTokenizer.from_pretrained(directory)
+    for text in ("99+1=", "a  b\n c", " 7 ", "é<eos>"):
+        ids = codec.encode_prompt(text)
+        assert ids.tolist() == reference.encode(text)
+        assert codec.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+    assert codec.stop_ids == (reference.eos_token_id,)
+    assert reference.chat_template is None
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json", "list"])
+def test_a_chat_template_is_applied_as_transformers_does_it(model: Path, place: str) -> None:
+    if place == "chat_template.jinja":
+        (model / place).write_text(TEMPLATE)
+    else:
+        named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATE}]
+        change(model / "tokenizer_config.json", chat_template=named if place == "list" else TEMPLATE)
+    ids = PromptCodec.load(model).encode_prompt("1+1=")
+    conversation = [{"role": "user", "content": "1+1="}]
+    reference = AutoTokenizer.from_pretrained(model)
+    assert ids.tolist() == reference.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
+    assert ids.tolist().count(reference.eos_token_id) == 1
+
+
+def test_a_template_that_fails_is_a_config_error(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{{ raise_exception('a system message is needed') }}")
+    with pytest.raises(ConfigError, match="chat template") as caught:
+        PromptCodec.load(model).encode_prompt("1+1=")
+    assert "a system message is needed" in str(caught.value)
+
+
+def test_stop_ids_come_from_the_generation_config_and_the_tokenizer(model: Path) -> None:
+    change(model / "generation_config.json", eos_token_id=[7, 5])
+    assert PromptCodec.load(model).stop_ids == (1, 5, 7)
+    (model / "generation_config.json").unlink()
+    change(model / "config.json", eos_token_id=9)
+    assert PromptCodec.load(model).stop_ids == (1, 9)
+    change(model / "tokenizer_config.json", eos_token={"content": "<unk>"})
+    assert PromptCodec.load(model).stop_ids == (2, 9)
+
+
+def test_a_model_without_an_end_is_refused(model: Path) -> None:
+    for name in ("generation_config.json", "config.json"):
+        change(model / name, eos_token_id=None)
+    change(model / "tokenizer_config.json", eos_token=None)
+    with pytest.raises(ConfigError, match="end-of-sequence"):
+        PromptCodec.load(model)
+
+
+def test_a_missing_or_damaged_tokenizer_is_named(model: Path) -> None:
+    (model / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="damaged") as caught:
+        PromptCodec.load(model)
+    assert "generation_config.json" in str(caught.value)
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        PromptCodec.load(model)
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match="no fast tokenizer"):
+        PromptCodec.load(model)
+
+
+def test_a_directory_with_config_and_safetensors_is_taken_as_it_is(model: Path) -> None:
+    assert resolve_base(str(model)) == model
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_a_directory_without_config_or_safetensors_is_refused(model: Path, missing: str) -> None:
+    (model / missing).unlink()
+    (model / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ConfigError, match="does not hold a model"):
+        resolve_base(str(model))
+
+
+@pytest.mark.parametrize("reference", ["builtin:huge", "/no/such/directory", "./nothing", "~/no-such-model"])
+def test_what_is_neither_builtin_nor_a_directory_is_refused(reference: str) -> None:
+    with pytest.raises(ConfigError, match="no such base model"):
+        resolve_base(reference)
+
+
+def test_a_malformed_id_is_refused_before_any_connection() -> None:
+    with pytest.raises(ConfigError, match="cannot be fetched"):
+        resolve_base("one/two/three")
+
+
+def run_offline(code: str, hub_home: Path) -> str:
+    """What `code` prints in a process whose model hub is the cache in `hub_home` alone."""
+    environment = {**os.environ, "HF_HOME": str(hub_home), "HF_HUB_OFFLINE": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_an_id_means_its_snapshot_on_the_model_hub(model: Path, tmp_path: Path) -> None:
+    cached = tmp_path / "home" / "hub" / "models--someone--adder"
+    revision = "0123456789012345678901234567890123456789"
+    shutil.copytree(model, cached / "snapshots" / revision)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(revision)
+    code = "from echo_hub.base_model import resolve_base; print(resolve_base({!r}))"
+    for reference in ("someone/adder", "someone/adder@main", f"someone/adder@{revision}"):
+        assert run_offline(code.format(reference), tmp_path / "home") == str(cached / "snapshots" / revision)
+
+
+def test_an_id_that_cannot_be_fetched_is_a_config_error(tmp_path: Path) -> None:
+    code = (
+        "from echo_hub.base_model import resolve_base; from echo_shared.errors import ConfigError\n"
+        "try: resolve_base('someone/else')\n"
+        "except ConfigError as error: print(error)"
+    )
+    printed = run_offline(code, tmp_path)
+    assert "cannot be fetched" in printed
+    assert "someone/else" in printed
+
+
+def test_neither_codec_nor_template_loads_torch(model: Path) -> None:
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    code = (
+        "import sys, pathlib; from echo_hub.base_model import PromptCodec, resolve_base\n"
+        f"PromptCodec.load(resolve_base({str(model)!r})).encode_prompt('1+1='); print('torch' in sys.modules)"
+    )
+    assert run_offline(code, model) == "False"

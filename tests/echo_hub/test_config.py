@@ -1,0 +1,152 @@
+"""Settings come from four places, an error names key, value and place, the written file explains every key."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from echo_hub.config import (
+    HubConfig,
+    RunConfig,
+    ServerConfig,
+    TaskConfig,
+    TrainingConfig,
+    load_config,
+    render_config,
+)
+from echo_shared.errors import ConfigError
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(tmp_path: Path, text: str, overrides: Mapping[str, Any] = {}) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, text), overrides)
+    return caught.value
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    assert load_config(written(tmp_path, ""), {}) == HubConfig() == load_config(None, {})
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_HUB_TRAINING__GROUP_SIZE", "20")
+    monkeypatch.setenv("ECHO_HUB_TRAINING__STEPS", "21")
+    path = written(tmp_path, "[training]\nlora_rank = 10\ngroup_size = 11\nsteps = 12\n")
+    training = load_config(path, {"training": {"steps": 32, "lora_rank": None}}).training
+    assert (training.lora_rank, training.group_size, training.steps) == (10, 20, 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[run]\nname = 'a'\n\n[training]\nsteps = -3\n", ("training.steps", "-3", "line 5")),
+        ("[training]\n# ten\nstepz = 10\n", ("training.stepz", "line 3", "did you mean steps?")),
+        ("[trainig]\nsteps = 10\n", ("trainig", "line 1", "did you mean training?")),
+        ("[server]\nport = 'http'\n", ("server.port", "'http'", "line 2")),
+        ("[run]\nmode = 'fast'\n", ("run.mode", "'fast'", "line 2", "'async'")),
+        ("[training]\ndevice = 'gpu'\n", ("training.device", "'gpu'", "line 2")),
+        ("[server]\npublic_url = 'hub.example.org'\n", ("server.public_url", "'hub.example.org'", "line 2")),
+        ("[training]\nsteps = = 3\n", ("not valid TOML", "line 2")),
+        ("\x00", ("not valid TOML", "line 1")),
+        ("[run]\nname = 'a'\n[run]\nname = 'b'\n", ("not valid TOML", "line 3")),
+    ],
+)
+def test_a_corrupt_file_is_named_with_key_value_and_line(tmp_path: Path, text: str, expected: tuple[str, ...]) -> None:
+    message = str(refusal(tmp_path, text))
+    assert str(tmp_path / "config.toml") in message
+    assert [part for part in (*expected, "do:") if part not in message] == []
+
+
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    message = str(refusal(tmp_path, "[training]\nsteps = 0\n[sampling]\ntemperature = nan\n"))
+    assert "training.steps" in message
+    assert "sampling.temperature" in message
+
+
+def test_a_wrong_variable_or_flag_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "command line: server.port = 70000" in str(refusal(tmp_path, "", {"server": {"port": 70_000}}))
+    monkeypatch.setenv("ECHO_HUB_TRAINING__STEPS", "many")
+    assert "ECHO_HUB_TRAINING__STEPS: training.steps = 'many'" in str(refusal(tmp_path, "[training]\nsteps = 3\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("[run]\nmode = 'sequential'\n[training]\npublish_every = 2\n", ("training.publish_every", "run.mode")),
+        ("[training]\nmax_staleness = 1\npublish_every = 3\n", ("training.publish_every", "training.max_staleness")),
+        ("[server]\njoin = 'invite'\n", ("server.invite_tokens", "server.join")),
+    ],
+)
+def test_settings_that_do_not_fit_together_name_each_other(tmp_path: Path, text: str, keys: tuple[str, ...]) -> None:
+    message = str(refusal(tmp_path, text))
+    assert [key for key in keys if key not in message] == []
+
+
+def all_fields(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str | None]]:
+    fields: list[tuple[str, str | None]] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            fields += [(prefix + name, field.annotation.__doc__), *all_fields(field.annotation, f"{prefix}{name}.")]
+        else:
+            fields.append((prefix + name, field.description))
+    return fields
+
+
+def test_every_setting_is_documented() -> None:
+    assert [name for name, description in all_fields(HubConfig) if not description] == []
+
+
+def test_the_written_file_holds_every_setting_under_its_comment() -> None:
+    text = render_config(HubConfig())
+    values = tomllib.loads(text)
+    names = {f"{section}.{key}" for section, keys in values.items() for key in keys} | set(values)
+    assert names == {name for name, _ in all_fields(HubConfig)}
+    assert "# Optimizer steps of the whole run. (at least 1)\nsteps = 60\n" in text
+    assert max(len(line) for line in text.splitlines()) <= 110
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+OPTIONS = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT,
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(TEXT, children, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    name=TEXT.filter(bool),
+    options=st.dictionaries(TEXT, OPTIONS, max_size=3),
+    tokens=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=8, max_size=20), min_size=1, max_size=3),
+    learning_rate=st.floats(min_value=1e-30, max_value=1e30),
+)
+def test_what_is_written_is_what_is_read(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    options: dict[str, Any],
+    tokens: list[str],
+    learning_rate: float,
+) -> None:
+    config = HubConfig(
+        run=RunConfig(name=name, mode="sequential"),
+        task=TaskConfig(options=options),
+        training=TrainingConfig(learning_rate=learning_rate),
+        server=ServerConfig(join="invite", invite_tokens=tuple(tokens)),
+    )
+    assert load_config(written(tmp_path_factory.mktemp("run"), render_config(config)), {}) == config
+
+
+def test_a_value_that_toml_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        render_config(HubConfig(task=TaskConfig(options={"limit": None})))

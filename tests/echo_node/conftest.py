@@ -1,0 +1,319 @@
+"""A hub made of real parts (websocket, session, web seed, swarm) that a test drives, and a tiny random model for it."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from aiohttp import WSMsgType, web
+from safetensors.numpy import save_file
+
+from echo_shared.artefacts import Manifest, artefact_name, describe_files, sign_offer
+from echo_shared.errors import RefusedError
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    ArtefactOffer,
+    FromHub,
+    FromNode,
+    Lease,
+    PolicyPublished,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    Rollout,
+    Welcome,
+    rollout_id,
+)
+from echo_shared.sessions import HubSession, State
+from echo_shared.swarm import Swarm, SwarmSettings, make_torrent
+
+PATIENCE_S = 60.0
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 32, 2, 4, 2, 8, 64, 48
+M = TypeVar("M")
+
+
+def write_base(directory: Path) -> None:
+    """A random Qwen3 in Hugging Face layout."""
+    directory.mkdir(parents=True)
+    rng = np.random.default_rng(7)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "intermediate_size": FFN,
+        "max_position_embeddings": 128,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        "num_key_value_heads": KV_HEADS,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+        "vocab_size": VOCAB,
+        "eos_token_id": 1,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {"model.embed_tokens.weight": rng.normal(0, 0.3, (VOCAB, HIDDEN)), "model.norm.weight": np.ones(HIDDEN)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        tensors[prefix + "input_layernorm.weight"] = np.ones(HIDDEN)
+        tensors[prefix + "post_attention_layernorm.weight"] = np.ones(HIDDEN)
+        tensors[prefix + "self_attn.q_norm.weight"] = np.ones(HEAD_DIM)
+        tensors[prefix + "self_attn.k_norm.weight"] = np.ones(HEAD_DIM)
+        for name, (rows, columns) in linear_shapes().items():
+            tensors[f"{prefix}{name}.weight"] = rng.normal(0, 0.15, (rows, columns))
+    save_file({name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()}, directory / "model.safetensors")
+
+
+def linear_shapes() -> dict[str, tuple[int, int]]:
+    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    return {
+        "self_attn.q_proj": (q, HIDDEN),
+        "self_attn.k_proj": (kv, HIDDEN),
+        "self_attn.v_proj": (kv, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, q),
+        "mlp.gate_proj": (FFN, HIDDEN),
+        "mlp.up_proj": (FFN, HIDDEN),
+        "mlp.down_proj": (HIDDEN, FFN),
+    }
+
+
+def write_adapter(directory: Path, seed: int) -> None:
+    """A random LoRA adapter of rank 2 in PEFT layout."""
+    directory.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 2,
+        "lora_alpha": 4,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(name.partition(".")[2] for name in linear_shapes()),
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    tensors: dict[str, Any] = {}
+    for layer in range(LAYERS):
+        for name, (rows, columns) in linear_shapes().items():
+            path = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{path}.lora_A.weight"] = rng.normal(0, 0.3, (2, columns)).astype(np.float32)
+            tensors[f"{path}.lora_B.weight"] = rng.normal(0, 0.3, (rows, 2)).astype(np.float32)
+    save_file(tensors, directory / "adapter_model.safetensors")
+
+
+class Hub:
+    """Serves one run on loopback. What nodes say is kept; what it says is the test's."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "published"
+        self.me = Identity.generate()
+        self.run_id = "run-1"
+        self.port = 0
+        self.heartbeat_s = 0.2
+        self.refusal: RefusedError | None = None
+        """Said to every node in place of a Welcome."""
+        self.acknowledges = True
+        self.trackers_asked: list[str] = []
+        self.said: list[FromNode] = []
+        self.session: HubSession | None = None
+        self.handshakes = 0
+        self.closed = 0
+        self.offers: dict[int | None, ArtefactOffer] = {}
+        self.newest = 0
+        self._news = asyncio.Condition()
+        self._socket: web.WebSocketResponse | None = None
+        self._runner: web.AppRunner | None = None
+        self._swarm: Swarm | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def open(self) -> None:
+        if self._swarm is None:
+            self._swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/node", self._serve),
+                web.get("/announce/{passkey}", self._announce),
+                web.get("/artefacts/{path:.+}", self._file),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Stops listening and hangs up; `open` brings it back on the same port."""
+        if self._socket is not None:
+            await self._socket.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def end(self) -> None:
+        await self.close()
+        if self._swarm is not None:
+            await self._swarm.close()
+
+    async def offer(self, version: int | None, directory: Path) -> ArtefactOffer:
+        """Signs and seeds `directory`."""
+        assert self._swarm is not None
+        torrent = make_torrent(directory)
+        manifest = Manifest(
+            kind="base" if version is None else "policy",
+            run_id=self.run_id,
+            name=directory.name,
+            policy_version=version or 0,
+            info_hash=torrent.info_hash.hex(),
+            files=describe_files(directory),
+        )
+        await self._swarm.seed(torrent.torrent, directory)
+        return sign_offer(
+            manifest,
+            hub=self.me,
+            torrent=torrent.torrent,
+            web_seed_path="/artefacts/",
+            peers=(("127.0.0.1", self._swarm.port),),
+        )
+
+    async def publish_base(self) -> None:
+        directory = self.directory / artefact_name("base", self.run_id, 0)
+        write_base(directory)
+        self.offers[None] = await self.offer(None, directory)
+
+    async def publish(self, version: int, *, announce: bool = True) -> None:
+        directory = self.directory / artefact_name("policy", self.run_id, version)
+        write_adapter(directory, version)
+        self.offers[version] = await self.offer(version, directory)
+        self.newest = version
+        if announce:
+            await self.send(PolicyPublished(policy_version=version, offer=self.offers[version]))
+
+    def welcome(self) -> Welcome:
+        return Welcome(
+            run_id=self.run_id,
+            run_name="test run",
+            node_id="node",
+            base=self.offers[None],
+            policy=self.offers.get(self.newest),
+            policy_version=self.newest,
+            tracker_path="/announce/key",
+            heartbeat_s=self.heartbeat_s,
+        )
+
+    async def send(self, message: FromHub) -> None:
+        assert self._socket is not None and self.session is not None
+        await self._socket.send_bytes(self.session.send(message))
+
+    async def refuse(self, code: str, what: str) -> None:
+        """Ends the open session."""
+        assert self._socket is not None and self.session is not None
+        await self._socket.send_bytes(self.session.refuse(code, what))
+
+    async def lease(self, lease_id: int, *, version: int, count: int = 4, deadline_s: float = 60.0) -> Lease:
+        lease = make_lease(lease_id, version=version, count=count, deadline_s=deadline_s)
+        await self.send(lease)
+        return lease
+
+    async def until(self, condition: Any) -> None:
+        """Waits until `condition()` holds; looked at whenever a node says something, comes or goes."""
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            await self._news.wait_for(condition)
+
+    def all(self, kind: type[M]) -> list[M]:
+        return [message for message in self.said if isinstance(message, kind)]
+
+    def rollouts(self, lease: Lease) -> dict[int, Rollout]:
+        return {r.index: r for r in self.all(Rollout) if r.lease_id == lease.lease_id}
+
+    async def finished(self, lease: Lease) -> dict[int, Rollout]:
+        await self.until(lambda: set(self.rollouts(lease)) == set(lease.indices))
+        return self.rollouts(lease)
+
+    async def _notify(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+    async def _announce(self, request: web.Request) -> web.Response:
+        self.trackers_asked.append(request.match_info["passkey"])
+        return web.Response(body=b"d8:intervali1800e5:peers0:e")
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(self.directory / request.match_info["path"])
+
+    async def _serve(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(max_msg_size=2**24)
+        await socket.prepare(request)
+        session = HubSession(me=self.me, software_version="test", nonce=secrets.token_bytes(32))
+        self._socket, self.session = socket, session
+        async for frame in socket:
+            if frame.type is not WSMsgType.BINARY:
+                break
+            try:
+                message = session.receive(frame.data)
+                if self.refusal is not None and session.state is State.PROVEN:
+                    raise self.refusal
+            except RefusedError as error:
+                await socket.send_bytes(session.refuse(error.code, error.what, error.do or ""))
+                break
+            self.said.append(message)
+            if session.state is State.CHALLENGED:
+                await socket.send_bytes(session.challenge())
+            elif session.state is State.PROVEN:
+                self.handshakes += 1
+                await socket.send_bytes(session.welcome(self.welcome()))
+            elif isinstance(message, Rollout) and self.acknowledges:
+                await self.acknowledge(message.rollout_id)
+            await self._notify()
+        self.closed += 1
+        await self._notify()
+        return socket
+
+    async def acknowledge(self, *rollout_ids: str, state: ReceiptState = ReceiptState.RECEIVED) -> None:
+        await self.send(Receipts(receipts=tuple(Receipt(rollout_id=name, state=state) for name in rollout_ids)))
+
+
+def make_lease(lease_id: int, *, version: int, count: int = 4, deadline_s: float = 60.0) -> Lease:
+    return Lease(
+        lease_id=lease_id,
+        group_id=lease_id * 10,
+        indices=tuple(range(count)),
+        prompt_ids=np.array([3, 5, 7], np.int32),
+        seed=lease_id,
+        policy_version=version,
+        temperature=1.0,
+        max_tokens=6,
+        stop_ids=(1,),
+        deadline_s=deadline_s,
+    )
+
+
+def ids_of(lease: Lease) -> set[str]:
+    return {rollout_id(lease.lease_id, index) for index in lease.indices}
+
+
+@pytest.fixture
+async def bare_hub(tmp_path: Path) -> AsyncIterator[Hub]:
+    """Listens; has nothing published."""
+    hub = Hub(tmp_path / "hub")
+    await hub.open()
+    yield hub
+    await hub.end()
+
+
+@pytest.fixture
+async def hub(bare_hub: Hub) -> Hub:
+    """Has a base model."""
+    await bare_hub.publish_base()
+    return bare_hub

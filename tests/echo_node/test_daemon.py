@@ -1,0 +1,298 @@
+"""The whole node against a hub made of real parts: real websocket, real swarm, real llama.cpp in its child process."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from echo_node.config import NodeConfig
+from echo_node.daemon import Daemon, Joining
+from echo_node.host import control
+from echo_node.host.hubs import Hubs
+from echo_node.host.paths import Paths
+from echo_node.host.spool import Spool
+from echo_node.net.address import HubAddress
+from echo_node.view import PlainView
+from echo_shared.errors import ConnectError, RefusedError, StorageError
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    Fetched,
+    Goodbye,
+    LeaseReturned,
+    LeaseRevoked,
+    DropReason,
+    NodeStatus,
+    Proof,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    RefusalCode,
+    Rollout,
+)
+
+pytest.importorskip("llama_cpp")
+
+
+class Node:
+    """One data directory and, while a daemon runs on it, that daemon."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.paths = Paths.find(data_dir)
+
+    def daemon(self, url: str, **joining: Any) -> Daemon:
+        address = HubAddress.parse(url, insecure=False)
+        options = {"pinned": Hubs(self.paths).at(address.origin), "invite_token": None, "patient": False, **joining}
+        config = NodeConfig(
+            backend="llama_cpp", threads=1, width=8, swarm_host="127.0.0.1", reconnect_first_s=0.05, name="tester"
+        )
+        me = Identity.load_or_create(self.paths.identity_key)
+        return Daemon(
+            paths=self.paths, config=config, me=me, joining=Joining(address=address, **options), view=PlainView()
+        )
+
+    @asynccontextmanager
+    async def running(self, url: str, **joining: Any) -> AsyncIterator[Daemon]:
+        daemon = self.daemon(url, **joining)
+        task = asyncio.create_task(daemon.run())
+        try:
+            yield daemon
+        finally:
+            with suppress(ConnectError):  # It has ended already.
+                await control.ask(self.paths.control_file, "stop")
+            async with asyncio.timeout(30):
+                await task
+
+    def engine_pids(self) -> list[int]:
+        children = psutil.Process().children(recursive=True)
+        return [child.pid for child in children if "echo_node.backends.worker" in " ".join(child.cmdline())]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "node")
+
+
+def newest_status(hub: Any) -> NodeStatus | None:
+    return (hub.all(NodeStatus) or [None])[-1]
+
+
+def ready_for(hub: Any, version: int) -> Callable[[], bool]:
+    def ready() -> bool:
+        status = newest_status(hub)
+        return status is not None and status.policy_version == version and status.capacity > 0
+
+    return ready
+
+
+async def test_joins_fetches_samples_and_leaves(hub: Any, node: Node) -> None:
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+        assert newest_status(hub).capacity == 2 * 8
+        first = await hub.lease(1, version=0)
+        rollouts = await hub.finished(first)
+        await hub.publish(1)
+        second = await hub.lease(2, version=1)  # Named before the node can have it: it fetches first.
+        later = await hub.finished(second)
+    assert {r.policy_version_start for r in rollouts.values()} == {0}
+    assert {r.policy_version_end for r in later.values()} == {1}
+    for rollout in [*rollouts.values(), *later.values()]:
+        assert 1 <= len(rollout.completion_ids) <= 6
+        assert len(rollout.behavior_logprobs) == len(rollout.completion_ids)
+    fetched = hub.all(Fetched)
+    assert [f.policy_version for f in fetched] == [None, 1]
+    assert all(f.swarm_bytes + f.web_seed_bytes > 0 for f in fetched)
+    proof = hub.all(Proof)[0]
+    assert (proof.name, proof.backend) == ("tester", "llama_cpp")
+    assert isinstance(hub.said[-1], Goodbye)
+    assert node.engine_pids() == []
+
+
+async def test_a_lease_is_the_same_for_every_node(hub: Any, tmp_path: Path) -> None:
+    drawn = []
+    for name in ("a", "b"):
+        hub.said.clear()
+        async with Node(tmp_path / name).running(hub.url):
+            await hub.until(ready_for(hub, 0))
+            drawn.append(await hub.finished(await hub.lease(5, version=0)))
+    assert {i: r.completion_ids.tolist() for i, r in drawn[0].items()} == {
+        i: r.completion_ids.tolist() for i, r in drawn[1].items()
+    }
+
+
+async def test_unacknowledged_rollouts_are_sent_again_after_a_reconnect(hub: Any, node: Node) -> None:
+    hub.acknowledges = False
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+        lease = await hub.lease(1, version=0)
+        first = await hub.finished(lease)
+        hub.said.clear()
+        await hub.close()
+        await hub.open()
+        again = await hub.finished(lease)
+        await hub.acknowledge(*(rollout.rollout_id for rollout in again.values()))
+    assert {i: r.completion_ids.tolist() for i, r in first.items()} == {
+        i: r.completion_ids.tolist() for i, r in again.items()
+    }
+    assert hub.handshakes == 2
+
+
+async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_ones(hub: Any, node: Node) -> None:
+    hub.acknowledges = False
+    task = asyncio.create_task(node.daemon(hub.url).run())
+    await hub.until(ready_for(hub, 0))
+    done = await hub.lease(1, version=0)
+    await hub.finished(done)
+    spool = Spool(node.paths.hub(hub.me.public_key) / "spool.db")
+    held = await hub.lease(2, version=9)  # Nobody offers version 9 ...
+    await hub.until(lambda: hub.all(LeaseReturned))  # ... so it comes back,
+    task.cancel()  # and then the node dies.
+    await asyncio.wait({task})
+    assert hub.all(LeaseReturned)[0].indices == held.indices
+    spool.open()
+    spool.write([_spool_lease(3, (0, 1))])
+    assert spool.unfinished() == {3: (0, 1)}
+    spool.close()
+    hub.said.clear()
+    hub.acknowledges = True
+    async with node.running(hub.url):
+        await hub.finished(done)
+        await hub.until(lambda: hub.all(LeaseReturned))
+        await hub.until(ready_for(hub, 0))
+    returned = hub.all(LeaseReturned)[0]
+    assert (returned.lease_id, returned.indices) == (3, (0, 1))
+    assert hub.all(Fetched) == []  # The base was still there.
+
+
+def _spool_lease(lease_id: int, indices: tuple[int, ...]) -> Any:
+    from echo_node.core.effects import SpoolLease
+
+    return SpoolLease(lease_id=lease_id, indices=indices)
+
+
+async def test_a_killed_engine_is_replaced_and_its_lease_finished(hub: Any, node: Node) -> None:
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+        (first,) = node.engine_pids()
+        os.kill(first, signal.SIGKILL)
+        lease = await hub.lease(1, version=0)
+        await hub.finished(lease)
+        (second,) = node.engine_pids()
+    assert first != second
+    assert hub.all(LeaseReturned) == []
+
+
+async def test_stopping_returns_what_is_unfinished(hub: Any, node: Node) -> None:
+    async with node.running(hub.url) as daemon:
+        await hub.until(ready_for(hub, 0))
+        leases = [await hub.lease(n, version=0, count=64) for n in range(1, 20)]
+        await hub.until(lambda: hub.all(Rollout))
+        daemon.request_stop("enough")
+        await hub.until(lambda: hub.all(Goodbye))
+    returned = {(m.lease_id, index) for m in hub.all(LeaseReturned) for index in m.indices}
+    finished = {(r.lease_id, r.index) for r in hub.all(Rollout)}
+    assert returned | finished == {(lease.lease_id, index) for lease in leases for index in lease.indices}
+    assert not returned & finished
+    positions = [i for i, m in enumerate(hub.said) if isinstance(m, NodeStatus) and m.activity == "draining"]
+    assert positions[0] < min(i for i, m in enumerate(hub.said) if isinstance(m, LeaseReturned))
+
+
+async def test_revoked_work_is_dropped_silently(hub: Any, node: Node) -> None:
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+        await hub.send(LeaseRevoked(lease_id=77, reason=DropReason.STALE))
+        lease = await hub.lease(1, version=0)
+        await hub.finished(lease)
+    assert hub.all(LeaseReturned) == []
+
+
+async def test_status_shows_the_states_of_all_rollouts(hub: Any, node: Node) -> None:
+    async with node.running(hub.url) as daemon:
+        await hub.until(ready_for(hub, 0))
+        lease = await hub.lease(1, version=0)
+        await hub.finished(lease)
+        await hub.acknowledge("1-0", "1-1", state=ReceiptState.TRAINED)
+        dropped = Receipt(rollout_id="1-2", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE)
+        await hub.send(Receipts(receipts=(dropped,)))
+        statuses = len(hub.all(NodeStatus))
+        while daemon.snapshot().rollouts.get("trained") != 2 or daemon.snapshot().rollouts.get("dropped") != 1:
+            await hub.until(lambda: len(hub.all(NodeStatus)) > statuses)
+            statuses = len(hub.all(NodeStatus))
+        answer = await control.ask(node.paths.control_file, "status")
+        assert answer["rollouts"]["dropped:stale"] == 1
+        assert answer["rollouts"]["received"] == 1
+        assert (answer["connected"], answer["policy_version"], answer["run_name"]) == (True, 0, "test run")
+        await control.ask(node.paths.control_file, "stop")
+        await hub.until(lambda: hub.all(Goodbye))
+    assert not node.paths.control_file.exists()
+
+
+async def test_the_end_of_the_run_is_a_good_end(hub: Any, node: Node) -> None:
+    task = asyncio.create_task(node.daemon(hub.url).run())
+    await hub.until(ready_for(hub, 0))
+    await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
+    async with asyncio.timeout(30):
+        await task
+
+
+async def test_another_run_on_the_same_hub_starts_anew(hub: Any, node: Node) -> None:
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+        await hub.finished(await hub.lease(1, version=0))
+        old_base = node.paths.artefacts / "run-1-base"
+        assert old_base.exists()
+        await hub.close()
+        hub.said.clear()
+        hub.run_id = "run-2"
+        await hub.publish_base()
+        await hub.open()
+        await hub.until(ready_for(hub, 0))
+        await hub.finished(await hub.lease(1, version=0))  # The same id is another rollout now.
+    assert not old_base.exists()
+    assert (node.paths.artefacts / "run-2-base").exists()
+
+
+async def test_refusals_end_the_daemon(hub: Any, node: Node) -> None:
+    hub.refusal = RefusedError("This hub admits only invited nodes.", do="Ask.", code=RefusalCode.BAD_TOKEN)
+    with pytest.raises(RefusedError, match="admits only invited nodes") as caught:
+        await node.daemon(hub.url).run()
+    assert caught.value.code == "bad_token"
+    assert Hubs(node.paths).all() == []
+
+
+async def test_an_unreachable_hub_is_said_at_once(bare_hub: Any, node: Node) -> None:
+    await bare_hub.close()
+    with pytest.raises(ConnectError, match="cannot be reached"):
+        await node.daemon(bare_hub.url).run()
+
+
+async def test_a_changed_hub_key_is_refused_until_trusted(hub: Any, node: Node) -> None:
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+    hub.me = Identity.generate()
+    with pytest.raises(RefusedError, match="not the one that this node knows") as caught:
+        await node.daemon(hub.url).run()
+    assert caught.value.code == "hub_key_changed"
+    hub.offers.clear()
+    hub.run_id = "run-2"
+    await hub.publish_base()
+    hub.said.clear()
+    async with node.running(hub.url, pinned=None):
+        await hub.until(ready_for(hub, 0))
+    assert [record.hub_key for record in Hubs(node.paths).all()] == [hub.me.public_key]
+
+
+async def test_a_damaged_spool_is_said_at_once(hub: Any, node: Node) -> None:
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+    spool_file = node.paths.hub(hub.me.public_key) / "spool.db"
+    spool_file.write_bytes(b"not a database, but long enough to look at" * 100)
+    with pytest.raises(StorageError, match="spool"):
+        await node.daemon(hub.url).run()
+
+

@@ -1,0 +1,327 @@
+"""Real libtorrent sessions on loopback."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_shared.errors import CodecError, LocalProtocolError, StorageError, SwarmError
+from echo_shared.swarm import FetchStats, Swarm, SwarmSettings
+from echo_shared.swarm.bittorrent import BitTorrentSwarm
+
+Opener = Callable[..., Awaitable[Swarm]]
+NEVER = 1_000.0
+
+
+@pytest.fixture
+async def open_swarm() -> AsyncIterator[Opener]:
+    swarms: list[Swarm] = []
+
+    async def opener(**settings: object) -> Swarm:
+        swarm = await Swarm.open(SwarmSettings.model_validate({"listen_host": "127.0.0.1", **settings}))
+        swarms.append(swarm)
+        return swarm
+
+    yield opener
+    for swarm in swarms:
+        await swarm.close()
+
+
+def here(*swarms: Swarm) -> list[tuple[str, int]]:
+    return [("127.0.0.1", swarm.port) for swarm in swarms]
+
+
+async def test_two_nodes_fetch_from_the_hub_and_serve_a_third_without_it(payload, open_swarm, tmp_path) -> None:
+    hub = await open_swarm()
+    first, second, third = [await open_swarm(web_seed_after_s=NEVER) for _ in range(3)]
+    assert isinstance(hub, BitTorrentSwarm)
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    progress: list[tuple[int, int]] = []
+    fetches = await asyncio.gather(
+        first.fetch(
+            payload.torrent.torrent,
+            tmp_path / "first",
+            peers=here(hub, second),
+            on_progress=lambda done, total: progress.append((done, total)),
+        ),
+        second.fetch(payload.torrent.torrent, tmp_path / "second", peers=here(hub, first)),
+    )
+    for stats in fetches:
+        assert stats.swarm_bytes >= payload.total_bytes
+        assert stats.web_seed_bytes == 0
+        assert stats.seconds > 0
+    assert progress == sorted(progress)
+    assert progress[-1] == (payload.total_bytes, payload.total_bytes)
+    assert payload.matches(tmp_path / "first" / payload.directory.name)
+    assert payload.matches(tmp_path / "second" / payload.directory.name)
+
+    await hub.close()
+    await third.fetch(payload.torrent.torrent, tmp_path / "third", peers=here(first, second))
+    assert payload.matches(tmp_path / "third" / payload.directory.name)
+    uploaded = [(await swarm.stats())[payload.torrent.info_hash].uploaded_bytes for swarm in (first, second)]
+    assert sum(uploaded) >= payload.total_bytes
+
+
+async def test_a_complete_directory_is_done_at_once(payload, open_swarm, tmp_path) -> None:
+    node = await open_swarm(web_seed_after_s=NEVER)
+    payload.copy_to(tmp_path / "node")
+    stats = await node.fetch(payload.torrent.torrent, tmp_path / "node")
+    again = await node.fetch(payload.torrent.torrent, tmp_path / "node")
+    assert (stats.swarm_bytes, stats.web_seed_bytes) == (again.swarm_bytes, again.web_seed_bytes) == (0, 0)
+    assert (await node.stats())[payload.torrent.info_hash].complete
+
+
+@pytest.mark.parametrize("web_seed_after_s", [0.0, 0.05])
+async def test_the_web_seed_serves_where_no_peer_does(
+    payload, open_swarm, web_server, tmp_path, web_seed_after_s
+) -> None:
+    node = await open_swarm(web_seed_after_s=web_seed_after_s)
+    closed = _unused_port()
+    stats = await node.fetch(
+        payload.torrent.torrent,
+        tmp_path / "node",
+        peers=[("127.0.0.1", closed), ("no-such-host.invalid", 1)],
+        web_seed_url=web_server.url.replace("127.0.0.1", "localhost"),
+    )
+    assert payload.matches(tmp_path / "node" / payload.directory.name)
+    assert stats.web_seed_bytes >= payload.total_bytes
+    assert stats.swarm_bytes == 0
+
+
+async def test_the_web_seed_is_left_alone_while_peers_deliver(payload, open_swarm, web_server, tmp_path) -> None:
+    hub, node = await open_swarm(), await open_swarm(web_seed_after_s=NEVER)
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", peers=here(hub), web_seed_url=web_server.url)
+    assert web_server.requests == []
+    assert stats.web_seed_bytes == 0
+
+
+async def test_a_partial_download_is_resumed(payload, open_swarm, web_server, tmp_path) -> None:
+    partial = payload.copy_to(tmp_path / "node") / "adapter_model.safetensors"
+    whole = partial.read_bytes()
+    partial.write_bytes(whole[:600_000] + bytes(1_000) + whole[601_000:900_000])  # A hole, and no end.
+    node = await open_swarm(web_seed_after_s=0)
+    stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url)
+    assert payload.matches(partial.parent)
+    assert 0 < stats.web_seed_bytes < payload.total_bytes / 2
+
+
+async def test_a_corrupt_peer_cannot_poison(payload, open_swarm, heard, tmp_path) -> None:
+    corrupt, witness, honest, victim = [await open_swarm(web_seed_after_s=NEVER) for _ in range(4)]
+    directory = payload.copy_to(tmp_path / "corrupt")
+    await corrupt.seed(payload.torrent.torrent, directory)
+    # Once all its pieces have been read and found good, the seeder trusts them: from here on it sends what is there.
+    await witness.fetch(payload.torrent.torrent, tmp_path / "witness", peers=here(corrupt))
+    await witness.close()
+    with (directory / "adapter_model.safetensors").open("r+b") as file:
+        file.write(bytes(500_000))
+
+    fetch = asyncio.create_task(victim.fetch(payload.torrent.torrent, tmp_path / "victim", peers=here(corrupt)))
+    await heard("hash check")
+    await honest.seed(payload.torrent.torrent, payload.directory)
+    await victim.add_peers(payload.torrent.info_hash, here(honest))
+    stats = await fetch
+    assert payload.matches(tmp_path / "victim" / payload.directory.name)
+    assert stats.swarm_bytes > payload.total_bytes
+
+
+async def test_a_fetch_survives_the_death_of_its_only_peer(payload, open_swarm, partial_peer, tmp_path) -> None:
+    node = await open_swarm(web_seed_after_s=NEVER)
+    fetch, got_some = start_fetch(node, payload, tmp_path / "node", partial_peer)
+    await got_some.wait()
+    await partial_peer.close()
+    hub = await open_swarm()
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    await node.add_peers(payload.torrent.info_hash, [("localhost", hub.port)])
+    stats = await fetch
+    assert payload.matches(tmp_path / "node" / payload.directory.name)
+    assert payload.total_bytes <= stats.swarm_bytes < 1.5 * payload.total_bytes
+
+
+async def test_a_peer_that_is_not_up_yet_is_tried_again(payload, open_swarm, tmp_path) -> None:
+    node, port = await open_swarm(web_seed_after_s=NEVER), _unused_port()
+    fetch = asyncio.create_task(node.fetch(payload.torrent.torrent, tmp_path / "node", peers=[("127.0.0.1", port)]))
+    hub = await open_swarm(port=port)
+    assert hub.port == port
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    await fetch
+    assert payload.matches(tmp_path / "node" / payload.directory.name)
+
+
+async def test_a_cancelled_fetch_leaves_nothing_running_and_can_be_resumed(
+    payload, open_swarm, partial_peer, tmp_path
+) -> None:
+    node = await open_swarm(web_seed_after_s=NEVER)
+    fetch, got_some = start_fetch(node, payload, tmp_path / "node", partial_peer)
+    await got_some.wait()
+    fetch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetch
+    assert await node.stats() == {}
+
+    hub = await open_swarm()
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", peers=here(hub))
+    assert payload.matches(tmp_path / "node" / payload.directory.name)
+    assert 0 < stats.swarm_bytes < payload.total_bytes
+
+
+async def test_only_one_fetch_at_a_time(payload, open_swarm, partial_peer, tmp_path) -> None:
+    node = await open_swarm(web_seed_after_s=NEVER)
+    fetch, got_some = start_fetch(node, payload, tmp_path / "node", partial_peer)
+    await got_some.wait()
+    with pytest.raises(LocalProtocolError, match="already"):
+        await node.fetch(payload.torrent.torrent, tmp_path / "node")
+    await node.remove(payload.torrent.info_hash)
+    with pytest.raises(SwarmError, match="removed"):
+        await fetch
+
+
+async def test_closing_ends_a_fetch(payload, open_swarm, partial_peer, tmp_path) -> None:
+    node = await open_swarm(web_seed_after_s=NEVER)
+    fetch, got_some = start_fetch(node, payload, tmp_path / "node", partial_peer)
+    await got_some.wait()
+    await node.close()
+    with pytest.raises(SwarmError, match="closed"):
+        await fetch
+    with pytest.raises(LocalProtocolError):
+        await node.fetch(payload.torrent.torrent, tmp_path / "node")
+
+
+async def test_remove_deletes_the_files_when_asked(payload, open_swarm, tmp_path) -> None:
+    node = await open_swarm()
+    kept, deleted = payload.copy_to(tmp_path / "kept"), payload.copy_to(tmp_path / "deleted")
+    await node.seed(payload.torrent.torrent, kept)
+    await node.remove(payload.torrent.info_hash)
+    await node.fetch(payload.torrent.torrent, deleted.parent)
+    await node.remove(payload.torrent.info_hash, delete_files=True)
+    await node.remove(payload.torrent.info_hash, delete_files=True)
+    assert payload.matches(kept)
+    assert not deleted.exists()
+
+
+async def test_a_fetch_that_nobody_serves_says_so(payload, open_swarm, web_server, tmp_path) -> None:
+    web_server.root = tmp_path / "nowhere"
+    node = await open_swarm(web_seed_after_s=0, stall_timeout_s=1.5)
+    with pytest.raises(SwarmError, match="No peer and no web seed") as caught:
+        await node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url)
+    assert "404" in str(caught.value)
+    assert await node.stats() == {}
+
+
+async def test_a_directory_that_cannot_be_written_is_a_storage_error(payload, open_swarm, tmp_path) -> None:
+    hub, node = await open_swarm(), await open_swarm(web_seed_after_s=NEVER)
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError) as caught:
+        await node.fetch(payload.torrent.torrent, tmp_path / "file", peers=here(hub))
+    assert str(tmp_path / "file") in str(caught.value)
+
+
+async def test_a_seed_whose_files_vanished_can_be_fetched_again(payload, open_swarm, heard, tmp_path) -> None:
+    hub, node, other = [await open_swarm(web_seed_after_s=NEVER) for _ in range(3)]
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    directory = payload.copy_to(tmp_path / "node")
+    await node.seed(payload.torrent.torrent, directory)
+    for path in directory.iterdir():
+        path.unlink()
+    fetch = asyncio.create_task(other.fetch(payload.torrent.torrent, tmp_path / "other", peers=here(node)))
+    await heard("cannot be written or read")
+    await node.fetch(payload.torrent.torrent, tmp_path / "node", peers=here(hub))
+    assert payload.matches(directory)
+    await other.add_peers(payload.torrent.info_hash, here(node))
+    await fetch
+
+
+async def test_an_incomplete_directory_is_not_seeded(payload, open_swarm, tmp_path) -> None:
+    node = await open_swarm()
+    directory = payload.copy_to(tmp_path / "node")
+    (directory / "adapter_config.json").unlink()
+    with pytest.raises(SwarmError, match="not what its torrent says"):
+        await node.seed(payload.torrent.torrent, directory)
+    with pytest.raises(CodecError):
+        await node.seed(b"no torrent", directory)
+
+
+async def test_a_taken_port_is_reported(open_swarm) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(SwarmError, match="cannot listen") as caught:
+            await open_swarm(port=taken.getsockname()[1])
+    assert "swarm port" in str(caught.value)
+
+
+async def test_an_address_of_another_machine_is_reported(open_swarm) -> None:
+    with pytest.raises(SwarmError, match="cannot listen"):
+        await open_swarm(listen_host="192.0.2.200")
+
+
+async def test_one_port_on_all_interfaces(payload, open_swarm, tmp_path) -> None:
+    hub, node = await open_swarm(listen_host="0.0.0.0"), await open_swarm(listen_host="::1", web_seed_after_s=NEVER)
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    assert hub.port
+    with socket.create_connection(("127.0.0.1", hub.port)):
+        pass
+    assert node.port
+
+
+def start_fetch(node: Swarm, payload: Any, parent: Path, peer: Swarm) -> tuple[asyncio.Task[FetchStats], asyncio.Event]:
+    """A fetch that `peer` can serve in part only, and the event that this part has come."""
+    got_some = asyncio.Event()
+
+    def on_progress(done: int, total: int) -> None:
+        if done > 0.4 * total:
+            got_some.set()
+
+    fetch = asyncio.create_task(node.fetch(payload.torrent.torrent, parent, peers=here(peer), on_progress=on_progress))
+    return fetch, got_some
+
+
+@pytest.fixture
+async def partial_peer(payload: Any, open_swarm: Opener, tmp_path: Path) -> AsyncIterator[Swarm]:
+    """A peer that has half of the payload and does not get the rest."""
+    swarm = await open_swarm(web_seed_after_s=NEVER)
+    weights = payload.copy_to(tmp_path / "partial") / "adapter_model.safetensors"
+    with weights.open("r+b") as file:
+        file.truncate(500_000)
+    checked = asyncio.Event()
+    fetch = asyncio.create_task(
+        swarm.fetch(payload.torrent.torrent, tmp_path / "partial", on_progress=lambda *_: checked.set())
+    )
+    await checked.wait()
+    yield swarm
+    fetch.cancel()
+    await asyncio.wait({fetch})
+
+
+@pytest.fixture
+async def heard() -> AsyncIterator[Callable[[str], Awaitable[None]]]:
+    """Waits until a log record with this text comes, or has come."""
+    loop, logger = asyncio.get_running_loop(), logging.getLogger("echo_shared.swarm")
+    records: list[str] = []
+    news = asyncio.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record.getMessage())
+            loop.call_soon_threadsafe(news.set)
+
+    async def wait_for(text: str) -> None:
+        while not any(text in record for record in records):
+            news.clear()
+            await news.wait()
+
+    listener, level = Listener(), logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    yield wait_for
+    logger.removeHandler(listener)
+    logger.setLevel(level)
+
+
+def _unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from echo_shared import draws, torch_sampler
+from echo_shared.errors import BackendError
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+VOCABULARY = 30
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "initializer_range": 0.2,
+}
+
+
+def _bare() -> Any:
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True))
+
+
+def _windowed() -> Any:
+    config = Qwen3Config(**SHAPE, use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    assert "sliding_attention" in config.layer_types
+    return Qwen3ForCausalLM(config)
+
+
+def _llama() -> Any:
+    return LlamaForCausalLM(LlamaConfig(**SHAPE))
+
+
+def _adapted() -> Any:
+    model = get_peft_model(_bare(), LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.3)
+    return model
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[_bare, _windowed, _llama, _adapted])
+def any_model(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(0)
+    make: Callable[[], Any] = request.param
+    return make().eval()
+
+
+@pytest.fixture
+def model() -> Any:
+    torch.manual_seed(0)
+    return _bare().eval()
+
+
+def group(number: int, **changes: Any) -> GroupRequest:
+    """Prompts of one to seven tokens, and of every kind of setting."""
+    values = {
+        "lease_id": 100 + number,
+        "group_id": number,
+        "indices": tuple(range(number % 3, number % 3 + 1 + number % 4)),
+        "prompt_ids": np.random.default_rng(number).integers(0, VOCABULARY, 1 + number % 7).astype(np.int32),
+        "seed": draws.derive_seed("test", number),
+        "policy_version": 5,
+        "temperature": (0.7, 1.0, 1.6)[number % 3],
+        "max_tokens": (1, 6, 12)[number % 3],
+        "stop_ids": ((), (1, 2, 3), (4,))[number % 3],
+    }
+    return GroupRequest(**{**values, **changes})
+
+
+def naive(model: Any, group: GroupRequest, index: int) -> tuple[list[int], list[float]]:
+    """One rollout, token by token, without cache, batch or padding, drawn by the reference."""
+    ids, drawn, logprobs = group.prompt_ids.tolist(), [], []
+    for u in draws.uniforms(group.seed, index, group.max_tokens):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[:, -1].float().numpy()
+        tokens, nats = draws.draw(logits, np.array([u]), group.temperature)
+        ids.append(int(tokens[0]))
+        drawn.append(int(tokens[0]))
+        logprobs.append(float(nats[0]))
+        if drawn[-1] in group.stop_ids:
+            break
+    return drawn, logprobs
+
+
+def by_place(rollouts: Iterator[FinishedRollout]) -> dict[tuple[int, int], FinishedRollout]:
+    return {(rollout.group_id, rollout.index): rollout for rollout in rollouts}
+
+
+def test_a_batch_of_mixed_groups_draws_what_the_reference_draws(any_model: Any) -> None:
+    groups = [group(number) for number in range(14)]
+    found = by_place(torch_sampler.sample_groups(any_model, groups))
+    assert set(found) == {(g.group_id, index) for g in groups for index in g.indices}
+    for one in groups:
+        for index in one.indices:
+            rollout = found[one.group_id, index]
+            tokens, logprobs = naive(any_model, one, index)
+            assert rollout.completion_ids.tolist() == tokens
+            np.testing.assert_allclose(rollout.behavior_logprobs, logprobs, atol=2e-5)
+            stopped = tokens[-1] in one.stop_ids
+            assert rollout.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+            assert (rollout.lease_id, rollout.policy_version) == (one.lease_id, 5)
+            assert rollout.completion_ids.dtype == np.int32
+            assert rollout.behavior_logprobs.dtype == np.float32
+    lengths = {len(rollout.completion_ids) for rollout in found.values()}
+    assert len(lengths) > 4, "rows must have left the batch at different times"
+
+
+def test_padding_and_company_change_logprobs_by_rounding_only(model: Any) -> None:
+    groups = [group(number, max_tokens=8, stop_ids=(), temperature=1.0) for number in range(14)]
+    together = by_place(torch_sampler.sample_groups(model, groups))
+    for one in groups:
+        for index, alone in by_place(torch_sampler.sample_groups(model, [one])).items():
+            assert together[index].completion_ids.tolist() == alone.completion_ids.tolist()
+            np.testing.assert_allclose(together[index].behavior_logprobs, alone.behavior_logprobs, atol=1e-5)
+
+
+def test_the_same_batch_gives_the_same_bits(model: Any) -> None:
+    groups = [group(number) for number in range(14)]
+    first, second = (by_place(torch_sampler.sample_groups(model, groups)) for _ in range(2))
+    for place, rollout in first.items():
+        assert rollout.completion_ids.tobytes() == second[place].completion_ids.tobytes()
+        assert rollout.behavior_logprobs.tobytes() == second[place].behavior_logprobs.tobytes()
+
+
+def test_a_group_split_over_leases_draws_the_same(model: Any) -> None:
+    whole = group(3, indices=(0, 1, 2, 3), max_tokens=8)
+    parts = [group(3, indices=indices, max_tokens=8) for indices in ((2,), (0, 3), (1,))]
+    expected = by_place(torch_sampler.sample_groups(model, [whole]))
+    found = by_place(torch_sampler.sample_groups(model, parts))
+    assert {place: r.completion_ids.tolist() for place, r in found.items()} == {
+        place: r.completion_ids.tolist() for place, r in expected.items()
+    }
+
+
+def test_equal_prompts_are_prefilled_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    forward = model.forward
+
+    def watched(**arguments: Any) -> Any:
+        shapes.append(tuple(arguments["input_ids"].shape))
+        return forward(**arguments)
+
+    monkeypatch.setattr(model, "forward", watched)
+    prompt = np.array([3, 4, 5], dtype=np.int32)
+    twice = [group(n, prompt_ids=prompt, indices=(0, 1), max_tokens=2, stop_ids=()) for n in (1, 2)]
+    list(torch_sampler.sample_groups(model, twice))
+    assert shapes == [(1, 3), (4, 1)]
+
+
+def test_finished_rows_leave_the_batch(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+    forward = model.forward
+
+    def watched(**arguments: Any) -> Any:
+        widths.append(len(arguments["input_ids"]))
+        return forward(**arguments)
+
+    monkeypatch.setattr(model, "forward", watched)
+    limits = (2, 2, 4, 4, 6)
+    groups = [group(n, indices=(0,), max_tokens=limit, stop_ids=()) for n, limit in enumerate(limits)]
+    assert len(list(torch_sampler.sample_groups(model, groups))) == 5
+    assert widths == [5, 5, 3, 3, 1, 1]
+
+
+def test_rollouts_come_as_they_finish(model: Any) -> None:
+    groups = [group(n, indices=(0,), max_tokens=limit, stop_ids=()) for n, limit in enumerate((5, 1, 3))]
+    assert [rollout.group_id for rollout in torch_sampler.sample_groups(model, groups)] == [1, 2, 0]
+
+
+def test_between_two_rollouts_gradients_work_as_usual(model: Any) -> None:
+    rollouts = torch_sampler.sample_groups(model, [group(1, indices=(0, 1, 2))])
+    next(rollouts)
+    assert not torch.is_inference_mode_enabled()
+    assert torch.ones(1, requires_grad=True).mul(2).requires_grad
+    rollouts.close()  # type: ignore[attr-defined]
+
+
+def test_nothing_to_do_is_done_at_once(model: Any) -> None:
+    assert list(torch_sampler.sample_groups(model, [])) == []
+    assert torch_sampler.greedy(model, [], max_tokens=3, stop_ids=()) == []
+
+
+def test_greedy_takes_the_most_likely_token(any_model: Any) -> None:
+    prompts = [group(number).prompt_ids for number in range(7)]
+    found = torch_sampler.greedy(any_model, prompts, max_tokens=7, stop_ids=(1, 2, 3, 4, 5, 6))
+    for prompt, completion in zip(prompts, found, strict=True):
+        ids, expected = prompt.tolist(), []
+        while len(expected) < 7 and not (expected and expected[-1] in range(1, 7)):
+            with torch.no_grad():
+                expected.append(int(any_model(input_ids=torch.tensor([ids + expected])).logits[0, -1].argmax()))
+        assert completion.tolist() == expected
+
+
+def test_logits_that_are_no_numbers_are_an_error(model: Any) -> None:
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(BackendError, match="not finite"):
+        list(torch_sampler.sample_groups(model, [group(1)]))
+
+
+@pytest.mark.parametrize("chunk", [1, 700, 2**24])
+def test_draw_is_the_reference(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(torch_sampler, "DRAW_CHUNK_ELEMENTS", chunk)
+    rng = np.random.default_rng(0)
+    logits = (rng.standard_normal((200, 333)) * 4).astype(np.float32)
+    logits[:20, 100:] = -np.inf
+    u = rng.random(200)
+    u[:10], u[10:20] = 0.0, np.nextafter(1.0, 0.0)
+    temperatures = rng.uniform(0.3, 2.0, 200)
+    tokens, logprobs = torch_sampler.draw(torch.from_numpy(logits), torch.from_numpy(u), torch.from_numpy(temperatures))
+    for row in range(200):
+        expected, expected_logprobs = draws.draw(logits[row : row + 1], u[row : row + 1], float(temperatures[row]))
+        assert int(tokens[row]) == expected[0]
+        assert float(logprobs[row]) == pytest.approx(expected_logprobs[0], abs=1e-12)
+    assert tokens[:20].max() < 100

@@ -1,0 +1,100 @@
+"""The Linux installer, run for real in a home of its own, and its uninstaller: nothing is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLER = Path("installers", "linux", "install.sh")
+SCRIPTS = sorted((ROOT / "installers").rglob("*.sh"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_install_use_upgrade_uninstall(home: Any) -> None:
+    (home.root / ".bashrc").write_text("# mine\n")
+    other_command = home.root / ".local" / "bin" / "other"
+    other_command.parent.mkdir(parents=True)
+    other_command.write_text("#!/bin/sh\n")
+    before = home.tree()
+
+    command = home.install()
+    assert "join" in home.run(command, "--help").stdout
+    python = command.resolve().parent / "python"
+    assert home.run(python, "-c", "import echo_node.main, llama_cpp, libtorrent").returncode == 0
+    assert home.run(python, "-c", "import torch").returncode == 1
+
+    installed = home.tree()
+    assert home.install() == command
+    assert home.tree().keys() >= installed.keys() - {name for name in installed if "__pycache__" in name}
+
+    home.uninstall()
+    assert home.tree() == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_identity_can_be_kept(home: Any) -> None:
+    command = home.install("--extra", "none")
+    identity = home.run(command, "id", "show").stdout
+    home.uninstall("--keep-identity")
+    assert [name for name, what in home.tree().items() if what != "directory"] == [
+        ".local/share/echo-node/identity.key"
+    ]
+    assert home.run(home.install("--extra", "none"), "id", "show").stdout == identity
+    home.uninstall()
+    assert [name for name, what in home.tree().items() if what != "directory"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--python", "/bin/false"), "Python 3.11 or newer is needed, and /bin/false is not."),
+        (("--source", "/no/such/checkout"), "/no/such/checkout does not exist (--source)."),
+        (("--token", "secret"), "--token, --insecure and --service go with --join URL."),
+        (("--source",), "--source needs a value; see --help"),
+        (("--fast",), "There is no option --fast; see --help"),
+    ],
+)
+def test_a_wrong_call_is_explained_and_leaves_nothing(home: Any, options: tuple[str, ...], complaint: str) -> None:
+    done = home.run(home.checkout / INSTALLER, *options)
+    assert done.returncode == 1
+    assert f"error: {complaint}" in done.stdout
+    assert home.tree() == {}
+
+
+def test_a_command_of_the_same_name_is_not_overwritten(home: Any) -> None:
+    home.echo_node.parent.mkdir(parents=True)
+    home.echo_node.write_text("somebody else's")
+    before = home.tree()
+    done = home.run(home.checkout / INSTALLER, "--python", sys.executable)
+    assert done.returncode == 1
+    assert f"{home.echo_node} is there already and is not Echo's." in done.stdout
+    home.uninstall()
+    assert home.tree() == before
+
+
+def test_help_is_printed(home: Any) -> None:
+    for script in (INSTALLER, INSTALLER.with_name("uninstall.sh")):
+        done = home.run(home.checkout / script, "--help")
+        assert (done.returncode, done.stdout[:6]) == (0, "usage:")
+    assert home.tree() == {}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_scripts_are_executable_where_they_are_run(script: Path) -> None:
+    is_program = script.read_text(encoding="utf-8").startswith("#!")
+    assert os.access(script, os.X_OK) == is_program
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_finds_nothing() -> None:
+    done = subprocess.run(["shellcheck", "-x", *SCRIPTS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == ""

@@ -1,0 +1,81 @@
+"""pyproject.toml declares what the code imports, constraints.txt pins it, and the programs' versions agree."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import echo_shared
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+BROUGHT_ALONG = {"pydantic-core"}
+"""Documented as part of a declared distribution, though they are ones of their own."""
+OWN = {"echo_hub", "echo_node", "echo_shared", "benchmarks"}
+
+
+def declared(*extras: str) -> set[str]:
+    """Canonical names of the distributions that an install with these extras asks for."""
+    texts = [*PROJECT["dependencies"], *(text for extra in extras for text in EXTRAS[extra])]
+    return {canonicalize_name(Requirement(text).name) for text in texts}
+
+
+def third_party(directory: str) -> dict[str, list[str]]:
+    """Top-level names that the files below `directory` import, each with the files that do."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / directory).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in {name.partition(".")[0] for name in names} - OWN - sys.stdlib_module_names:
+                found.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("directory", "extras"),
+    [
+        ("hub", ("hub",)),
+        ("edge_client", ("cpu", "cuda")),
+        ("shared", ("cuda",)),
+        ("benchmarks", ("hub", "cpu")),
+        ("tests", ("hub", "cpu", "dev")),
+    ],
+)
+def test_what_is_imported_is_declared(directory: str, extras: tuple[str, ...]) -> None:
+    providers = metadata.packages_distributions()
+    allowed = declared(*extras) | BROUGHT_ALONG
+    undeclared = {
+        name: files
+        for name, files in third_party(directory).items()
+        if not {canonicalize_name(provider) for provider in providers.get(name, [name])} & allowed
+    }
+    assert undeclared == {}
+
+
+def test_every_requirement_is_pinned_and_the_pins_fit() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert [str(pin) for pin in pins if [spec.operator for spec in pin.specifier] != ["=="]] == []
+    versions = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins}
+    assert len(versions) == len(pins)
+    wanted = [Requirement(text) for text in [*PROJECT["dependencies"], *EXTRAS["hub"], *EXTRAS["cpu"], *EXTRAS["dev"]]]
+    misfits = [
+        str(requirement)
+        for requirement in wanted
+        if not requirement.specifier.contains(versions.get(canonicalize_name(requirement.name), "0"))
+    ]
+    assert misfits == []
+
+
+def test_versions_agree() -> None:
+    assert PROJECT["version"] == echo_shared.__version__
