@@ -69,7 +69,9 @@ def write_base(directory: Path) -> None:
         tensors[prefix + "self_attn.k_norm.weight"] = np.ones(HEAD_DIM)
         for name, (rows, columns) in linear_shapes().items():
             tensors[f"{prefix}{name}.weight"] = rng.normal(0, 0.15, (rows, columns))
-    save_file({name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()}, directory / "model.safetensors")
+    save_file(
+        {name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()}, directory / "model.safetensors"
+    )
 
 
 def linear_shapes() -> dict[str, tuple[int, int]]:

@@ -106,7 +106,7 @@ async def test_joins_fetches_samples_and_leaves(hub: Any, node: Node) -> None:
         assert len(rollout.behavior_logprobs) == len(rollout.completion_ids)
     fetched = hub.all(Fetched)
     assert [f.policy_version for f in fetched] == [None, 1]
-    assert all(f.swarm_bytes + f.web_seed_bytes > 0 for f in fetched)
+    assert all(f.swarm_bytes + f.web_seed_bytes > 0 for f in fetched), fetched
     proof = hub.all(Proof)[0]
     assert (proof.name, proof.backend) == ("tester", "llama_cpp")
     assert isinstance(hub.said[-1], Goodbye)
@@ -294,5 +294,3 @@ async def test_a_damaged_spool_is_said_at_once(hub: Any, node: Node) -> None:
     spool_file.write_bytes(b"not a database, but long enough to look at" * 100)
     with pytest.raises(StorageError, match="spool"):
         await node.daemon(hub.url).run()
-
-

@@ -14,6 +14,9 @@ from echo_shared.errors import BackendError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
+# PEFT reads an attribute that transformers has renamed.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
 VOCABULARY = 30
 SHAPE = {
     "vocab_size": VOCABULARY,

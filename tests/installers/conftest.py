@@ -86,5 +86,7 @@ def home(tmp_path: Path) -> Home:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, checkout)
-    environment = {**kept, "HOME": str(root), "PIP_CACHE_DIR": cache.stdout.strip()}
+    # pip asks rustc for its version, and rustup's rustc then writes settings where it finds none.
+    rustup = {"RUSTUP_HOME": kept.get("RUSTUP_HOME", str(Path.home() / ".rustup"))}
+    environment = {**kept, **rustup, "HOME": str(root), "PIP_CACHE_DIR": cache.stdout.strip()}
     return Home(root=root, environment=environment, checkout=checkout)

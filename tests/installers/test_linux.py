@@ -20,9 +20,6 @@ SCRIPTS = sorted((ROOT / "installers").rglob("*.sh"))
 @pytest.mark.timeout(1_800)
 def test_install_use_upgrade_uninstall(home: Any) -> None:
     (home.root / ".bashrc").write_text("# mine\n")
-    other_command = home.root / ".local" / "bin" / "other"
-    other_command.parent.mkdir(parents=True)
-    other_command.write_text("#!/bin/sh\n")
     before = home.tree()
 
     command = home.install()
@@ -42,15 +39,18 @@ def test_install_use_upgrade_uninstall(home: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_identity_can_be_kept(home: Any) -> None:
-    command = home.install("--extra", "none")
-    identity = home.run(command, "id", "show").stdout
+    other_command = home.root / ".local" / "bin" / "other"
+    other_command.parent.mkdir(parents=True)
+    other_command.write_text("somebody else's")
+    before = home.tree()
+
+    identity = home.run(home.install("--extra", "none"), "id", "show").stdout
     home.uninstall("--keep-identity")
-    assert [name for name, what in home.tree().items() if what != "directory"] == [
-        ".local/share/echo-node/identity.key"
-    ]
+    kept = {name for name in home.tree() if name not in before}
+    assert kept == {".local/share", ".local/share/echo-node", ".local/share/echo-node/identity.key"}
     assert home.run(home.install("--extra", "none"), "id", "show").stdout == identity
     home.uninstall()
-    assert [name for name, what in home.tree().items() if what != "directory"] == []
+    assert home.tree() == {**before, ".local/share": "directory"}
 
 
 @pytest.mark.parametrize(

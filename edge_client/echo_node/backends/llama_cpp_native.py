@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from echo_shared.errors import BackendError
 
-_LOG_WARNING: Final = 3
+_LOG_ERROR: Final = 4
 _GGML_TYPE_F32: Final = 0
 _GGML_TYPE_F16: Final = 1
 _FLASH_ATTENTION_OFF: Final = 0
@@ -26,7 +26,7 @@ _FLASH_ATTENTION_OFF: Final = 0
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _log(level: int, text: bytes, _user_data: object) -> None:
-    if level >= _LOG_WARNING:
+    if level == _LOG_ERROR:
         sys.stderr.write(text.decode(errors="replace"))
 
 

@@ -7,6 +7,7 @@ hold the old one, its scaling folded into B, which is why PEFT's own scaling is 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from echo_shared.errors import BackendError
 from echo_shared.sampling import GroupRequest
 from echo_shared.torch_sampler import sample_groups
 
-DEFAULT_WIDTH: Final = {"cpu": 128, "cuda": 256}
+DEFAULT_WIDTH: Final = 256
 _DTYPES: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _F32_MODEL_BYTES: Final = 256 * 2**20
 """A model that is smaller than this in float32 runs in float32, exactly."""
@@ -51,7 +52,7 @@ class TorchEngine:
         config = self._base.config
         self._max_positions = int(config.max_position_embeddings)
         self._vocab_size = int(config.vocab_size)
-        self._width = settings.width or DEFAULT_WIDTH.get(self._device.type, DEFAULT_WIDTH["cpu"])
+        self._width = settings.width or DEFAULT_WIDTH
         self._max_cells = max(1, (settings.kv_cache_bytes or self._spare_bytes()) // self._kv_bytes_per_token())
         self._held: GroupRequest | None = None
         self._cancelled: set[int] = set()
@@ -89,7 +90,10 @@ class TorchEngine:
             if not isinstance(layer, torch.nn.Linear) or layer.weight.shape != (len(module.b), module.a.shape[1]):
                 raise BackendError("An adapter changes a layer that the base model does not have.", got=module.path)
         config = LoraConfig(r=adapter.max_rank, lora_alpha=adapter.max_rank, target_modules=paths, bias="none")
-        self._peft = get_peft_model(self._base, config).eval().requires_grad_(False)
+        with warnings.catch_warnings():
+            # PEFT reads an attribute that transformers has renamed.
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+            self._peft = get_peft_model(self._base, config).eval().requires_grad_(False)
         copied = self._copy(self._peft, adapter)
         assert copied
 

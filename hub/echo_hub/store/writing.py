@@ -46,7 +46,7 @@ _VERIFY = (
 )
 _DROP = (
     update(rollouts)
-    .where(*_KEY, rollouts.c.state.in_([ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.VERIFIED]))
+    .where(*_KEY, rollouts.c.state != ReceiptState.TRAINED, rollouts.c.state != ReceiptState.DROPPED)
     .values(state=ReceiptState.DROPPED, drop_reason=bindparam("new_reason"), detail=bindparam("new_detail"))
 )
 _TRAIN = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.VERIFIED).values(state=ReceiptState.TRAINED)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 import ssl
@@ -67,8 +68,7 @@ _TUNED: Final = {
     "request_timeout": 8,
     "urlseed_wait_retry": 2,
     "send_buffer_watermark": 512 * 1024,
-    "hashing_threads": 0,
-    "aio_threads": 1,
+    "hashing_threads": 1,
     "stop_tracker_timeout": 1,
     # A taken port is an error to report, not a reason to listen elsewhere.
     "listen_system_port_fallback": False,
@@ -85,6 +85,8 @@ _TUNED: Final = {
 }
 _FREE_PORT_TRIES: Final = 5
 _LEAST_WAIT_S: Final = 1.0
+_REVIVE_WEB_SEED_AFTER_S: Final = 15.0
+"""Long enough for a slow connection to be made."""
 
 
 class _Transfer:
@@ -101,8 +103,9 @@ class _Transfer:
         self.removed = asyncio.Event()
         self.deleted = asyncio.Event()
         self.web_seed_addresses: frozenset[PeerAddress] = frozenset()
+        self.web_seed_asked_at = -math.inf
         self.web_seed_bytes = 0
-        self.swarm_bytes = 0
+        """Without the last blocks: libtorrent does not report what reaches the disk after the last piece is whole."""
         self.last_problem = ""
         self.last_block_at = self.last_piece_at = loop.time()
         """When data came, and when data came that matches its hash."""
@@ -129,7 +132,8 @@ class _Transfer:
         match alert:
             case lt.block_finished_alert():
                 self.last_block_at = now
-                self._block_finished(alert)
+                if alert.endpoint in self.web_seed_addresses:
+                    self.web_seed_bytes += self.layout.size_of_block(alert.piece_index, alert.block_index)
             case lt.piece_finished_alert():
                 self.last_piece_at = now
                 self._piece_finished(alert.piece_index)
@@ -161,13 +165,6 @@ class _Transfer:
     def _note(self, problem: str) -> None:
         self.last_problem = problem
         log.info("%s: %s", self.layout.name, problem)
-
-    def _block_finished(self, alert: lt.block_finished_alert) -> None:
-        size = self.layout.size_of_block(alert.piece_index, alert.block_index)
-        if alert.endpoint in self.web_seed_addresses:
-            self.web_seed_bytes += size
-        else:
-            self.swarm_bytes += size
 
     def _piece_finished(self, piece: int) -> None:
         total = self.layout.total_bytes
@@ -286,14 +283,13 @@ class BitTorrentSwarm(Swarm):
             await self._until_finished(transfer, web_seed_url)
             transfer.handle.flush_cache()  # A finished torrent's last blocks may not be in their files yet.
             await transfer.flushed.wait()
+            seconds = self._loop.time() - started_at
+            received_bytes, from_web_seed_bytes = await asyncio.to_thread(_received, transfer.handle)
         except BaseException:
             await self.remove(layout.info_hash)
             raise
-        return FetchStats(
-            seconds=self._loop.time() - started_at,
-            swarm_bytes=transfer.swarm_bytes,
-            web_seed_bytes=transfer.web_seed_bytes,
-        )
+        web_seed_bytes = min(received_bytes, max(transfer.web_seed_bytes, from_web_seed_bytes))
+        return FetchStats(seconds=seconds, swarm_bytes=received_bytes - web_seed_bytes, web_seed_bytes=web_seed_bytes)
 
     async def _until_finished(self, transfer: _Transfer, web_seed_url: str | None) -> None:
         """Waits, and turns to the web seed whenever nothing has come for a while."""
@@ -304,21 +300,23 @@ class BitTorrentSwarm(Swarm):
             quiet_s, stalled_s = now - transfer.last_block_at, now - transfer.last_piece_at
             if stalled_s >= stall_s:
                 raise stalled(transfer.layout.name, after_s=stalled_s, last_problem=transfer.last_problem)
-            if quiet_s >= patience_s:
-                if web_seed_url is not None:
-                    await self._use_web_seed(transfer, web_seed_url)
-                wait_s = max(patience_s, _LEAST_WAIT_S)
-            else:
+            if quiet_s < patience_s:
                 wait_s = patience_s - quiet_s
+            else:
+                wait_s = max(patience_s, _LEAST_WAIT_S)
+                if web_seed_url is not None and now - transfer.web_seed_asked_at >= _REVIVE_WEB_SEED_AFTER_S:
+                    transfer.web_seed_asked_at = now
+                    await self._use_web_seed(transfer, web_seed_url)
             await asyncio.wait({transfer.finished}, timeout=min(wait_s, stall_s - stalled_s))
         transfer.finished.result()
 
     async def _use_web_seed(self, transfer: _Transfer, url: str) -> None:
-        """Adds the web seed; adding it again revives one that libtorrent has given up."""
+        """Adds the web seed, or revives it when libtorrent has given it up."""
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         # A block tells only the address it came from, and that is how the web seed's bytes are told from peers'.
         transfer.web_seed_addresses = frozenset(await resolve([(parts.hostname or "", port)]))
+        transfer.handle.remove_url_seed(url)
         transfer.handle.add_url_seed(url)
 
     async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:
@@ -383,6 +381,14 @@ def _info_hash_of(alert: lt.torrent_alert) -> bytes:
     if isinstance(alert, lt.torrent_removed_alert | lt.torrent_deleted_alert | lt.torrent_delete_failed_alert):
         return bytes(alert.info_hashes.v1.to_bytes())
     return bytes(alert.handle.info_hashes().v1.to_bytes())
+
+
+def _received(handle: lt.torrent_handle) -> tuple[int, int]:
+    """Payload bytes in all, and from web seeds that are connected now. Blocks."""
+    web_seed_bytes = sum(
+        peer.total_download for peer in handle.get_peer_info() if peer.connection_type == lt.peer_info.web_seed
+    )
+    return handle.status().total_payload_download, web_seed_bytes
 
 
 def _stats_of(handles: Mapping[bytes, lt.torrent_handle]) -> dict[bytes, TorrentStats]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -536,12 +536,14 @@ class World(RuleBasedStateMachine):
         self.admission_is_kept()
 
 
-def _run(examples: int, steps: int) -> None:
+def _run(examples: int, steps: int, phases: tuple[Phase, ...]) -> None:
     run_state_machine_as_test(
         World,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
+            phases=phases,
+            report_multiple_bugs=False,
             deadline=None,
             derandomize=True,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -550,9 +552,9 @@ def _run(examples: int, steps: int) -> None:
 
 
 def test_any_world() -> None:
-    _run(examples=40, steps=50)
+    _run(examples=40, steps=50, phases=(Phase.generate,))
 
 
 @pytest.mark.slow
 def test_many_worlds() -> None:
-    _run(examples=600, steps=80)
+    _run(examples=600, steps=80, phases=(Phase.generate, Phase.shrink))

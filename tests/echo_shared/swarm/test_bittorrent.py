@@ -121,7 +121,7 @@ async def test_a_corrupt_peer_cannot_poison(payload, open_swarm, heard, tmp_path
         file.write(bytes(500_000))
 
     fetch = asyncio.create_task(victim.fetch(payload.torrent.torrent, tmp_path / "victim", peers=here(corrupt)))
-    await heard("hash check")
+    await heard("hash for piece")
     await honest.seed(payload.torrent.torrent, payload.directory)
     await victim.add_peers(payload.torrent.info_hash, here(honest))
     stats = await fetch

@@ -1,0 +1,172 @@
+"""Both engines against the naive sampler and against each other: the same seeds give the same rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_node.backends.base import Engine, EngineSettings, GroupFailed
+from echo_node.backends.registry import NAMES, make_engine
+from echo_shared.errors import BackendError, CodecError
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import GroupRequest
+
+WIDTH = 6
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def engine(request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    made = make_engine(request.param)
+    made.open(base, tmp_path_factory.mktemp("derived"), EngineSettings(width=WIDTH, threads=1, precision="f32"))
+    yield made
+    made.close()
+
+
+def run(engine: Engine, requests: list[GroupRequest]) -> list[Any]:
+    return list(chain.from_iterable(engine.sample(iter(requests))))
+
+
+def assert_same_as_reference(kit: Any, model: Any, requests: list[GroupRequest], rollouts: dict[Any, Any]) -> None:
+    assert set(rollouts) == {(request.lease_id, index) for request in requests for index in request.indices}
+    for request in requests:
+        for index in request.indices:
+            rollout = rollouts[request.lease_id, index]
+            ids, logprobs = kit.reference_rollout(model, request, index)
+            assert rollout.completion_ids.tolist() == ids
+            np.testing.assert_allclose(rollout.behavior_logprobs, logprobs, atol=1e-4)
+            stopped = ids[-1] in request.stop_ids
+            assert rollout.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+            assert (rollout.group_id, rollout.policy_version) == (request.group_id, request.policy_version)
+            assert rollout.completion_ids.dtype == np.int32
+            assert rollout.behavior_logprobs.dtype == np.float32
+
+
+def test_rollouts_are_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
+    """The base; then an adapter; another of lower rank on fewer layers; and the base again."""
+    wide = make_adapter(base, 1)
+    narrow = make_adapter(base, 2, r=4, use_rslora=True, target_modules=["q_proj", "down_proj"])
+    for version, adapter in enumerate((None, wide, narrow, None)):
+        engine.set_policy(version, adapter)
+        requests = kit.make_requests(8, policy_version=version, first_lease=100 * version)
+        model = kit.load_reference(base, adapter)
+        assert_same_as_reference(kit, model, requests, kit.rollouts_of(run(engine, requests)))
+
+
+def test_a_group_wider_than_the_engine(engine: Engine, base: Path, kit: Any) -> None:
+    engine.set_policy(0, None)
+    requests = kit.make_requests(3, group_size=2 * WIDTH + 1, max_tokens=5)
+    assert_same_as_reference(kit, kit.load_reference(base), requests, kit.rollouts_of(run(engine, requests)))
+
+
+def test_one_token_at_most(engine: Engine, base: Path, kit: Any) -> None:
+    engine.set_policy(0, None)
+    requests = kit.make_requests(4, max_tokens=1)
+    assert_same_as_reference(kit, kit.load_reference(base), requests, kit.rollouts_of(run(engine, requests)))
+
+
+def test_groups_may_come_later(engine: Engine, kit: Any) -> None:
+    """An iterator that runs dry is asked again while something is running."""
+    engine.set_policy(0, None)
+    requests = kit.make_requests(6)
+
+    class Dripping:
+        def __init__(self) -> None:
+            self.turn = 0
+            self.left = list(requests)
+
+        def __iter__(self) -> Dripping:
+            return self
+
+        def __next__(self) -> GroupRequest:
+            self.turn += 1
+            if self.turn % 2 == 0 or not self.left:
+                raise StopIteration
+            return self.left.pop(0)
+
+    source = Dripping()
+    events = list(chain.from_iterable(engine.sample(source)))
+    while source.left:
+        events += chain.from_iterable(engine.sample(source))
+    assert len(kit.rollouts_of(events)) == 24
+
+
+def test_what_cannot_be_sampled_fails_alone(engine: Engine, kit: Any) -> None:
+    import dataclasses
+
+    engine.set_policy(0, None)
+    good, long, foreign, empty, last = kit.make_requests(5)
+    bad = [
+        dataclasses.replace(long, prompt_ids=np.ones(kit.max_positions, np.int32)),
+        dataclasses.replace(foreign, prompt_ids=np.array([1, kit.vocabulary], np.int32)),
+        dataclasses.replace(empty, prompt_ids=np.array([], np.int32)),
+    ]
+    events = run(engine, [good, *bad, last])
+    failed = [event for event in events if isinstance(event, GroupFailed)]
+    assert [(event.lease_id, event.code) for event in failed] == [
+        (long.lease_id, "too_long"),
+        (foreign.lease_id, "bad_prompt"),
+        (empty.lease_id, "too_long"),
+    ]
+    rollouts = kit.rollouts_of([event for event in events if not isinstance(event, GroupFailed)])
+    assert {lease_id for lease_id, _ in rollouts} == {good.lease_id, last.lease_id}
+
+
+def test_a_cancelled_lease_gives_nothing_more(engine: Engine, kit: Any) -> None:
+    engine.set_policy(0, None)
+    requests = kit.make_requests(6, group_size=WIDTH)
+    undisturbed = kit.rollouts_of(run(engine, requests))
+    events: list[Any] = []
+    after: list[Any] = []
+    cancelled: int | None = None
+    for step in engine.sample(iter(requests)):
+        events += step
+        after += step if cancelled is not None else []
+        if cancelled is None and step:
+            cancelled = step[0].lease_id
+            engine.cancel(cancelled)
+    assert cancelled not in {rollout.lease_id for rollout in after}
+    for name, rollout in kit.rollouts_of(events).items():
+        assert rollout.completion_ids.tolist() == undisturbed[name].completion_ids.tolist()
+    others = {name for name in undisturbed if name[0] != cancelled}
+    assert others <= set(kit.rollouts_of(events))
+
+
+def test_after_an_abandoned_run_the_engine_starts_clean(engine: Engine, kit: Any) -> None:
+    engine.set_policy(0, None)
+    requests = kit.make_requests(4)
+    expected = kit.rollouts_of(run(engine, requests))
+    next(iter(engine.sample(iter(requests))))
+    again = kit.rollouts_of(run(engine, requests))
+    assert {name: r.completion_ids.tolist() for name, r in again.items()} == {
+        name: r.completion_ids.tolist() for name, r in expected.items()
+    }
+
+
+def test_an_adapter_for_another_model_is_refused(
+    engine: Engine, base: Path, base_of: Callable[[str], Path], make_adapter: Callable[..., Path], kit: Any
+) -> None:
+    """The engine goes on with what it had."""
+    engine.set_policy(0, None)
+    requests = kit.make_requests(3)
+    expected = kit.rollouts_of(run(engine, requests))
+    with pytest.raises((BackendError, CodecError)):
+        engine.set_policy(9, make_adapter(base, 5, target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    with pytest.raises(BackendError):
+        engine.set_policy(9, make_adapter(base_of("qwen2_wide"), 5))
+    engine.set_policy(0, None)
+    again = kit.rollouts_of(run(engine, requests))
+    assert all(np.array_equal(again[name].completion_ids, expected[name].completion_ids) for name in expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_precision_and_missing_model(name: str, base: Path, tmp_path: Path) -> None:
+    engine = make_engine(name)
+    with pytest.raises(BackendError):
+        engine.open(base, tmp_path, EngineSettings(threads=1, precision="q1"))
+    with pytest.raises(BackendError):
+        engine.open(tmp_path, tmp_path, EngineSettings(threads=1))

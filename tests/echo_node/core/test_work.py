@@ -1,0 +1,475 @@
+"""The work loop, event by event; then a random walk that checks what must hold on every path."""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_node.core.effects import (
+    AddPolicy,
+    CancelLease,
+    Effect,
+    FetchArtefact,
+    ForgetLease,
+    RecordReceipts,
+    ResendSpooled,
+    Send,
+    SpoolLease,
+    SpoolRollout,
+    StartBackend,
+    Stop,
+    SubmitGroup,
+)
+from echo_node.core.events import (
+    ArtefactReady,
+    BackendLost,
+    BackendReady,
+    Disconnected,
+    DrainRequested,
+    Event,
+    FetchFailed,
+    GroupFailed,
+    RolloutFinished,
+    Spooled,
+    SpoolFailed,
+    Tick,
+)
+from echo_node.core.work import DRAIN_S, WorkLoop
+from echo_shared.messages import (
+    ArtefactOffer,
+    DropReason,
+    Fetched,
+    FinishReason,
+    Goodbye,
+    Lease,
+    LeaseReturned,
+    LeaseRevoked,
+    NodeStatus,
+    PolicyPublished,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    Rollout,
+    Welcome,
+    rollout_id,
+)
+from echo_shared.sampling import FinishedRollout
+
+E = TypeVar("E")
+M = TypeVar("M")
+WIDTH = 4
+
+
+def offer(version: int) -> ArtefactOffer:
+    return ArtefactOffer(manifest=str(version).encode(), signature=bytes(64), torrent=b"", web_seed_path="/a/")
+
+
+def welcome(version: int = 0) -> Welcome:
+    return Welcome(
+        run_id="run",
+        run_name="run",
+        node_id="node",
+        base=offer(-1),
+        policy=offer(version) if version else None,
+        policy_version=version,
+        tracker_path="/announce/k",
+        heartbeat_s=5.0,
+    )
+
+
+def lease(lease_id: int, *, version: int = 0, count: int = 2, deadline_s: float = 100.0) -> Lease:
+    return Lease(
+        lease_id=lease_id,
+        group_id=lease_id,
+        indices=tuple(range(count)),
+        prompt_ids=np.array([1, 2], np.int32),
+        seed=9,
+        policy_version=version,
+        temperature=1.0,
+        max_tokens=8,
+        stop_ids=(1,),
+        deadline_s=deadline_s,
+    )
+
+
+def finished(lease_id: int, index: int, version: int = 0) -> RolloutFinished:
+    rollout = FinishedRollout(
+        lease_id=lease_id,
+        group_id=lease_id,
+        index=index,
+        policy_version=version,
+        completion_ids=np.array([4, 1], np.int32),
+        behavior_logprobs=np.array([-0.5, -0.1], np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.1,
+    )
+    return RolloutFinished(rollout=rollout, tokens_per_s=50.0)
+
+
+class Node:
+    """A work loop, its clock, and all that it wanted so far."""
+
+    def __init__(self, *, unfinished: dict[int, tuple[int, ...]] | None = None, unacked: Iterable[str] = ()) -> None:
+        self.loop = WorkLoop(capacity_factor=2, unfinished=unfinished or {}, unacked=unacked, jitter=lambda: 0.0)
+        self.now = 0.0
+        self.wanted: list[Effect] = []
+        self.turn: tuple[Effect, ...] = ()
+
+    def __call__(self, *events: Event, after_s: float = 0.0) -> "Node":
+        """The turn is what the last event led to."""
+        self.now += after_s
+        for event in events:
+            self.turn = self.loop.handle(event, self.now)
+            self.wanted += self.turn
+        return self
+
+    def ready(self, version: int = 0) -> "Node":
+        """Welcomed, base there, engine up."""
+        return self(welcome(version), ArtefactReady(policy_version=None, fetched=None), BackendReady(width=WIDTH))
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [effect for effect in self.turn if isinstance(effect, kind)]
+
+    def sent(self, kind: type[M]) -> list[M]:
+        return [effect.message for effect in self.turn if isinstance(effect, Send) and isinstance(effect.message, kind)]
+
+    def ever_sent(self, kind: type[M]) -> list[M]:
+        return [e.message for e in self.wanted if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def test_from_welcome_to_the_first_rollout() -> None:
+    node = Node()
+    node(welcome())
+    assert node.turn[:2] == (ResendSpooled(), FetchArtefact(policy_version=None, offer=offer(-1)))
+    assert node.sent(NodeStatus)[0].activity == "preparing"
+    fetched = Fetched(info_hash=bytes(20), policy_version=None, seconds=1.0, swarm_bytes=5, web_seed_bytes=0)
+    node(ArtefactReady(policy_version=None, fetched=fetched))
+    assert node.of(StartBackend) == [StartBackend(after_s=0.0)]
+    assert node.sent(Fetched) == [fetched]
+    node(BackendReady(width=WIDTH))
+    assert node.of(AddPolicy) == [AddPolicy(policy_version=0)]
+    status = node.sent(NodeStatus)[0]
+    assert (status.activity, status.capacity, status.policy_version) == ("waiting", 2 * WIDTH, 0)
+    node(lease(1))
+    assert node.of(SpoolLease) == [SpoolLease(lease_id=1, indices=(0, 1))]
+    assert node.of(SubmitGroup)[0].request.indices == (0, 1)
+    assert node.sent(NodeStatus)[0].activity == "sampling"
+
+
+def test_a_rollout_is_spooled_before_it_is_sent() -> None:
+    node = Node().ready()(lease(1), finished(1, 0))
+    (spool,) = node.of(SpoolRollout)
+    assert spool.rollout.rollout_id == "1-0"
+    assert node.sent(Rollout) == []
+    node(Spooled(rollouts=(spool.rollout,)))
+    assert node.sent(Rollout) == [spool.rollout]
+
+
+def test_without_a_connection_a_rollout_waits_for_the_next_welcome() -> None:
+    node = Node().ready()(lease(1), Disconnected(), finished(1, 0))
+    node(Spooled(rollouts=(node.of(SpoolRollout)[0].rollout,)))
+    assert node.ever_sent(Rollout) == []
+    assert ResendSpooled() in node(welcome()).turn
+
+
+def test_a_lease_is_fetched_for_then_sampled_by_exactly_its_version() -> None:
+    node = Node().ready()
+    node(PolicyPublished(policy_version=1, offer=offer(1)))
+    node(lease(7, version=1))
+    assert node.of(SubmitGroup) == []
+    node(ArtefactReady(policy_version=1, fetched=None))
+    kinds = [type(effect) for effect in node.turn]
+    assert kinds.index(AddPolicy) < kinds.index(SubmitGroup)
+    assert node.of(SubmitGroup)[0].request.policy_version == 1
+
+
+def test_a_lease_for_a_version_that_nobody_offers_is_returned() -> None:
+    node = Node().ready()(lease(1, version=5))
+    assert node.sent(LeaseReturned)[0].indices == (0, 1)
+    assert ForgetLease(lease_id=1) in node.turn
+
+
+def test_a_repeated_lease_is_held_once() -> None:
+    node = Node().ready()(lease(1), lease(1))
+    assert node.of(SubmitGroup) == []
+    assert node.loop.held_rollouts == 2
+
+
+def test_a_lease_that_comes_again_is_sampled_only_where_nothing_is_on_its_way() -> None:
+    node = Node(unacked=["1-0"]).ready()(lease(1))
+    assert node.of(SubmitGroup)[0].request.indices == (1,)
+
+
+def test_a_revoked_lease_is_cancelled_and_its_late_rollouts_are_ignored() -> None:
+    node = Node().ready()(lease(1), LeaseRevoked(lease_id=1, reason=DropReason.STALE))
+    assert node.of(CancelLease) == [CancelLease(lease_id=1)]
+    assert node.of(ForgetLease) == [ForgetLease(lease_id=1)]
+    assert node.sent(LeaseReturned) == []
+    assert node(finished(1, 0)).of(SpoolRollout) == []
+
+
+def test_a_failed_group_is_returned_with_the_reason() -> None:
+    node = Node().ready()(lease(1), finished(1, 0), GroupFailed(lease_id=1, what="the prompt is too long"))
+    (returned,) = node.sent(LeaseReturned)
+    assert (returned.indices, returned.reason) == ((1,), "the prompt is too long")
+
+
+def test_groups_that_all_fail_make_the_node_rest() -> None:
+    node = Node().ready()
+    for n in range(1, 4):
+        node(lease(n), GroupFailed(lease_id=n, what="no"))
+    assert node.sent(NodeStatus)[-1].capacity == 0
+    assert node(Tick(), after_s=0.5).sent(NodeStatus) == []
+    assert node(Tick(), after_s=0.5).sent(NodeStatus)[-1].capacity == 2 * WIDTH
+
+
+def test_the_first_death_costs_nothing_but_a_restart() -> None:
+    node = Node().ready()(lease(1), lease(2), BackendLost(what="killed"))
+    assert node.of(StartBackend) == [StartBackend(after_s=0.0)]
+    assert node.sent(NodeStatus)[-1].capacity == 0
+    node(BackendReady(width=WIDTH))
+    assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1, 2]
+    assert node.ever_sent(LeaseReturned) == []
+
+
+def test_a_lease_that_kills_the_engine_is_returned_and_no_other() -> None:
+    """Lease 2 kills whatever samples it."""
+    node = Node().ready()(lease(1), lease(2), lease(3))
+    done: set[int] = set()
+    for _ in range(20):
+        running = {e.request.lease_id for e in node.of(SubmitGroup)}
+        if not running:
+            break
+        if 2 in running:
+            node(BackendLost(what="crashed"))
+            if node.sent(LeaseReturned):
+                break
+            node(BackendReady(width=WIDTH))
+        else:
+            (lease_id,) = running
+            done.add(lease_id)
+            node(finished(lease_id, 0))
+            node(finished(lease_id, 1))
+    assert [r.lease_id for r in node.ever_sent(LeaseReturned)] == [2]
+    node(BackendReady(width=WIDTH))
+    for e in node.of(SubmitGroup):
+        done.add(e.request.lease_id)
+    assert done == {1, 3}
+
+
+def test_an_engine_that_does_not_start_gives_all_work_back_and_is_tried_again_later() -> None:
+    node = Node().ready()(lease(1), BackendLost(what="killed"), BackendLost(what="no memory"))
+    assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
+    assert node.of(StartBackend) == [StartBackend(after_s=1.0)]
+    node(BackendLost(what="no memory"))
+    assert node.of(StartBackend) == [StartBackend(after_s=2.0)]
+
+
+def test_work_returned_without_a_connection_is_returned_at_the_next_welcome() -> None:
+    node = Node().ready()(lease(1), Disconnected(), GroupFailed(lease_id=1, what="no"))
+    assert node.of(ForgetLease) == []
+    node(welcome())
+    assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
+    assert ForgetLease(lease_id=1) in node.turn
+
+
+def test_what_a_restarted_node_held_is_returned() -> None:
+    node = Node(unfinished={4: (0, 3)})(welcome())
+    (returned,) = node.sent(LeaseReturned)
+    assert (returned.lease_id, returned.indices) == (4, (0, 3))
+
+
+def test_a_full_disk_stops_the_intake_until_it_is_over() -> None:
+    node = Node().ready()(lease(1), finished(1, 0))
+    rollout = node.of(SpoolRollout)[0].rollout
+    node(SpoolFailed(what="disk full"))
+    assert node.sent(NodeStatus)[-1].capacity == 0
+    node(Spooled(rollouts=(rollout,)))
+    assert node.sent(Rollout) == [rollout]
+    assert node.sent(NodeStatus)[-1].capacity == 2 * WIDTH
+
+
+def test_receipts_are_recorded() -> None:
+    receipts = (Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED),)
+    assert Node().ready()(Receipts(receipts=receipts)).of(RecordReceipts) == [RecordReceipts(receipts=receipts)]
+
+
+def test_the_heartbeat_comes_in_time_and_news_at_once() -> None:
+    node = Node().ready()
+    assert node(Tick(), after_s=4.9).sent(NodeStatus) == []
+    assert len(node(Tick(), after_s=0.1).sent(NodeStatus)) == 1
+    assert len(node(lease(1)).sent(NodeStatus)) == 1
+
+
+def test_a_lease_past_its_deadline_is_returned_when_it_has_not_begun() -> None:
+    node = Node().ready()
+    node(
+        PolicyPublished(policy_version=1, offer=offer(1)),
+        lease(1, version=1, deadline_s=10.0),
+        lease(2, deadline_s=10.0),
+    )
+    node(Tick(), after_s=10.5)
+    assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
+    node(Tick(), after_s=10.0)
+    assert node.of(CancelLease) == [CancelLease(lease_id=2)]
+    assert [r.lease_id for r in node.sent(LeaseReturned)] == [2]
+
+
+def test_more_work_than_any_node_holds_is_returned() -> None:
+    node = Node().ready()
+    for n in range(1, 6):
+        node(lease(n, count=1_000))
+    assert [r.lease_id for r in node.ever_sent(LeaseReturned)] == [5]
+
+
+def test_the_base_is_fetched_again_after_a_failure() -> None:
+    node = Node()(welcome(), FetchFailed(policy_version=None, what="nobody serves it"))
+    assert node(Tick(), after_s=0.9).of(FetchArtefact) == []
+    assert len(node(Tick(), after_s=0.1).of(FetchArtefact)) == 1
+
+
+def test_draining_says_so_first_then_returns_then_waits_for_receipts_then_stops() -> None:
+    node = Node().ready()(lease(1), finished(1, 0))
+    rollout = node.of(SpoolRollout)[0].rollout
+    node(DrainRequested(reason="enough"))
+    messages = [e.message for e in node.turn if isinstance(e, Send)]
+    assert [type(m) for m in messages] == [NodeStatus, LeaseReturned]
+    assert (messages[0].activity, messages[0].capacity) == ("draining", 0)
+    assert (messages[1].indices, messages[1].reason) == ((1,), "enough")
+    assert node.of(CancelLease) == [CancelLease(lease_id=1)]
+    assert node(lease(2)).sent(LeaseReturned)[0].lease_id == 2
+    node(Spooled(rollouts=(rollout,)))
+    assert node.sent(Rollout) == [rollout]
+    assert node.of(Stop) == []
+    node(Receipts(receipts=(Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED),)))
+    assert isinstance(node.turn[-2], Send) and isinstance(node.turn[-2].message, Goodbye)
+    assert node.turn[-1] == Stop()
+    assert node(Tick()).turn == ()
+
+
+def test_draining_does_not_wait_for_ever() -> None:
+    node = Node(unacked=["9-9"]).ready()(DrainRequested(reason="enough"))
+    assert node.of(Stop) == []
+    assert node(Tick(), after_s=DRAIN_S).of(Stop) == [Stop()]
+
+
+def test_draining_without_a_connection_is_done_at_once() -> None:
+    assert Node(unacked=["9-9"]).ready()(Disconnected(), DrainRequested(reason="enough")).of(Stop) == [Stop()]
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.integers(0, 3)), max_size=60)
+
+
+class World:
+    """Answers a work loop's effects at random moments, and keeps account of every leased index."""
+
+    def __init__(self) -> None:
+        self.node = Node()
+        self.leased: dict[int, int] = {}
+        self.returned: set[str] = set()
+        self.revoked: set[int] = set()
+        self.spooled: set[str] = set()
+        self.sent_before_spooled: set[str] = set()
+        self.running: dict[int, set[int]] = {}
+        self.versions: dict[int, int] = {}
+        self.loaded: set[int] = set()
+        self.engine_up = False
+        self.unspooled: list[Rollout] = []
+        self.fetching: set[int | None] = set()
+        self.published = 0
+
+    def do(self, event: Event) -> None:
+        self.node(event, after_s=0.01)
+        for effect in self.node.turn:
+            self.take(effect)
+
+    def take(self, effect: Effect) -> None:
+        match effect:
+            case Send(message=LeaseReturned() as returned):
+                names = {rollout_id(returned.lease_id, index) for index in returned.indices}
+                assert not names & self.returned, "returned twice"
+                self.returned |= names
+            case Send(message=Rollout() as rollout):
+                assert rollout.rollout_id in self.spooled, "sent before it was spooled"
+            case SpoolRollout(rollout=rollout):
+                assert rollout.policy_version_start == self.versions[rollout.lease_id]
+                self.unspooled.append(rollout)
+            case AddPolicy(policy_version=version):
+                assert self.engine_up
+                self.loaded.add(version)
+            case SubmitGroup(request=request):
+                assert self.engine_up and request.policy_version in self.loaded
+                assert request.lease_id not in self.running, "submitted twice"
+                self.running[request.lease_id] = set(request.indices)
+            case CancelLease(lease_id=lease_id):
+                del self.running[lease_id]
+            case FetchArtefact(policy_version=version):
+                assert version not in self.fetching, "fetched twice at once"
+                self.fetching.add(version)
+            case _:
+                pass
+        if type(effect).__name__ == "AbandonFetch":
+            self.fetching.discard(effect.policy_version)  # type: ignore[union-attr]
+        if type(effect).__name__ == "DropPolicy":
+            self.loaded.discard(effect.policy_version)  # type: ignore[union-attr]
+
+    def step(self, kind: int, a: int, b: int) -> None:
+        lease_ids = sorted(self.running)
+        chosen = lease_ids[a % len(lease_ids)] if lease_ids else None
+        if kind == 0:
+            self.do(welcome(self.published))
+        elif kind == 1:
+            self.do(Disconnected())
+        elif kind == 2 and a not in self.leased:
+            version = max(0, self.published - b)
+            self.leased[a], self.versions[a] = b + 1, version
+            self.do(lease(a, version=version, count=b + 1))
+        elif kind == 3 and a in self.leased:
+            self.revoked.add(a)
+            self.do(LeaseRevoked(lease_id=a, reason=DropReason.STALE))
+        elif kind in (4, 5, 6) and chosen is not None:
+            index = self.running[chosen].pop()
+            if not self.running[chosen]:
+                del self.running[chosen]
+            self.do(finished(chosen, index, self.versions[chosen]))
+        elif kind == 7 and chosen is not None:
+            del self.running[chosen]
+            self.do(GroupFailed(lease_id=chosen, what="no"))
+        elif kind == 8 and self.engine_up:
+            self.engine_up, self.running, self.loaded = False, {}, set()
+            self.do(BackendLost(what="died"))
+        elif kind == 9 and any(isinstance(e, StartBackend) for e in self.node.wanted) and not self.engine_up:
+            self.engine_up = True
+            self.do(BackendReady(width=WIDTH))
+        elif kind == 10 and self.unspooled:
+            batch, self.unspooled = tuple(self.unspooled), []
+            self.spooled |= {rollout.rollout_id for rollout in batch}
+            self.do(Spooled(rollouts=batch))
+        elif kind == 11 and self.fetching:
+            version = sorted(self.fetching, key=str)[a % len(self.fetching)]
+            self.fetching.discard(version)
+            event: Any = ArtefactReady(policy_version=version, fetched=None)
+            self.do(event if b else FetchFailed(policy_version=version, what="no"))
+        elif kind == 12:
+            self.published += 1
+            self.do(PolicyPublished(policy_version=self.published, offer=offer(self.published)))
+        else:
+            self.do(Tick())
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_every_leased_index_ends_once(steps: list[tuple[int, int, int]]) -> None:
+    world = World()
+    world.do(welcome())
+    for kind, a, b in steps:
+        world.step(kind, a, b)
+    world.do(welcome(world.published))  # Reconnected, so that what is to be said is said.
+    world.do(DrainRequested(reason="the end"))
+    spooled = world.spooled | {rollout.rollout_id for rollout in world.unspooled}
+    assert not spooled & world.returned
+    for lease_id, count in world.leased.items():
+        names = {rollout_id(lease_id, index) for index in range(count)}
+        assert lease_id in world.revoked or names <= spooled | world.returned

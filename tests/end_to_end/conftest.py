@@ -1,0 +1,188 @@
+"""Real hubs and nodes: processes of this machine's own commands, which end with the test, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+DEADLINE_S = 240.0
+
+
+class Running:
+    """One process of ours and what it prints."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self._printed = ""
+        self._news = asyncio.Condition()
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        while chunk := await self.process.stdout.read(65_536):
+            async with self._news:
+                self._printed += chunk.decode(errors="replace")
+                self._news.notify_all()
+        async with self._news:
+            self._news.notify_all()
+
+    async def printed(self, pattern: str) -> re.Match[str]:
+        """Waits until it has printed `pattern`."""
+        async with asyncio.timeout(DEADLINE_S), self._news:
+            while (found := re.search(pattern, self._printed)) is None:
+                assert not self._reader.done(), self._printed
+                await self._news.wait()
+        return found
+
+    async def ended(self) -> tuple[int, str]:
+        """Waits for its end: exit status, and all that it printed."""
+        async with asyncio.timeout(DEADLINE_S):
+            await self._reader
+            return await self.process.wait(), self._printed
+
+    async def kill(self) -> None:
+        """As the power does: -9, and what it started sees only that it is gone."""
+        self.process.kill()
+        await self.process.wait()
+
+    async def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Asks it to end, as a user or the system does."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await self.ended()
+
+
+class Site:
+    """One test's hubs and nodes, below one directory."""
+
+    def __init__(self, root: Path, stack: AsyncExitStack) -> None:
+        self.root = root
+        self._stack = stack
+
+    async def start(self, module: str, *arguments: str | Path) -> Running:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-u",
+            "-m",
+            module,
+            *map(str, arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        )
+        self._stack.push_async_callback(_end_for_sure, process)
+        return Running(process)
+
+    async def command(self, module: str, *arguments: str | Path) -> tuple[int, str]:
+        """Runs a command to its end: exit status, and all that it printed."""
+        return await (await self.start(module, *arguments)).ended()
+
+    async def make_run(self, name: str = "run", *flags: str, **settings: dict[str, object]) -> Path:
+        """`echo-hub init`, and then small settings that train in seconds; `settings` go over them, by section."""
+        run = self.root / name
+        status, said = await self.command("echo_hub.main", "init", run, "--port", "0", *flags)
+        assert status == 0, said
+        small: dict[str, dict[str, object]] = {
+            "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "threads": 1, "lora_rank": 4},
+            "task": {"heldout_problems": 16},
+            "server": {"heartbeat_s": 1.0},
+        }
+        text = (run / "config.toml").read_text()
+        for section in small.keys() | settings.keys():
+            for key, value in {**small.get(section, {}), **settings.get(section, {})}.items():
+                text = _set(text, section, key, value)
+        (run / "config.toml").write_text(text)
+        return run
+
+    async def hub(self, run: Path, *flags: str) -> tuple[Running, str]:
+        """`echo-hub serve`, ready: the process and its address."""
+        hub = await self.start("echo_hub.main", "serve", run, *flags)
+        return hub, (await hub.printed(r"Dashboard +(http://\S+)/"))[1]
+
+    async def node(self, url: str, name: str, *flags: str, backend: str = "torch") -> Running:
+        """`echo-node join`; the data directory is kept from one start to the next."""
+        home = self.root / name
+        where = (
+            "--data-dir",
+            home,
+            "--name",
+            name,
+            "--backend",
+            backend,
+            "--threads",
+            "1",
+            "--swarm-host",
+            "127.0.0.1",
+        )
+        return await self.start("echo_node.main", "join", url, *where, *flags)
+
+
+def _set(text: str, section: str, key: str, value: object) -> str:
+    head, mark, rest = text.partition(f"\n[{section}]\n")
+    assert mark, f"no section {section}"
+    replaced, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {json.dumps(value)}", rest, count=1)
+    assert count, f"no setting {section}.{key}"
+    return head + mark + replaced
+
+
+async def _end_for_sure(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    try:
+        async with asyncio.timeout(20):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+    for child in psutil.wait_procs(children, timeout=10)[1]:
+        child.kill()
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with AsyncExitStack() as stack:
+        yield Site(tmp_path, stack)
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    """`await until(url, condition)`: waits on the hub's own event stream until its run view fulfils `condition`."""
+
+    async def wait(url: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
+            async with http.get(f"{url}/api/v1/events", timeout=aiohttp.ClientTimeout(total=None)) as stream:
+                async for line in stream.content:
+                    if line.startswith(b"data:"):
+                        async with http.get(f"{url}/api/v1/run") as answer:
+                            view: dict[str, Any] = await answer.json()
+                        if condition(view):
+                            return view
+        raise AssertionError("the hub's event stream ended")
+
+    return wait
+
+
+@pytest.fixture
+def books() -> Callable[[Path], sqlite3.Connection]:
+    """The run's store, opened read-only beside whoever writes it."""
+
+    def open_books(run: Path) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True)
+
+    return open_books
