@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
 BIN := $(VENV)/bin
-TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node
+TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node benchmarks scripts
 
 .PHONY: demo env test test-quick test-slow lint format constraints clean
 .NOTPARALLEL:

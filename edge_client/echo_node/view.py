@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def panel(snapshot: Snapshot) -> RenderableType:
     """The snapshot as rows of name and value."""
     table = Table.grid(padding=(0, 2))
     for name, value in rows(snapshot):
-        table.add_row(f"[dim]{name}[/dim]", value)
+        table.add_row(Text(name, style="dim"), Text(value))  # Text: what a hub calls itself is not markup.
     return table
 
 

@@ -110,7 +110,8 @@ def _module(path: str, half: Mapping[str, NDArray[np.float32]], config: Mapping[
             got=f"{path}: A {a.shape}, B {b.shape}, r = {rank}",
         )
     scaling = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
-    scaled = b * np.float32(scaling)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = b * np.float32(scaling)
     if not (np.isfinite(a).all() and np.isfinite(scaled).all()):
         raise CodecError("An adapter holds a value that is not finite.", got=path)
     return LoraModule(path=path, a=a, b=scaled)

@@ -28,7 +28,9 @@ class TensorFile(Mapping[str, NDArray[np.float32]]):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+        self._bytes: NDArray[np.uint8] = (
+            np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+        )
         if self._bytes.size < 8:
             raise self._broken(f"{self._bytes.size} bytes")
         header_bytes = int(self._bytes[:8].view("<u8")[0])
@@ -49,7 +51,7 @@ class TensorFile(Mapping[str, NDArray[np.float32]]):
 
     def _entry(self, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
         try:
-            dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            dtype, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
             sizes_fit = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and begin <= end <= self._data.size
         except (KeyError, TypeError, ValueError) as error:
             raise self._broken(f"no dtype, shape or offsets for {name}") from error

@@ -37,11 +37,11 @@ Choose = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """(logits [R, V], rows [R], position) -> token ids [R] and their logprobs [R]."""
 
 
-def sample_groups(model: Any, groups: Sequence[GroupRequest], *, pad_id: int = 0) -> Iterator[FinishedRollout]:
+def sample_groups(model: Any, groups: Sequence[GroupRequest]) -> Iterator[FinishedRollout]:
     """Draws all rollouts of `groups` in one batch and yields each as soon as it is finished.
 
-    `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. `pad_id`: any id of the vocabulary; what
-    it pads is masked. Raises BackendError when the model's logits are not numbers.
+    `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. Raises BackendError when its logits are
+    not finite.
     """
     started = time.perf_counter()
     work = [(group, index) for group in groups for index in group.indices]
@@ -63,7 +63,6 @@ def sample_groups(model: Any, groups: Sequence[GroupRequest], *, pad_id: int = 0
         max_tokens=[group.max_tokens for group, _ in work],
         stop_ids=[group.stop_ids for group, _ in work],
         choose=choose,
-        pad_id=pad_id,
     )
     for row, completion_ids, logprobs in finished:
         group, index = work[row]
@@ -86,7 +85,6 @@ def greedy(
     *,
     max_tokens: int,
     stop_ids: tuple[int, ...],
-    pad_id: int = 0,
 ) -> list[NDArray[np.int32]]:
     """The most likely completion, token by token, of each prompt, in order; a stop token is its last token."""
     completions: list[NDArray[np.int32]] = [np.zeros(0, dtype=np.int32)] * len(prompts)
@@ -98,7 +96,6 @@ def greedy(
         max_tokens=[max_tokens] * len(prompts),
         stop_ids=[stop_ids] * len(prompts),
         choose=_most_likely,
-        pad_id=pad_id,
     )
     for row, completion_ids, _ in finished:
         completions[row] = completion_ids
@@ -147,7 +144,6 @@ def _decode(
     max_tokens: Sequence[int],
     stop_ids: Sequence[tuple[int, ...]],
     choose: Choose,
-    pad_id: int,
 ) -> Iterator[tuple[int, NDArray[np.int32], NDArray[np.float32]]]:
     """Yields (row, completion ids, logprobs) as rows finish; one prompt, limit and set of stop tokens for each row."""
     device, draw_device = model.device, _draw_device(model.device)
@@ -155,7 +151,7 @@ def _decode(
     stops_RS = _stop_table(stop_ids)
     ids_RT = np.zeros((len(prompts), limits_R.max()), dtype=np.int32)
     logprobs_RT = np.zeros((len(prompts), limits_R.max()), dtype=np.float32)
-    batch = _Batch(model, prompts, pad_id=pad_id, room=int(limits_R.max()))
+    batch = _Batch(model, prompts, room=int(limits_R.max()))
     rows = np.arange(len(prompts))  # The row in each of the batch's slots.
     alive = np.ones(len(prompts), dtype=bool)
     rows_on_device = torch.from_numpy(rows).to(draw_device)
@@ -195,13 +191,13 @@ class _Batch:
 
     logits: Tensor
 
-    def __init__(self, model: Any, prompts: Sequence[NDArray[np.int32]], *, pad_id: int, room: int) -> None:
+    def __init__(self, model: Any, prompts: Sequence[NDArray[np.int32]], *, room: int) -> None:
         distinct: dict[bytes, int] = {}
         prompt_of_row = [distinct.setdefault(prompt.astype("<i4").tobytes(), len(distinct)) for prompt in prompts]
         prompts_P = [np.frombuffer(prompt, dtype="<i4") for prompt in distinct]
         lengths_P = np.array([len(prompt) for prompt in prompts_P])
         longest = int(lengths_P.max())
-        ids = np.full((len(prompts_P), longest), pad_id, dtype=np.int64)
+        ids = np.zeros((len(prompts_P), longest), dtype=np.int64)
         mask = np.ones((len(prompts_P), longest + room), dtype=np.int64)
         for row, prompt in enumerate(prompts_P):
             ids[row, longest - len(prompt) :] = prompt

@@ -53,6 +53,10 @@ class Running:
             await self._reader
             return await self.process.wait(), self._printed
 
+    async def show(self, name: str) -> None:
+        """For pytest, which shows it when the test has failed."""
+        print(f"--- {name}\n{self._printed}")
+
     async def kill(self) -> None:
         """As the power does: -9, and what it started sees only that it is gone."""
         self.process.kill()
@@ -85,7 +89,9 @@ class Site:
             env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         )
         self._stack.push_async_callback(_end_for_sure, process)
-        return Running(process)
+        running = Running(process)
+        self._stack.push_async_callback(running.show, " ".join(map(str, (module, *arguments))))
+        return running
 
     async def command(self, module: str, *arguments: str | Path) -> tuple[int, str]:
         """Runs a command to its end: exit status, and all that it printed."""
@@ -165,14 +171,18 @@ def until() -> Callable[..., Any]:
     """`await until(url, condition)`: waits on the hub's own event stream until its run view fulfils `condition`."""
 
     async def wait(url: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
-            async with http.get(f"{url}/api/v1/events", timeout=aiohttp.ClientTimeout(total=None)) as stream:
-                async for line in stream.content:
-                    if line.startswith(b"data:"):
-                        async with http.get(f"{url}/api/v1/run") as answer:
-                            view: dict[str, Any] = await answer.json()
-                        if condition(view):
-                            return view
+        forever = aiohttp.ClientTimeout(total=None)
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            aiohttp.ClientSession(timeout=forever) as http,
+            http.get(f"{url}/api/v1/events") as stream,
+        ):
+            async for line in stream.content:
+                if line.startswith(b"data:"):
+                    async with http.get(f"{url}/api/v1/run") as answer:
+                        view: dict[str, Any] = await answer.json()
+                    if condition(view):
+                        return view
         raise AssertionError("the hub's event stream ended")
 
     return wait

@@ -83,4 +83,6 @@ def check_request(request: GroupRequest, *, vocab_size: int, max_positions: int)
             code="too_long",
         )
     if request.prompt_ids.min() < 0 or request.prompt_ids.max() >= vocab_size:
-        raise BackendError("A prompt holds a token that the model does not have.", got=f"vocabulary of {vocab_size}", code="bad_prompt")
+        raise BackendError(
+            "A prompt holds a token that the model does not have.", got=f"vocabulary of {vocab_size}", code="bad_prompt"
+        )

@@ -103,7 +103,10 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     rope.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
     rope.setdefault("rope_type", rope.pop("type", "default"))
     rope.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
-    if rope["rope_type"] not in {"default", "linear", "llama3", "yarn"} or rope.get("partial_rotary_factor", 1.0) != 1.0:
+    if (
+        rope["rope_type"] not in {"default", "linear", "llama3", "yarn"}
+        or rope.get("partial_rotary_factor", 1.0) != 1.0
+    ):
         raise unsupported_model(f"rope_type {rope['rope_type']}")
     return rope
 

@@ -263,7 +263,9 @@ class LlamaCppEngine:
             return
         tokens, logprobs = draw_rows(logits, rows, self._slots.next_uniforms(slots), self._slots.temperature[slots])
         if not np.isfinite(logprobs).all():
-            raise BackendError("The model computed values that are not numbers.", got=f"{len(slots)} rollouts in progress")
+            raise BackendError(
+                "The model computed values that are not numbers.", got=f"{len(slots)} rollouts in progress"
+            )
         now = time.perf_counter()
         for slot in self._slots.record(slots, tokens, logprobs).tolist():
             group, index = self._rows.pop(slot)

@@ -60,7 +60,9 @@ class LlamaContext:
         self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), model_params)
         if not self._model:
             raise BackendError(
-                "llama.cpp could not load the base model.", got=str(model), do="Delete the file; it is made again by itself."
+                "llama.cpp could not load the base model.",
+                got=str(model),
+                do="Delete the file; it is made again by itself.",
             )
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = size.cells

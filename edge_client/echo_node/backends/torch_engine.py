@@ -83,6 +83,7 @@ class TorchEngine:
         if self._peft is not None:
             self._base = self._peft.unload()
             self._peft = None
+            self._uses_adapter = False
         paths = [module.path for module in adapter.modules]
         known = dict(self._base.named_modules())
         for module in adapter.modules:
@@ -110,9 +111,10 @@ class TorchEngine:
             target = parameters[name].shape
             if any(have > room for have, room in zip(values.shape, target, strict=True)):
                 return False
-        for name, values in source.items():
-            parameters[name].zero_()
-            parameters[name][: values.shape[0], : values.shape[1]].copy_(values)
+        with torch.no_grad():  # PEFT's enable_adapter_layers makes them require a gradient again.
+            for name, values in source.items():
+                parameters[name].zero_()
+                parameters[name][: values.shape[0], : values.shape[1]].copy_(values)
         return True
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
@@ -172,7 +174,9 @@ def _dtype(base_dir: Path, precision: str, device: torch.device) -> torch.dtype:
     if precision in _DTYPES:
         return _DTYPES[precision]
     if precision != "auto":
-        raise BackendError("PyTorch does not have this precision here.", got=precision, do="Use auto, f32, f16 or bf16.")
+        raise BackendError(
+            "PyTorch does not have this precision here.", got=precision, do="Use auto, f32, f16 or bf16."
+        )
     stored_bytes = sum(file.stat().st_size for file in base_dir.glob("*.safetensors"))
     if 2 * stored_bytes <= _F32_MODEL_BYTES:
         return torch.float32

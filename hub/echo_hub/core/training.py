@@ -30,7 +30,7 @@ class Training:
         self._settings = settings
         self._ledger = ledger
         self._out = out
-        self._replayable = snapshot.replayable
+        self._replayable = set(snapshot.replayable)
         self.trained_steps = snapshot.trained_steps
         self.planned = snapshot.planned
         self.published_version = snapshot.published_version
@@ -133,6 +133,7 @@ class Training:
         assert self.planned is not None
         self._ledger.train(self.planned, metrics, now)
         self.trained_steps, self.planned = self.planned.step, None
+        self._replayable.add(self.trained_steps)
 
     def _publish_if_due(self) -> None:
         assert self.learner_version is not None

@@ -36,9 +36,10 @@ class LearnerSettings(Section):
     @classmethod
     def of_run(cls, config: HubConfig, *, base_dir: Path, stop_ids: tuple[int, ...]) -> LearnerSettings:
         """What the run's settings say."""
+        base = config.model.base
         return cls(
             base_dir=base_dir,
-            base_name=config.model.base,
+            base_name=Path(base).name if Path(base).is_dir() else base,
             seed=config.run.seed,
             temperature=config.sampling.temperature,
             max_tokens=config.sampling.max_tokens,

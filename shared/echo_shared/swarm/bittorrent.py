@@ -1,8 +1,11 @@
 """The swarm over libtorrent.
 
-libtorrent has its own threads. It wakes the event loop (`set_alert_notify`), which takes its alerts and hands each to
-the transfer that it belongs to; nothing polls. Every piece is checked against its hash by libtorrent, which bans peers
-that send other bytes, so neither a peer nor the web seed can poison a fetch.
+libtorrent has its own threads. It rings through a socket, and the event loop then takes its alerts and hands each to
+the transfer that it belongs to; nothing polls. The ring is a socket and not a Python callback, because a callback waits
+for the interpreter while it holds libtorrent's lock, and that is a deadlock when the session is being closed.
+
+Every piece is checked against its hash by libtorrent, which bans peers that send other bytes, so neither a peer nor the
+web seed can poison a fetch.
 """
 
 from __future__ import annotations
@@ -99,11 +102,13 @@ class _Transfer:
         self.checked: asyncio.Future[None] = loop.create_future()
         """What lay on the disk before has been looked at."""
         self.finished: asyncio.Future[None] = loop.create_future()
+        self.error: EchoError | None = None
         self.flushed = asyncio.Event()
+        self.removing = False
         self.removed = asyncio.Event()
         self.deleted = asyncio.Event()
         self.web_seed_addresses: frozenset[PeerAddress] = frozenset()
-        self.web_seed_asked_at = -math.inf
+        """A block tells only the address it came from: these tell the web seed's blocks from a peer's."""
         self.web_seed_bytes = 0
         """Without the last blocks: libtorrent does not report what reaches the disk after the last piece is whole."""
         self.last_problem = ""
@@ -115,18 +120,19 @@ class _Transfer:
 
     @property
     def complete(self) -> bool:
-        return self.finished.done() and self.finished.exception() is None
-
-    @property
-    def failed(self) -> bool:
-        return self.finished.done() and self.finished.exception() is not None
+        return self.finished.done() and self.error is None
 
     def fail(self, error: EchoError) -> None:
-        """Ends the transfer; whoever awaits it gets the error."""
+        """Ends the transfer; whoever awaits it looks at `error`."""
+        self.error = self.error or error
         _resolve(self.checked)
-        if not self.finished.done():
-            self.finished.set_exception(error)
-            self.finished.exception()  # Marks it as seen: nobody awaits a seed.
+        _resolve(self.finished)
+
+    def abandon(self) -> None:
+        """The session ends, and will not say anything more."""
+        self.fail(_stopped(self.layout, got="the swarm was closed"))
+        for event in (self.flushed, self.removed, self.deleted):
+            event.set()
 
     def handle_alert(self, alert: lt.alert, now: float) -> None:
         match alert:
@@ -152,8 +158,10 @@ class _Transfer:
                 self._break(storage_error(alert.message(), code=alert.error.value(), path=self._parent))
             case lt.torrent_error_alert():
                 self._break(_stopped(self.layout, got=alert.message()))
-            case lt.hash_failed_alert() | lt.url_seed_alert():
+            case lt.hash_failed_alert():
                 self._note(alert.message())
+            case lt.url_seed_alert():
+                self._note(f"the web seed says: {alert.error_message() or alert.error.message()}")
             case lt.tracker_error_alert():
                 # The whole message would tell the log the tracker's address, and so the passkey.
                 self._note(f"the tracker says: {alert.failure_reason() or alert.error.message()}")
@@ -209,12 +217,19 @@ class BitTorrentSwarm(Swarm):
             "upload_rate_limit": self._settings.upload_limit_bytes_s,
         }
         self._session = lt.session(settings)
-        self._session.set_alert_notify(self._wake)
+        self._bell, self._rope = socket.socketpair()
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
+        self._session.set_alert_fd(self._rope.fileno())
+        self._listener = asyncio.create_task(self._listen(), name="swarm-alerts")
 
-    def _wake(self) -> None:
-        """Runs in libtorrent's thread."""
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody is left to tell.
-            self._loop.call_soon_threadsafe(self._take_alerts)
+    async def _listen(self) -> None:
+        while True:
+            await self._loop.sock_recv(self._bell, 64)
+            try:
+                self._take_alerts()
+            except Exception:  # noqa: BLE001 - one transfer's callback must not make all others deaf.
+                log.exception("An alert of libtorrent could not be handled.")
 
     def _take_alerts(self) -> None:
         if self._session is None:
@@ -245,7 +260,7 @@ class BitTorrentSwarm(Swarm):
 
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
         layout = read_torrent(torrent)
-        if (running := self._transfers.get(layout.info_hash)) is not None and not running.failed:
+        if (running := self._transfers.get(layout.info_hash)) is not None and running.error is None:
             return
         if not await asyncio.to_thread(layout.fits, directory):
             raise SwarmError(
@@ -273,16 +288,21 @@ class BitTorrentSwarm(Swarm):
         if (running := self._transfers.get(layout.info_hash)) is not None:
             if running.complete:
                 return FetchStats(seconds=0, swarm_bytes=0, web_seed_bytes=0)
-            if not running.failed:
+            if running.error is None:
                 raise LocalProtocolError(f"{layout.name} is being fetched already.")
         params = _params(torrent, parent, tracker_urls)
         params.peers = await resolve(peers)
         transfer = _Transfer(layout, parent, on_progress=on_progress)
+        if web_seed_url is not None:
+            transfer.web_seed_addresses = frozenset(await resolve([_server_of(web_seed_url)]))
         try:
             await self._add(transfer, params)
             await self._until_finished(transfer, web_seed_url)
-            transfer.handle.flush_cache()  # A finished torrent's last blocks may not be in their files yet.
-            await transfer.flushed.wait()
+            if transfer.complete:
+                transfer.handle.flush_cache()  # The last blocks may not be in their files yet.
+                await transfer.flushed.wait()
+            if transfer.error is not None:
+                raise transfer.error
             seconds = self._loop.time() - started_at
             received_bytes, from_web_seed_bytes = await asyncio.to_thread(_received, transfer.handle)
         except BaseException:
@@ -294,7 +314,9 @@ class BitTorrentSwarm(Swarm):
     async def _until_finished(self, transfer: _Transfer, web_seed_url: str | None) -> None:
         """Waits, and turns to the web seed whenever nothing has come for a while."""
         patience_s, stall_s = self._settings.web_seed_after_s, self._settings.stall_timeout_s
-        await transfer.checked
+        asked_web_seed_at = -math.inf
+        if patience_s:
+            await transfer.checked  # A wanted web seed is known to libtorrent by then, and connected at once.
         while not transfer.finished.done():
             now = self._loop.time()
             quiet_s, stalled_s = now - transfer.last_block_at, now - transfer.last_piece_at
@@ -304,20 +326,11 @@ class BitTorrentSwarm(Swarm):
                 wait_s = patience_s - quiet_s
             else:
                 wait_s = max(patience_s, _LEAST_WAIT_S)
-                if web_seed_url is not None and now - transfer.web_seed_asked_at >= _REVIVE_WEB_SEED_AFTER_S:
-                    transfer.web_seed_asked_at = now
-                    await self._use_web_seed(transfer, web_seed_url)
+                if web_seed_url is not None and now - asked_web_seed_at >= _REVIVE_WEB_SEED_AFTER_S:
+                    asked_web_seed_at = now
+                    transfer.handle.remove_url_seed(web_seed_url)  # Revives one that libtorrent has given up.
+                    transfer.handle.add_url_seed(web_seed_url)
             await asyncio.wait({transfer.finished}, timeout=min(wait_s, stall_s - stalled_s))
-        transfer.finished.result()
-
-    async def _use_web_seed(self, transfer: _Transfer, url: str) -> None:
-        """Adds the web seed, or revives it when libtorrent has given it up."""
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        # A block tells only the address it came from, and that is how the web seed's bytes are told from peers'.
-        transfer.web_seed_addresses = frozenset(await resolve([(parts.hostname or "", port)]))
-        transfer.handle.remove_url_seed(url)
-        transfer.handle.add_url_seed(url)
 
     async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:
         if info_hash not in self._transfers:
@@ -333,7 +346,9 @@ class BitTorrentSwarm(Swarm):
             return
         transfer.fail(_stopped(transfer.layout, got="it was removed"))
         try:
-            self._session.remove_torrent(transfer.handle, int(lt.options_t.delete_files) if delete_files else 0)
+            if not transfer.removing:
+                transfer.removing = True
+                self._session.remove_torrent(transfer.handle, int(lt.options_t.delete_files) if delete_files else 0)
             await transfer.removed.wait()
             if delete_files:
                 await transfer.deleted.wait()
@@ -346,18 +361,18 @@ class BitTorrentSwarm(Swarm):
 
     async def close(self) -> None:
         for transfer in self._transfers.values():
-            if not transfer.finished.done():
-                transfer.fail(
-                    SwarmError(f"The transfer of {transfer.layout.name} stopped.", got="the swarm was closed")
-                )
+            transfer.abandon()
         self._transfers.clear()
         if self._session is None:
             return
-        self._session.set_alert_notify(_nobody)
         last_reference = [self._session]
         self._session = None
-        # Ending a session tells the trackers and waits for the disk.
+        self._listener.cancel()
+        await asyncio.wait({self._listener})
+        # Ending a session waits until trackers have been told, for at most stop_tracker_timeout.
         await asyncio.to_thread(last_reference.clear)
+        self._bell.close()
+        self._rope.close()
 
     async def _add(self, transfer: _Transfer, params: lt.add_torrent_params) -> None:
         """Puts the torrent into the session, in place of one that has failed."""
@@ -374,6 +389,11 @@ def _params(torrent: bytes, parent: Path, tracker_urls: Iterable[str]) -> lt.add
     params.trackers = list(tracker_urls)
     params.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
     return params
+
+
+def _server_of(url: str) -> PeerAddress:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _info_hash_of(alert: lt.torrent_alert) -> bytes:
@@ -412,10 +432,6 @@ def _stopped(layout: Layout, *, got: str) -> SwarmError:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _nobody() -> None:
-    """Takes the place of a notification that nobody waits for any more."""
 
 
 def _free_port(host: str) -> int:

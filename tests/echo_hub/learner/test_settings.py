@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
+from echo_hub.config import HubConfig, ModelConfig
 from echo_hub.learner.settings import LearnerSettings
 
 
@@ -13,3 +16,14 @@ def test_settings_travel_as_json(settings: LearnerSettings) -> None:
 def test_an_unknown_setting_is_refused(settings: LearnerSettings) -> None:
     with pytest.raises(ValidationError, match="extra"):
         LearnerSettings.model_validate({**settings.model_dump(), "top_p": 0.9})
+
+
+@pytest.mark.parametrize("name", ["builtin:tiny", "someone/some-model"])
+def test_a_run_names_its_base(name: str) -> None:
+    settings = LearnerSettings.of_run(HubConfig(model=ModelConfig(base=name)), base_dir=Path("x"), stop_ids=(1,))
+    assert settings.base_name == name
+
+
+def test_a_run_keeps_its_paths_to_itself(tmp_path: Path) -> None:
+    config = HubConfig(model=ModelConfig(base=str(tmp_path)))
+    assert LearnerSettings.of_run(config, base_dir=tmp_path, stop_ids=(1,)).base_name == tmp_path.name

@@ -11,4 +11,4 @@ def test_doubles_up_to_the_limit() -> None:
 @given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
 def test_jitter_takes_at_most_half(attempt: int, jitter: float) -> None:
     full = backoff_s(attempt, 0.0)
-    assert full / 2 < backoff_s(attempt, jitter) <= full <= 60.0
+    assert full / 2 <= backoff_s(attempt, jitter) <= full <= 60.0

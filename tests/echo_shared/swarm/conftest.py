@@ -1,5 +1,6 @@
 """A payload, a torrent of it, and a web server that serves it with range requests."""
 
+import asyncio
 import random
 import shutil
 from collections.abc import AsyncIterator
@@ -34,6 +35,10 @@ class WebServer:
     requests: list[str] = field(default_factory=list)
     """The Range header of every request."""
     root: Path = Path()
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """A request has come."""
+    hold: asyncio.Event = field(default_factory=asyncio.Event)
+    """Answers wait while this is not set."""
 
 
 @pytest.fixture
@@ -48,9 +53,12 @@ def payload(tmp_path: Path) -> Payload:
 @pytest.fixture
 async def web_server(payload: Payload) -> AsyncIterator[WebServer]:
     server = WebServer(root=payload.directory.parent)
+    server.hold.set()
 
     async def serve(request: web.Request) -> web.StreamResponse:
         server.requests.append(request.headers.get("Range", ""))
+        server.asked.set()
+        await server.hold.wait()
         path = server.root / request.match_info["path"]
         if not path.is_file():
             raise web.HTTPNotFound

@@ -1,7 +1,8 @@
-"""Both engines against the naive sampler and against each other: the same seeds give the same rollouts."""
+"""What every engine must do. Both engines against the naive sampler and against each other: the same seeds give the same rollouts."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_rollouts_are_the_references(engine: Engine, base: Path, make_adapter: C
     narrow = make_adapter(base, 2, r=4, use_rslora=True, target_modules=["q_proj", "down_proj"])
     for version, adapter in enumerate((None, wide, narrow, None)):
         engine.set_policy(version, adapter)
-        requests = kit.make_requests(8, policy_version=version, first_lease=100 * version)
+        requests = kit.make_requests(8, group_size=3, policy_version=version, first_lease=100 * version, max_tokens=8)
         model = kit.load_reference(base, adapter)
         assert_same_as_reference(kit, model, requests, kit.rollouts_of(run(engine, requests)))
 
@@ -96,8 +97,6 @@ def test_groups_may_come_later(engine: Engine, kit: Any) -> None:
 
 
 def test_what_cannot_be_sampled_fails_alone(engine: Engine, kit: Any) -> None:
-    import dataclasses
-
     engine.set_policy(0, None)
     good, long, foreign, empty, last = kit.make_requests(5)
     bad = [
@@ -148,16 +147,17 @@ def test_after_an_abandoned_run_the_engine_starts_clean(engine: Engine, kit: Any
 
 
 def test_an_adapter_for_another_model_is_refused(
-    engine: Engine, base: Path, base_of: Callable[[str], Path], make_adapter: Callable[..., Path], kit: Any
+    engine: Engine, base_of: Callable[[str], Path], make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
-    """The engine goes on with what it had."""
+    """The engine goes on with the base."""
     engine.set_policy(0, None)
     requests = kit.make_requests(3)
     expected = kit.rollouts_of(run(engine, requests))
-    with pytest.raises((BackendError, CodecError)):
-        engine.set_policy(9, make_adapter(base, 5, target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    # A foreign adapter may displace the present one before it is found out; what is set next must not suffer.
     with pytest.raises(BackendError):
         engine.set_policy(9, make_adapter(base_of("qwen2_wide"), 5))
+    with pytest.raises(CodecError):
+        engine.set_policy(9, tmp_path)
     engine.set_policy(0, None)
     again = kit.rollouts_of(run(engine, requests))
     assert all(np.array_equal(again[name].completion_ids, expected[name].completion_ids) for name in expected)

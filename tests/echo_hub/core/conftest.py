@@ -1,0 +1,130 @@
+"""A coordinator on the bench: events in by hand, groups prepared by themselves, effects looked at by type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.effects import Effect, PrepareGroup, ScoreRollout, SendLease, SendReceipts
+from echo_hub.core.events import (
+    Event,
+    GroupPrepared,
+    LearnerReady,
+    NodeConnected,
+    NodeReported,
+    RolloutArrived,
+    RolloutScored,
+    StepDone,
+    VersionPublished,
+)
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.snapshot import Snapshot
+from echo_shared.messages import FinishReason, Receipt, rollout_id
+
+_T = TypeVar("_T")
+
+PAYLOAD = RolloutPayload(
+    completion_ids=np.array([5, 7], np.int32),
+    behavior_logprobs=np.array([-0.5, -1.25], np.float32),
+    finish_reason=FinishReason.STOP,
+    sampling_s=0.1,
+)
+
+
+class Bench:
+    """`effects` are those of the last call, of the groups that it opened too."""
+
+    def __init__(self, snapshot: Snapshot | None = None, *, prepare: bool = True, **settings: Any) -> None:
+        base = {"mode": "async", "steps": 4, "groups_per_step": 2, "group_size": 2, "deadline_s": 60.0}
+        self.settings = CoordinatorSettings(**{**base, **settings})
+        self.coordinator = Coordinator(self.settings, snapshot or Snapshot())
+        self.now = 1_000.0
+        self.prepare = prepare
+        self.leases: dict[int, SendLease] = {}
+        self.effects: list[Effect] = []
+        self._take(self.coordinator.start(self.now))
+
+    def _take(self, effects: list[Effect]) -> None:
+        self.effects = list(effects)
+        for effect in self.effects:
+            if isinstance(effect, SendLease):
+                self.leases[effect.lease_id] = effect
+            elif isinstance(effect, PrepareGroup) and self.prepare:
+                more = self.coordinator.handle(
+                    GroupPrepared(group_id=effect.group_id, seed=100 + effect.group_id), self.now
+                )
+                self.effects += more  # The loop goes on over these.
+
+    def tell(self, *events: Event) -> list[Effect]:
+        """All effects of these events."""
+        effects: list[Effect] = []
+        for event in events:
+            self._take(self.coordinator.handle(event, self.now))
+            effects += self.effects
+        self.effects = effects
+        return effects
+
+    def of(self, kind: type[_T]) -> list[_T]:
+        """Those of the last effects that are of one kind."""
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def receipts(self, node_id: str) -> list[Receipt]:
+        return [r for sent in self.of(SendReceipts) if sent.node_id == node_id for r in sent.receipts]
+
+    def node(self, node_id: str, capacity: int = 100, version: int | None = 0) -> list[Effect]:
+        return self.tell(
+            NodeConnected(node_id=node_id),
+            NodeReported(node_id=node_id, capacity=capacity, policy_version=version),
+        )
+
+    def arrival(self, lease: SendLease, index: int, **changes: Any) -> RolloutArrived:
+        values: dict[str, Any] = {
+            "node_id": lease.node_id,
+            "rollout_id": rollout_id(lease.lease_id, index),
+            "lease_id": lease.lease_id,
+            "group_id": lease.group_id,
+            "index": index,
+            "policy_version_start": lease.policy_version,
+            "policy_version_end": lease.policy_version,
+            "payload": PAYLOAD,
+        }
+        return RolloutArrived(**{**values, **changes})
+
+    def deliver(self, lease: SendLease, *, score: bool = True) -> list[Effect]:
+        """All of a lease arrives and, with `score`, is scored."""
+        effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
+        if score:
+            effects = effects + self.tell(
+                *(RolloutScored(rollout_id=effect.rollout_id, reward=1.0) for effect in self.of(ScoreRollout))
+            )
+        self.effects = effects
+        return effects
+
+    def deliver_group(self, group_id: int) -> list[Effect]:
+        """All leases of a group, as they stand."""
+        effects: list[Effect] = []
+        for lease in [lease for lease in self.leases.values() if lease.group_id == group_id]:
+            effects += self.deliver(lease)
+        self.effects = effects
+        return effects
+
+    def train(self, step: int, *, publish: bool = True) -> list[Effect]:
+        effects = self.tell(StepDone(step=step, metrics={"loss": 0.5}))
+        if publish:
+            effects = effects + self.tell(VersionPublished(policy_version=step))
+        self.effects = effects
+        return effects
+
+    def learner(self, version: int = 0) -> list[Effect]:
+        return self.tell(LearnerReady(policy_version=version))
+
+
+@pytest.fixture
+def bench() -> Callable[..., Bench]:
+    """Makes a Bench; keyword arguments are settings."""
+    return Bench

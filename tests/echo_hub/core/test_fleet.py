@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_hub.core.fleet import Fleet
+from echo_hub.core.settings import HUB_NODE_ID, CoordinatorSettings, Mode
+
+
+def fleet(mode: Mode = "async", group_size: int = 4) -> Fleet:
+    return Fleet(
+        CoordinatorSettings(
+            mode=mode, steps=1, groups_per_step=1, group_size=group_size, deadline_s=1.0, max_staleness=5
+        )
+    )
+
+
+def join(fleet: Fleet, node_id: str, capacity: int, version: int | None = 0) -> None:
+    fleet.connect(node_id)
+    fleet.report(node_id, capacity, version)
+
+
+def next_id(fleet: Fleet, oldest: int = 0, avoid: tuple[str, ...] = ()) -> str | None:
+    node = fleet.next_ready(oldest, avoid)
+    return None if node is None else node.node_id
+
+
+def test_a_node_gets_work_only_once_it_reports_capacity_and_a_version() -> None:
+    nodes = fleet()
+    nodes.connect("a")
+    assert next_id(nodes) is None
+    nodes.report("a", 4, None)
+    assert next_id(nodes) is None
+    nodes.report("a", 0, 0)
+    assert next_id(nodes) is None
+    nodes.report("a", 4, 0)
+    assert next_id(nodes) == "a"
+    nodes.report("stranger", 4, 0)
+    assert nodes.num_connected == 1
+
+
+def test_the_least_loaded_share_is_next_then_whoever_waited_longest() -> None:
+    nodes = fleet()
+    join(nodes, "big", 40)
+    join(nodes, "small", 8)
+    order = []
+    for lease_id in range(1, 8):
+        node = nodes.next_ready(0, ())
+        assert node is not None
+        order.append(node.node_id)
+        nodes.take(node.node_id, 4, lease_id)
+    assert order == ["big", "small", "big", "big", "big", "big", "small"]
+
+
+def test_equal_nodes_take_turns() -> None:
+    nodes = fleet()
+    for node_id in "cab":
+        join(nodes, node_id, 4)
+    order = []
+    for lease_id in range(1, 7):
+        node = nodes.next_ready(0, ())
+        assert node is not None
+        order.append(node.node_id)
+        nodes.take(node.node_id, 4, lease_id)
+        for _ in range(4):
+            nodes.release(node.node_id, overdue=False)
+    assert order == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_a_node_waits_until_a_whole_group_fits() -> None:
+    nodes = fleet()
+    join(nodes, "a", 6)
+    nodes.take("a", 4, 1)
+    for _ in range(2):
+        assert next_id(nodes) is None
+        nodes.release("a", overdue=False)
+    assert next_id(nodes) == "a"
+
+
+def test_a_node_smaller_than_a_group_works_in_halves() -> None:
+    nodes = fleet(group_size=8)
+    join(nodes, "a", 3)
+    nodes.take("a", 3, 1)
+    nodes.release("a", overdue=False)
+    assert next_id(nodes) is None
+    nodes.release("a", overdue=False)
+    assert next_id(nodes) == "a"
+
+
+def test_overdue_rollouts_take_up_no_capacity_but_cost_the_place() -> None:
+    nodes = fleet()
+    join(nodes, "silent", 4)
+    nodes.take("silent", 4, 1)
+    nodes.expire("silent", 4)
+    assert next_id(nodes) == "silent"
+    join(nodes, "quick", 8)
+    nodes.take("quick", 4, 2)
+    assert next_id(nodes) == "quick"
+
+
+def test_versions_decide_in_async_mode_alone() -> None:
+    nodes = fleet()
+    join(nodes, "old", 4, 1)
+    join(nodes, "new", 4, 3)
+    assert (next_id(nodes, 2), next_id(nodes, 4)) == ("new", None)
+    assert (nodes.num_candidates(0), nodes.num_candidates(2), nodes.num_candidates(0, ["old", "gone"])) == (2, 1, 1)
+    nodes.report("old", 4, 4)
+    assert next_id(nodes, 4) == "old"
+    sequential = fleet("sequential")
+    join(sequential, "old", 4, 0)
+    assert next_id(sequential) == "old"
+
+
+def test_only_the_hub_samples_in_colocated_mode() -> None:
+    nodes = fleet("colocated")
+    join(nodes, "a", 4)
+    assert next_id(nodes) is None
+    join(nodes, HUB_NODE_ID, 4)
+    assert next_id(nodes) == HUB_NODE_ID
+    nodes.rest(HUB_NODE_ID)
+    assert next_id(nodes) == HUB_NODE_ID
+
+
+def test_nodes_to_avoid_keep_their_place() -> None:
+    nodes = fleet()
+    for node_id in "abc":
+        join(nodes, node_id, 4)
+    assert next_id(nodes, avoid=("a", "b")) == "c"
+    assert next_id(nodes, avoid=("a", "b", "c")) is None
+    assert next_id(nodes) == "a"
+
+
+def test_a_resting_node_waits_for_its_next_report() -> None:
+    nodes = fleet()
+    join(nodes, "a", 4)
+    nodes.rest("a")
+    nodes.rest("stranger")
+    assert next_id(nodes) is None
+    nodes.report("a", 4, 0)
+    assert next_id(nodes) == "a"
+
+
+def test_a_node_that_left_is_remembered_while_it_holds_work() -> None:
+    nodes = fleet()
+    join(nodes, "a", 4)
+    nodes.take("a", 2, 1)
+    nodes.disconnect("a")
+    nodes.disconnect("stranger")
+    assert (next_id(nodes), nodes.held_by_node, nodes.num_candidates(0)) == (None, {"a": 2}, 0)
+    join(nodes, "a", 6)
+    assert next_id(nodes) == "a"
+    nodes.disconnect("a")
+    nodes.release("a", overdue=False)
+    nodes.release("a", overdue=False)
+    assert nodes.held_by_node == {}
+    with pytest.raises(KeyError):
+        nodes.release("a", overdue=False)
+
+
+def test_reports_without_end_need_no_memory_without_end() -> None:
+    nodes = fleet()
+    for node_id in "ab":
+        join(nodes, node_id, 4)
+    for turn in range(10_000):
+        nodes.report("b", 4 * (turn % 2), 0)
+    nodes.report("b", 4, 0)
+    assert sum(map(len, nodes._ready.values())) < 200
+    nodes.take("a", 4, 1)
+    assert next_id(nodes) == "b"

@@ -1,0 +1,193 @@
+"""Deadlines and who is leased to, by way of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from echo_hub.core.effects import RevokeLease, RolloutsDropped, RolloutsLeased, SendLease
+from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutScored, Tick
+from echo_shared.messages import DropReason, ReceiptState
+
+BenchOf = Callable[..., "Bench"]  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_group_goes_whole_to_a_node_that_has_room(bench: BenchOf) -> None:
+    b = bench(group_size=4, groups_per_step=1)
+    b.node("small", capacity=2)
+    b.node("big", capacity=8)
+    lease = b.of(SendLease)[0]
+    assert (lease.node_id, lease.group_id, lease.indices, lease.seed) == ("big", 0, (2, 3), 100)
+
+
+def test_a_group_is_spread_when_no_node_is_big_enough(bench: BenchOf) -> None:
+    b = bench(group_size=4, groups_per_step=1, steps=1)
+    b.node("a", capacity=3)
+    b.node("b", capacity=3)
+    assert [(lease.node_id, lease.indices) for lease in b.leases.values()] == [("a", (0, 1, 2)), ("b", (3,))]
+
+
+def test_groups_are_shared_out_over_the_fleet(bench: BenchOf) -> None:
+    b = bench(groups_per_step=6, steps=1, prepare=False)
+    for node_id in "abc":
+        b.node(node_id, capacity=4)
+    b.prepare = True
+    b._take([effect for effect in bench(groups_per_step=6, steps=1, prepare=False).effects])
+    assert [lease.node_id for lease in b.leases.values()] == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_capacity_is_never_exceeded_and_a_finished_rollout_frees_it(bench: BenchOf) -> None:
+    b = bench(groups_per_step=3)
+    b.node("a", capacity=3)
+    assert len(b.leases) == 1
+    b.tell(b.arrival(b.leases[1], 0))
+    assert [lease.group_id for lease in b.of(SendLease)] == [1]
+    b.tell(b.arrival(b.leases[1], 1))
+    assert b.of(SendLease) == []
+    assert b.coordinator.status().leased_by_node == {"a": 2}
+
+
+def test_a_lease_past_its_deadline_goes_elsewhere_and_a_late_result_may_still_win(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a")
+    b.node("b")
+    b.now += 59.0
+    b.tell(Tick())
+    assert b.of(SendLease) == []
+    b.now += 1.0
+    b.tell(Tick())
+    (again,) = b.of(SendLease)
+    assert (again.node_id, again.indices) == ("b", (0, 1))
+    assert b.of(RolloutsDropped) == []
+    b.deliver(b.leases[1])
+    assert b.receipts("b") == [] or all(r.drop_reason is DropReason.EXPIRED for r in b.receipts("b"))
+    assert b.of(RevokeLease) == [RevokeLease(node_id="b", lease_id=2, reason=DropReason.EXPIRED)]
+    (lost,) = b.of(RolloutsDropped)
+    assert (lost.rollout_ids, lost.reason) == (("2-0", "2-1"), DropReason.EXPIRED)
+
+
+def test_the_second_result_for_an_index_is_a_duplicate(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a")
+    b.node("b")
+    b.now += 60.0
+    b.tell(Tick())
+    b.tell(b.arrival(b.leases[2], 0))
+    b.tell(b.arrival(b.leases[1], 0))
+    (dropped,) = b.of(RolloutsDropped)
+    assert (dropped.rollout_ids, dropped.reason) == (("1-0",), DropReason.DUPLICATE)
+    assert [(r.state, r.drop_reason) for r in b.receipts("a")] == [(ReceiptState.DROPPED, DropReason.DUPLICATE)]
+
+
+def test_the_only_node_gets_its_own_expired_work_again(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1, group_size=2)
+    b.node("a", capacity=2)
+    b.now += 60.0
+    b.tell(Tick())
+    assert [lease.node_id for lease in b.of(SendLease)] == ["a"]
+
+
+def test_an_expired_index_waits_for_another_node_that_is_full(bench: BenchOf) -> None:
+    b = bench(groups_per_step=2, steps=1)
+    b.node("a", capacity=2)
+    b.node("b", capacity=2)
+    b.now += 30.0
+    b.tell(b.arrival(b.leases[2], 0), b.arrival(b.leases[2], 1))
+    b.now += 30.0
+    b.tell(Tick())
+    assert [(lease.node_id, lease.group_id) for lease in b.of(SendLease)] == [("b", 0)]
+
+
+def test_when_an_index_failed_everywhere_the_latest_is_asked_last(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a", capacity=2)
+    b.node("b", capacity=2)
+    for expected in ("b", "a", "b", "a"):
+        b.now += 60.0
+        b.tell(Tick())
+        assert [lease.node_id for lease in b.of(SendLease)] == [expected]
+
+
+def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a")
+    b.node("b")
+    b.tell(LeaseGivenBack(node_id="a", lease_id=1, indices=(1,), reason="on battery"))
+    (dropped,) = b.of(RolloutsDropped)
+    assert (dropped.rollout_ids, dropped.reason, dropped.detail) == (("1-1",), DropReason.RETURNED, "on battery")
+    assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (1,))]
+
+
+def test_a_node_that_gave_back_rests_until_it_reports_again(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a")
+    b.tell(LeaseGivenBack(node_id="a", lease_id=1, indices=(0, 1), reason="busy"))
+    assert b.of(SendLease) == []
+    b.tell(NodeReported(node_id="a", capacity=4, policy_version=0))
+    assert [lease.node_id for lease in b.of(SendLease)] == ["a"]
+
+
+def test_nobody_gives_back_anothers_lease(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a")
+    b.node("b")
+    b.tell(LeaseGivenBack(node_id="b", lease_id=1, indices=(0, 1, 77), reason="mischief"))
+    assert b.effects == []
+
+
+def test_a_lost_connection_keeps_its_leases_until_the_deadline(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a")
+    b.tell(NodeDisconnected(node_id="a"))
+    b.node("b")
+    assert b.of(SendLease) == []
+    b.tell(NodeConnected(node_id="a"), b.arrival(b.leases[1], 0))
+    assert [r.state for r in b.receipts("a")] == [ReceiptState.RECEIVED]
+    b.now += 60.0
+    b.tell(Tick())
+    assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (1,))]
+
+
+def test_a_lease_names_the_newest_published_version_that_the_node_has(bench: BenchOf) -> None:
+    b = bench(max_staleness=3, groups_per_step=1, steps=8)
+    b.learner()
+    b.node("a", capacity=2)
+    b.deliver_group(0)
+    b.train(1)
+    b.deliver_group(1)
+    assert [lease.policy_version for lease in b.leases.values()] == [0, 0, 0]
+    b.tell(NodeReported(node_id="a", capacity=2, policy_version=1))
+    b.deliver_group(2)
+    assert b.of(SendLease)[-1].policy_version == 1
+    b.tell(NodeReported(node_id="a", capacity=4, policy_version=77))
+    assert b.of(SendLease)[-1].policy_version == 1, "a version that is not published is never named"
+
+
+def test_a_node_whose_version_is_too_old_for_its_place_gets_nothing(bench: BenchOf) -> None:
+    b = bench(max_staleness=1, groups_per_step=1, steps=8)
+    b.learner()
+    b.node("a", capacity=100)
+    assert [lease.group_id for lease in b.leases.values()] == [0, 1]
+    b.deliver_group(0)
+    b.train(1)
+    assert b.of(SendLease) == [], "group 2 is consumed at version 2 or later"
+    b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
+    assert [(lease.group_id, lease.policy_version) for lease in b.of(SendLease)] == [(2, 1)]
+
+
+def test_a_lease_and_its_record_say_the_same(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a")
+    (record,), (sent,) = b.of(RolloutsLeased), b.of(SendLease)
+    assert (record.lease_id, record.node_id, record.group_id, record.indices) == (1, "a", 0, (0, 1))
+    assert (sent.lease_id, sent.node_id, sent.group_id, sent.indices) == (1, "a", 0, (0, 1))
+    assert record.deadline == b.now + sent.deadline_s == b.now + 60.0
+
+
+def test_a_rejected_index_goes_to_another_node(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a")
+    b.node("b")
+    b.deliver(b.leases[1], score=False)
+    b.tell(RolloutScored(rollout_id="1-0", reward=0.0))
+    b.tell(b.arrival(b.leases[1], 1))
+    assert b.of(SendLease) == []

@@ -1,0 +1,51 @@
+"""Against the reference, for small vocabularies (one block) and large ones (many)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from echo_node.backends.draw_rows import draw_rows
+from echo_shared import draws
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 100, 1_024, 1_025, 5_000, 150_000])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_equals_the_reference(vocabulary: int, temperature: float) -> None:
+    rng = np.random.default_rng(vocabulary)
+    logits = (rng.standard_normal((9, vocabulary)) * 4).astype(np.float32)
+    logits[3, : vocabulary // 2] = -np.inf
+    u = rng.random(9)
+    u[0] = 0.0
+    tokens, logprobs = draw_rows(logits, np.arange(9), u, np.full(9, temperature))
+    expected_tokens, expected_logprobs = draws.draw(logits, u, temperature)
+    np.testing.assert_array_equal(tokens, expected_tokens)
+    np.testing.assert_allclose(logprobs, expected_logprobs, rtol=1e-12, atol=1e-12)
+
+
+def test_each_row_has_its_temperature_and_rows_repeat() -> None:
+    logits = np.random.default_rng(0).standard_normal((2, 50)).astype(np.float32)
+    rows, u = np.array([1, 0, 1, 1]), np.array([0.1, 0.5, 0.9, 0.5])
+    temperatures = np.array([1.0, 0.5, 2.0, 1.0])
+    tokens, logprobs = draw_rows(logits, rows, u, temperatures)
+    for number in range(4):
+        token, logprob = draws.draw(logits[rows[number : number + 1]], u[number : number + 1], temperatures[number])
+        assert (tokens[number], logprobs[number]) == (token[0], pytest.approx(logprob[0], abs=1e-12))
+
+
+@pytest.mark.parametrize("vocabulary", [64, 4_000])
+def test_rounding_at_the_top_draws_the_last_possible_id(vocabulary: int) -> None:
+    logits = np.zeros((1, vocabulary), np.float32)
+    logits[0, vocabulary - 3 :] = -np.inf
+    almost_one = np.array([np.nextafter(1.0, 0.0)])
+    for u in (almost_one, np.array([1.0])):
+        tokens, _ = draw_rows(logits, np.array([0]), u, np.ones(1))
+        assert tokens[0] == vocabulary - 4
+
+
+def test_logits_that_are_not_numbers_give_no_number() -> None:
+    logits = np.zeros((1, 10), np.float32)
+    logits[0, 4] = np.nan
+    with np.errstate(invalid="ignore"):
+        _, logprobs = draw_rows(logits, np.array([0]), np.array([0.5]), np.ones(1))
+    assert np.isnan(logprobs).all()

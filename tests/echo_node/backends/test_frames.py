@@ -1,0 +1,59 @@
+"""Groups and rollouts survive the pipe's encoding unchanged."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from echo_node.backends.frames import group_from_frame, group_to_frame, rollouts_from_frame, rollouts_to_frame
+from echo_shared.child import pack_frame, unpack_frame
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+
+def through_the_pipe(frame: dict[str, Any]) -> dict[str, Any]:
+    return unpack_frame(pack_frame(frame)[4:])
+
+
+def assert_same(left: object, right: object) -> None:
+    for field in fields(left):  # type: ignore[arg-type]
+        a, b = getattr(left, field.name), getattr(right, field.name)
+        assert type(a) is type(b)
+        assert a.dtype == b.dtype and np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
+
+
+def test_group() -> None:
+    request = GroupRequest(
+        lease_id=2**53,
+        group_id=4,
+        indices=(3, 1),
+        prompt_ids=np.array([1, 2, 3], np.int32),
+        seed=2**64 - 1,
+        policy_version=2,
+        temperature=0.25,
+        max_tokens=7,
+        stop_ids=(),
+    )
+    assert_same(group_from_frame(through_the_pipe(group_to_frame(request))), request)
+
+
+def test_rollouts() -> None:
+    rollouts = [
+        FinishedRollout(
+            lease_id=number,
+            group_id=number + 10,
+            index=number % 2,
+            policy_version=3,
+            completion_ids=np.arange(length, dtype=np.int32),
+            behavior_logprobs=-np.arange(length, dtype=np.float32) / 3,
+            finish_reason=FinishReason.STOP if number else FinishReason.LENGTH,
+            sampling_s=0.5,
+        )
+        for number, length in enumerate((1, 4, 2))
+    ]
+    arrived = list(rollouts_from_frame(through_the_pipe(rollouts_to_frame(rollouts))))
+    assert len(arrived) == 3
+    for left, right in zip(arrived, rollouts, strict=True):
+        assert_same(left, right)

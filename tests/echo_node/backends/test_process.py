@@ -1,0 +1,138 @@
+"""The real child process, end to end: both engines, several policies, failures, cancellation, sudden death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed
+from echo_node.backends.process import Backend
+from echo_node.backends.registry import NAMES, BackendChoice
+from echo_shared.child import ChildExited
+from echo_shared.errors import BackendError
+from echo_shared.sampling import FinishedRollout
+
+
+async def start(base: Path, tmp_path: Path, name: str = "llama_cpp") -> Backend:
+    return await Backend.start(
+        BackendChoice(name=name, device="cpu", reason="test"),
+        base_dir=base,
+        derived_dir=tmp_path / "derived",
+        log=tmp_path / "backend.log",
+        settings=EngineSettings(width=6, threads=1),
+    )
+
+
+async def take(backend: Backend, count: int) -> list[EngineEvent]:
+    """The next `count` events."""
+    events = []
+    async for event in backend.events():
+        events.append(event)
+        if len(events) == count:
+            break
+    return events
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_rollouts_of_several_versions(
+    name: str, base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
+) -> None:
+    adapter = make_adapter(base, 1)
+    backend = await start(base, tmp_path, name)
+    assert backend.tokens_per_s == 0
+    await backend.add_policy(1, adapter)
+    requests = []
+    for lease in range(6):
+        requests += kit.make_requests(1, policy_version=lease % 2, first_lease=lease, max_tokens=5)
+        await backend.submit(requests[-1])
+    rollouts = kit.rollouts_of(await take(backend, 24))
+    models = [kit.load_reference(base), kit.load_reference(base, adapter)]
+    for request in requests:
+        for index in request.indices:
+            rollout = rollouts[request.lease_id, index]
+            ids, _ = kit.reference_rollout(models[request.policy_version], request, index)
+            assert rollout.completion_ids.tolist() == ids
+            assert rollout.policy_version == request.policy_version
+    versions = [rollout.policy_version for rollout in rollouts.values()]
+    assert versions == sorted(versions)  # One switch, although the leases came in turns.
+    assert backend.tokens_per_s > 0
+    await backend.stop()
+
+
+async def test_what_fails_is_told_and_the_rest_goes_on(base: Path, kit: Any, tmp_path: Path) -> None:
+    backend = await start(base, tmp_path)
+    (tmp_path / "damaged").mkdir()
+    await backend.add_policy(3, tmp_path / "damaged")
+    await backend.add_policy(4, None)
+    await backend.drop_policy(4)
+    for version in (3, 4, 5, 0):
+        await backend.submit(kit.make_requests(1, policy_version=version, first_lease=version)[0])
+    events = await take(backend, 7)
+    failed = {event.lease_id: event.code for event in events if isinstance(event, GroupFailed)}
+    assert failed == {3: "codec", 4: "unknown_policy", 5: "unknown_policy"}
+    assert {event.lease_id for event in events if isinstance(event, FinishedRollout)} == {0}
+    await backend.stop()
+
+
+async def test_a_cancelled_lease_is_given_up(base: Path, kit: Any, tmp_path: Path) -> None:
+    backend = await start(base, tmp_path)
+    endless = kit.make_requests(1, group_size=6, max_tokens=200, first_lease=50)[0]
+    queued, last = kit.make_requests(2, first_lease=60)
+    for request in (endless, queued):
+        await backend.submit(request)
+        await backend.cancel(request.lease_id)
+    await backend.submit(last)
+    events: list[FinishedRollout] = []
+    async for event in backend.events():
+        assert isinstance(event, FinishedRollout)
+        events.append(event)
+        if sum(event.lease_id == last.lease_id for event in events) == 4:
+            break
+    assert queued.lease_id not in {event.lease_id for event in events}
+    await backend.stop()
+
+
+async def test_a_killed_worker_is_noticed(base: Path, kit: Any, tmp_path: Path) -> None:
+    backend = await start(base, tmp_path)
+    for request in kit.make_requests(20, max_tokens=200):
+        await backend.submit(request)
+    with pytest.raises(ChildExited) as caught:
+        async for _ in backend.events():
+            os.kill(backend.pid, signal.SIGKILL)
+    assert caught.value.returncode == -signal.SIGKILL
+    await backend.stop()
+
+
+async def test_stopping_in_mid_work(base: Path, kit: Any, tmp_path: Path) -> None:
+    backend = await start(base, tmp_path)
+    for request in kit.make_requests(200, max_tokens=200):
+        await backend.submit(request)
+    await take(backend, 1)
+    await backend.stop()
+    with pytest.raises(ChildExited):
+        await take(backend, 100_000)
+    await backend.stop()
+
+
+async def test_a_model_that_cannot_run_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(BackendError) as caught:
+        await start(tmp_path, tmp_path)
+    assert caught.value.code == "unsupported_model"
+    assert caught.value.do is not None
+
+
+def test_the_parents_end_imports_no_engine() -> None:
+    script = (
+        "import sys, echo_node.backends.process, echo_node.backends.registry, echo_node.host.hardware\n"
+        "print([name for name in ('torch', 'llama_cpp', 'gguf', 'transformers') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

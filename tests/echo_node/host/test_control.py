@@ -1,0 +1,58 @@
+import json
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from echo_node.host.control import ask, control_server
+from echo_shared.errors import ConnectError
+
+VERBS = {"status": lambda: {"answer": 42}}
+
+
+async def raw(port: int, request: str) -> dict[str, object]:
+    async with connect(f"ws://127.0.0.1:{port}", proxy=None) as connection:
+        await connection.send(request)
+        reply: dict[str, object] = json.loads(await connection.recv())
+        return reply
+
+
+async def test_answers_its_verbs(tmp_path: Path) -> None:
+    file = tmp_path / "control.json"
+    async with control_server(file, VERBS):
+        assert await ask(file, "status") == {"answer": 42}
+        assert await ask(file, "dance") == {"error": "unknown verb dance"}
+        if sys.platform != "win32":
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert not file.exists()
+
+
+async def test_refuses_whoever_lacks_the_secret(tmp_path: Path) -> None:
+    file = tmp_path / "control.json"
+    async with control_server(file, VERBS):
+        port = json.loads(file.read_text())["port"]
+        assert await raw(port, json.dumps({"token": "guess", "verb": "status"})) == {"error": "wrong token"}
+        for nonsense in ("", "[]", "nope", '{"verb": "status"}', "1"):
+            assert await raw(port, nonsense) == {"error": "not a request"}
+        assert await ask(file, "status") == {"answer": 42}
+
+
+async def test_refuses_web_pages(tmp_path: Path) -> None:
+    file = tmp_path / "control.json"
+    async with control_server(file, VERBS):
+        port = json.loads(file.read_text())["port"]
+        with pytest.raises(InvalidStatus, match="403"):
+            await connect(f"ws://127.0.0.1:{port}", proxy=None, origin="https://example.org")
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"port": 1, "token": "x", "pid": 1}'])
+async def test_says_when_no_daemon_runs(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "control.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConnectError, match="No node is running") as caught:
+        await ask(file, "status")
+    assert caught.value.code == "not_running"

@@ -1,0 +1,56 @@
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from echo_node.host.paths import Paths, write_private
+from echo_shared.errors import StorageError
+
+
+def test_the_flag_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "home"))
+    assert Paths.find(None).data_dir == tmp_path / "home"
+    assert Paths.find(tmp_path / "flag").data_dir == tmp_path / "flag"
+    assert Paths.find(tmp_path / "flag").config_file == tmp_path / "home" / "config.toml"
+
+
+def test_the_platform_decides_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ECHO_NODE_HOME", raising=False)
+    paths = Paths.find(None)
+    assert paths.data_dir.is_absolute() and "echo-node" in str(paths.data_dir)
+
+
+def test_two_hubs_have_two_directories(tmp_path: Path) -> None:
+    paths = Paths.find(tmp_path)
+    assert paths.hub(b"a" * 32) != paths.hub(b"b" * 32)
+
+
+def test_another_process_cannot_have_the_directory(tmp_path: Path) -> None:
+    paths = Paths.find(tmp_path)
+    script = (
+        "import sys; from pathlib import Path; from echo_node.host.paths import Paths\n"
+        "with Paths.find(Path(sys.argv[1])).lock(): pass"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with paths.lock():
+        second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert second.returncode == 1 and "A node runs on this data directory already." in second.stderr
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+
+
+def test_a_place_that_is_no_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be used"), Paths.find(tmp_path / "file" / "below").lock():
+        pass
+
+
+def test_private_files_are_replaced_whole_and_nobody_else_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "dir" / "secret.json"
+    write_private(file, "one")
+    write_private(file, "two")
+    assert file.read_text() == "two"
+    assert [path.name for path in file.parent.iterdir()] == ["secret.json"]
+    if sys.platform != "win32":
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600

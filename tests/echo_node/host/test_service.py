@@ -1,0 +1,120 @@
+"""What is rendered, on every platform; and installing through a service manager that writes down its calls."""
+
+import configparser
+import os
+import plistlib
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from echo_node.host import service
+from echo_shared.errors import ConfigError
+
+COMMAND = ["/opt/my node/python", "-m", "echo_node.main", "run", "--data-dir", '/data/100% "mine"/$x']
+
+
+def test_the_systemd_unit_runs_the_command(tmp_path: Path) -> None:
+    made = service.systemd_unit(COMMAND, {"ECHO_NODE_HOME": "/home/a b"}, tmp_path)
+    assert made.path == tmp_path / "systemd" / "user" / "echo-node.service"
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(made.content.decode())
+    assert parser["Service"]["ExecStart"] == (
+        '"/opt/my node/python" "-m" "echo_node.main" "run" "--data-dir" "/data/100%% \\"mine\\"/$$x"'
+    )
+    assert parser["Service"]["Environment"] == '"ECHO_NODE_HOME=/home/a b"'
+    assert parser["Service"]["Restart"] == "on-failure"
+    assert parser["Install"]["WantedBy"] == "default.target"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    made = service.systemd_unit([sys.executable, "-m", "echo_node.main", "run"], {}, tmp_path)
+    made.path.parent.mkdir(parents=True)
+    made.path.write_bytes(made.content)
+    command = ["systemd-analyze", "--user", "verify", str(made.path)]
+    verified = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    assert "echo-node.service" not in verified.stderr
+
+
+def test_the_launch_agent_runs_the_command(tmp_path: Path) -> None:
+    made = service.launch_agent(COMMAND, {"ECHO_NODE_HOME": "/h"}, tmp_path, log=tmp_path / "log", uid=501)
+    assert made.path == tmp_path / "Library" / "LaunchAgents" / "org.echo-swarm.node.plist"
+    content = plistlib.loads(made.content)
+    assert content["ProgramArguments"] == COMMAND
+    assert content["EnvironmentVariables"] == {"ECHO_NODE_HOME": "/h"}
+    assert content["RunAtLoad"] is True and content["KeepAlive"] == {"SuccessfulExit": False}
+    assert made.install == (("launchctl", "bootstrap", "gui/501", str(made.path)),)
+
+
+def test_the_logon_task_runs_the_command(tmp_path: Path) -> None:
+    made = service.logon_task(COMMAND, tmp_path, user="HOME\\R&D")
+    root = ET.fromstring(made.content.decode("utf-16"))
+    names = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
+    assert root.findtext(".//t:Exec/t:Command", namespaces=names) == COMMAND[0]
+    assert root.findtext(".//t:Exec/t:Arguments", namespaces=names) == subprocess.list2cmdline(COMMAND[1:])
+    assert root.findtext(".//t:LogonTrigger/t:UserId", namespaces=names) == "HOME\\R&D"
+    assert root.findtext(".//t:ExecutionTimeLimit", namespaces=names) == "PT0S"
+    assert made.content.startswith((b"\xff\xfe", b"\xfe\xff"))
+
+
+def test_this_platform_has_one(tmp_path: Path) -> None:
+    made = service.for_this_platform(tmp_path, {})
+    assert str(tmp_path).encode() in made.content.replace(b"\x00", b"")
+
+
+def on_path(directory: Path, monkeypatch: pytest.MonkeyPatch, *, exit_status: int) -> Path:
+    """A service manager that writes down how it was called."""
+    directory.mkdir()
+    calls = directory / "calls"
+    script = directory / "systemctl"
+    script.write_text(f'#!/bin/sh\necho "$@" >> "{calls}"\necho "said something" >&2\nexit {exit_status}\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return calls
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands in for the service manager")
+def test_installs_and_uninstalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = on_path(tmp_path / "bin", monkeypatch, exit_status=0)
+    made = service.systemd_unit(COMMAND, {}, tmp_path)
+    assert service.status(made) == "not installed"
+    service.install(made)
+    assert made.path.read_bytes() == made.content
+    assert calls.read_text().splitlines() == [
+        "--user show-environment",
+        "--user daemon-reload",
+        "--user enable echo-node.service",
+        "--user restart echo-node.service",
+    ]
+    assert service.status(made) == "said something"
+    assert service.uninstall(made)
+    assert not made.path.exists()
+    assert not service.uninstall(made)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands in for the service manager")
+def test_says_when_the_service_manager_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_path(tmp_path / "bin", monkeypatch, exit_status=1)
+    made = service.systemd_unit(COMMAND, {}, tmp_path)
+    with pytest.raises(ConfigError, match="said something") as caught:
+        service.install(made)
+    assert caught.value.code == "no_service_manager"
+    assert not made.path.exists()
+
+
+def test_says_when_there_is_no_service_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="there is no such command"):
+        service.install(service.systemd_unit(COMMAND, {}, tmp_path))

@@ -1,0 +1,179 @@
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolLease, SpoolRollout
+from echo_node.host.spool import RESEND_BATCH, Spool
+from echo_shared.errors import StorageError
+from echo_shared.messages import DropReason, FinishReason, Receipt, ReceiptState, Rollout, rollout_id
+
+
+def rollout(lease_id: int, index: int, length: int = 3) -> Rollout:
+    return Rollout(
+        rollout_id=rollout_id(lease_id, index),
+        lease_id=lease_id,
+        group_id=1,
+        index=index,
+        policy_version_start=2,
+        policy_version_end=2,
+        completion_ids=np.arange(length, dtype=np.int32),
+        behavior_logprobs=np.full(length, -0.25, np.float32),
+        finish_reason=FinishReason.LENGTH,
+        sampling_s=0.5,
+    )
+
+
+def spooled(lease_id: int, index: int) -> SpoolRollout:
+    return SpoolRollout(rollout=rollout(lease_id, index))
+
+
+def receipts(*items: tuple[str, ReceiptState]) -> RecordReceipts:
+    made = [
+        Receipt(rollout_id=name, state=state, drop_reason=DropReason.STALE if state is ReceiptState.DROPPED else None)
+        for name, state in items
+    ]
+    return RecordReceipts(receipts=tuple(made))
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    spool = Spool(tmp_path / "hub" / "spool.db")
+    spool.open()
+    spool.begin_run("run")
+    yield spool
+    spool.close()
+
+
+def test_a_rollout_comes_back_as_it_went_in(spool: Spool) -> None:
+    spool.write([spooled(1, 0)])
+    (back,) = spool.unacked()
+    assert back.completion_ids.tolist() == [0, 1, 2]
+    assert back.model_dump_json(exclude={"completion_ids", "behavior_logprobs"}) == rollout(1, 0).model_dump_json(
+        exclude={"completion_ids", "behavior_logprobs"}
+    )
+
+
+def test_leases_are_unfinished_until_spooled_or_forgotten(spool: Spool) -> None:
+    spool.write([SpoolLease(lease_id=1, indices=(0, 1, 2)), SpoolLease(lease_id=2, indices=(5,))])
+    spool.write([spooled(1, 1), ForgetLease(lease_id=2)])
+    assert spool.unfinished() == {1: (0, 2)}
+    spool.write([ForgetLease(lease_id=1)])
+    assert spool.unfinished() == {}
+    assert spool.unacked_ids() == ["1-1"]
+
+
+def test_writing_twice_changes_nothing(spool: Spool) -> None:
+    batch = [SpoolLease(lease_id=1, indices=(0,)), spooled(1, 0), receipts(("1-0", ReceiptState.VERIFIED))]
+    spool.write(batch)
+    before = spool.counts()
+    spool.write(batch)
+    assert spool.counts() == before
+    assert before["verified"] == 1
+
+
+def test_a_receipt_ends_the_resending_and_states_never_go_back(spool: Spool) -> None:
+    spool.write([spooled(1, 0), spooled(1, 1), spooled(1, 2)])
+    spool.write([receipts(("1-0", ReceiptState.TRAINED), ("1-1", ReceiptState.DROPPED))])
+    spool.write(
+        [receipts(("1-0", ReceiptState.RECEIVED), ("1-0", ReceiptState.DROPPED), ("1-1", ReceiptState.TRAINED))]
+    )
+    assert spool.unacked_ids() == ["1-2"]
+    counts = spool.counts()
+    assert (counts["sent"], counts["trained"], counts["dropped"], counts["dropped:stale"]) == (1, 1, 1, 1)
+
+
+def test_receipts_for_unknown_rollouts_are_nothing(spool: Spool) -> None:
+    spool.write([receipts(("99-9", ReceiptState.TRAINED))])
+    assert set(spool.counts().values()) == {0}
+
+
+def test_resending_goes_in_batches_that_lose_none(spool: Spool) -> None:
+    spool.write([spooled(lease, index) for lease in range(30) for index in range(8)])
+    seen: list[str] = []
+    while batch := spool.unacked(seen[-1] if seen else ""):
+        assert len(batch) <= RESEND_BATCH
+        seen += [item.rollout_id for item in batch]
+    assert sorted(seen) == sorted(spool.unacked_ids())
+    assert len(set(seen)) == 240
+
+
+def test_another_run_starts_with_an_empty_spool(spool: Spool) -> None:
+    spool.write([spooled(1, 0), spooled(1, 1), receipts(("1-1", ReceiptState.TRAINED))])
+    assert spool.begin_run("run") == 0
+    assert spool.begin_run("other") == 1
+    assert spool.unacked_ids() == []
+
+
+def test_survives_being_opened_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        spool = Spool(tmp_path / "spool.db")
+        spool.open()
+        spool.begin_run("run")
+        spool.write([spooled(1, 0)])
+        assert spool.unacked_ids() == ["1-0"]
+        spool.close()
+
+
+def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
+    script = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_spool import Spool, spooled, Path
+spool = Spool(Path({str(tmp_path / "spool.db")!r}))
+spool.open(); spool.begin_run("run"); spool.write([spooled(1, 0), spooled(1, 1)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=60)
+    assert killed.returncode < 0, killed.stderr
+    spool = Spool(tmp_path / "spool.db")
+    spool.open()
+    assert spool.unacked_ids() == ["1-0", "1-1"]
+    spool.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on file sizes")
+def test_a_full_disk_is_an_error_that_loses_nothing(spool: Spool, tmp_path: Path) -> None:
+    import resource
+
+    spool.write([spooled(1, 0)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="cannot be written") as caught:
+            spool.write([SpoolRollout(rollout=rollout(2, index, length=20_000)) for index in range(8)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "spool.db" in str(caught.value) and "Free some disk space" in str(caught.value)
+    assert spool.unacked_ids() == ["1-0"]
+    spool.write([spooled(2, index) for index in range(8)])
+    assert len(spool.unacked_ids()) == 9
+
+
+def test_a_file_that_is_no_spool_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "spool.db").write_bytes(b"something else entirely" * 1_000)
+    with pytest.raises(StorageError, match="spool") as caught:
+        Spool(tmp_path / "spool.db").open()
+    assert isinstance(caught.value.__cause__, sqlite3.DatabaseError)
+
+
+STATES = st.sampled_from(list(ReceiptState))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), STATES), max_size=12))
+def test_a_rollout_is_always_in_exactly_one_state(said: list[tuple[int, ReceiptState]]) -> None:
+    spool = Spool(Path(":memory:"))
+    spool.open()
+    spool.begin_run("run")
+    spool.write([spooled(1, index) for index in range(4)])
+    for index, state in said:
+        spool.write([receipts((rollout_id(1, index), state))])
+        counts = spool.counts()
+        assert sum(count for state_name, count in counts.items() if ":" not in state_name) == 4
+    spool.close()

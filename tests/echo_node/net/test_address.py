@@ -1,0 +1,50 @@
+import pytest
+
+from echo_node.net.address import HubAddress
+from echo_shared.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("url", "websocket"),
+    [
+        ("http://127.0.0.1:8710", "ws://127.0.0.1:8710/node"),
+        ("http://localhost:8710/", "ws://localhost:8710/node"),
+        ("http://[::1]:8710", "ws://[::1]:8710/node"),
+        ("https://hub.example.org", "wss://hub.example.org/node"),
+        ("  https://Hub.Example.org/echo/ ", "wss://hub.example.org/echo/node"),
+    ],
+)
+def test_the_websocket_follows_from_the_address(url: str, websocket: str) -> None:
+    assert HubAddress.parse(url, insecure=False).websocket == websocket
+
+
+def test_paths_that_the_hub_names_are_below_its_address() -> None:
+    address = HubAddress.parse("https://hub.example.org/echo", insecure=False)
+    assert address.url("/announce/k") == "https://hub.example.org/echo/announce/k"
+
+
+@pytest.mark.parametrize(
+    ("url", "got"),
+    [
+        ("ftp://hub", "scheme 'ftp'"),
+        ("ws://hub", "scheme 'ws'"),
+        ("hub:8710", "scheme 'hub'"),
+        ("hub", "no scheme"),
+        ("http://", "no host"),
+        ("https://hub:port", "port"),
+        ("https://user:pw@hub", "more than"),
+        ("https://hub/?a=b", "more than"),
+        ("https://[::1", "IPv6"),
+    ],
+)
+def test_what_is_no_address_is_said(url: str, got: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        HubAddress.parse(url, insecure=True)
+    assert caught.value.code == "bad_url" and got in (caught.value.got or "")
+
+
+@pytest.mark.parametrize("url", ["http://hub.example.org", "http://192.168.1.7:8710", "http://127.0.0.1.example.org"])
+def test_unencrypted_only_to_this_machine_unless_asked_for(url: str) -> None:
+    with pytest.raises(ConfigError, match="not encrypted"):
+        HubAddress.parse(url, insecure=False)
+    assert HubAddress.parse(url, insecure=True).origin == url

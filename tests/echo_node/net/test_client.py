@@ -1,0 +1,219 @@
+"""The client against a real websocket server; what that server says is the test's, honest or not."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from echo_node.core.events import Disconnected
+from echo_node.net.address import HubAddress
+from echo_node.net.client import HubClient, Introduction
+from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    MAX_FRAME_BYTES,
+    FromHub,
+    NodeStatus,
+    Proof,
+    RefusalCode,
+    Welcome,
+)
+from echo_shared.sessions import HubSession
+
+STATUS = NodeStatus(activity="waiting", capacity=1, policy_version=0, tokens_per_s=0.0)
+
+
+def client_of(url: str, *, me: Identity | None = None, pinned: bytes | None = None) -> HubClient:
+    return HubClient(
+        HubAddress.parse(url, insecure=False),
+        me=me or Identity.generate(),
+        introduction=Introduction(name="n", invite_token="token-1", backend="b", device="d", swarm_port=7),
+        pinned_hub_key=pinned,
+        retry_first_s=0.01,
+        jitter=lambda: 0.0,
+    )
+
+
+class Events:
+    """What the client delivers."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[FromHub | Disconnected] = asyncio.Queue()
+
+    async def next(self, kind: type) -> Any:
+        async with asyncio.timeout(20):
+            event = await self.queue.get()
+        assert isinstance(event, kind), event
+        return event
+
+
+@asynccontextmanager
+async def running(client: HubClient, *, patient: bool = False) -> AsyncIterator[Events]:
+    events = Events()
+    task = asyncio.create_task(client.run(events.queue.put, patient=patient))
+    try:
+        yield events
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def failure(client: HubClient, *, patient: bool = False) -> EchoError:
+    """What ends the client."""
+    with pytest.raises(EchoError) as caught:
+        async with asyncio.timeout(20):
+            await client.run(Events().queue.put, patient=patient)
+    return caught.value
+
+
+@asynccontextmanager
+async def server(handler: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
+    async with serve(handler, "127.0.0.1", 0, max_size=MAX_FRAME_BYTES) as listening:
+        yield f"http://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"
+
+
+async def test_handshake_introduces_the_node_and_pins_the_hub(hub: Any) -> None:
+    client = client_of(hub.url)
+    async with running(client) as events:
+        welcome = await events.next(Welcome)
+        assert welcome == hub.welcome()
+        assert client.hub_key == hub.me.public_key
+        await client.send(STATUS)
+        await hub.until(lambda: hub.all(NodeStatus))
+    (proof,) = hub.all(Proof)
+    assert (proof.name, proof.invite_token, proof.backend, proof.device, proof.swarm_port) == (
+        "n",
+        "token-1",
+        "b",
+        "d",
+        7,
+    )
+
+
+async def test_connects_again_after_a_loss_and_says_so(hub: Any) -> None:
+    client = client_of(hub.url)
+    async with running(client) as events:
+        await events.next(Welcome)
+        await hub.close()
+        await events.next(Disconnected)
+        await client.send(STATUS)  # Dropped: nobody is there.
+        await hub.open()
+        await events.next(Welcome)
+    assert hub.handshakes == 2
+    assert hub.all(NodeStatus) == []
+
+
+async def test_the_key_pinned_at_first_use_holds_for_the_next_connection(hub: Any) -> None:
+    client = client_of(hub.url)
+    task = asyncio.create_task(client.run((events := Events()).queue.put, patient=False))
+    await events.next(Welcome)
+    await hub.close()
+    hub.me = Identity.generate()
+    await hub.open()
+    async with asyncio.timeout(20):
+        await asyncio.wait({task})
+    error = task.exception()
+    assert isinstance(error, RefusedError) and error.code == "hub_key_changed"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        RefusalCode.BAD_TOKEN,
+        RefusalCode.BAD_SIGNATURE,
+        RefusalCode.PROTOCOL_VERSION,
+        RefusalCode.ALREADY_CONNECTED,
+        RefusalCode.FINISHED,
+    ],
+)
+async def test_some_refusals_are_the_end_even_for_the_patient(hub: Any, code: RefusalCode) -> None:
+    hub.refusal = RefusedError("No.", do="Do this.", code=code)
+    error = await failure(client_of(hub.url), patient=True)
+    assert (error.code, error.what, error.do) == (code, "The hub says: No.", "Do this.")
+
+
+async def test_other_refusals_are_tried_again_by_the_patient(hub: Any) -> None:
+    hub.refusal = RefusedError("Later.", code=RefusalCode.SHUTTING_DOWN)
+    async with running(client_of(hub.url), patient=True) as events:
+        await hub.until(lambda: len(hub.all(Proof)) == 0 and hub.closed >= 2)
+        hub.refusal = None
+        await events.next(Welcome)
+
+
+async def test_other_refusals_end_the_first_attempt_of_the_impatient(hub: Any) -> None:
+    hub.refusal = RefusedError("Later.", code=RefusalCode.SHUTTING_DOWN)
+    assert (await failure(client_of(hub.url))).code == "shutting_down"
+
+
+async def test_a_refusal_in_the_open_state_is_heard(hub: Any) -> None:
+    client = client_of(hub.url)
+    task = asyncio.create_task(client.run((events := Events()).queue.put, patient=False))
+    await events.next(Welcome)
+    await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
+    async with asyncio.timeout(20):
+        await asyncio.wait({task})
+    error = task.exception()
+    assert isinstance(error, RefusedError) and error.code == "finished"
+
+
+async def test_a_hub_that_is_not_there(bare_hub: Any) -> None:
+    await bare_hub.close()
+    error = await failure(client_of(bare_hub.url))
+    assert isinstance(error, ConnectError)
+    assert "cannot be reached" in error.what and bare_hub.url in (error.got or "") and error.do
+
+
+async def test_a_web_server_that_is_no_hub(bare_hub: Any) -> None:
+    error = await failure(client_of(bare_hub.url + "/elsewhere"))
+    assert isinstance(error, ConnectError) and "404" in (error.got or "")
+
+
+async def test_a_server_that_speaks_no_websocket() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+        writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with listening:
+        port = listening.sockets[0].getsockname()[1]
+        assert isinstance(await failure(client_of(f"http://127.0.0.1:{port}")), ConnectError)
+
+
+@pytest.mark.parametrize("nonsense", [b"", b"\xc1", b"\x81\xa4type\xa7welcome", "text", b"\x81\xa4type\xa4peer"])
+async def test_nonsense_ends_the_connection(nonsense: bytes | str) -> None:
+    async def handler(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(nonsense)
+        await connection.wait_closed()
+
+    async with server(handler) as url:
+        assert isinstance(await failure(client_of(url)), RemoteProtocolError)
+
+
+async def test_a_hub_without_its_key_is_found_out() -> None:
+    honest, thief = Identity.generate(), Identity.generate()
+
+    async def handler(connection: ServerConnection) -> None:
+        session = HubSession(me=thief, software_version="x", nonce=bytes(32))
+        session.receive(await connection.recv())  # type: ignore[arg-type]
+        challenge = session.challenge().replace(thief.public_key, honest.public_key)
+        await connection.send(challenge)
+        await connection.wait_closed()
+
+    async with server(handler) as url:
+        error = await failure(client_of(url))
+    assert isinstance(error, RemoteProtocolError) and "could not prove" in error.what
+
+
+async def test_a_connection_closed_in_the_handshake() -> None:
+    async def handler(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.close()
+
+    async with server(handler) as url:
+        error = await failure(client_of(url))
+    assert isinstance(error, ConnectError) and "is lost" in error.what

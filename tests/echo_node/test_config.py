@@ -1,0 +1,35 @@
+from pathlib import Path
+
+import pytest
+
+from echo_node.config import NodeConfig
+from echo_shared.errors import ConfigError
+from echo_shared.settings import load_settings
+
+
+def test_flags_over_environment_over_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("threads = 1\nwidth = 10\nname = 'from file'\n")
+    monkeypatch.setenv("ECHO_NODE_WIDTH", "20")
+    monkeypatch.setenv("ECHO_NODE_NAME", "from environment")
+    monkeypatch.setenv("ECHO_NODE_HOME", "not a setting")
+    config = load_settings(NodeConfig, file, {"name": "from flag", "threads": None})
+    assert (config.threads, config.width, config.name, config.backend) == (1, 20, "from flag", "auto")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("threads = 1\n\nwidth = -3\n", ["line 3", "width = -3", "greater than or equal to 0"]),
+        ("backend = 'mlx2'\n", ["line 1", "backend"]),
+        ("# nothing\nthread = 2\n", ["line 2", "no setting thread", "did you mean threads?"]),
+        ("threads = \n", ["not valid TOML", "line 1"]),
+    ],
+)
+def test_errors_name_key_and_line(tmp_path: Path, text: str, words: list[str]) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(NodeConfig, file, {})
+    for word in [*words, str(file)]:
+        assert word in str(caught.value)

@@ -1,0 +1,264 @@
+"""The command line, as a user types it: real processes, real files."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from echo_node.core.effects import SpoolRollout
+from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.paths import Paths
+from echo_node.host.spool import Spool
+from echo_node.main import app
+from echo_shared.errors import ConfigError, ConnectError, StorageError
+from echo_shared.identity import Identity
+from echo_shared.messages import FinishReason, Goodbye, LeaseReturned, NodeStatus, Rollout
+
+JOIN_FLAGS = {
+    "--name",
+    "--token",
+    "--backend",
+    "--data-dir",
+    "--threads",
+    "--width",
+    "--insecure",
+    "--trust-new-key",
+    "--swarm-port",
+    "--swarm-host",
+    "--quiet",
+    "--help",
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def invoke(*arguments: str) -> str:
+    """What the command prints; its error is raised."""
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def process(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "echo_node.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+def joined(home: Path, url: str = "http://127.0.0.1:1") -> HubRecord:
+    record = HubRecord(url=url, hub_key_hex="ab" * 32, joined_at=1.0, run_id="run", run_name="a run")
+    Hubs(Paths.find(None)).save(record)
+    return record
+
+
+def test_the_flags_of_join_are_these() -> None:
+    import typer.main
+
+    command = typer.main.get_command(app).commands["join"]  # type: ignore[attr-defined]
+    options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+    assert options | {"--help"} == JOIN_FLAGS
+
+
+def test_the_commands_are_these() -> None:
+    assert {command.name or command.callback.__name__ for command in app.registered_commands} == {
+        "join",
+        "run",
+        "status",
+        "leave",
+    }
+    assert {group.name for group in app.registered_groups} == {"id", "service"}
+
+
+def test_errors_are_text_on_standard_error_with_status_1() -> None:
+    result = process("join", "ftp://hub")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[0] == "This is not the address of a hub."
+    assert "Traceback" not in result.stderr and "do:" in result.stderr
+
+
+def test_wrong_usage_has_status_2() -> None:
+    assert process("join").returncode == 2
+    assert process("dance").returncode == 2
+    assert process("join", "http://127.0.0.1:1", "--threads", "many").returncode == 2
+
+
+def test_a_wrong_setting_names_key_and_line(home: Path) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text("name = 'x'\nwidth = 'wide'\n")
+    result = process("join", "http://127.0.0.1:1")
+    assert result.returncode == 1
+    assert f"{home / 'config.toml'}, line 2: width = 'wide'" in result.stderr
+
+
+def test_a_wrong_flag_is_named() -> None:
+    with pytest.raises(ConfigError, match="command line: backend = 'abacus'"):
+        invoke("join", "http://127.0.0.1:1", "--backend", "abacus")
+
+
+def test_an_unreachable_hub_ends_join() -> None:
+    pytest.importorskip("llama_cpp")
+    result = process("join", "http://127.0.0.1:1", "--swarm-host", "127.0.0.1")
+    assert result.returncode == 1
+    assert "The hub cannot be reached." in result.stderr and "http://127.0.0.1:1" in result.stderr
+
+
+def test_commands_that_need_a_hub_say_so() -> None:
+    for command in (["run"], ["leave"], ["service", "install"]):
+        with pytest.raises(ConfigError, match="joined no hub yet"):
+            invoke(*command)
+
+
+def test_status_without_a_daemon_says_so() -> None:
+    with pytest.raises(ConnectError, match="No node is running"):
+        invoke("status")
+
+
+def test_a_second_daemon_on_the_same_directory_is_refused(home: Path) -> None:
+    with Paths.find(None).lock():
+        result = process("join", "http://127.0.0.1:1")
+    assert result.returncode == 1 and "A node runs on this data directory already." in result.stderr
+
+
+def test_the_identity_moves_from_one_node_to_another(home: Path, tmp_path: Path) -> None:
+    shown = invoke("id", "show")
+    me = Identity.load(home / "identity.key")
+    assert me.node_id in shown
+    assert me.node_id in invoke("id", "export", str(tmp_path / "key.pem"))
+    with pytest.raises(ConfigError, match="there already"):
+        invoke("id", "export", str(tmp_path / "key.pem"))
+    other = str(tmp_path / "other")
+    assert me.node_id in invoke("id", "import", str(tmp_path / "key.pem"), "--data-dir", other)
+    assert me.node_id in invoke("id", "show", "--data-dir", other)
+
+
+def test_an_identity_is_not_lost_by_accident(tmp_path: Path) -> None:
+    first = invoke("id", "show")
+    Identity.load_or_create(tmp_path / "another.pem")
+    with pytest.raises(ConfigError, match="has an identity already"):
+        invoke("id", "import", str(tmp_path / "another.pem"))
+    assert invoke("id", "show") == first
+    invoke("id", "import", str(tmp_path / "another.pem"), "--force")
+    assert invoke("id", "show") != first
+
+
+def test_leaving_keeps_unsent_work_unless_forced(home: Path) -> None:
+    record = joined(home)
+    spool = Spool(Hubs(Paths.find(None)).directory(record) / "spool.db")
+    spool.open()
+    spool.begin_run("run")
+    import numpy as np
+
+    rollout = Rollout(
+        rollout_id="1-0",
+        lease_id=1,
+        group_id=1,
+        index=0,
+        policy_version_start=0,
+        policy_version_end=0,
+        completion_ids=np.zeros(1, np.int32),
+        behavior_logprobs=np.zeros(1, np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.0,
+    )
+    spool.write([SpoolRollout(rollout=rollout)])
+    spool.close()
+    with pytest.raises(StorageError, match="1 finished rollouts have not reached the hub"):
+        invoke("leave")
+    assert Hubs(Paths.find(None)).last() == record
+    assert "Left a run" in invoke("leave", "--force")
+    assert Hubs(Paths.find(None)).last() is None
+
+
+def test_leaving_forgets_the_hub_but_not_the_identity(home: Path) -> None:
+    joined(home)
+    before = invoke("id", "show")
+    (home / "artefacts" / "run-base").mkdir(parents=True)
+    invoke("leave")
+    assert not (home / "artefacts" / "run-base").exists()
+    assert invoke("id", "show") == before
+
+
+class Process:
+    """`echo-node` as a process of its own beside the test's hub."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, *arguments: str) -> "Process":
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "echo_node.main",
+                *arguments,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        )
+
+    async def end(self) -> tuple[int, str, str]:
+        async with asyncio.timeout(60):
+            out, err = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, out.decode(), err.decode()
+
+
+def sampling_at(hub: Any, version: int) -> Any:
+    return lambda: any(s.capacity > 0 and s.policy_version == version for s in hub.all(NodeStatus))
+
+
+FLAGS = ("--swarm-host", "127.0.0.1", "--threads", "1", "--width", "4")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_join_works_until_told_to_stop(hub: Any, number: signal.Signals) -> None:
+    pytest.importorskip("llama_cpp")
+    node = await Process.start("join", hub.url, "--name", "n", *FLAGS)
+    await hub.until(sampling_at(hub, 0))
+    lease = await hub.lease(1, version=0)
+    await hub.finished(lease)
+    node.process.send_signal(number)
+    status, out, err = await node.end()
+    assert (status, err) == (0, "")
+    assert "Connected to test run" in out and "pinned now" in out
+    assert isinstance(hub.said[-1], Goodbye)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_a_killed_node_comes_back_with_run_and_leaves_for_good(hub: Any) -> None:
+    pytest.importorskip("llama_cpp")
+    hub.acknowledges = False
+    node = await Process.start("join", hub.url, *FLAGS)
+    await hub.until(sampling_at(hub, 0))
+    done = await hub.lease(1, version=0)
+    await hub.finished(done)
+    node.process.kill()
+    await node.end()
+    hub.said.clear()
+    hub.acknowledges = True
+    node = await Process.start("run", *FLAGS)
+    await hub.until(sampling_at(hub, 0))
+    assert {r.rollout_id for r in hub.all(Rollout)} == {f"1-{i}" for i in done.indices}
+    assert hub.all(LeaseReturned) == []
+    shown = await Process.start("status", "--json")
+    status, out, _ = await shown.end()
+    assert status == 0
+    assert json.loads(out)["hub"] == hub.url
+    leaving = await Process.start("leave")
+    status, out, err = await leaving.end()
+    assert (status, err) == (0, "") and "Left test run" in out
+    assert (await node.end())[0] == 0
+    assert Hubs(Paths.find(None)).all() == []

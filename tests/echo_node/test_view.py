@@ -1,0 +1,69 @@
+import io
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from rich.console import Console
+
+from echo_node.view import LiveView, PlainView, Snapshot, from_json, open_view, panel, rows, summary
+
+SNAPSHOT = Snapshot(
+    pid=1,
+    node_id="abc",
+    name="a node",
+    backend="llama_cpp",
+    device="cpu",
+    hub="http://127.0.0.1:8710",
+    connected=True,
+    activity="sampling",
+    hub_fingerprint="aaaa bbbb",
+    run_name="echo",
+    policy_version=12,
+    published_version=13,
+    capacity=16,
+    held_rollouts=3,
+    tokens_per_s=812.4,
+    rollouts={"leased": 3, "sent": 2, "received": 1, "verified": 0, "trained": 40, "dropped": 5, "dropped:stale": 5},
+    fetching={"Policy version 13": (500_000, 1_500_000)},
+    problem="the disk is full",
+)
+
+
+def test_all_that_matters_is_shown() -> None:
+    shown = dict(rows(SNAPSHOT))
+    assert "40 trained" in shown["rollouts"] and "5 dropped" not in shown["policy"]
+    assert "5 (5 stale) dropped" in shown["rollouts"]
+    assert shown["policy"] == "version 12; newest published: 13"
+    assert shown["fetching"] == "Policy version 13: 0.5 of 1.5 MB"
+    assert shown["problem"] == "the disk is full"
+    assert "not connected" in dict(rows(replace(SNAPSHOT, connected=False)))["hub"]
+
+
+def test_one_line_sums_it_up() -> None:
+    assert summary(SNAPSHOT) == (
+        "sampling, version 12: 48 rollouts sampled, 46 received by the hub, 40 trained, 5 dropped; 812 tokens/s"
+    )
+
+
+def test_a_snapshot_travels_as_json() -> None:
+    back = from_json(json.loads(json.dumps(asdict(SNAPSHOT))))
+    assert rows(back) == rows(SNAPSHOT)
+
+
+def test_a_terminal_gets_a_panel_and_a_file_gets_lines(caplog: pytest.LogCaptureFixture) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with open_view(terminal, quiet=False) as view:
+        assert isinstance(view, LiveView)
+        view.update(SNAPSHOT)
+    plain = Console(file=io.StringIO(), width=120)
+    with open_view(plain, quiet=False) as view, caplog.at_level("INFO"):
+        assert isinstance(view, PlainView)
+        view.update(SNAPSHOT)
+        view.update(SNAPSHOT)
+    assert [record.message for record in caplog.records] == [summary(SNAPSHOT)]
+
+
+def test_names_from_outside_are_text_not_markup() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(panel(replace(SNAPSHOT, run_name="[red]run[/red] [/]")))
+    assert "[red]run[/red] [/]" in console.file.getvalue()  # type: ignore[attr-defined]
