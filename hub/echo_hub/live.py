@@ -210,7 +210,7 @@ def _step_view(row: StepRecord) -> StepView:
         mean_reward=row.mean_reward,
         staleness_mean=row.staleness_mean,
         staleness_max=row.staleness_max,
-        seconds=row.metrics.get("seconds", row.trained_at - row.planned_at),
+        seconds=row.metrics.get("train_s", row.trained_at - row.planned_at),
         loss=row.metrics.get("loss"),
         grad_norm=row.metrics.get("grad_norm"),
         mismatch_kl=row.metrics.get("mismatch_kl"),

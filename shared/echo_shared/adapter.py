@@ -73,7 +73,7 @@ class Adapter:
 
     @property
     def max_rank(self) -> int:
-        return max(module.a.shape[0] for module in self.modules)
+        return max(len(module.a) for module in self.modules)
 
 
 def load_adapter(directory: Path) -> Adapter:

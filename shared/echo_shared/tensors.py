@@ -20,7 +20,7 @@ from echo_shared.errors import CodecError
 MAX_HEADER_BYTES: Final = 100_000_000
 """The safetensors format's own limit."""
 
-_STORED: Final = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_STORED: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 class TensorFile(Mapping[str, NDArray[np.float32]]):
@@ -68,10 +68,11 @@ class TensorFile(Mapping[str, NDArray[np.float32]]):
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         dtype, shape, begin, end = self._entries[name]
         # The header's length decides the alignment, and numpy views need none of it when made from a buffer.
-        stored = np.frombuffer(self._data[begin:end], dtype=_STORED[dtype])
+        stored: NDArray[Any] = np.frombuffer(memoryview(self._data[begin:end]), dtype=_STORED[dtype])
         if dtype == "BF16":
             stored = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return stored.astype(np.float32, copy=False).reshape(shape)
+        array: NDArray[np.float32] = stored.astype(np.float32, copy=False).reshape(shape)
+        return array
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The tensor's shape, without reading it."""

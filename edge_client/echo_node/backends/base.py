@@ -48,7 +48,10 @@ class Engine(Protocol):
         """Loads the base model. Raises BackendError when it cannot."""
 
     def set_policy(self, version: int, adapter_dir: Path | None) -> None:
-        """Samples by this adapter from now on; None is the bare base. Raises BackendError or CodecError when it cannot."""
+        """Samples by this adapter from now on; None is the bare base.
+
+        Raises BackendError or CodecError when it cannot; a policy must then be set before the next `sample`.
+        """
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         """Draws groups in one continuous batch; yields what each step finished, often nothing.

@@ -121,7 +121,7 @@ def convert_model(base_dir: Path, derived_dir: Path, precision: Precision) -> Pa
     temporary = target.with_suffix(f".{os.getpid()}.tmp")
     try:
         _write_model(base_dir, temporary, shape, precision)
-        os.replace(temporary, target)
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
     return target
@@ -212,11 +212,12 @@ def _rope_freqs(shape: ModelShape) -> NDArray[np.float32] | None:
     wavelengths = 2 * np.pi * rope["rope_theta"] ** exponents
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
     smooth = np.clip((rope["original_max_position_embeddings"] / wavelengths - low) / (high - low), 0.0, 1.0)
-    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    divisors: NDArray[np.float32] = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    return divisors
 
 
 def write_adapter(adapter: Adapter, shape: ModelShape, path: Path) -> None:
-    """Writes `adapter` as a GGUF LoRA file for a model of `shape`. Raises BackendError when it is not for such a model."""
+    """Writes `adapter` as a GGUF LoRA file. Raises BackendError when it is not for a model of `shape`."""
     writer = gguf.GGUFWriter(path, shape.architecture)
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")

@@ -251,7 +251,9 @@ class LlamaCppEngine:
             wanted.append(is_last)
         if len(slots) == 0 and len(tokens) == 1:
             return
-        logits = self._llama.decode(*(np.concatenate(column) for column in (tokens, positions, sequences, wanted)))
+        logits = self._llama.decode(
+            np.concatenate(tokens), np.concatenate(positions), np.concatenate(sequences), np.concatenate(wanted)
+        )
         for number, group in enumerate(completed, start=len(slots)):
             group.first_logits = logits[number : number + 1].copy()
         self._draw(logits, np.arange(len(slots)), slots, events)

@@ -1,7 +1,7 @@
 """One llama.cpp model with one context, through the low-level bindings: batches in, logits out, no sampling.
 
 Sequences share the KV cache (`kv_unified`), so a copied prompt costs no memory. Flash attention stays off: it rounds
-keys and values to 16 bits whatever the cache's type. Misuse can abort the process; see `worker` for why that is bearable.
+keys and values to 16 bits whatever the cache's type. Misuse can abort the process, which is why engines are children.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _RATE_WINDOW_S: Final = 10.0
 
 
 class Backend:
-    """One running worker. After ChildExited it is of no more use: start another, and submit again what is unfinished."""
+    """One running worker. After ChildExited it is of no more use: start another and submit what is unfinished again."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -64,7 +64,7 @@ class Backend:
 
     @property
     def tokens_per_s(self) -> float:
-        """Completion tokens a second of sampling, over the last seconds that the engine was busy; 0 before the first."""
+        """Completion tokens a second of sampling, over the last seconds the engine was busy; 0 before the first."""
         tokens = sum(count for count, _ in self._recent)
         return tokens / sum(seconds for _, seconds in self._recent) if tokens else 0.0
 

@@ -42,9 +42,9 @@ class SlotTable:
     def _make_room(self, tokens: int, stops: int) -> None:
         missing = max(0, tokens - self._u.shape[1])
         if missing:
-            self._u, self._ids, self._logprobs = (
-                np.pad(column, ((0, 0), (0, missing))) for column in (self._u, self._ids, self._logprobs)
-            )
+            self._u = np.pad(self._u, ((0, 0), (0, missing)))
+            self._ids = np.pad(self._ids, ((0, 0), (0, missing)))
+            self._logprobs = np.pad(self._logprobs, ((0, 0), (0, missing)))
         missing = max(0, stops - self._stops.shape[1])
         self._stops = np.pad(self._stops, ((0, 0), (0, missing)), constant_values=-1)
 
@@ -62,7 +62,8 @@ class SlotTable:
         self.position[slots] += 1
         self._drawn[slots] = drawn + 1
         complete = (drawn + 1 == self._max_tokens[slots]) | (self._stops[slots] == tokens[:, None]).any(axis=1)
-        return slots[complete]
+        ended: NDArray[np.int64] = slots[complete]
+        return ended
 
     def take(self, slot: int) -> tuple[NDArray[np.int32], NDArray[np.float32], FinishReason]:
         """Frees the slot of a complete rollout; returns its ids, log-probabilities and why it ended."""

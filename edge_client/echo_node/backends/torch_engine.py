@@ -37,14 +37,14 @@ class TorchEngine:
             torch.set_num_threads(settings.threads)
         try:
             self._device = torch.device(settings.device)
-            self._base: Any = AutoModelForCausalLM.from_pretrained(
+            base: Any = AutoModelForCausalLM.from_pretrained(
                 base_dir,
                 dtype=_dtype(base_dir, settings.precision, self._device),
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
             )
-            self._base.to(self._device).eval().requires_grad_(False)
+            self._base: Any = base.to(self._device).eval().requires_grad_(False)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise BackendError("PyTorch could not load the base model.", got=f"{base_dir}: {error}") from error
         self._peft: PeftModel | None = None
@@ -65,8 +65,7 @@ class TorchEngine:
     def _kv_bytes_per_token(self) -> int:
         config = self._base.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        values = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
-        return int(values) * self._base.dtype.itemsize
+        return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self._base.dtype.itemsize)
 
     def set_policy(self, version: int, adapter_dir: Path | None) -> None:
         if adapter_dir is not None:
@@ -75,7 +74,7 @@ class TorchEngine:
                 self._wrap(adapter)
         self._uses_adapter = adapter_dir is not None
         if self._peft is not None:
-            tuner = self._peft.base_model
+            tuner: Any = self._peft.base_model
             tuner.enable_adapter_layers() if self._uses_adapter else tuner.disable_adapter_layers()
 
     def _wrap(self, adapter: Adapter) -> None:
@@ -103,8 +102,8 @@ class TorchEngine:
         parameters = {name: parameter for name, parameter in model.named_parameters() if ".lora_" in name}
         source = {}
         for module in adapter.modules:
-            for half, values in (("A", module.a), ("B", module.b)):
-                source[f"base_model.model.{module.path}.lora_{half}.default.weight"] = torch.tensor(values)
+            for half, array in (("A", module.a), ("B", module.b)):
+                source[f"base_model.model.{module.path}.lora_{half}.default.weight"] = torch.tensor(array)
         if set(source) != set(parameters):
             return False
         for name, values in source.items():

@@ -86,7 +86,6 @@ _TUNED: Final = {
         | lt.alert_category.block_progress
     ),
 }
-_FREE_PORT_TRIES: Final = 5
 _LEAST_WAIT_S: Final = 1.0
 _REVIVE_WEB_SEED_AFTER_S: Final = 15.0
 """Long enough for a slow connection to be made."""
@@ -98,11 +97,11 @@ class _Transfer:
     def __init__(self, layout: Layout, parent: Path, *, on_progress: OnProgress | None) -> None:
         self.layout = layout
         self.handle = lt.torrent_handle()
-        loop = asyncio.get_running_loop()
-        self.checked: asyncio.Future[None] = loop.create_future()
-        """What lay on the disk before has been looked at."""
-        self.finished: asyncio.Future[None] = loop.create_future()
         self.error: EchoError | None = None
+        self.checked = asyncio.Event()
+        """What lay on the disk before has been looked at."""
+        self.finished = asyncio.Event()
+        """Complete, or failed."""
         self.flushed = asyncio.Event()
         self.removing = False
         self.removed = asyncio.Event()
@@ -112,7 +111,7 @@ class _Transfer:
         self.web_seed_bytes = 0
         """Without the last blocks: libtorrent does not report what reaches the disk after the last piece is whole."""
         self.last_problem = ""
-        self.last_block_at = self.last_piece_at = loop.time()
+        self.last_block_at = self.last_piece_at = asyncio.get_running_loop().time()
         """When data came, and when data came that matches its hash."""
         self._parent = parent
         self._on_progress = on_progress
@@ -120,13 +119,13 @@ class _Transfer:
 
     @property
     def complete(self) -> bool:
-        return self.finished.done() and self.error is None
+        return self.finished.is_set() and self.error is None
 
     def fail(self, error: EchoError) -> None:
         """Ends the transfer; whoever awaits it looks at `error`."""
         self.error = self.error or error
-        _resolve(self.checked)
-        _resolve(self.finished)
+        self.checked.set()
+        self.finished.set()
 
     def abandon(self) -> None:
         """The session ends, and will not say anything more."""
@@ -145,9 +144,9 @@ class _Transfer:
                 self._piece_finished(alert.piece_index)
             case lt.torrent_checked_alert():
                 self.last_block_at = self.last_piece_at = now
-                _resolve(self.checked)
+                self.checked.set()
             case lt.torrent_finished_alert():
-                _resolve(self.finished)
+                self.finished.set()
             case lt.cache_flushed_alert():
                 self.flushed.set()
             case lt.torrent_removed_alert():
@@ -194,23 +193,7 @@ class BitTorrentSwarm(Swarm):
     async def listen(self) -> None:
         """Starts the session. Raises SwarmError when it cannot listen."""
         _trust_what_python_trusts()
-        tries = 1 if self._settings.port else _FREE_PORT_TRIES
-        for attempt in range(tries):
-            self._start_session()
-            try:
-                self.port = await self._listening
-            except SwarmError:
-                await self.close()
-                if attempt == tries - 1:
-                    raise
-            else:
-                return
-
-    def _start_session(self) -> None:
-        host = self._settings.listen_host
-        # With port 0 libtorrent would take another port on every network interface; peers are told of one.
-        port = self._settings.port or _free_port(host)
-        self._listening = self._loop.create_future()
+        host, port = _bindable(self._settings.listen_host, self._settings.port)
         settings: Any = {
             **_TUNED,
             "listen_interfaces": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
@@ -221,14 +204,19 @@ class BitTorrentSwarm(Swarm):
         self._bell.setblocking(False)
         self._rope.setblocking(False)
         self._session.set_alert_fd(self._rope.fileno())
-        self._listener = asyncio.create_task(self._listen(), name="swarm-alerts")
+        self._listener = asyncio.create_task(self._take_alerts_when_rung(), name="swarm-alerts")
+        try:
+            self.port = await self._listening
+        except SwarmError:
+            await self.close()
+            raise
 
-    async def _listen(self) -> None:
+    async def _take_alerts_when_rung(self) -> None:
         while True:
             await self._loop.sock_recv(self._bell, 64)
             try:
                 self._take_alerts()
-            except Exception:  # noqa: BLE001 - one transfer's callback must not make all others deaf.
+            except Exception:  # One transfer's callback must not make all others deaf.
                 log.exception("An alert of libtorrent could not be handled.")
 
     def _take_alerts(self) -> None:
@@ -248,13 +236,7 @@ class BitTorrentSwarm(Swarm):
             case lt.listen_succeeded_alert() if not self._listening.done():
                 self._listening.set_result(alert.port)
             case lt.listen_failed_alert() if not self._listening.done():
-                self._listening.set_exception(
-                    SwarmError(
-                        "The BitTorrent peer cannot listen.",
-                        got=alert.message(),
-                        do="Choose another swarm port (0 = any free one), or end what uses this one.",
-                    )
-                )
+                self._listening.set_exception(_cannot_listen(alert.message()))
             case lt.alerts_dropped_alert():
                 log.warning("libtorrent had more to say than was read: counts of bytes may be too low.")
 
@@ -285,20 +267,18 @@ class BitTorrentSwarm(Swarm):
     ) -> FetchStats:
         started_at = self._loop.time()
         layout = read_torrent(torrent)
-        if (running := self._transfers.get(layout.info_hash)) is not None:
-            if running.complete:
-                return FetchStats(seconds=0, swarm_bytes=0, web_seed_bytes=0)
-            if running.error is None:
-                raise LocalProtocolError(f"{layout.name} is being fetched already.")
         params = _params(torrent, parent, tracker_urls)
         params.peers = await resolve(peers)
         transfer = _Transfer(layout, parent, on_progress=on_progress)
         if web_seed_url is not None:
             transfer.web_seed_addresses = frozenset(await resolve([_server_of(web_seed_url)]))
+        if (running := self._transfers.get(layout.info_hash)) is not None and running.complete:
+            return FetchStats(seconds=0, swarm_bytes=0, web_seed_bytes=0)
+        await self._add(transfer, params)
         try:
-            await self._add(transfer, params)
             await self._until_finished(transfer, web_seed_url)
             if transfer.complete:
+                transfer.flushed.clear()
                 transfer.handle.flush_cache()  # The last blocks may not be in their files yet.
                 await transfer.flushed.wait()
             if transfer.error is not None:
@@ -306,7 +286,7 @@ class BitTorrentSwarm(Swarm):
             seconds = self._loop.time() - started_at
             received_bytes, from_web_seed_bytes = await asyncio.to_thread(_received, transfer.handle)
         except BaseException:
-            await self.remove(layout.info_hash)
+            await self._remove(transfer)
             raise
         web_seed_bytes = min(received_bytes, max(transfer.web_seed_bytes, from_web_seed_bytes))
         return FetchStats(seconds=seconds, swarm_bytes=received_bytes - web_seed_bytes, web_seed_bytes=web_seed_bytes)
@@ -316,8 +296,8 @@ class BitTorrentSwarm(Swarm):
         patience_s, stall_s = self._settings.web_seed_after_s, self._settings.stall_timeout_s
         asked_web_seed_at = -math.inf
         if patience_s:
-            await transfer.checked  # A wanted web seed is known to libtorrent by then, and connected at once.
-        while not transfer.finished.done():
+            await transfer.checked.wait()  # A wanted web seed is known to libtorrent by then, and connected at once.
+        while not transfer.finished.is_set():
             now = self._loop.time()
             quiet_s, stalled_s = now - transfer.last_block_at, now - transfer.last_piece_at
             if stalled_s >= stall_s:
@@ -330,7 +310,9 @@ class BitTorrentSwarm(Swarm):
                     asked_web_seed_at = now
                     transfer.handle.remove_url_seed(web_seed_url)  # Revives one that libtorrent has given up.
                     transfer.handle.add_url_seed(web_seed_url)
-            await asyncio.wait({transfer.finished}, timeout=min(wait_s, stall_s - stalled_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(wait_s, stall_s - stalled_s)):
+                    await transfer.finished.wait()
 
     async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:
         if info_hash not in self._transfers:
@@ -341,8 +323,12 @@ class BitTorrentSwarm(Swarm):
                 transfer.handle.connect_peer(address)
 
     async def remove(self, info_hash: bytes, *, delete_files: bool = False) -> None:
-        transfer = self._transfers.get(info_hash)
-        if transfer is None or self._session is None:
+        if (transfer := self._transfers.get(info_hash)) is not None:
+            await self._remove(transfer, delete_files=delete_files)
+
+    async def _remove(self, transfer: _Transfer, *, delete_files: bool = False) -> None:
+        info_hash = transfer.layout.info_hash
+        if self._session is None or self._transfers.get(info_hash) is not transfer:
             return
         transfer.fail(_stopped(transfer.layout, got="it was removed"))
         try:
@@ -376,11 +362,15 @@ class BitTorrentSwarm(Swarm):
 
     async def _add(self, transfer: _Transfer, params: lt.add_torrent_params) -> None:
         """Puts the torrent into the session, in place of one that has failed."""
-        await self.remove(transfer.layout.info_hash)
+        info_hash = transfer.layout.info_hash
+        if (running := self._transfers.get(info_hash)) is not None and running.error is not None:
+            await self._remove(running)
+        if info_hash in self._transfers:
+            raise LocalProtocolError(f"{transfer.layout.name} is being fetched already.")
         if self._session is None:
             raise LocalProtocolError("The swarm is closed.")
-        self._transfers[transfer.layout.info_hash] = transfer
         transfer.handle = self._session.add_torrent(params)
+        self._transfers[info_hash] = transfer
 
 
 def _params(torrent: bytes, parent: Path, tracker_urls: Iterable[str]) -> lt.add_torrent_params:
@@ -429,19 +419,21 @@ def _stopped(layout: Layout, *, got: str) -> SwarmError:
     return SwarmError(f"The transfer of {layout.name} stopped.", got=got)
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _free_port(host: str) -> int:
+def _bindable(host: str, port: int) -> tuple[str, int]:
+    """The IP address of `host` and a port that is free there: libtorrent itself would take another on each interface."""
     try:
-        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
-            return int(server.getsockname()[1])
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
+            return server.getsockname()[:2]
     except OSError as error:
-        raise SwarmError(
-            "The BitTorrent peer cannot listen.", got=f"{host}: {error}", do="Set an address of this machine."
-        ) from error
+        raise _cannot_listen(f"{host} port {port}: {error}") from error
+
+
+def _cannot_listen(got: str) -> SwarmError:
+    return SwarmError(
+        "The BitTorrent peer cannot listen.",
+        got=got,
+        do="Set an address of this machine and a swarm port that nothing else uses (0 = any free one).",
+    )
 
 
 def _trust_what_python_trusts() -> None:

@@ -98,7 +98,7 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
             if "lora_B" in name:
                 parameter.data.normal_(std=0.05)
         directory = tmp_path_factory.mktemp("adapter")
-        model.save_pretrained(directory)
+        model.save_pretrained(str(directory))
         return directory
 
     return make
@@ -129,7 +129,7 @@ def reference_logits(model: Any, ids: Sequence[int]) -> np.ndarray[Any, np.dtype
 
 
 def reference_rollout(model: Any, request: GroupRequest, index: int) -> tuple[list[int], list[float]]:
-    """One token after the other by `draws.draw` on the whole sequence's logits: the definition, without any cleverness."""
+    """One token after the other by `draws.draw` on the whole sequence's logits: the definition itself."""
     u = draws.uniforms(request.seed, index, request.max_tokens)
     ids: list[int] = []
     logprobs: list[float] = []

@@ -1,4 +1,4 @@
-"""What every engine must do. Both engines against the naive sampler and against each other: the same seeds give the same rollouts."""
+"""What every engine must do: from the same seeds, the very rollouts that the naive sampler draws."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_groups_may_come_later(engine: Engine, kit: Any) -> None:
     class Dripping:
         def __init__(self) -> None:
             self.turn = 0
-            self.left = list(requests)
+            self.left: list[GroupRequest] = list(requests)
 
         def __iter__(self) -> Dripping:
             return self

@@ -47,7 +47,7 @@ def test_rollouts() -> None:
             index=number % 2,
             policy_version=3,
             completion_ids=np.arange(length, dtype=np.int32),
-            behavior_logprobs=-np.arange(length, dtype=np.float32) / 3,
+            behavior_logprobs=np.linspace(-1, 0, length, dtype=np.float32),
             finish_reason=FinishReason.STOP if number else FinishReason.LENGTH,
             sampling_s=0.5,
         )

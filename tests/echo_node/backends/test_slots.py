@@ -25,7 +25,7 @@ REQUEST = GroupRequest(
 
 
 def record(table: SlotTable, slots: list[int], tokens: list[int]) -> list[int]:
-    return table.record(np.array(slots), np.array(tokens), np.array([-1.0] * len(slots))).tolist()
+    return list(table.record(np.array(slots), np.array(tokens), np.array([-1.0] * len(slots))))
 
 
 def test_stop_token_and_length_end_a_rollout() -> None:

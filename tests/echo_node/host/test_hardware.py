@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ GIB = 2**30
 
 def test_this_machine() -> None:
     found = detect()
-    assert 1 <= found.usable_cores
-    assert 1 <= found.physical_cores
+    assert found.usable_cores >= 1
+    assert found.physical_cores >= 1
     assert found.memory_bytes > 2**28
     assert found.cpu_name
     assert len(found.summary) <= 128
@@ -48,8 +49,8 @@ def test_nvidia_smi_is_asked(script: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_unknown_system_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "_CPUINFO", tmp_path / "absent")
     monkeypatch.setattr(hardware, "_NVIDIA_SMI", (str(tmp_path / "absent"),))
-    monkeypatch.setattr(hardware.platform, "processor", lambda: "")
-    monkeypatch.setattr(hardware.platform, "machine", lambda: "")
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "")
     found = detect()
     assert (found.cpu_name, found.cuda_gpus) == ("unknown CPU", ())
 
