@@ -6,7 +6,7 @@ model that can do the task and does not do it reliably. The problems that `echo_
 evaluation take no part in either phase.
 
 The same seed, thread count and versions of PyTorch and its CPU kernels give the same weights. Run it from the
-repository's root: `python scripts/make_tiny_base.py` (about ten minutes on one core).
+repository's root: `python scripts/make_tiny_base.py` (about ten minutes on one free core).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Directory to write, made if missing.")] = DEFAULT_OUT,
     seed: Annotated[int, typer.Option(help="Of the initial weights and of the lessons.")] = 0,
     learn_steps: Annotated[int, typer.Option(min=0, help="Steps with right answers.")] = 1_200,
-    forget_steps: Annotated[int, typer.Option(min=0, help="Steps with the forgetful teacher.")] = 200,
+    forget_steps: Annotated[int, typer.Option(min=0, help="Steps with the forgetful teacher.")] = 500,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
     """Make the tiny base model."""

@@ -18,9 +18,9 @@ import echo_shared
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-BROUGHT_ALONG = {"pydantic-core"}
-"""Documented as part of a declared distribution, though they are ones of their own."""
-OWN = {"echo_hub", "echo_node", "echo_shared", "benchmarks"}
+BROUGHT_ALONG = {"pydantic-core", "yarl"}
+"""Part of what pydantic and aiohttp document as theirs, though distributions of their own."""
+OWN = {"echo_hub", "echo_node", "echo_shared", "benchmarks", *(path.stem for path in (ROOT / "tests").rglob("*.py"))}
 
 
 def declared(*extras: str) -> set[str]:

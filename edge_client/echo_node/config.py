@@ -37,3 +37,5 @@ class NodeConfig(BaseSettings):
     """Allow an unencrypted connection to a hub on another machine."""
     reconnect_first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Wait before the first attempt to connect again; later ones wait longer, up to a minute."""
+    exit_with_stdin: bool = False
+    """Stop when standard input ends: for a program that starts a node and must not leave it behind."""

@@ -12,9 +12,10 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -99,6 +100,8 @@ class Daemon:
         )
         try:
             self._client = self._make_client(found.summary)
+            if self._config.exit_with_stdin:
+                self._watch_stdin()
             with self._signals():
                 async with control_server(
                     self._paths.control_file, {"status": self._status_verb, "stop": self._stop_verb}
@@ -288,6 +291,17 @@ class Daemon:
         if self._stopping is None:
             self.request_stop("asked to by echo-node")
         return {"pid": os.getpid()}
+
+    def _watch_stdin(self) -> None:
+        """A daemon thread, because a read of standard input can be neither awaited nor cancelled everywhere."""
+        loop = asyncio.get_running_loop()
+
+        def wait() -> None:
+            sys.stdin.buffer.read()
+            with suppress(RuntimeError):  # The loop has ended before its standard input did.
+                loop.call_soon_threadsafe(self.request_stop, "standard input ended")
+
+        threading.Thread(target=wait, name="stdin", daemon=True).start()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

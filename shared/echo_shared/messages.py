@@ -9,13 +9,23 @@ Reading order: the handshake (Hello .. Welcome), then what the hub says, then wh
 
 from __future__ import annotations
 
+import unicodedata
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
 
 from echo_shared.errors import CodecError
 
@@ -69,8 +79,14 @@ Logprobs = Annotated[
     PlainSerializer(pack_array),
 ]
 
-Name = Annotated[str, Field(min_length=1, max_length=64)]
-Text = Annotated[str, Field(max_length=2_000)]
+
+def _printable(text: str) -> str:
+    """A peer's text ends up in terminals and logs: control characters (escape sequences) become question marks."""
+    return "".join("?" if unicodedata.category(char) == "Cc" and char not in "\n\t" else char for char in text)
+
+
+Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_printable)]
+Text = Annotated[str, Field(max_length=2_000), AfterValidator(_printable)]
 PublicKey = Annotated[bytes, Field(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Field(min_length=64, max_length=64)]
 Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
@@ -81,7 +97,7 @@ Lax = Field(strict=False)
 """MessagePack has no tuples and no enums: these types are made from lists and strings, their items stay strict."""
 
 Peer = Annotated[tuple[Annotated[str, Field(max_length=255)], Annotated[int, Field(ge=1, le=65535)]], Lax]
-RolloutId = Annotated[str, Field(min_length=3, max_length=48, pattern=r"^\d+-\d+$")]
+RolloutId = Annotated[str, Field(min_length=3, max_length=48, pattern=r"^[0-9]+-[0-9]+$")]
 
 
 class RefusalCode(StrEnum):
@@ -163,7 +179,7 @@ class Proof(Message):
     name: Name
     invite_token: Annotated[str, Field(max_length=256)] | None = None
     backend: Name
-    device: Annotated[str, Field(max_length=128)]
+    device: Annotated[str, Field(max_length=128), AfterValidator(_printable)]
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port on which the node's BitTorrent peer listens; 0 = none."""
 

@@ -68,7 +68,7 @@ class TensorFile(Mapping[str, NDArray[np.float32]]):
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         dtype, shape, begin, end = self._entries[name]
         # The header's length decides the alignment, and numpy views need none of it when made from a buffer.
-        stored: NDArray[Any] = np.frombuffer(memoryview(self._data[begin:end]), dtype=_STORED[dtype])
+        stored: NDArray[Any] = np.frombuffer(self._data[begin:end].data, dtype=_STORED[dtype])
         if dtype == "BF16":
             stored = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
         array: NDArray[np.float32] = stored.astype(np.float32, copy=False).reshape(shape)

@@ -44,7 +44,7 @@ def _draw_chunk(
     rows = np.arange(len(scaled_RV))
     scaled_RV -= scaled_RV.max(axis=1, keepdims=True)
     weights = np.exp(scaled_RV)
-    begin: NDArray[np.int64] | int = 0
+    begin = np.zeros(len(rows), np.int64)
     if vocabulary <= _BLOCK:
         cumulative = np.cumsum(weights, axis=1)
         totals = cumulative[:, -1]
@@ -64,6 +64,5 @@ def _draw_chunk(
     end = np.minimum(begin + in_reach.shape[1], vocabulary)
     for row in np.flatnonzero(tokens >= end):
         # Rounding left the sum below u: the last id that could have been drawn.
-        limit = int(np.broadcast_to(end, tokens.shape)[row])
-        tokens[row] = np.max(np.flatnonzero(weights[row, :limit]), initial=0)
+        tokens[row] = np.max(np.flatnonzero(weights[row, : end[row]]), initial=0)
     return tokens, scaled_RV[rows, tokens] - np.log(totals)

@@ -24,6 +24,7 @@ from echo_node.backends.draw_rows import draw_rows
 from echo_node.backends.gguf_convert import Precision, convert_model, read_shape, write_adapter
 from echo_node.backends.llama_cpp_native import ContextSize, LlamaContext
 from echo_node.backends.slots import SlotTable
+from echo_node.host import hardware
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -82,7 +83,7 @@ class LlamaCppEngine:
             cells=self._cells,
             sequences=self._width + 1,
             batch_tokens=self._batch_tokens,
-            threads=settings.threads or psutil.cpu_count(logical=False) or 1,
+            threads=settings.threads or hardware.sensible_threads(),
             exact_kv=precision == "f32",
         )
         self._llama = LlamaContext()

@@ -100,32 +100,34 @@ class TorchEngine:
     def _copy(self, model: PeftModel, adapter: Adapter) -> bool:
         """Copies `adapter` into the model's LoRA tensors; False, with nothing changed, if they are not made for it."""
         parameters = {name: parameter for name, parameter in model.named_parameters() if ".lora_" in name}
-        source = {}
-        for module in adapter.modules:
-            for half, array in (("A", module.a), ("B", module.b)):
-                source[f"base_model.model.{module.path}.lora_{half}.default.weight"] = torch.tensor(array)
-        if set(source) != set(parameters):
+        if len(parameters) != 2 * len(adapter.modules):
             return False
-        for name, values in source.items():
-            target = parameters[name].shape
-            if any(have > room for have, room in zip(values.shape, target, strict=True)):
+        pairs = []
+        for module in adapter.modules:
+            a = parameters.get(f"base_model.model.{module.path}.lora_A.default.weight")
+            b = parameters.get(f"base_model.model.{module.path}.lora_B.default.weight")
+            if a is None or b is None:
                 return False
+            if a.shape[1] != module.a.shape[1] or len(b) != len(module.b) or len(a) < len(module.a):
+                return False
+            pairs.append((a, b, module))
         with torch.no_grad():  # PEFT's enable_adapter_layers makes them require a gradient again.
-            for name, values in source.items():
-                parameters[name].zero_()
-                parameters[name][: values.shape[0], : values.shape[1]].copy_(values)
+            for a, b, module in pairs:
+                rank = len(module.a)
+                a.zero_()[:rank].copy_(torch.tensor(module.a))
+                b.zero_()[:, :rank].copy_(torch.tensor(module.b))
         return True
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         self._held = None
         while True:
+            self._cancelled.clear()
             failed: list[EngineEvent] = []
             wave = self._fill_wave(groups, failed)
             if failed:
                 yield failed
             if not wave and not failed:
                 return
-            self._cancelled.clear()
             try:
                 for rollout in sample_groups(self._peft if self._uses_adapter else self._base, wave):
                     if rollout.lease_id not in self._cancelled:

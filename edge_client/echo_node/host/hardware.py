@@ -49,12 +49,21 @@ def detect() -> Hardware:
     """Asks the system; never raises. Takes up to seconds where an NVIDIA driver has to wake up."""
     return Hardware(
         cpu_name=_cpu_name(),
-        physical_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        physical_cores=_physical_cores(),
         usable_cores=_usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         cuda_gpus=_cuda_gpus(),
         apple_silicon=platform.system() == "Darwin" and platform.machine() == "arm64",
     )
+
+
+def sensible_threads() -> int:
+    """For work that fills a core's arithmetic units, where a core's second thread gains nothing."""
+    return min(_physical_cores(), _usable_cores())
+
+
+def _physical_cores() -> int:
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
 def _usable_cores() -> int:

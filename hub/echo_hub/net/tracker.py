@@ -133,11 +133,19 @@ class Tracker:
 
 
 def _reaches(from_ip: str, to_ip: str) -> bool:
-    """Whether an address means the same machine to both: loopback and private ones stay among their own."""
-    source, target = ipaddress.ip_address(from_ip), ipaddress.ip_address(to_ip)
+    """Whether an address means the same machine to both: loopback and local ones stay among their own."""
+    try:
+        source, target = _parse_ip(from_ip), _parse_ip(to_ip)
+    except ValueError:
+        return False
     if target.is_loopback:
         return source.is_loopback
-    return target.is_global or source.is_private
+    return target.is_global or not source.is_global
+
+
+def _parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(text)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def routes(tracker: Tracker, *, trusted_proxies: frozenset[str] = frozenset()) -> list[web.RouteDef]:
@@ -195,10 +203,9 @@ def _remote_ip(request: web.Request, trusted_proxies: frozenset[str]) -> str:
     if ip in trusted_proxies:
         ip = request.headers.get("X-Forwarded-For", ip).rpartition(",")[2].strip()
     try:
-        address = ipaddress.ip_address(ip)
+        return str(_parse_ip(ip))
     except ValueError as error:
         raise RemoteProtocolError("An announce's address cannot be told.", got=repr(ip)) from error
-    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _encode_peers(peers: Sequence[PeerAddress], *, compact: bool) -> dict[str, bencode.Encodable]:

@@ -170,14 +170,17 @@ def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) ->
 
 def _train(connection: Connection, records: Sequence[StepTrained], now: float) -> None:
     for record in records:
-        _change(connection, _TRAIN, _keys(record.rollout_ids), "trained")
         changed = connection.execute(
             update(steps)
             .where(steps.c.step == record.step, steps.c.trained_at.is_(None))
             .values(trained_at=record.trained_at, metrics=dict(record.metrics))
         ).rowcount
         if changed != 1:
-            raise LocalProtocolError("A step was trained that was not planned.", got=f"step {record.step}")
+            raise LocalProtocolError(
+                "A step was trained that was not planned, or trained before; nothing of this turn is written.",
+                got=f"step {record.step}",
+            )
+        _change(connection, _TRAIN, _keys(record.rollout_ids), "trained")
 
 
 def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float) -> None:

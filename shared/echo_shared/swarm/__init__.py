@@ -4,7 +4,7 @@
 Whoever fetches checks the result against the signed manifest (`echo_shared.artefacts.verify_files`) before using it.
 """
 
-from echo_shared.swarm.base import FetchStats, PeerAddress, Swarm, SwarmSettings, TorrentStats
+from echo_shared.swarm.base import FetchStats, OnProgress, PeerAddress, Swarm, SwarmSettings, TorrentStats
 from echo_shared.swarm.torrent import Torrent, make_torrent, read_torrent
 
 __all__ = [

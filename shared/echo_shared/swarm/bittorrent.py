@@ -86,6 +86,7 @@ _TUNED: Final = {
         | lt.alert_category.block_progress
     ),
 }
+_INCOMPLETE: Final = (lt.torrent_status.states.checking_files, lt.torrent_status.states.downloading)
 _LEAST_WAIT_S: Final = 1.0
 _REVIVE_WEB_SEED_AFTER_S: Final = 15.0
 """Long enough for a slow connection to be made."""
@@ -155,6 +156,12 @@ class _Transfer:
                 self.deleted.set()
             case lt.file_error_alert():
                 self._break(storage_error(alert.message(), code=alert.error.value(), path=self._parent))
+            case lt.state_changed_alert() if self.complete and alert.state in _INCOMPLETE:
+                self._break(
+                    SwarmError(
+                        f"Files of {self.layout.name} have changed or vanished.", do="They must be fetched again."
+                    )
+                )
             case lt.torrent_error_alert():
                 self._break(_stopped(self.layout, got=alert.message()))
             case lt.hash_failed_alert():
@@ -166,7 +173,8 @@ class _Transfer:
                 self._note(f"the tracker says: {alert.failure_reason() or alert.error.message()}")
 
     def _break(self, error: EchoError) -> None:
-        log.warning("%s", error)  # For a seed, which nobody awaits, this is the only word.
+        if self.error is None:
+            log.warning("%s", error)  # For a seed, which nobody awaits, this is the only word.
         self.fail(error)
 
     def _note(self, problem: str) -> None:
@@ -334,10 +342,11 @@ class BitTorrentSwarm(Swarm):
         try:
             if not transfer.removing:
                 transfer.removing = True
+                if not delete_files:
+                    transfer.deleted.set()
                 self._session.remove_torrent(transfer.handle, int(lt.options_t.delete_files) if delete_files else 0)
             await transfer.removed.wait()
-            if delete_files:
-                await transfer.deleted.wait()
+            await transfer.deleted.wait()
         finally:
             self._transfers.pop(info_hash, None)
 
@@ -420,10 +429,11 @@ def _stopped(layout: Layout, *, got: str) -> SwarmError:
 
 
 def _bindable(host: str, port: int) -> tuple[str, int]:
-    """The IP address of `host` and a port that is free there: libtorrent itself would take another on each interface."""
+    """The IP address of `host`, and a port that is free there: left to itself, libtorrent takes one an interface."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
-            return server.getsockname()[:2]
+            address, free_port = server.getsockname()[:2]
+            return str(address), int(free_port)
     except OSError as error:
         raise _cannot_listen(f"{host} port {port}: {error}") from error
 

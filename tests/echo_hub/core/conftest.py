@@ -82,7 +82,7 @@ class Bench:
             NodeReported(node_id=node_id, capacity=capacity, policy_version=version),
         )
 
-    def arrival(self, lease: SendLease, index: int, **changes: Any) -> RolloutArrived:
+    def arrival(self, lease: SendLease, index: int, /, **changes: Any) -> RolloutArrived:
         values: dict[str, Any] = {
             "node_id": lease.node_id,
             "rollout_id": rollout_id(lease.lease_id, index),

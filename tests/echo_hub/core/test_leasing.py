@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from echo_hub.core.effects import RevokeLease, RolloutsDropped, RolloutsLeased, SendLease
-from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutScored, Tick
+from echo_hub.core.events import (
+    GroupPrepared,
+    LeaseGivenBack,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    RolloutRejected,
+    Tick,
+)
 from echo_shared.messages import DropReason, ReceiptState
 
-BenchOf = Callable[..., "Bench"]  # type: ignore[name-defined]  # noqa: F821
+BenchOf = Callable[..., Any]
 
 
 def test_a_group_goes_whole_to_a_node_that_has_room(bench: BenchOf) -> None:
-    b = bench(group_size=4, groups_per_step=1)
-    b.node("small", capacity=2)
-    b.node("big", capacity=8)
-    lease = b.of(SendLease)[0]
-    assert (lease.node_id, lease.group_id, lease.indices, lease.seed) == ("big", 0, (2, 3), 100)
+    b = bench(group_size=4, groups_per_step=2)
+    b.node("a", capacity=6)
+    b.node("b", capacity=8)
+    assert [(lease.node_id, lease.group_id, lease.indices) for lease in b.leases.values()] == [
+        ("a", 0, (0, 1, 2, 3)),
+        ("b", 1, (0, 1, 2, 3)),
+    ]
 
 
 def test_a_group_is_spread_when_no_node_is_big_enough(bench: BenchOf) -> None:
@@ -30,8 +41,7 @@ def test_groups_are_shared_out_over_the_fleet(bench: BenchOf) -> None:
     b = bench(groups_per_step=6, steps=1, prepare=False)
     for node_id in "abc":
         b.node(node_id, capacity=4)
-    b.prepare = True
-    b._take([effect for effect in bench(groups_per_step=6, steps=1, prepare=False).effects])
+    b.tell(*(GroupPrepared(group_id=group_id, seed=1) for group_id in range(6)))
     assert [lease.node_id for lease in b.leases.values()] == ["a", "b", "c", "a", "b", "c"]
 
 
@@ -59,7 +69,7 @@ def test_a_lease_past_its_deadline_goes_elsewhere_and_a_late_result_may_still_wi
     assert (again.node_id, again.indices) == ("b", (0, 1))
     assert b.of(RolloutsDropped) == []
     b.deliver(b.leases[1])
-    assert b.receipts("b") == [] or all(r.drop_reason is DropReason.EXPIRED for r in b.receipts("b"))
+    assert [r.drop_reason for r in b.receipts("b")] == [DropReason.EXPIRED] * 2
     assert b.of(RevokeLease) == [RevokeLease(node_id="b", lease_id=2, reason=DropReason.EXPIRED)]
     (lost,) = b.of(RolloutsDropped)
     assert (lost.rollout_ids, lost.reason) == (("2-0", "2-1"), DropReason.EXPIRED)
@@ -188,6 +198,5 @@ def test_a_rejected_index_goes_to_another_node(bench: BenchOf) -> None:
     b.node("a")
     b.node("b")
     b.deliver(b.leases[1], score=False)
-    b.tell(RolloutScored(rollout_id="1-0", reward=0.0))
-    b.tell(b.arrival(b.leases[1], 1))
-    assert b.of(SendLease) == []
+    b.tell(RolloutRejected(rollout_id="1-1", reason=DropReason.INVALID, detail="not drawn from the seed"))
+    assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (1,))]

@@ -48,12 +48,14 @@ def assert_same_as_reference(kit: Any, model: Any, requests: list[GroupRequest],
 
 
 def test_rollouts_are_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """The base; then an adapter; another of lower rank on fewer layers; and the base again."""
-    wide = make_adapter(base, 1)
-    narrow = make_adapter(base, 2, r=4, use_rslora=True, target_modules=["q_proj", "down_proj"])
-    for version, adapter in enumerate((None, wide, narrow, None)):
+    """The base; adapters of one shape, of lower rank, on fewer layers; the base again; and an adapter after it."""
+    first = make_adapter(base, 1)
+    second = make_adapter(base, 2)
+    thin = make_adapter(base, 3, r=4)
+    few = make_adapter(base, 4, r=4, use_rslora=True, target_modules=["q_proj", "down_proj"])
+    for version, adapter in enumerate((None, first, second, thin, few, None, first)):
         engine.set_policy(version, adapter)
-        requests = kit.make_requests(8, group_size=3, policy_version=version, first_lease=100 * version, max_tokens=8)
+        requests = kit.make_requests(7, group_size=2, policy_version=version, first_lease=100 * version, max_tokens=8)
         model = kit.load_reference(base, adapter)
         assert_same_as_reference(kit, model, requests, kit.rollouts_of(run(engine, requests)))
 

@@ -17,6 +17,7 @@ def test_this_machine() -> None:
     found = detect()
     assert found.usable_cores >= 1
     assert found.physical_cores >= 1
+    assert 1 <= hardware.sensible_threads() <= found.usable_cores
     assert found.memory_bytes > 2**28
     assert found.cpu_name
     assert len(found.summary) <= 128

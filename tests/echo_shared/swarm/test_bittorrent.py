@@ -3,11 +3,19 @@
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from echo_shared.errors import CodecError, LocalProtocolError, StorageError, SwarmError
 from echo_shared.swarm import FetchStats, Swarm, SwarmSettings
@@ -90,6 +98,13 @@ async def test_the_web_seed_serves_where_no_peer_does(
     assert payload.matches(tmp_path / "node" / payload.directory.name)
     assert stats.web_seed_bytes >= payload.total_bytes
     assert stats.swarm_bytes == 0
+
+
+async def test_the_web_seed_over_tls(payload, open_swarm, tls_web_seed, tmp_path) -> None:
+    node = await open_swarm(web_seed_after_s=0)
+    stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=tls_web_seed)
+    assert payload.matches(tmp_path / "node" / payload.directory.name)
+    assert (stats.swarm_bytes, stats.web_seed_bytes) == (0, payload.total_bytes)
 
 
 async def test_the_web_seed_is_left_alone_while_peers_deliver(payload, open_swarm, web_server, tmp_path) -> None:
@@ -222,18 +237,24 @@ async def test_a_directory_that_cannot_be_written_is_a_storage_error(payload, op
     assert str(tmp_path / "file") in str(caught.value)
 
 
-async def test_a_seed_whose_files_vanished_can_be_fetched_again(payload, open_swarm, heard, tmp_path) -> None:
+@pytest.mark.parametrize("damage", ["vanished", "changed"])
+async def test_a_seed_whose_files_are_damaged_can_be_fetched_again(
+    payload, open_swarm, heard, tmp_path, damage
+) -> None:
     hub, node, other = [await open_swarm(web_seed_after_s=NEVER) for _ in range(3)]
     await hub.seed(payload.torrent.torrent, payload.directory)
     directory = payload.copy_to(tmp_path / "node")
     await node.seed(payload.torrent.torrent, directory)
     for path in directory.iterdir():
-        path.unlink()
+        if damage == "vanished":
+            path.unlink()
+        else:
+            path.write_bytes(bytes(path.stat().st_size))
     fetch = asyncio.create_task(other.fetch(payload.torrent.torrent, tmp_path / "other", peers=here(node)))
-    await heard("cannot be written or read")
+    await heard("changed or vanished", "cannot be written or read")
     await node.fetch(payload.torrent.torrent, tmp_path / "node", peers=here(hub))
     assert payload.matches(directory)
-    await other.add_peers(payload.torrent.info_hash, here(node))
+    await other.add_peers(payload.torrent.info_hash, here(hub))
     await fetch
 
 
@@ -248,9 +269,11 @@ async def test_an_incomplete_directory_is_not_seeded(payload, open_swarm, tmp_pa
 
 
 async def test_a_taken_port_is_reported(open_swarm) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(SwarmError, match="cannot listen") as caught:
-            await open_swarm(port=taken.getsockname()[1])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(SwarmError, match="cannot listen") as caught,
+    ):
+        await open_swarm(port=taken.getsockname()[1])
     assert "swarm port" in str(caught.value)
 
 
@@ -281,6 +304,43 @@ def start_fetch(node: Swarm, payload: Any, parent: Path, peer: Swarm) -> tuple[a
 
 
 @pytest.fixture
+async def tls_web_seed(payload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """A web seed whose certificate only Python's own certificate file vouches for."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime(2020, 1, 1))
+        .not_valid_after(datetime(2120, 1, 1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = tmp_path / "server.pem"
+    authority = certificate.public_bytes(Encoding.PEM)
+    pem.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + authority)
+    (tmp_path / "authorities.pem").write_bytes(authority)
+    paths = ssl.get_default_verify_paths()._replace(cafile=str(tmp_path / "authorities.pem"))
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    app = web.Application()
+    app.router.add_static("/artefacts", payload.directory.parent)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    yield f"https://localhost:{runner.addresses[0][1]}/artefacts/"
+    await runner.cleanup()
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+
+
+@pytest.fixture
 async def partial_peer(payload: Any, open_swarm: Opener, tmp_path: Path) -> AsyncIterator[Swarm]:
     """A peer that has half of the payload and does not get the rest."""
     swarm = await open_swarm(web_seed_after_s=NEVER)
@@ -298,8 +358,8 @@ async def partial_peer(payload: Any, open_swarm: Opener, tmp_path: Path) -> Asyn
 
 
 @pytest.fixture
-async def heard() -> AsyncIterator[Callable[[str], Awaitable[None]]]:
-    """Waits until a log record with this text comes, or has come."""
+async def heard() -> AsyncIterator[Callable[..., Awaitable[None]]]:
+    """Waits until a log record with one of these texts comes, or has come."""
     loop, logger = asyncio.get_running_loop(), logging.getLogger("echo_shared.swarm")
     records: list[str] = []
     news = asyncio.Event()
@@ -309,8 +369,8 @@ async def heard() -> AsyncIterator[Callable[[str], Awaitable[None]]]:
             records.append(record.getMessage())
             loop.call_soon_threadsafe(news.set)
 
-    async def wait_for(text: str) -> None:
-        while not any(text in record for record in records):
+    async def wait_for(*texts: str) -> None:
+        while not any(text in record for record in records for text in texts):
             news.clear()
             await news.wait()
 

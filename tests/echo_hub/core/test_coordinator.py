@@ -1,0 +1,206 @@
+"""Groups, arrivals, scores and restarts. Leases are in test_leasing, steps in test_training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from echo_hub.core.effects import (
+    GroupDropped,
+    GroupOpened,
+    LookUpReceipt,
+    PrepareGroup,
+    RolloutReceived,
+    RolloutsDropped,
+    RolloutVerified,
+    ScoreRollout,
+    SendLease,
+    SendReceipts,
+)
+from echo_hub.core.events import GroupPrepared, RolloutRejected, RolloutScored
+from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot
+from echo_shared.messages import DropReason, Receipt, ReceiptState
+
+BenchOf = Callable[..., Any]
+
+
+def test_a_new_run_prepares_what_the_bound_allows(bench: BenchOf) -> None:
+    b = bench(max_staleness=1, prepare=False)
+    assert b.effects == [PrepareGroup(group_id=group_id) for group_id in range(4)]
+    assert b.coordinator.status().groups_preparing == 4
+
+
+def test_groups_are_opened_in_order_whatever_comes_first(bench: BenchOf) -> None:
+    b = bench(max_staleness=1, prepare=False)
+    b.tell(GroupPrepared(group_id=1, seed=11), GroupPrepared(group_id=3, seed=13))
+    assert b.effects == []
+    b.tell(GroupPrepared(group_id=0, seed=10))
+    assert b.of(GroupOpened) == [GroupOpened(group_id=0, seed=10), GroupOpened(group_id=1, seed=11)]
+    b.tell(GroupPrepared(group_id=0, seed=10), GroupPrepared(group_id=77, seed=1))
+    assert b.effects == [], "repeated, or never asked for"
+
+
+def test_a_valid_rollout_is_received_acked_and_scored(bench: BenchOf) -> None:
+    b = bench()
+    b.node("a")
+    b.tell(b.arrival(b.leases[1], 0))
+    assert [type(effect) for effect in b.effects] == [RolloutReceived, SendReceipts, ScoreRollout]
+    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)]
+    b.tell(RolloutScored(rollout_id="1-0", reward=0.75))
+    assert b.of(RolloutVerified) == [RolloutVerified(rollout_id="1-0", reward=0.75)]
+    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.VERIFIED)]
+
+
+def test_a_repeat_gets_the_present_receipt_and_changes_nothing(bench: BenchOf) -> None:
+    b = bench()
+    b.node("a")
+    b.tell(b.arrival(b.leases[1], 0))
+    b.tell(b.arrival(b.leases[1], 0))
+    assert [type(effect) for effect in b.effects] == [SendReceipts]
+    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)]
+    b.tell(RolloutScored(rollout_id="1-0", reward=1.0))
+    b.tell(b.arrival(b.leases[1], 0))
+    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.VERIFIED)]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"lease_id": 9}, "lease 9 instead of 1"),
+        ({"group_id": 9}, "group 9 instead of 0"),
+        ({"index": 1}, "index 1 instead of 0"),
+        ({"policy_version_start": 9}, "first policy version 9 instead of 0"),
+        ({"policy_version_end": 9}, "last policy version 9 instead of 0"),
+    ],
+)
+def test_a_result_that_contradicts_its_lease_is_dropped(bench: BenchOf, change: dict[str, int], said: str) -> None:
+    b = bench()
+    b.node("a")
+    b.node("b")
+    b.tell(b.arrival(b.leases[1], 0, **change))
+    (dropped,) = b.of(RolloutsDropped)
+    assert (dropped.rollout_ids, dropped.reason, dropped.detail) == (("1-0",), DropReason.INVALID, said)
+    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID)]
+    assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (0,))]
+
+
+@pytest.mark.parametrize("change", [{"node_id": "b"}, {"rollout_id": "99-0"}, {"rollout_id": "01-0"}])
+def test_a_result_that_was_not_leased_to_its_sender_is_looked_up(bench: BenchOf, change: dict[str, str]) -> None:
+    """The store answers: it also knows what was final long ago."""
+    b = bench()
+    b.node("a")
+    b.node("b")
+    event = b.arrival(b.leases[1], 0, **change)
+    b.tell(event)
+    assert b.effects == [LookUpReceipt(node_id=event.node_id, rollout_id=event.rollout_id)]
+    b.tell(b.arrival(b.leases[1], 0))
+    assert len(b.of(RolloutReceived)) == 1, "the right node's result still counts"
+
+
+def test_a_rejected_rollout_is_dropped_and_its_index_leased_again(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1)
+    b.node("a")
+    b.deliver(b.leases[1], score=False)
+    b.tell(RolloutRejected(rollout_id="1-0", reason=DropReason.INVALID, detail="another model's"))
+    (dropped,) = b.of(RolloutsDropped)
+    assert (dropped.rollout_ids, dropped.reason, dropped.detail) == (("1-0",), DropReason.INVALID, "another model's")
+    assert [lease.indices for lease in b.of(SendLease)] == [(0,)]
+
+
+def test_a_verdict_that_comes_too_late_is_harmless(bench: BenchOf) -> None:
+    b = bench()
+    b.node("a")
+    b.tell(b.arrival(b.leases[1], 0), RolloutScored(rollout_id="1-0", reward=1.0))
+    b.tell(
+        RolloutScored(rollout_id="1-0", reward=0.0),
+        RolloutRejected(rollout_id="1-0", reason=DropReason.INVALID, detail=""),
+        RolloutScored(rollout_id="9-9", reward=0.0),
+        RolloutRejected(rollout_id="9-9", reason=DropReason.INVALID, detail=""),
+    )
+    assert b.effects == []
+
+
+def test_a_problem_that_breaks_the_scorer_is_given_up(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1)
+    b.node("a")
+    for attempt in range(3):
+        lease = next(lease for lease in reversed(b.leases.values()) if lease.group_id == 0)
+        b.tell(b.arrival(lease, 0))
+        assert b.of(GroupDropped) == []
+        b.tell(
+            RolloutRejected(
+                rollout_id=f"{lease.lease_id}-0", reason=DropReason.SCORER_FAILED, detail=f"attempt {attempt}"
+            )
+        )
+    assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.SCORER_FAILED)]
+    assert b.of(PrepareGroup) == [PrepareGroup(group_id=1)], "another problem takes its place"
+    assert b.coordinator.status().in_flight == 2
+
+
+def test_status_counts_what_is_there(bench: BenchOf) -> None:
+    b = bench(max_staleness=1)
+    b.node("a", capacity=6)
+    b.learner()
+    b.deliver_group(0)
+    b.tell(b.arrival(b.leases[2], 0))
+    status = b.coordinator.status()
+    assert (status.learner_version, status.training_step, status.trained_steps, status.published_version) == (
+        0,
+        None,
+        0,
+        0,
+    )
+    assert (status.groups_open, status.groups_buffered, status.groups_planned) == (3, 1, 0)
+    assert (status.rollouts_leased, status.rollouts_received, status.rollouts_verified) == (5, 1, 2)
+    assert (status.leases_outstanding, status.leased_by_node, status.nodes_connected) == (3, {"a": 5}, 1)
+    assert (status.leased_since_start, status.in_flight, status.dropped_since_start) == (8, 8, {})
+    b.tell(RolloutScored(rollout_id="2-0", reward=1.0))
+    b.deliver_group(1)
+    status = b.coordinator.status()
+    assert (status.training_step, status.groups_planned, status.groups_buffered) == (1, 2, 0)
+    assert b.coordinator.published_version == 0
+
+
+def row(rollout_id: str, node_id: str, state: ReceiptState, deadline: float = 5_000.0) -> RolloutRow:
+    lease_id, _, index = rollout_id.partition("-")
+    return RolloutRow(
+        rollout_id=rollout_id,
+        lease_id=int(lease_id),
+        node_id=node_id,
+        group_id=6,
+        index=int(index),
+        policy_version=0,
+        deadline=deadline,
+        state=state,
+        reward=None,
+    )
+
+
+def restarted(*rows: RolloutRow) -> Snapshot:
+    return Snapshot(next_group_id=7, next_lease_id=8, groups=(GroupRow(group_id=6, seed=66),), rollouts=rows)
+
+
+def test_a_restart_repeats_what_may_have_been_lost(bench: BenchOf) -> None:
+    snapshot = restarted(row("7-0", "a", ReceiptState.RECEIVED), row("7-1", "a", ReceiptState.LEASED))
+    b = bench(snapshot, group_size=3, prepare=False)
+    assert b.effects == [ScoreRollout(rollout_id="7-0"), PrepareGroup(group_id=7)]
+    b.node("b")
+    (lease,) = b.of(SendLease)
+    assert (lease.lease_id, lease.group_id, lease.indices, lease.seed) == (8, 6, (2,), 66)
+
+
+def test_a_lease_from_before_a_restart_is_still_good(bench: BenchOf) -> None:
+    b = bench(restarted(row("7-0", "a", ReceiptState.LEASED), row("7-1", "a", ReceiptState.LEASED)))
+    b.node("a", capacity=3)
+    assert b.of(SendLease) == [], "two of its three places are taken"
+    lease = SendLease(node_id="a", lease_id=7, group_id=6, indices=(0, 1), seed=66, policy_version=0, deadline_s=60.0)
+    b.tell(b.arrival(lease, 1))
+    assert b.receipts("a") == [Receipt(rollout_id="7-1", state=ReceiptState.RECEIVED)]
+
+
+def test_what_the_learner_was_sampling_before_a_restart_is_leased_anew(bench: BenchOf) -> None:
+    b = bench(restarted(row("7-0", "hub", ReceiptState.LEASED)), mode="colocated")
+    (dropped,) = b.of(RolloutsDropped)
+    assert (dropped.rollout_ids, dropped.reason) == (("7-0",), DropReason.RETURNED)

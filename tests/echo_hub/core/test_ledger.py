@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from echo_hub.core.effects import (
+    Effect,
+    GroupDropped,
+    GroupOpened,
+    RevokeLease,
+    RolloutReceived,
+    RolloutsDropped,
+    RolloutsLeased,
+    RolloutVerified,
+    ScoreRollout,
+    SendReceipts,
+    StepPlanned,
+    StepTrained,
+)
+from echo_hub.core.fleet import Fleet
+from echo_hub.core.ledger import Ledger
+from echo_hub.core.outbox import Outbox
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.snapshot import RolloutRow
+from echo_shared.messages import DropReason, FinishReason, ReceiptState
+
+PAYLOAD = RolloutPayload(
+    completion_ids=np.array([1], np.int32),
+    behavior_logprobs=np.array([-1.0], np.float32),
+    finish_reason=FinishReason.LENGTH,
+    sampling_s=0.0,
+)
+
+
+class Books:
+    """A ledger of groups of two, with the nodes and the outbox that it needs."""
+
+    def __init__(self) -> None:
+        settings = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=1.0)
+        self.fleet, self.out = Fleet(settings), Outbox()
+        self.ledger = Ledger(group_size=2, fleet=self.fleet, out=self.out)
+        self.lease_id = 0
+
+    def lease(self, group_id: int, *indices: int, node_id: str = "a", version: int = 0) -> None:
+        self.lease_id += 1
+        self.ledger.lease(
+            RolloutsLeased(
+                lease_id=self.lease_id,
+                node_id=node_id,
+                group_id=group_id,
+                indices=indices,
+                policy_version=version,
+                deadline=9.0,
+            )
+        )
+
+    def receive(self, *ids: str, verify: bool = True) -> None:
+        for rollout_id in ids:
+            self.ledger.receive(self.ledger.rollouts[rollout_id], PAYLOAD, 5.0)
+            if verify:
+                self.ledger.verify(self.ledger.rollouts[rollout_id], 0.5)
+
+    def complete(self, group_id: int, version: int = 0) -> None:
+        self.ledger.open_group(group_id, seed=1)
+        self.lease(group_id, 0, 1, version=version)
+        self.receive(f"{self.lease_id}-0", f"{self.lease_id}-1")
+
+    def kinds(self) -> list[type[Effect]]:
+        return [type(effect) for effect in self.out.take()]
+
+
+def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
+    books = Books()
+    books.ledger.open_group(0, seed=7)
+    books.lease(0, 0, 1)
+    assert books.out.take()[:1] == [GroupOpened(group_id=0, seed=7)]
+    books.receive("1-0", verify=False)
+    received = books.out.take()
+    assert received[0] == RolloutReceived(rollout_id="1-0", received_at=5.0, payload=PAYLOAD)
+    assert received[2] == ScoreRollout(rollout_id="1-0")
+    books.ledger.verify(books.ledger.rollouts["1-0"], 0.5)
+    verified = books.out.take()
+    assert verified[0] == RolloutVerified(rollout_id="1-0", reward=0.5)
+    books.receive("1-1")
+    batch = books.ledger.plan(1, (0,), 6.0)
+    books.out.take()
+    books.ledger.train(batch, {"loss": 1.0}, 7.0)
+    trained, receipts = books.out.take()
+    assert trained == StepTrained(step=1, rollout_ids=("1-0", "1-1"), metrics={"loss": 1.0}, trained_at=7.0)
+    assert isinstance(receipts, SendReceipts)
+    assert {receipt.state for receipt in receipts.receipts} == {ReceiptState.TRAINED}
+    assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.ledger.waiting) == 0
+    assert (books.ledger.num_leased, books.ledger.num_trained) == (2, 2)
+
+
+def test_wanting_follows_every_change() -> None:
+    books = Books()
+    ledger = books.ledger
+    ledger.open_group(0, seed=7)
+    assert ledger.groups[0].unleased == {0, 1} and 0 in ledger.wanting
+    books.lease(0, 0)
+    assert ledger.groups[0].unleased == {1}
+    books.lease(0, 1)
+    assert 0 not in ledger.wanting
+    ledger.expire(ledger.rollouts["1-0"])
+    assert ledger.groups[0].unleased == {0} and 0 in ledger.wanting
+    books.receive("1-0", verify=False)
+    assert 0 not in ledger.wanting
+    ledger.drop([ledger.rollouts["1-0"]], DropReason.INVALID)
+    assert ledger.groups[0].unleased == {0} and 0 in ledger.wanting
+    assert books.fleet.held_by_node == {"a": 1}
+
+
+def test_a_complete_group_revokes_what_others_still_hold_of_it() -> None:
+    books = Books()
+    books.ledger.open_group(0, seed=7)
+    books.lease(0, 0, 1)
+    books.ledger.expire(books.ledger.rollouts["1-0"])
+    books.lease(0, 0, node_id="b")
+    books.receive("1-0", "1-1")
+    effects = books.out.take()
+    assert RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.EXPIRED) in effects
+    assert RevokeLease(node_id="b", lease_id=2, reason=DropReason.EXPIRED) in effects
+    assert 0 in books.ledger.complete and books.fleet.held_by_node == {}
+
+
+def test_a_dropped_group_takes_all_its_rollouts_along() -> None:
+    books = Books()
+    books.ledger.open_group(0, seed=7)
+    books.lease(0, 0, 1)
+    books.receive("1-0")
+    books.out.take()
+    books.ledger.drop_group(books.ledger.groups[0], DropReason.STALE)
+    assert books.kinds() == [RolloutsDropped, RolloutsDropped, GroupDropped, SendReceipts, RevokeLease]
+    assert books.ledger.num_dropped == {DropReason.STALE: 2}
+    assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.ledger.wanting) == 0
+
+
+def test_a_plan_is_in_order_and_knows_each_groups_age() -> None:
+    books = Books()
+    books.complete(3, version=2)
+    books.complete(5, version=1)
+    books.out.take()
+    books.ledger.plan(4, (3, 5), 6.0)
+    (planned,) = books.out.take()
+    assert planned == StepPlanned(
+        step=4, group_ids=(3, 5), rollout_ids=("1-0", "1-1", "2-0", "2-1"), staleness=(1, 2), planned_at=6.0
+    )
+    assert len(books.ledger.waiting) == len(books.ledger.complete) == 0
+
+
+@pytest.mark.parametrize("state", [ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.VERIFIED])
+def test_a_restored_rollout_is_where_it_was(state: ReceiptState) -> None:
+    books = Books()
+    books.ledger.restore(0, seed=7)
+    for index in range(2):
+        books.ledger.restore_rollout(
+            RolloutRow(
+                rollout_id=f"4-{index}",
+                lease_id=4,
+                node_id="a",
+                group_id=0,
+                index=index,
+                policy_version=3,
+                deadline=9.0,
+                state=state,
+                reward=0.5 if state is ReceiptState.VERIFIED else None,
+            )
+        )
+    assert books.out.take() == []
+    assert (0 in books.ledger.complete) is (state is ReceiptState.VERIFIED)
+    assert books.fleet.held_by_node == ({"a": 2} if state is ReceiptState.LEASED else {})
+    assert 0 not in books.ledger.wanting

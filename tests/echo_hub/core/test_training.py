@@ -1,0 +1,357 @@
+"""Steps, staleness and publication, by way of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from echo_hub.core.effects import (
+    AnnounceVersion,
+    FinishRun,
+    GroupDropped,
+    PrepareGroup,
+    PublishVersion,
+    RevokeLease,
+    RolloutsDropped,
+    SendLease,
+    StepPlanned,
+    StepTrained,
+    TrainStep,
+    VersionRecorded,
+)
+from echo_hub.core.events import (
+    LearnerLost,
+    LearnerReady,
+    NodeReported,
+    RolloutScored,
+    StepDone,
+    Tick,
+    VersionPublished,
+)
+from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot, StepRow
+from echo_shared.errors import LocalProtocolError
+from echo_shared.messages import DropReason, ReceiptState
+
+BenchOf = Callable[..., Any]
+
+
+def test_a_step_is_planned_once_the_learner_is_ready_and_enough_is_complete(bench: BenchOf) -> None:
+    b = bench()
+    b.node("a")
+    b.deliver_group(0)
+    b.deliver_group(1)
+    assert b.of(StepPlanned) == []
+    b.learner()
+    (planned,) = b.of(StepPlanned)
+    assert (planned.step, planned.group_ids) == (1, (0, 1))
+    assert planned.rollout_ids == ("1-0", "1-1", "2-0", "2-1")
+    assert b.of(TrainStep) == [TrainStep(step=1)]
+
+
+def test_the_batch_does_not_depend_on_the_order_of_arrival(bench: BenchOf) -> None:
+    b = bench(mode="sequential")
+    b.node("a")
+    b.learner()
+    b.deliver_group(1)
+    b.tell(*(b.arrival(b.leases[1], index) for index in (1, 0)))
+    b.tell(RolloutScored(rollout_id="1-1", reward=0.0), RolloutScored(rollout_id="1-0", reward=0.0))
+    (planned,) = b.of(StepPlanned)
+    assert planned.rollout_ids == ("1-0", "1-1", "2-0", "2-1")
+
+
+def test_a_trained_step_gives_receipts_and_a_version(bench: BenchOf) -> None:
+    b = bench()
+    b.node("a")
+    b.learner()
+    b.deliver_group(0)
+    b.deliver_group(1)
+    b.tell(StepDone(step=1, metrics={"loss": 0.25}))
+    (trained,) = b.of(StepTrained)
+    assert (trained.step, trained.metrics) == (1, {"loss": 0.25})
+    assert [r.state for r in b.receipts("a")] == [ReceiptState.TRAINED] * 4
+    assert b.of(PublishVersion) == [PublishVersion(policy_version=1)]
+    b.tell(VersionPublished(policy_version=1))
+    assert b.of(VersionRecorded) == [VersionRecorded(policy_version=1, published_at=b.now)]
+    assert b.of(AnnounceVersion) == [AnnounceVersion(policy_version=1)]
+
+
+def test_sequential_mode_leases_the_next_step_only_once_the_version_is_out(bench: BenchOf) -> None:
+    b = bench(mode="sequential")
+    b.node("a", version=0)
+    b.learner()
+    assert [lease.group_id for lease in b.leases.values()] == [0, 1]
+    b.deliver_group(0)
+    b.deliver_group(1)
+    b.tell(StepDone(step=1, metrics={}))
+    assert b.of(PrepareGroup) == [] and b.of(SendLease) == []
+    b.tell(VersionPublished(policy_version=1))
+    # At once, though the node has not reported the version: it fetches before it samples.
+    assert [(lease.group_id, lease.policy_version) for lease in b.of(SendLease)] == [(2, 1), (3, 1)]
+
+
+def test_colocated_mode_samples_between_steps_and_needs_no_publication(bench: BenchOf) -> None:
+    b = bench(mode="colocated", publish_every=3, steps=4)
+    b.node("hub")
+    b.node("a")
+    assert b.leases == {}
+    b.learner()
+    assert [(lease.node_id, lease.policy_version) for lease in b.leases.values()] == [("hub", 0), ("hub", 0)]
+    b.deliver_group(0)
+    b.deliver_group(1)
+    assert b.of(TrainStep) == [TrainStep(step=1)]
+    b.tell(StepDone(step=1, metrics={}))
+    assert b.of(PublishVersion) == []
+    assert [(lease.node_id, lease.policy_version) for lease in b.of(SendLease)] == [("hub", 1), ("hub", 1)]
+
+
+def test_what_the_learner_was_sampling_is_leased_again_when_it_is_back(bench: BenchOf) -> None:
+    b = bench(mode="colocated")
+    b.node("hub")
+    b.learner()
+    b.tell(b.arrival(b.leases[1], 0))
+    b.tell(LearnerLost())
+    (dropped,) = b.of(RolloutsDropped)
+    assert (dropped.rollout_ids, dropped.reason) == (("1-1", "2-0", "2-1"), DropReason.RETURNED)
+    assert b.of(SendLease) == []
+    b.learner()
+    assert [(lease.group_id, lease.indices) for lease in b.of(SendLease)] == [(0, (1,)), (1, (0, 1))]
+
+
+def test_async_mode_trains_on_while_it_publishes(bench: BenchOf) -> None:
+    b = bench(max_staleness=1)
+    b.node("a")
+    b.learner()
+    for group_id in range(4):
+        b.deliver_group(group_id)
+    b.tell(StepDone(step=1, metrics={}))
+    assert b.of(PublishVersion) == [PublishVersion(policy_version=1)]
+    assert b.of(TrainStep) == [TrainStep(step=2)]
+
+
+def test_publication_every_third_version_and_after_the_last(bench: BenchOf) -> None:
+    b = bench(max_staleness=2, publish_every=3, groups_per_step=1, steps=4)
+    b.node("a")
+    b.learner()
+    published = []
+    for step in range(1, 5):
+        b.deliver_group(step - 1)
+        b.tell(StepDone(step=step, metrics={}))
+        published += b.of(PublishVersion)
+        for publication in b.of(PublishVersion):
+            b.tell(VersionPublished(policy_version=publication.policy_version))
+            b.tell(NodeReported(node_id="a", capacity=100, policy_version=publication.policy_version))
+    assert [publication.policy_version for publication in published] == [3, 4]
+
+
+def stale_bench(bench: BenchOf) -> Any:
+    """S = 1, one group a step; group 0 is half done by version 0 and half leased, group 1 is trained."""
+    b = bench(max_staleness=1, groups_per_step=1, steps=9)
+    b.node("a")
+    b.learner()
+    b.tell(b.arrival(b.leases[1], 0), RolloutScored(rollout_id="1-0", reward=1.0))
+    return b
+
+
+def test_a_group_that_can_no_longer_make_it_is_dropped_whole(bench: BenchOf) -> None:
+    b = stale_bench(bench)
+    b.deliver_group(1)
+    b.train(1)
+    b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
+    assert b.of(GroupDropped) == []
+    (lease,) = b.of(SendLease)
+    b.deliver(lease)  # Step 2 is planned: step 3 consumes at version 2, and version 0 is too old for that.
+    assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.STALE)]
+    stale = [dropped for dropped in b.of(RolloutsDropped) if dropped.reason is DropReason.STALE]
+    assert [dropped.rollout_ids for dropped in stale] == [("1-0",), ("1-1",)]
+    assert b.of(RevokeLease) == [RevokeLease(node_id="a", lease_id=1, reason=DropReason.STALE)]
+
+
+def test_leases_that_can_no_longer_make_it_are_revoked_and_leased_anew(bench: BenchOf) -> None:
+    b = bench(max_staleness=1, groups_per_step=1, steps=9)
+    b.node("a")
+    b.learner()
+    b.deliver_group(1)
+    b.train(1)
+    b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
+    (lease,) = b.of(SendLease)
+    b.deliver(lease)
+    (dropped,) = b.of(RolloutsDropped)
+    assert (dropped.rollout_ids, dropped.reason) == (("1-0", "1-1"), DropReason.REVOKED)
+    assert b.of(RevokeLease) == [RevokeLease(node_id="a", lease_id=1, reason=DropReason.REVOKED)]
+    assert b.of(GroupDropped) == []
+    again = next(lease for lease in b.of(SendLease) if lease.group_id == 0)
+    assert (again.indices, again.policy_version) == ((0, 1), 1)
+
+
+def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf) -> None:
+    """Four steps were allowed when these groups were sampled; the restarted hub allows one."""
+    rows = tuple(
+        RolloutRow(
+            rollout_id=f"{group + 1}-{index}",
+            lease_id=group + 1,
+            node_id="a",
+            group_id=group,
+            index=index,
+            policy_version=version,
+            deadline=0.0,
+            state=ReceiptState.VERIFIED,
+            reward=1.0,
+        )
+        for group, version in ((10, 1), (11, 4))
+        for index in range(2)
+    )
+    snapshot = Snapshot(
+        next_group_id=12,
+        next_lease_id=50,
+        groups=(GroupRow(group_id=10, seed=1), GroupRow(group_id=11, seed=2)),
+        rollouts=rows,
+        trained_steps=5,
+        published_version=5,
+    )
+    b = bench(snapshot, max_staleness=1, groups_per_step=1, steps=9)
+    b.learner(5)
+    assert b.of(GroupDropped) == [GroupDropped(group_id=10, reason=DropReason.STALE)]
+    (planned,) = b.of(StepPlanned)
+    assert (planned.group_ids, planned.staleness) == ((11,), (1,))
+
+
+def planned_snapshot(**changes: Any) -> Snapshot:
+    """Steps 1 and 2 trained; the batch of step 3 written."""
+    values: dict[str, Any] = {
+        "next_group_id": 3,
+        "next_lease_id": 4,
+        "groups": (GroupRow(group_id=2, seed=1),),
+        "rollouts": tuple(
+            RolloutRow(
+                rollout_id=f"3-{index}",
+                lease_id=3,
+                node_id="a",
+                group_id=2,
+                index=index,
+                policy_version=2,
+                deadline=0.0,
+                state=ReceiptState.VERIFIED,
+                reward=1.0,
+            )
+            for index in range(2)
+        ),
+        "trained_steps": 2,
+        "planned": StepRow(step=3, group_ids=(2,), rollout_ids=("3-0", "3-1")),
+        "published_version": 2,
+        "replayable": frozenset({1, 2}),
+    }
+    return Snapshot(**{**values, **changes})
+
+
+def test_a_learner_without_the_planned_step_gets_the_same_batch_again(bench: BenchOf) -> None:
+    b = bench(planned_snapshot(), groups_per_step=1)
+    b.learner(2)
+    assert b.of(TrainStep) == [TrainStep(step=3)] and b.of(StepPlanned) == []
+    b.tell(LearnerLost())
+    b.learner(2)
+    assert b.of(TrainStep) == [TrainStep(step=3)] and b.of(StepPlanned) == []
+
+
+def test_a_learner_that_has_the_planned_step_has_trained_it(bench: BenchOf) -> None:
+    b = bench(planned_snapshot(), groups_per_step=1)
+    b.learner(3)
+    (trained,) = b.of(StepTrained)
+    assert (trained.step, trained.rollout_ids) == (3, ("3-0", "3-1"))
+    assert [r.state for r in b.receipts("a")] == [ReceiptState.TRAINED] * 2
+    assert b.of(PublishVersion) == [PublishVersion(policy_version=3)]
+    assert b.of(TrainStep) == []
+
+
+def test_a_learner_with_an_older_checkpoint_repeats_without_new_records(bench: BenchOf) -> None:
+    b = bench(planned_snapshot(), groups_per_step=1)
+    b.learner(0)
+    assert b.of(TrainStep) == [TrainStep(step=1)]
+    b.tell(StepDone(step=1, metrics={}))
+    assert b.effects == [TrainStep(step=2)]
+    b.tell(StepDone(step=2, metrics={}))
+    assert b.of(StepTrained) == [] and b.of(TrainStep) == [TrainStep(step=3)]
+    b.tell(StepDone(step=3, metrics={}))
+    assert [record.step for record in b.of(StepTrained)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("version", "changes"),
+    [
+        (4, {}),
+        (3, {"planned": None}),
+        (0, {"replayable": frozenset({2})}),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_the_store_is_an_error(
+    bench: BenchOf, version: int, changes: dict[str, Any]
+) -> None:
+    b = bench(planned_snapshot(**changes), groups_per_step=1)
+    with pytest.raises(LocalProtocolError, match="do not fit together"):
+        b.tell(LearnerReady(policy_version=version))
+
+
+def test_a_step_that_was_not_given_is_an_error(bench: BenchOf) -> None:
+    b = bench()
+    b.learner()
+    with pytest.raises(LocalProtocolError, match="not given"):
+        b.tell(StepDone(step=1, metrics={}))
+
+
+def test_a_version_that_was_due_and_is_not_out_is_published_again(bench: BenchOf) -> None:
+    b = bench(planned_snapshot(published_version=1), groups_per_step=1, max_staleness=2)
+    b.learner(2)
+    assert b.of(PublishVersion) == [PublishVersion(policy_version=2)]
+    b.tell(LearnerLost())
+    b.learner(2)
+    assert b.of(PublishVersion) == [], "that one is still under way"
+
+
+def test_an_older_version_that_comes_late_is_recorded_but_not_announced(bench: BenchOf) -> None:
+    b = bench(planned_snapshot(published_version=0), groups_per_step=1, max_staleness=2)
+    b.tell(VersionPublished(policy_version=2), VersionPublished(policy_version=1))
+    assert [record.policy_version for record in b.of(VersionRecorded)] == [2, 1]
+    assert b.of(AnnounceVersion) == [AnnounceVersion(policy_version=2)]
+
+
+def test_the_run_ends_tidily(bench: BenchOf) -> None:
+    b = bench(max_staleness=3, groups_per_step=1, steps=2)
+    b.node("a")
+    assert [lease.group_id for lease in b.leases.values()] == [0, 1], "no group that no step will need"
+    b.learner()
+    b.deliver_group(0)
+    b.train(1)
+    b.deliver_group(1)
+    b.tell(StepDone(step=2, metrics={}))
+    assert b.of(FinishRun) == []
+    b.tell(VersionPublished(policy_version=2))
+    assert b.of(FinishRun) == [FinishRun()]
+    status = b.coordinator.status()
+    assert status.finished and status.in_flight == 0
+    b.tell(Tick(), NodeReported(node_id="a", capacity=100, policy_version=2))
+    assert b.effects == []
+
+
+def test_a_finished_run_says_so_again_after_a_restart(bench: BenchOf) -> None:
+    b = bench(Snapshot(next_group_id=4, next_lease_id=9, trained_steps=2, published_version=2), steps=2)
+    assert b.effects == [FinishRun()]
+
+
+def test_a_run_whose_steps_were_lowered_drops_what_is_left(bench: BenchOf) -> None:
+    row = RolloutRow(
+        rollout_id="3-0",
+        lease_id=3,
+        node_id="a",
+        group_id=2,
+        index=0,
+        policy_version=2,
+        deadline=0.0,
+        state=ReceiptState.LEASED,
+        reward=None,
+    )
+    b = bench(planned_snapshot(planned=None, rollouts=(row,)), groups_per_step=1, steps=2)
+    (dropped,) = b.of(RolloutsDropped)
+    assert (dropped.rollout_ids, dropped.reason) == (("3-0",), DropReason.RUN_ENDED)
+    assert b.of(RevokeLease) == [RevokeLease(node_id="a", lease_id=3, reason=DropReason.RUN_ENDED)]
+    assert b.of(FinishRun) == [FinishRun()]

@@ -1,0 +1,227 @@
+"""The pure state, then real clients: libtorrent, aiohttp, and aria2 as an independent one."""
+
+import asyncio
+import ipaddress
+import shutil
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
+
+from echo_hub.net.tracker import EXPIRES_AFTER_S, MOST_PEERS, Announce, Tracker, routes
+from echo_shared import bencode
+from echo_shared.errors import RefusedError, SwarmError
+from echo_shared.identity import Identity
+
+TORRENT = bytes(range(236, 256))
+NODES = [f"{number:020x}" for number in range(200)]
+
+
+@pytest.fixture(scope="module")
+def identity() -> Identity:
+    return Identity.generate()
+
+
+@pytest.fixture
+def tracker(identity: Identity) -> Tracker:
+    tracker = Tracker(identity)
+    tracker.register_self(TORRENT, 6881)
+    return tracker
+
+
+def announce(tracker: Tracker, node: int, *, now: float = 0.0, hub_host: str = "", **changes: object):
+    values = {"info_hash": TORRENT, "ip": f"203.0.113.{node}", "port": 7000 + node, "left": 100, **changes}
+    return tracker.announce(tracker.passkey(NODES[node]), Announce(**values), hub_host=hub_host, now=now)
+
+
+def test_nodes_learn_of_each_other_and_of_the_hub_where_they_reach_it(tracker: Tracker) -> None:
+    first = announce(tracker, 1, hub_host="hub.example.org")
+    second = announce(tracker, 2, hub_host="198.51.100.7")
+    assert first.peers == (("hub.example.org", 6881),)
+    assert second.peers == (("198.51.100.7", 6881), ("203.0.113.1", 7001))
+    assert (second.num_seeds, second.num_fetching) == (1, 2)
+    assert tracker.peers(TORRENT, node_ip="203.0.113.9", hub_host="hub", now=0) == (
+        ("hub", 6881),
+        ("203.0.113.1", 7001),
+        ("203.0.113.2", 7002),
+    )
+
+
+def test_a_seed_is_told_only_of_those_who_still_fetch(tracker: Tracker) -> None:
+    announce(tracker, 1, left=0)
+    announce(tracker, 2)
+    answer = announce(tracker, 3, left=0, event="completed", hub_host="hub")
+    assert answer.peers == (("203.0.113.2", 7002),)
+    assert (answer.num_seeds, answer.num_fetching) == (3, 1)
+
+
+def test_one_who_stops_is_forgotten_and_so_is_one_who_is_silent(tracker: Tracker) -> None:
+    announce(tracker, 1)
+    announce(tracker, 2, now=10.0)
+    announce(tracker, 1, now=20.0, event="stopped")
+    assert tracker.peers(TORRENT, node_ip="203.0.113.9", hub_host="", now=20.0) == (("203.0.113.2", 7002),)
+    assert tracker.peers(TORRENT, node_ip="203.0.113.9", hub_host="", now=10.0 + EXPIRES_AFTER_S) == ()
+
+
+def test_a_node_that_moved_is_known_at_its_new_address_alone(tracker: Tracker) -> None:
+    announce(tracker, 1)
+    announce(tracker, 1, ip="203.0.113.200", port=9)
+    announce(tracker, 2, port=0)  # Cannot be reached, but asks.
+    assert tracker.peers(TORRENT, node_ip="203.0.113.9", hub_host="", now=0) == (("203.0.113.200", 9),)
+
+
+@pytest.mark.parametrize(
+    ("asking", "told"),
+    [
+        ("127.0.0.1", {"127.0.0.5", "192.168.1.5", "100.64.0.5", "8.8.8.8", "2001:4860::1"}),
+        ("::ffff:127.0.0.1", {"127.0.0.5", "192.168.1.5", "100.64.0.5", "8.8.8.8", "2001:4860::1"}),
+        ("100.64.0.9", {"192.168.1.5", "100.64.0.5", "8.8.8.8", "2001:4860::1"}),
+        ("9.9.9.9", {"8.8.8.8", "2001:4860::1"}),
+        ("", set()),
+    ],
+)
+def test_local_addresses_stay_among_their_own(tracker: Tracker, asking: str, told: set[str]) -> None:
+    for node, ip in enumerate(("127.0.0.5", "192.168.1.5", "100.64.0.5", "8.8.8.8", "2001:4860::1")):
+        announce(tracker, node, ip=ip)
+    peers = tracker.peers(TORRENT, node_ip=asking, hub_host="", now=0)
+    assert {host for host, _ in peers} == told
+
+
+def test_an_answer_is_bounded(tracker: Tracker) -> None:
+    for node in range(len(NODES)):
+        announce(tracker, node, ip="8.8.8.8")
+    assert len(announce(tracker, 0, hub_host="hub").peers) == MOST_PEERS + 1
+
+
+def test_unknown_passkeys_and_torrents_are_refused(tracker: Tracker) -> None:
+    wanted = Announce(info_hash=TORRENT, ip="8.8.8.8", port=1, left=0)
+    for passkey in ("", NODES[1], NODES[1] + "0" * 32, tracker.passkey(NODES[1])[:-1], "\udcff" * 52, "ü" * 52):
+        with pytest.raises(RefusedError, match="passkey"):
+            tracker.announce(passkey, wanted, hub_host="", now=0)
+    with pytest.raises(RefusedError, match="not published"):
+        announce(tracker, 1, info_hash=bytes(20))
+    tracker.forget(TORRENT)
+    with pytest.raises(RefusedError, match="not published"):
+        announce(tracker, 1)
+    assert tracker.peers(TORRENT, node_ip="8.8.8.8", hub_host="hub", now=0) == ()
+
+
+def test_passkeys_survive_a_restart_and_belong_to_one_hub(identity: Identity, tracker: Tracker) -> None:
+    assert Tracker(identity).passkey(NODES[1]) == tracker.passkey(NODES[1])
+    assert tracker.passkey(NODES[1]) != tracker.passkey(NODES[2])
+    assert Tracker(Identity.generate()).passkey(NODES[1]) != tracker.passkey(NODES[1])
+
+
+def test_a_hub_without_a_peer_is_not_handed_out(tracker: Tracker) -> None:
+    tracker.register_self(TORRENT, 0)
+    answer = announce(tracker, 1, hub_host="hub")
+    assert (answer.peers, answer.num_seeds) == ((), 0)
+
+
+async def ask(url: str, **query: str) -> bencode.Value:
+    text = "&".join(f"{key}={value}" for key, value in query.items())
+    async with aiohttp.ClientSession() as session, session.get(f"{url}?{text}", allow_redirects=False) as answer:
+        assert answer.status == 200
+        return bencode.decode(await answer.read())
+
+
+async def test_over_http_hashes_are_raw_bytes_and_peers_are_packed(hub) -> None:
+    hub.tracker.register_self(TORRENT, hub.swarm.port)
+    wanted = {"info_hash": quote(TORRENT, safe=""), "left": "5", "compact": "1"}
+    first = await ask(hub.announce_url(1), **wanted, port="7001")
+    second = await ask(hub.announce_url(2), **wanted, port="7002", ip="8.8.8.8")
+    here = ipaddress.ip_address("127.0.0.1").packed
+    assert first["peers"] == here + hub.swarm.port.to_bytes(2)
+    assert second["peers"] == here + hub.swarm.port.to_bytes(2) + here + (7001).to_bytes(2)
+    assert second["peers6"] == b""
+    assert second["interval"] > 0
+    third = await ask(hub.announce_url(3), **{**wanted, "compact": "0"}, port="7003")
+    assert {"ip": b"127.0.0.1", "port": 7002} in third["peers"]
+    by_name = await ask(hub.announce_url(3).replace("127.0.0.1", "localhost"), **wanted, port="7003")
+    assert {"ip": b"localhost", "port": hub.swarm.port} in by_name["peers"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"info_hash": "abc", "port": "1", "left": "0"},
+        {"info_hash": quote(TORRENT), "port": "65536", "left": "0"},
+        {"info_hash": quote(TORRENT), "port": "x", "left": "0"},
+        {"info_hash": quote(TORRENT), "port": "1", "left": "-1"},
+        {"info_hash": quote(TORRENT), "port": "1", "left": "0", "event": "%ff"},
+        {"info_hash": quote(bytes(20)), "port": "1", "left": "0"},
+    ],
+)
+async def test_over_http_a_bad_announce_gets_a_reason(hub, query: dict[str, str]) -> None:
+    hub.tracker.register_self(TORRENT, 1)
+    assert set(await ask(hub.announce_url(1), **query)) == {"failure reason"}
+
+
+async def test_over_http_an_unknown_passkey_gets_a_reason(hub) -> None:
+    hub.tracker.register_self(TORRENT, 1)
+    for passkey in ("wrong", "%ff%fe", quote("ü" * 52)):
+        answer = await ask(f"{hub.url}/announce/{passkey}", info_hash=quote(TORRENT), port="1", left="0")
+        assert answer == {"failure reason": b"This passkey is not known."}
+
+
+@pytest.mark.parametrize(
+    ("trusted", "forwarded", "noted"),
+    [
+        (frozenset(), "8.8.8.8", "127.0.0.1"),
+        (frozenset({"127.0.0.1"}), "1.1.1.1, 8.8.8.8", "8.8.8.8"),
+        (frozenset({"127.0.0.1"}), "nonsense", None),
+    ],
+)
+async def test_a_forwarded_address_counts_only_behind_a_trusted_proxy(tracker, trusted, forwarded, noted) -> None:
+    app = web.Application()
+    app.router.add_routes(routes(tracker, trusted_proxies=trusted))
+    async with TestClient(TestServer(app)) as client:
+        path = f"/announce/{tracker.passkey(NODES[1])}?info_hash={quote(TORRENT)}&port=7&left=1"
+        await client.get(URL(path, encoded=True), headers={"X-Forwarded-For": forwarded})
+    peers = tracker.peers(TORRENT, node_ip="127.0.0.1", hub_host="", now=0)
+    assert peers == (((noted, 7),) if noted else ())
+
+
+async def test_a_fetch_with_a_wrong_passkey_learns_of_no_peer(hub, make_adapter, open_swarm, tmp_path) -> None:
+    offer = await hub.publisher.publish_policy(1, make_adapter(1))
+    node = await open_swarm(stall_timeout_s=1.0)
+    with pytest.raises(SwarmError) as caught:
+        await node.fetch(offer.torrent, tmp_path / "node", tracker_urls=[f"{hub.url}/announce/wrong"])
+    assert "This passkey is not known" in str(caught.value)
+    assert "wrong" not in str(caught.value)
+
+
+async def test_the_tracker_alone_brings_two_nodes_together(hub, make_adapter, open_swarm, tmp_path) -> None:
+    offer = await hub.publisher.publish_policy(1, make_adapter(1))
+    first, second = await open_swarm(), await open_swarm()
+    await first.fetch(offer.torrent, tmp_path / "first", tracker_urls=[hub.announce_url(1)])
+    await hub.swarm.close()
+    stats = await second.fetch(offer.torrent, tmp_path / "second", tracker_urls=[hub.announce_url(2)])
+    assert stats.swarm_bytes > 1_000_000
+    assert stats.web_seed_bytes == 0
+
+
+@pytest.mark.skipif(shutil.which("aria2c") is None, reason="aria2c, an independent client, is not installed")
+async def test_an_independent_client_fetches_through_the_tracker(hub, make_adapter, tmp_path) -> None:
+    offer = await hub.publisher.publish_policy(1, make_adapter(1))
+    torrent = bencode.encode({**bencode.decode(offer.torrent), "announce": hub.announce_url(1)})
+    (tmp_path / "a.torrent").write_bytes(torrent)
+    process = await asyncio.create_subprocess_exec(
+        "aria2c",
+        *(
+            "--seed-time=0",
+            "--enable-dht=false",
+            "--bt-enable-lpd=false",
+            "--quiet",
+            "--no-conf",
+            "--summary-interval=0",
+        ),
+        *("--bt-stop-timeout=20", f"--dir={tmp_path / 'aria'}", str(tmp_path / "a.torrent")),
+    )
+    assert await process.wait() == 0
+    (fetched,) = (tmp_path / "aria").rglob("adapter_model.safetensors")
+    assert fetched.read_bytes() == (make_adapter(2).parent / "1" / "adapter_model.safetensors").read_bytes()

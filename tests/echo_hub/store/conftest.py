@@ -1,0 +1,138 @@
+"""Stores with work in them: on a file, in memory, and on a private PostgreSQL server where there is one."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_hub.core.effects import (
+    GroupOpened,
+    Record,
+    RolloutReceived,
+    RolloutsLeased,
+    RolloutVerified,
+    StepPlanned,
+    StepTrained,
+    VersionRecorded,
+)
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.store.store import Store
+from echo_shared.messages import FinishReason
+
+
+class Records:
+    """Records of small groups of two, by hand."""
+
+    @staticmethod
+    def payload(length: int, start: int = 0) -> RolloutPayload:
+        return RolloutPayload(
+            completion_ids=np.arange(start, start + length, dtype=np.int32),
+            behavior_logprobs=-np.arange(1, length + 1, dtype=np.float32) / 8,
+            finish_reason=FinishReason.STOP,
+            sampling_s=0.5,
+        )
+
+    @staticmethod
+    def opened(*group_ids: int) -> list[Record]:
+        return [GroupOpened(group_id=group_id, seed=2**64 - 1 - group_id) for group_id in group_ids]
+
+    @staticmethod
+    def leased(lease_id: int, group_id: int, *indices: int, node_id: str = "a", version: int = 0) -> RolloutsLeased:
+        return RolloutsLeased(
+            lease_id=lease_id,
+            node_id=node_id,
+            group_id=group_id,
+            indices=indices,
+            policy_version=version,
+            deadline=99.5,
+        )
+
+    @staticmethod
+    def received(*ids: str) -> list[Record]:
+        return [
+            RolloutReceived(rollout_id=each, received_at=10.0, payload=Records.payload(2 + number, 100 * number))
+            for number, each in enumerate(ids)
+        ]
+
+    @staticmethod
+    def verified(*ids: str) -> list[Record]:
+        return [RolloutVerified(rollout_id=each, reward=float(number)) for number, each in enumerate(ids)]
+
+    @staticmethod
+    def planned(step: int, group_ids: tuple[int, ...], ids: tuple[str, ...]) -> StepPlanned:
+        staleness = tuple(range(len(group_ids)))
+        return StepPlanned(step=step, group_ids=group_ids, rollout_ids=ids, staleness=staleness, planned_at=20.0)
+
+    @staticmethod
+    def one_step(step: int, *, lease_id: int, group_id: int, node_id: str = "a") -> list[Record]:
+        """The whole life of one group of two, from its opening to its version."""
+        ids = (f"{lease_id}-0", f"{lease_id}-1")
+        return [
+            *Records.opened(group_id),
+            Records.leased(lease_id, group_id, 0, 1, node_id=node_id),
+            *Records.received(*ids),
+            *Records.verified(*ids),
+            Records.planned(step, (group_id,), ids),
+            StepTrained(step=step, rollout_ids=ids, metrics={"loss": 0.25}, trained_at=30.0 + step),
+            VersionRecorded(policy_version=step, published_at=40.0 + step),
+        ]
+
+
+@pytest.fixture
+def records() -> type[Records]:
+    return Records
+
+
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    """A private server on a socket in a temporary directory; skips where no server is installed."""
+    initdb, pg_ctl = shutil.which("initdb"), shutil.which("pg_ctl")
+    if initdb is None or pg_ctl is None:
+        pytest.skip("no PostgreSQL server (initdb, pg_ctl) is installed")
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    as_server: dict[str, int] = {}
+    with tempfile.TemporaryDirectory(prefix="echo-pg-", dir="/tmp") as directory:  # Its socket's path must be short.
+        if os.geteuid() == 0:  # The server refuses to run as root.
+            account = pwd.getpwnam("nobody")
+            os.chown(directory, account.pw_uid, account.pw_gid)
+            as_server = {"user": account.pw_uid, "group": account.pw_gid}
+
+        def run(*command: str) -> None:
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=directory, **as_server)  # type: ignore[call-overload]
+
+        run(initdb, "-D", f"{directory}/data", "-U", "echo", "-A", "trust", "--no-sync")
+        options = f"-c listen_addresses= -c unix_socket_directories={directory} -c fsync=off"
+        run(pg_ctl, "-D", f"{directory}/data", "-l", f"{directory}/log", "-w", "-o", options, "start")
+        try:
+            yield f"postgresql://echo@/postgres?host={directory}"
+        finally:
+            run(pg_ctl, "-D", f"{directory}/data", "-m", "immediate", "-w", "stop")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty store, on either database."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'echo.db'}"
+    else:
+        from sqlalchemy import text
+
+        from echo_hub.store.database import connect
+
+        url = request.getfixturevalue("postgresql_url")
+        engine = connect(url)
+        with engine.begin() as connection:
+            connection.execute(text("DROP SCHEMA public CASCADE"))
+            connection.execute(text("CREATE SCHEMA public"))
+        engine.dispose()
+    opened_store = Store.open(url)
+    yield opened_store
+    opened_store.close()

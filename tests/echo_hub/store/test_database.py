@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import text
+
+from echo_hub.store import database
+from echo_hub.store.database import connect, migrate
+from echo_hub.store.store import Store
+from echo_hub.store.tables import metadata
+from echo_shared.errors import ConfigError, StorageError
+
+
+def file_url(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return file_url(tmp_path / "echo.db")
+    return str(request.getfixturevalue("postgresql_url"))
+
+
+def test_migrations_make_exactly_the_tables(url: str) -> None:
+    engine = connect(url)
+    migrate(engine)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    migrate(engine)
+    engine.dispose()
+
+
+def test_a_commit_is_on_the_disk_when_it_returns(tmp_path: Path) -> None:
+    engine = connect(file_url(tmp_path / "echo.db"))
+    with engine.connect() as connection:
+        assert connection.scalar(text("PRAGMA journal_mode")) == "wal"
+        assert connection.scalar(text("PRAGMA synchronous")) == 2
+    engine.dispose()
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "echo.db"
+    Store.open(file_url(path)).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE alembic_version SET version_num = '9999'")
+    raw.close()
+    with pytest.raises(StorageError, match=r"(?s)newer version.*schema 9999.*knows 0001.*Upgrade"):
+        Store.open(file_url(path))
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "echo.db"
+    path.write_text("these are my holiday notes, " * 100)
+    with pytest.raises(StorageError, match=r"(?s)cannot be opened.*not a database.*store\.url"):
+        Store.open(file_url(path))
+
+
+def test_a_damaged_file_is_an_error_not_a_wrong_answer(tmp_path: Path, records: Any) -> None:
+    path = tmp_path / "echo.db"
+    store = Store.open(file_url(path))
+    for step in range(1, 60):
+        store.apply(records.one_step(step, lease_id=step, group_id=step - 1), now=1.0)
+    store.close()
+    content = bytearray(path.read_bytes())
+    content[8192:] = b"\xa5" * (len(content) - 8192)
+    path.write_bytes(content)
+    with pytest.raises(StorageError):
+        damaged = Store.open(file_url(path))
+        damaged.accounting()
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"(?s)cannot be opened.*unable to open.*directory exists"):
+        Store.open(file_url(tmp_path / "no" / "such" / "echo.db"))
+
+
+def test_a_locked_file_is_an_error_that_loses_nothing(
+    tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
+    path = tmp_path / "echo.db"
+    store = Store.open(file_url(path))
+    other = sqlite3.connect(path)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageError, match=r"(?s)cannot be written.*locked.*Close the program"):
+        store.apply(records.opened(0), now=1.0)
+    other.rollback()
+    other.close()
+    store.apply(records.opened(0), now=1.0)
+    assert store.snapshot().next_group_id == 1
+    store.close()
+
+
+def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, records: Any) -> None:
+    """SQLite's own page limit stands for the disk's end: it fails in the same place with the same code."""
+    store = Store.open(file_url(tmp_path / "echo.db"))
+    store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
+    before = store.snapshot()
+    with store._reading() as connection:
+        pages = connection.scalar(text("PRAGMA page_count"))
+        connection.execute(text(f"PRAGMA max_page_count = {pages}"))
+    with pytest.raises(StorageError, match=r"(?s)cannot be written.*full.*Make room"):
+        store.apply(records.opened(*range(1, 5_000)), now=2.0)
+    assert store.snapshot() == before
+    store.close()
+
+
+@pytest.mark.parametrize("url", ["not a url", "nosuchdatabase://x/y", "mysql+nosuchdriver://x/y", ""])
+def test_a_bad_url_is_a_mistake_in_the_settings(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)URL cannot be used.*Set store\.url"):
+        Store.open(url)
+
+
+def test_a_postgresql_server_that_is_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    with pytest.raises(StorageError, match=r"(?s)cannot be opened.*server runs"):
+        Store.open(f"postgresql://echo@/postgres?host={tmp_path}")

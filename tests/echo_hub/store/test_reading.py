@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from echo_hub.core.effects import GroupDropped, RolloutsDropped, VersionRecorded
+from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot, StepRow
+from echo_hub.store.store import Store
+from echo_shared.messages import DropReason, Receipt, ReceiptState
+
+
+def test_an_empty_store_is_a_new_run(store: Store) -> None:
+    assert store.snapshot() == Snapshot()
+
+
+def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -> None:
+    store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
+    store.apply([*records.opened(1, 2, 3), records.leased(2, 1, 0, 1), records.leased(3, 2, 0, 1, version=1)], now=2.0)
+    store.apply([*records.received("2-0", "2-1", "3-0"), *records.verified("2-0", "2-1")], now=3.0)
+    store.apply([records.planned(2, (1,), ("2-0", "2-1"))], now=4.0)
+    store.apply([GroupDropped(group_id=3, reason=DropReason.STALE)], now=5.0)
+    store.apply([VersionRecorded(policy_version=4, published_at=6.0)], now=6.0)
+
+    def row(lease_id: int, index: int, state: ReceiptState, reward: float | None) -> RolloutRow:
+        return RolloutRow(
+            rollout_id=f"{lease_id}-{index}",
+            lease_id=lease_id,
+            node_id="a",
+            group_id=lease_id - 1,
+            index=index,
+            policy_version=lease_id - 2,
+            deadline=99.5,
+            state=state,
+            reward=reward,
+        )
+
+    assert store.snapshot() == Snapshot(
+        next_group_id=4,
+        next_lease_id=4,
+        groups=(GroupRow(group_id=1, seed=2**64 - 2), GroupRow(group_id=2, seed=2**64 - 3)),
+        rollouts=(
+            row(2, 0, ReceiptState.VERIFIED, 0.0),
+            row(2, 1, ReceiptState.VERIFIED, 1.0),
+            row(3, 0, ReceiptState.RECEIVED, None),
+            row(3, 1, ReceiptState.LEASED, None),
+        ),
+        trained_steps=1,
+        planned=StepRow(step=2, group_ids=(1,), rollout_ids=("2-0", "2-1")),
+        published_version=4,
+        replayable=frozenset({1}),
+    )
+
+
+def test_payloads_come_back_as_they_were(store: Store, records: Any) -> None:
+    store.apply([*records.opened(4), records.leased(1, 4, 0, 1), *records.received("1-0", "1-1")], now=1.0)
+    (stored,) = store.load_payloads(["1-1"])
+    expected = records.payload(3, 100)
+    assert (stored.rollout_id, stored.group_id) == ("1-1", 4)
+    assert stored.payload.completion_ids.tolist() == expected.completion_ids.tolist()
+    assert stored.payload.behavior_logprobs.tolist() == expected.behavior_logprobs.tolist()
+    assert (stored.payload.finish_reason, stored.payload.sampling_s) == (expected.finish_reason, 0.5)
+    assert store.load_payloads([]) == []
+
+
+def test_a_receipt_is_for_its_own_node(store: Store, records: Any) -> None:
+    store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0")], now=1.0)
+    store.apply([RolloutsDropped(rollout_ids=("1-1",), reason=DropReason.STALE)], now=2.0)
+    assert store.receipt("a", "1-0") == Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)
+    assert store.receipt("a", "1-1") == Receipt(
+        rollout_id="1-1", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE
+    )
+
+
+@pytest.mark.parametrize(
+    ("node_id", "asked"),
+    [("b", "1-0"), ("a", "1-7"), ("a", "01-0"), ("a", "1-00"), ("a", f"{10**40}-0"), ("a", f"1-{2**63}"), ("a", "1-٠")],
+)
+def test_anything_else_is_invalid(store: Store, records: Any, node_id: str, asked: str) -> None:
+    store.apply([*records.opened(0), records.leased(1, 0, 0, 1)], now=1.0)
+    assert store.receipt(node_id, asked) == Receipt.model_construct(
+        rollout_id=asked, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID
+    )

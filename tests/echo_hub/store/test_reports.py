@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from echo_hub.core.effects import RolloutsDropped
+from echo_hub.store.store import Store
+from echo_shared.messages import DropReason, Fetched, ReceiptState
+
+
+def join(store: Store, node_id: str, now: float, name: str = "") -> None:
+    store.node_seen(
+        node_id=node_id,
+        public_key=bytes(range(32)),
+        name=name or f"{node_id}'s",
+        backend="torch",
+        device="cpu",
+        now=now,
+    )
+
+
+def fetched(version: int | None, seconds: float, swarm_bytes: int, web_seed_bytes: int) -> Fetched:
+    return Fetched(
+        info_hash=bytes(20),
+        policy_version=version,
+        seconds=seconds,
+        swarm_bytes=swarm_bytes,
+        web_seed_bytes=web_seed_bytes,
+    )
+
+
+def test_the_leaderboard_counts_receipts(store: Store, records: Any) -> None:
+    join(store, "a", 1.0)
+    join(store, "idle", 2.0)
+    store.apply(records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)
+    store.apply(records.one_step(2, lease_id=2, group_id=1, node_id="hub"), now=1.0)
+    store.apply(records.one_step(3, lease_id=3, group_id=2, node_id="a"), now=1.0)
+    store.apply([*records.opened(3), records.leased(4, 3, 0, 1), *records.received("4-0")], now=1.0)
+    store.apply([RolloutsDropped(rollout_ids=("4-0",), reason=DropReason.STALE)], now=1.0)
+    first, second, third = store.leaderboard()
+    assert (first.node_id, first.name, first.trained_rollouts, first.trained_tokens) == ("a", "a's", 4, 10)
+    assert (first.received, first.dropped, first.in_flight) == (5, 1, 1)
+    assert (first.first_seen, first.last_seen, first.backend, first.device) == (1.0, 1.0, "torch", "cpu")
+    assert (second.node_id, second.name, second.trained_rollouts) == ("hub", "hub", 2)
+    assert first.share + second.share == pytest.approx(1.0)
+    assert (third.node_id, third.trained_rollouts, third.share, third.received) == ("idle", 0, 0.0, 0)
+    assert store.trained_by_node() == {"a": 4, "hub": 2}
+
+
+def test_an_empty_run_has_no_leaders(store: Store) -> None:
+    assert store.leaderboard() == [] and store.trained_by_node() == {}
+
+
+def test_a_node_that_joins_again_keeps_its_first_day(store: Store) -> None:
+    join(store, "a", 1.0, "old name")
+    join(store, "a", 5.0, "new name")
+    store.nodes_still_here(["a", "unknown"], 9.0)
+    store.nodes_still_here([], 10.0)
+    (row,) = store.leaderboard()
+    assert (row.name, row.first_seen, row.last_seen) == ("new name", 1.0, 9.0)
+
+
+def test_accounting_says_where_every_rollout_is(store: Store, records: Any) -> None:
+    store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
+    store.apply([*records.opened(1), records.leased(2, 1, 0, 1), records.leased(3, 1, 0, 1)], now=1.0)
+    store.apply(records.received("2-0"), now=1.0)
+    store.apply([RolloutsDropped(rollout_ids=("3-0",), reason=DropReason.DUPLICATE)], now=1.0)
+    books = store.accounting()
+    assert (books.leased, books.trained, books.dropped, books.in_flight) == (6, 2, 1, 3)
+    assert books.by_drop_reason == {DropReason.DUPLICATE: 1}
+    assert books.by_state[ReceiptState.LEASED] == 2
+
+
+def test_the_history_of_steps(store: Store, records: Any) -> None:
+    for step in (1, 2, 3):
+        store.apply(records.one_step(step, lease_id=step, group_id=step - 1), now=1.0)
+    assert [step.step for step in store.steps_history(since=1)] == [2, 3]
+    first = store.steps_history()[0]
+    assert (first.num_groups, first.num_rollouts, first.num_tokens, first.mean_reward) == (1, 2, 5, 0.5)
+    assert (first.planned_at, first.trained_at, first.staleness_mean, first.staleness_max) == (20.0, 31.0, 0.0, 0)
+    assert first.metrics == {"loss": 0.25}
+
+
+def test_versions_and_how_they_travelled(store: Store, records: Any) -> None:
+    for step in (1, 2):
+        store.apply(records.one_step(step, lease_id=step, group_id=step - 1), now=1.0)
+    store.record_fetch(node_id="a", fetch=fetched(None, 9.0, 0, 500), now=1.0)
+    store.record_fetch(node_id="a", fetch=fetched(1, 0.5, 90, 10), now=1.0)
+    store.record_fetch(node_id="b", fetch=fetched(1, 0.25, 10, 90), now=1.0)
+    first, second = store.versions_history()
+    assert (first.policy_version, first.published_at) == (1, 41.0)
+    assert first.fetches_by_transport == {"swarm": 1, "web_seed": 1}
+    assert first.bytes_by_transport == {"swarm": 100, "web_seed": 100}
+    assert first.fetch_seconds == (0.25, 0.5)
+    assert (second.policy_version, second.fetches_by_transport, second.fetch_seconds) == (2, {}, ())
+    assert store.versions_by_transport() == {"swarm": 1, "web_seed": 1}
+
+
+def test_evaluations_are_kept_by_version(store: Store) -> None:
+    store.record_evaluation(policy_version=5, accuracy=0.5, num_problems=10, now=1.0)
+    store.record_evaluation(policy_version=0, accuracy=0.25, num_problems=10, now=2.0)
+    store.record_evaluation(policy_version=5, accuracy=0.75, num_problems=20, now=3.0)
+    assert [(each.policy_version, each.accuracy, each.num_problems) for each in store.evaluations()] == [
+        (0, 0.25, 10),
+        (5, 0.75, 20),
+    ]
+    assert store.evaluated_versions() == {0, 5}

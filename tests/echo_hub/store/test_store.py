@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from echo_hub.store.store import Store
+from echo_shared.messages import ReceiptState
+
+WRITER = """
+import sys
+import numpy as np
+from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsLeased
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.store.store import Store
+from echo_shared.messages import FinishReason
+
+payload = RolloutPayload(
+    completion_ids=np.arange(64, dtype=np.int32), behavior_logprobs=np.zeros(64, np.float32),
+    finish_reason=FinishReason.STOP, sampling_s=0.0,
+)
+store = Store.open(sys.argv[1])
+for group in range(100_000):
+    lease = RolloutsLeased(
+        lease_id=group + 1, node_id="a", group_id=group, indices=tuple(range(8)), policy_version=0, deadline=1.0
+    )
+    arrived = [RolloutReceived(rollout_id=f"{group + 1}-{i}", received_at=1.0, payload=payload) for i in range(8)]
+    store.apply([GroupOpened(group_id=group, seed=1), lease, *arrived], now=1.0)
+    print(group, flush=True)
+"""
+
+
+def test_what_was_acked_survives_kill_9(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'echo.db'}"
+    with subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        acked = [int(writer.stdout.readline()) for _ in range(20)]
+        writer.send_signal(signal.SIGKILL)
+        acked += [int(line) for line in writer.stdout]
+    store = Store.open(url)
+    groups = [group.group_id for group in store.snapshot().groups]
+    assert groups[: len(acked)] == acked
+    assert len(groups) in (len(acked), len(acked) + 1), "at most the turn that was not acked yet is there as well"
+    assert store.accounting().by_state == {ReceiptState.RECEIVED: 8 * len(groups)}, "and then it is there as a whole"
+    ids = [f"{group + 1}-{index}" for group in groups for index in range(8)]
+    assert len(store.load_payloads(ids)) == len(ids)
+    store.close()
+
+
+def test_a_reopened_store_gives_the_same_snapshot(tmp_path: Path, records: Any) -> None:
+    url = f"sqlite:///{tmp_path / 'echo.db'}"
+    store = Store.open(url)
+    store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
+    store.apply([*records.opened(1), records.leased(2, 1, 0, 1), *records.received("2-0")], now=2.0)
+    store.set_run_meta("run_id", "abc")
+    before = store.snapshot()
+    store.close()
+    again = Store.open(url)
+    assert again.snapshot() == before
+    assert again.run_meta() == {"run_id": "abc"}
+    again.close()
+
+
+def test_run_meta_is_replaced(store: Store) -> None:
+    store.set_run_meta("mode", "async")
+    store.set_run_meta("mode", "sequential")
+    assert store.run_meta() == {"mode": "sequential"}
+
+
+def test_pages_read_while_the_hub_writes(tmp_path: Path, records: Any) -> None:
+    """A reader that is in the middle of its transaction neither blocks the writer nor sees half of its turn."""
+    store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
+    store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
+    with store._reading() as connection:
+        from echo_hub.store.reports import read_accounting
+
+        assert read_accounting(connection).trained == 2
+        store.apply(records.one_step(2, lease_id=2, group_id=1), now=2.0)
+        assert read_accounting(connection).trained == 2
+    assert store.accounting().trained == 4
+    store.close()

@@ -1,0 +1,145 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from echo_shared.artefacts import (
+    Manifest,
+    ManifestFile,
+    artefact_name,
+    describe_files,
+    open_offer,
+    sign_offer,
+    verify_files,
+)
+from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
+from echo_shared.identity import Identity
+from echo_shared.messages import ArtefactOffer
+
+HUB = Identity.generate()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "run-v000003"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "adapter_model.safetensors").write_bytes(b"weights")
+    (directory / "sub" / "config.json").write_bytes(b"{}")
+    return directory
+
+
+def manifest_of(directory: Path) -> Manifest:
+    return Manifest(
+        kind="policy",
+        run_id="run",
+        name=directory.name,
+        policy_version=3,
+        parent=2,
+        info_hash="ab" * 20,
+        files=describe_files(directory),
+    )
+
+
+def offer_of(manifest: Manifest) -> ArtefactOffer:
+    return sign_offer(manifest, hub=HUB, torrent=b"t", web_seed_path="/artefacts/", peers=(("h", 1),))
+
+
+def test_an_offer_comes_back_as_it_was_signed(directory: Path) -> None:
+    manifest = manifest_of(directory)
+    assert open_offer(offer_of(manifest), HUB.public_key) == manifest
+    assert manifest.total_bytes == 9
+    assert [file.path for file in manifest.files] == ["adapter_model.safetensors", "sub/config.json"]
+
+
+def test_only_the_hubs_signature_over_these_bytes_counts(directory: Path) -> None:
+    offer = offer_of(manifest_of(directory))
+    for forged in (
+        offer.model_copy(update={"manifest": offer.manifest.replace(b'"policy_version":3', b'"policy_version":4')}),
+        offer.model_copy(update={"signature": bytes(64)}),
+        offer.model_copy(update={"signature": Identity.generate().sign(offer.manifest)}),
+    ):
+        with pytest.raises(RemoteProtocolError, match="not signed"):
+            open_offer(forged, HUB.public_key)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"format": 2}'])
+def test_a_signed_manifest_that_is_not_valid_is_refused(content: bytes) -> None:
+    offer = ArtefactOffer(manifest=content, signature=HUB.sign(content), torrent=b"", web_seed_path="/")
+    with pytest.raises(CodecError):
+        open_offer(offer, HUB.public_key)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd.json",
+        "../up.json",
+        "a/../../up.json",
+        "a\\b.json",
+        "C:x.json",
+        "./a.json",
+        "a//b.json",
+        "model.bin",
+        "model.pt",
+        "code.py",
+        "model.pkl",
+        "noending",
+        "",
+        ".json",
+        "model.safetensors.py",
+    ],
+)
+def test_a_file_stays_inside_and_is_data(path: str) -> None:
+    with pytest.raises(ValidationError):
+        ManifestFile(path=path, size_bytes=1, sha256="0" * 64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "../x"},
+        {"name": ".hidden"},
+        {"name": "a/b"},
+        {"name": ""},
+        {"name": "x" * 129},
+        {"info_hash": "zz" * 20},
+        {"files": []},
+        {"policy_version": -1},
+        {"kind": "program"},
+    ],
+    ids=str,
+)
+def test_a_manifest_keeps_its_bounds(directory: Path, fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Manifest.model_validate({**manifest_of(directory).model_dump(), **fields})
+
+
+def test_files_are_what_the_manifest_says(directory: Path) -> None:
+    manifest = manifest_of(directory)
+    verify_files(manifest, directory)
+    (directory / "extra.json").write_text("{}")  # What nobody signed is nobody's matter.
+    verify_files(manifest, directory)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"weighty", b"weightsx"])
+def test_a_file_that_is_not_what_was_signed_is_named(directory: Path, content: bytes | None) -> None:
+    manifest = manifest_of(directory)
+    file = directory / "adapter_model.safetensors"
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(SwarmError, match=r"adapter_model\.safetensors of run-v000003"):
+        verify_files(manifest, directory)
+
+
+def test_what_could_run_cannot_be_published(directory: Path) -> None:
+    (directory / "modeling.py").write_text("")
+    with pytest.raises(SwarmError, match=r"modeling\.py"):
+        describe_files(directory)
+
+
+def test_names_are_unique_among_runs_and_safe() -> None:
+    assert artefact_name("base", "run", 0) == "run-base"
+    assert artefact_name("policy", "run", 12) == "run-v000012"
+    assert artefact_name("policy", "../a b", 1) == "---a-b-v000001"

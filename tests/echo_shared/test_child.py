@@ -1,0 +1,148 @@
+"""Real child processes over real pipes."""
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_shared.child import Child, ChildExited, pack_frame, unpack_frame
+
+ECHO = """
+import sys
+from echo_shared.child import ParentPipe
+pipe = ParentPipe()
+print("a print goes to the log")
+while (frame := pipe.receive()) is not None:
+    if "exit" in frame:
+        sys.exit(frame["exit"])
+    if "poll" in frame:
+        import time
+        waited = []
+        while len(waited) < frame["poll"]:
+            if (got := pipe.poll()) is not None:
+                waited.append(got)
+        frame = {"polled": [got["n"] for got in waited], "then": pipe.poll() is None, "ended": pipe.ended}
+    pipe.send(frame)
+sys.exit(7 if pipe.ended and pipe.receive() is None and pipe.poll() is None else 8)
+"""
+STUBBORN = """
+import signal, time
+from echo_shared.child import ParentPipe
+pipe = ParentPipe()
+pipe.send({"ready": True})
+while True:
+    signal.pause() if hasattr(signal, "pause") else time.sleep(1)
+"""
+Starter = Callable[[str], Awaitable[Child]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Starter]:
+    """Starts a child that runs the given source."""
+    children: list[Child] = []
+
+    async def starter(source: str) -> Child:
+        (tmp_path / "child_under_test.py").write_text(source)
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        child = await Child.start(
+            "child_under_test", name="test", log=tmp_path / "logs" / "child.log", env={"PYTHONPATH": path}
+        )
+        children.append(child)
+        return child
+
+    yield starter
+    for child in children:
+        await child.stop(timeout_s=0.0)
+
+
+def test_frames_carry_arrays_of_any_shape_and_kind() -> None:
+    frame = {
+        "a": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "b": [np.float32(0.5), np.zeros((0, 4))],
+        "c": {"d": None},
+    }
+    back = unpack_frame(pack_frame(frame)[4:])
+    assert back["a"].dtype == np.int32 and back["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert back["b"][0] == np.float32(0.5) and back["b"][1].shape == (0, 4)
+    assert back["c"] == {"d": None}
+
+
+def test_what_cannot_travel_is_an_error_at_home() -> None:
+    with pytest.raises(TypeError, match="object cannot travel"):
+        pack_frame({"x": object()})
+
+
+async def test_frames_come_back_in_order(start: Starter) -> None:
+    child = await start(ECHO)
+    for n in range(50):
+        await child.send({"n": n})
+    assert [(await child.receive())["n"] for _ in range(50)] == list(range(50))
+
+
+async def test_big_frames_come_through_whole(start: Starter) -> None:
+    child = await start(ECHO)
+    big = np.random.default_rng(0).normal(size=(1_000, 3_000)).astype(np.float32)
+    await child.send({"big": big})
+    assert (await child.receive())["big"].tobytes() == big.tobytes()
+
+
+async def test_polling_sees_what_has_come(start: Starter) -> None:
+    child = await start(ECHO)
+    await child.send({"poll": 3})
+    for n in range(3):
+        await child.send({"n": n})
+    assert await child.receive() == {"polled": [0, 1, 2], "then": True, "ended": False}
+
+
+async def test_prints_go_to_the_log(start: Starter, tmp_path: Path) -> None:
+    child = await start(ECHO)
+    await child.send({"exit": 0})
+    with pytest.raises(ChildExited):
+        await child.receive()
+    assert "a print goes to the log" in (tmp_path / "logs" / "child.log").read_text()
+
+
+async def test_its_exit_status_is_told(start: Starter, tmp_path: Path) -> None:
+    child = await start(ECHO)
+    await child.send({"exit": 3})
+    with pytest.raises(ChildExited, match="The test process ended") as caught:
+        async for _ in child.frames():
+            pass
+    assert caught.value.returncode == 3
+    assert "child.log" in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_a_kill_is_told_to_reader_and_writer(start: Starter) -> None:
+    child = await start(ECHO)
+    await child.send({"n": 1})
+    await child.receive()
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(ChildExited) as caught:
+        await child.receive()
+    assert caught.value.returncode == -signal.SIGKILL
+    with pytest.raises(ChildExited):
+        for _ in range(1_000):
+            await child.send({"much": bytes(100_000)})
+
+
+async def test_a_closed_pipe_asks_it_to_end(start: Starter) -> None:
+    child = await start(ECHO)
+    await child.stop(timeout_s=30.0)
+    with pytest.raises(ChildExited) as caught:
+        await child.receive()
+    assert caught.value.returncode == 7
+    await child.stop()
+
+
+async def test_one_that_does_not_end_is_killed(start: Starter) -> None:
+    child = await start(STUBBORN)
+    assert await child.receive() == {"ready": True}
+    await child.stop(timeout_s=0.05)
+    with pytest.raises(ChildExited) as caught:
+        await child.receive()
+    assert caught.value.returncode != 0

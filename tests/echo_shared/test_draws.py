@@ -1,0 +1,109 @@
+"""The definition of a draw, held against direct computation, edges and statistics."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_shared.draws import MAX_SEED, derive_seed, draw, uniforms
+
+SEEDS = st.integers(0, MAX_SEED)
+BELOW_ONE = float(np.nextafter(1.0, 0.0))
+
+
+def draw_one(logits: list[float], u: float, temperature: float = 1.0) -> tuple[int, float]:
+    tokens, logprobs = draw(np.array([logits], np.float32), np.array([u]), temperature)
+    return int(tokens[0]), float(logprobs[0])
+
+
+@given(SEEDS, st.integers(0, 2_000), st.integers(1, 60), st.integers(0, 60))
+def test_a_prefix_never_changes(seed: int, index: int, count: int, more: int) -> None:
+    assert uniforms(seed, index, count + more)[:count].tolist() == uniforms(seed, index, count).tolist()
+
+
+@given(SEEDS, st.integers(0, 1_000))
+def test_uniforms_are_in_range(seed: int, index: int) -> None:
+    u = uniforms(seed, index, 64)
+    assert u.dtype == np.float64 and (u >= 0).all() and (u < 1).all()
+
+
+def test_uniforms_never_change() -> None:
+    assert uniforms(7, 3, 3).tolist() == [0.4821286018761155, 0.7241355726248441, 0.05025403948627161]
+    assert derive_seed("echo", 1, 2) == 18_155_612_007_835_688_568
+
+
+def test_neighbours_share_nothing() -> None:
+    rows = [uniforms(seed, index, 32) for seed in range(12) for index in range(12)]
+    assert len({value for row in rows for value in row.tolist()}) == 12 * 12 * 32
+
+
+def test_uniforms_are_uniform() -> None:
+    u = np.concatenate([uniforms(seed, 0, 100) for seed in range(1_000)])
+    counts = np.histogram(u, bins=20, range=(0, 1))[0]
+    assert ((counts - 5_000) ** 2 / 5_000).sum() < 50  # chi-square, 19 degrees of freedom: p < 1e-4
+
+
+@given(st.lists(st.one_of(st.integers(0, MAX_SEED), st.text(max_size=5)), min_size=1, max_size=4))
+def test_seeds_depend_on_the_parts_and_where_they_end(parts: list[int | str]) -> None:
+    seed = derive_seed(*parts)
+    assert 0 <= seed <= MAX_SEED
+    assert seed == derive_seed(*parts)
+    assert seed != derive_seed(*parts, "")
+    assert derive_seed("ab", "c") != derive_seed("a", "bc")
+    assert derive_seed(1) != derive_seed("1")
+
+
+def test_the_first_token_whose_cumulative_probability_exceeds_u_is_drawn() -> None:
+    logits = [float(np.log(p)) for p in (0.25, 0.5, 0.25)]
+    assert [draw_one(logits, u)[0] for u in (0.0, 0.2, 0.3, 0.7, 0.8, BELOW_ONE)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_tie_goes_to_the_later_token() -> None:
+    """u equal to a cumulative probability is not exceeded by it."""
+    assert [draw_one([0.0, 0.0], u)[0] for u in (0.5, float(np.nextafter(0.5, 0.0)))] == [1, 0]
+    assert [draw_one([0.0] * 4, u)[0] for u in (0.25, 0.5, 0.75)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("u", [0.0, 1e-300, 0.5, BELOW_ONE])
+def test_a_token_without_probability_is_never_drawn(u: float) -> None:
+    nothing = float("-inf")
+    assert draw_one([nothing, 1.0, nothing, nothing], u)[0] == 1
+    assert draw_one([-1e30, 1.0, -1e30], u)[0] == 1
+    assert draw_one([nothing, 0.0, 0.0, nothing], u)[0] in (1, 2)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=30), st.floats(0, 1, exclude_max=True))
+def test_agrees_with_the_definition(logits: list[float], u: float) -> None:
+    token, logprob = draw_one(logits, u, temperature=0.7)
+    scaled = np.array(logits, np.float32).astype(np.float64) / 0.7
+    p = np.exp(scaled - scaled.max())
+    p /= p.sum()
+    cumulative = np.cumsum(p)
+    low = cumulative[token] - p[token]
+    assert low - 1e-12 <= u <= cumulative[token] + 1e-12
+    assert logprob == pytest.approx(np.log(p[token]), abs=1e-9)
+
+
+def test_the_distribution_is_the_softmax_at_the_temperature() -> None:
+    logits = np.array([1.0, 0.0, -1.0, 2.0], np.float32)
+    u = np.concatenate([uniforms(seed, 0, 100) for seed in range(400)])
+    tokens, _ = draw(np.tile(logits, (len(u), 1)), u, 2.0)
+    expected = np.exp(logits / 2.0) / np.exp(logits / 2.0).sum() * len(u)
+    observed = np.bincount(tokens, minlength=4)
+    assert ((observed - expected) ** 2 / expected).sum() < 21  # chi-square, 3 degrees of freedom: p < 1e-4
+
+
+def test_rows_are_independent_of_each_other() -> None:
+    logits = np.random.default_rng(0).normal(size=(8, 50)).astype(np.float32)
+    u = uniforms(1, 0, 8)
+    together, logprobs = draw(logits, u, 1.0)
+    alone = [draw(logits[i : i + 1], u[i : i + 1], 1.0) for i in range(8)]
+    assert together.tolist() == [int(tokens[0]) for tokens, _ in alone]
+    assert logprobs.tolist() == [float(lp[0]) for _, lp in alone]
+
+
+def test_extreme_logits_stay_finite() -> None:
+    for logits in ([1e30, -1e30], [3e38, 3e38], [-3e38, -3e38], [88.0, -88.0]):
+        _, logprob = draw_one(logits, 0.3)
+        assert np.isfinite(logprob) and logprob <= 0

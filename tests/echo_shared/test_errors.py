@@ -1,0 +1,26 @@
+import inspect
+
+from echo_shared import errors
+from echo_shared.errors import EchoError
+
+TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EchoError)]
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    assert len({kind.default_code for kind in TREE}) == len(TREE)
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    assert errors.__doc__ is not None
+    for kind in TREE:
+        assert kind.__name__ in errors.__doc__
+
+
+def test_the_text_says_what_got_and_do() -> None:
+    assert str(EchoError("It broke.", got="this", do="That.")) == "It broke.\n  got: this\n  do:  That."
+    assert str(EchoError("It broke.")) == "It broke."
+
+
+def test_a_code_can_be_given() -> None:
+    assert EchoError("x").code == "error"
+    assert EchoError("x", code="special").code == "special"

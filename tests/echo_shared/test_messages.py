@@ -1,0 +1,305 @@
+"""The wire: round trips, golden bytes, bounds, and hostile bytes."""
+
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from echo_shared.errors import CodecError
+from echo_shared.messages import (
+    MAX_FRAME_BYTES,
+    MAX_TOKENS,
+    ArtefactOffer,
+    Challenge,
+    DropReason,
+    Fetched,
+    FinishReason,
+    FromHub,
+    FromNode,
+    Goodbye,
+    Hello,
+    Lease,
+    LeaseReturned,
+    LeaseRevoked,
+    NodeStatus,
+    Peers,
+    PolicyPublished,
+    Proof,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    Refused,
+    Rollout,
+    Welcome,
+    decode_from_hub,
+    decode_from_node,
+    encode,
+    pack_array,
+    rollout_id,
+)
+
+OFFER = ArtefactOffer(
+    manifest=b"{}", signature=bytes(64), torrent=b"d1:ae", web_seed_path="/artefacts/", peers=(("10.0.0.1", 6881),)
+)
+LEASE = Lease(
+    lease_id=3,
+    group_id=4,
+    indices=(0, 5),
+    prompt_ids=np.array([1, 2, 3], np.int32),
+    seed=2**64 - 1,
+    policy_version=7,
+    temperature=0.5,
+    max_tokens=9,
+    stop_ids=(1,),
+    deadline_s=60.0,
+)
+ROLLOUT = Rollout(
+    rollout_id="3-5",
+    lease_id=3,
+    group_id=4,
+    index=5,
+    policy_version_start=7,
+    policy_version_end=7,
+    completion_ids=np.array([8, 1], np.int32),
+    behavior_logprobs=np.array([-0.5, -0.25], np.float32),
+    finish_reason=FinishReason.STOP,
+    sampling_s=0.125,
+)
+FROM_HUB: list[FromHub] = [
+    Challenge(protocol_version=1, software_version="1", hub_key=bytes(32), nonce=bytes(32), signature=bytes(64)),
+    Welcome(
+        run_id="r",
+        run_name="n",
+        node_id="id",
+        base=OFFER,
+        policy=None,
+        policy_version=0,
+        tracker_path="/announce/k",
+        heartbeat_s=5.0,
+    ),
+    Refused(code="bad_token", what="No."),
+    PolicyPublished(policy_version=3, offer=OFFER),
+    Peers(info_hash=bytes(20), peers=(("::1", 1), ("host", 65_535))),
+    LEASE,
+    LeaseRevoked(lease_id=1, reason=DropReason.STALE),
+    Receipts(receipts=(Receipt(rollout_id="3-5", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE),)),
+]
+FROM_NODE: list[FromNode] = [
+    Hello(protocol_version=1, software_version="1", node_key=bytes(32), nonce=bytes(32)),
+    Proof(signature=bytes(64), name="n", invite_token=None, backend="b", device="d", swarm_port=1),
+    NodeStatus(activity="waiting", capacity=16, policy_version=None, tokens_per_s=0.0),
+    Fetched(info_hash=bytes(20), policy_version=None, seconds=1.5, swarm_bytes=1, web_seed_bytes=2),
+    ROLLOUT,
+    LeaseReturned(lease_id=1, indices=(0, 1), reason="full"),
+    Goodbye(),
+]
+
+
+def plain(message: Any) -> Any:
+    return message.model_dump(mode="python")
+
+
+@pytest.mark.parametrize("message", FROM_HUB, ids=lambda m: m.type)
+def test_what_a_hub_says_comes_back_the_same(message: FromHub) -> None:
+    assert plain(decode_from_hub(encode(message))) == plain(message)
+
+
+@pytest.mark.parametrize("message", FROM_NODE, ids=lambda m: m.type)
+def test_what_a_node_says_comes_back_the_same(message: FromNode) -> None:
+    assert plain(decode_from_node(encode(message))) == plain(message)
+
+
+@pytest.mark.parametrize("message", FROM_HUB, ids=lambda m: m.type)
+def test_neither_side_takes_the_others_words(message: FromHub) -> None:
+    with pytest.raises(CodecError):
+        decode_from_node(encode(message))
+
+
+GOLDEN = {
+    "rollout": (
+        "8ba474797065a7726f6c6c6f7574aa726f6c6c6f75745f6964a3332d35a86c656173655f696403a867726f75705f696404a5696e646578"
+        "05b4706f6c6963795f76657273696f6e5f737461727407b2706f6c6963795f76657273696f6e5f656e6407ae636f6d706c6574696f6e5f"
+        "69647383a56474797065a33c6934a573686170659102a464617461c4080800000001000000b16265686176696f725f6c6f6770726f6273"
+        "83a56474797065a33c6634a573686170659102a464617461c408000000bf000080bead66696e6973685f726561736f6ea473746f70aa73"
+        "616d706c696e675f73cb3fc0000000000000"
+    ),
+    "goodbye": "82a474797065a7676f6f64627965a6726561736f6ea0",
+}
+
+
+@pytest.mark.parametrize("message", [m for m in FROM_NODE if m.type in GOLDEN], ids=lambda m: m.type)
+def test_the_bytes_on_the_wire_never_change(message: FromNode) -> None:
+    assert encode(message).hex() == GOLDEN[message.type]
+
+
+def changed(message: FromHub | FromNode, **fields: Any) -> bytes:
+    value = msgpack.unpackb(encode(message))
+    for path, new in fields.items():
+        target = value
+        *parents, last = path.split("__")
+        for part in parents:
+            target = target[part]
+        if new is ...:
+            del target[last]
+        else:
+            target[last] = new
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def array(values: list[float], dtype: str) -> dict[str, Any]:
+    return pack_array(np.array(values, dtype))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seed": 2**64 - 1, "lease_id": -1},
+        {"lease_id": 2**53 + 1},
+        {"lease_id": "3"},
+        {"lease_id": 3.0},
+        {"lease_id": True},
+        {"lease_id": ...},
+        {"indices": []},
+        {"indices": [0] * 1_025},
+        {"indices": [-1]},
+        {"indices": {"0": 1}},
+        {"temperature": 0.0},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"max_tokens": 0},
+        {"max_tokens": MAX_TOKENS + 1},
+        {"policy_version": -1},
+        {"deadline_s": 0},
+        {"prompt_ids": [1, 2]},
+        {"prompt_ids": array([1], "<i8")},
+        {"prompt_ids": array([1], "<f4")},
+        {"prompt_ids__dtype": "|O"},
+        {"prompt_ids__shape": [4]},
+        {"prompt_ids__shape": [-3]},
+        {"prompt_ids__shape": [True, 3]},
+        {"prompt_ids__shape": [3, 1]},
+        {"prompt_ids__data": b"\x00"},
+        {"prompt_ids__data": ...},
+        {"prompt_ids": array([0] * (MAX_TOKENS + 1), "<i4")},
+        {"type": "no_such_message"},
+        {"type": 3},
+        {"type": ...},
+    ],
+    ids=str,
+)
+def test_a_lease_out_of_bounds_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(CodecError):
+        decode_from_hub(changed(LEASE, **fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"behavior_logprobs": array([float("nan"), 0], "<f4")},
+        {"behavior_logprobs": array([float("inf"), 0], "<f4")},
+        {"rollout_id": "3"},
+        {"rollout_id": "٣-5"},
+        {"rollout_id": "3-5\n"},
+        {"rollout_id": "1-" + "9" * 60},
+        {"finish_reason": "tired"},
+        {"sampling_s": -1.0},
+    ],
+    ids=str,
+)
+def test_a_rollout_out_of_bounds_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(CodecError):
+        decode_from_node(changed(ROLLOUT, **fields))
+
+
+def test_fields_that_a_newer_peer_adds_are_ignored() -> None:
+    assert plain(decode_from_node(changed(ROLLOUT, colour="blue"))) == plain(ROLLOUT)
+
+
+def test_a_frame_that_is_too_large_is_refused_unread() -> None:
+    with pytest.raises(CodecError, match="too large"):
+        decode_from_hub(bytes(MAX_FRAME_BYTES + 1))
+
+
+def test_an_error_says_where() -> None:
+    with pytest.raises(CodecError, match="temperature"):
+        decode_from_hub(changed(LEASE, temperature=-1.0))
+
+
+def test_control_characters_of_a_peer_never_reach_a_terminal() -> None:
+    refused = decode_from_hub(changed(Refused(code="x", what="No."), what="\x1b[2Jcleared\nline"))
+    assert isinstance(refused, Refused)
+    assert refused.what == "?[2Jcleared\nline"
+
+
+def test_rollouts_are_named_by_lease_and_index() -> None:
+    assert rollout_id(12, 3) == "12-3"
+
+
+FRAMES = [encode(message) for message in [*FROM_HUB, *FROM_NODE]]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(FRAMES), st.data())
+def test_truncated_bytes_give_a_codec_error(frame: bytes, data: st.DataObject) -> None:
+    cut = frame[: data.draw(st.integers(0, len(frame) - 1))]
+    for decode in (decode_from_hub, decode_from_node):
+        with pytest.raises(CodecError):
+            decode(cut)
+
+
+def survives(frame: bytes) -> None:
+    """Decodes, or gives CodecError; nothing else."""
+    for decode in (decode_from_hub, decode_from_node):
+        try:
+            decode(frame)
+        except CodecError:
+            continue
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.sampled_from(FRAMES), st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=8)
+)
+def test_changed_bytes_give_a_message_or_a_codec_error(frame: bytes, changes: list[tuple[int, int]]) -> None:
+    hostile = bytearray(frame)
+    for position, value in changes:
+        hostile[position % len(hostile)] = value
+    survives(bytes(hostile))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.binary(max_size=300))
+@example(b"\x81\xa4type\xc7\x00\x00")
+@example(b"\xd7\xff" + b"\xff" * 8)
+@example(b"\xc7\x0c\xff" + b"\xff" * 12)
+@example(b"\x91" * 2_000)
+@example(b"\xdf\xff\xff\xff\xff")
+@example(b"\xdd\x7f\xff\xff\xff")
+@example(b"\xc6\xff\xff\xff\xff")
+@example(b"\x81\xa4type\xa5lease\x00")
+@example(b"\x82\xa4type\xa5lease\xa4type\xa5lease")
+def test_arbitrary_bytes_give_a_codec_error(frame: bytes) -> None:
+    survives(frame)
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.text(max_size=8), st.binary(max_size=8)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from([*FROM_HUB, *FROM_NODE]), st.data())
+def test_any_value_in_any_field_gives_a_message_or_a_codec_error(message: Any, data: st.DataObject) -> None:
+    value = msgpack.unpackb(encode(message))
+    field = data.draw(st.sampled_from(sorted(value)))
+    value[field] = data.draw(VALUES)
+    survives(msgpack.packb(value))

@@ -1,0 +1,138 @@
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from echo_shared.errors import ConfigError
+from echo_shared.settings import line_of, load_settings
+
+
+class Engine(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: Annotated[int, Field(ge=1)] = 10
+    tokens: tuple[Annotated[str, Field(min_length=3)], ...] = ()
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="ECHO_TEST_", env_nested_delimiter="__")
+
+    name: str = "default"
+    engine: Engine = Engine()
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Settings":
+        if self.name == "fast" and self.engine.steps > 5:
+            raise ValueError('engine.steps must be at most 5 when name = "fast"')
+        return self
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    return file
+
+
+def test_defaults_hold_without_a_file() -> None:
+    assert load_settings(Settings, None, {}) == Settings()
+
+
+def test_each_source_wins_over_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, "name = 'file'\n[engine]\nsteps = 2\ntokens = ['from file']\n")
+    assert load_settings(Settings, file, {}).engine == Engine(steps=2, tokens=("from file",))
+    monkeypatch.setenv("ECHO_TEST_ENGINE__STEPS", "3")
+    monkeypatch.setenv("ECHO_TEST_NAME", "environment")
+    found = load_settings(Settings, file, {"name": "flag", "engine": {"steps": None}})
+    assert (found.name, found.engine) == ("flag", Engine(steps=3, tokens=("from file",)))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaints"),
+    [
+        ("[engine]\n\nsteps = 0\n", ["line 3: engine.steps = 0"]),
+        ("engine.steps = 'x'\n", ["line 1: engine.steps = 'x'"]),
+        ("[engine]\ntokens = [\n  'long',\n  'x',\n]\n", ["line 2: engine.tokens.1 = 'x'"]),
+        ("[engine]\nstep = 3\n", ["line 2: there is no setting engine.step; did you mean steps?"]),
+        ("[motor]\nsteps = 3\n", ["line 1: there is no setting motor"]),
+        ("name = 'fast'\n", ['engine.steps must be at most 5 when name = "fast"']),
+        ("name = 3\n[engine]\nsteps = -1\n", ["2 settings", "line 1: name = 3", "line 3: engine.steps = -1"]),
+        ("engine = 5\n", ["line 1: engine = 5"]),
+    ],
+)
+def test_a_wrong_file_names_key_and_line(tmp_path: Path, text: str, complaints: list[str]) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(Settings, file, {})
+    for complaint in [*complaints, str(file)]:
+        assert complaint in str(caught.value)
+
+
+def test_a_wrong_variable_or_flag_is_named_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, "[engine]\nsteps = 2\n")
+    monkeypatch.setenv("ECHO_TEST_ENGINE__STEPS", "zero")
+    with pytest.raises(ConfigError, match=r"ECHO_TEST_ENGINE__STEPS: engine\.steps = 'zero'"):
+        load_settings(Settings, file, {})
+    with pytest.raises(ConfigError, match=r"command line: engine\.steps = -5"):
+        load_settings(Settings, file, {"engine": {"steps": -5}})
+
+
+def test_a_variable_that_should_be_json_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_TEST_ENGINE__TOKENS", "plain")
+    with pytest.raises(ConfigError):
+        load_settings(Settings, None, {})
+
+
+@pytest.mark.parametrize("content", [b"steps = = 1\n", b"[a\n", b"\xff\xfe", b"a = 1\na = 2\n"])
+def test_what_is_no_toml_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"config\.toml"):
+        load_settings(Settings, file, {})
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_settings(Settings, tmp_path / "none.toml", {})
+
+
+TEXT = '''# first
+[a]
+x = """
+y = 1
+"""
+y = 2  # the real one
+
+[b.c]
+z = {w = 1, v = 2}
+[[d]]
+k = 1
+[[d]]
+k = 2
+'''
+
+
+@pytest.mark.parametrize(
+    ("location", "line"),
+    [
+        (("a",), 2),
+        (("a", "x"), 3),
+        (("a", "y"), 6),
+        (("b", "c", "z", "v"), 9),
+        (("b", "c", "nothing"), 8),
+        (("d", 1, "k"), 13),
+        (("e",), None),
+        ((), None),
+    ],
+)
+def test_lines_are_found_whatever_the_syntax(location: tuple[str | int, ...], line: int | None) -> None:
+    assert line_of(TEXT, location) == line
+
+
+@given(st.integers(0, 30), st.integers(0, 30))
+def test_the_line_is_where_the_key_stands(before: int, between: int) -> None:
+    text = "# c\n" * before + "[s]\n" + "\n" * between + "key = 1\n"
+    assert line_of(text, ("s", "key")) == before + between + 2
