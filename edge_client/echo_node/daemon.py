@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 INBOX_EVENTS: Final = 1_024
 TICK_S: Final = 0.25
 COUNT_EVERY_TICKS: Final = 4
-DEFAULT_WIDTH: Final = {"cpu": 64, "cuda": 256}
-"""Rollouts sampled at once, by device, where the settings do not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,8 +278,7 @@ class Daemon:
         )
 
     def _make_engine(self, files: EngineFiles) -> Engine:
-        width = self._config.width or DEFAULT_WIDTH[self._choice.device]
-        settings = EngineSettings(width=width, threads=self._config.threads)
+        settings = EngineSettings(width=self._config.width, threads=self._config.threads)
         return Engine(self._choice, settings, files, self._inbox.put)
 
     def _status_verb(self) -> Mapping[str, Any]:

@@ -34,10 +34,7 @@ class EngineFiles:
 
 
 class Engine:
-    """Calls for a process that is not there, or has just ended, do nothing: BackendLost tells of the end.
-
-    `settings.width` is set, never the engine's own choice: the node asks the hub for work by it.
-    """
+    """Calls for a process that is not there, or has just ended, do nothing: BackendLost tells of the end."""
 
     def __init__(self, choice: BackendChoice, settings: EngineSettings, files: EngineFiles, deliver: Deliver) -> None:
         self._choice = choice
@@ -63,7 +60,7 @@ class Engine:
             return
         self._backend = backend
         try:
-            await self._deliver(BackendReady(width=self._settings.width))
+            await self._deliver(BackendReady(width=backend.width))
             async for event in backend.events():
                 if isinstance(event, FinishedRollout):
                     await self._deliver(RolloutFinished(rollout=event, tokens_per_s=backend.tokens_per_s))

@@ -35,8 +35,9 @@ log = logging.getLogger(__name__)
 
 DEMO_SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "run": {"name": "demo"},
-    "training": {"steps": 60, "threads": 1},
-    "sampling": {"max_tokens": 8},
+    "training": {"steps": 40, "threads": 1},
+    "sampling": {"max_tokens": 6},
+    "task": {"heldout_problems": 512},
 }
 """Where the demo differs from the defaults."""
 

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_a_chat_template_is_applied_as_transformers_does_it(model: Path, place: 
         change(model / "tokenizer_config.json", chat_template=named if place == "list" else TEMPLATE)
     ids = PromptCodec.load(model).encode_prompt("1+1=")
     conversation = [{"role": "user", "content": "1+1="}]
-    reference = AutoTokenizer.from_pretrained(model)
+    reference: Any = AutoTokenizer.from_pretrained(model)
     assert ids.tolist() == reference.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
     assert ids.tolist().count(reference.eos_token_id) == 1
 

@@ -44,8 +44,8 @@ EngineEvent = FinishedRollout | GroupFailed
 class Engine(Protocol):
     """Calls come from one thread, in the order `open`, then `set_policy` and `sample` in turns, then `close`."""
 
-    def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> None:
-        """Loads the base model. Raises BackendError when it cannot."""
+    def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
+        """Loads the base model; returns how many rollouts it samples at once. Raises BackendError when it cannot."""
 
     def set_policy(self, version: int, adapter_dir: Path | None) -> None:
         """Samples by this adapter from now on; None is the bare base.

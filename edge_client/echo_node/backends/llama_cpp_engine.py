@@ -68,7 +68,7 @@ class _Group:
 class LlamaCppEngine:
     """See `base.Engine`."""
 
-    def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> None:
+    def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         self._shape = read_shape(base_dir)
         self._derived_dir = derived_dir
         precision = _precision(base_dir, settings.precision)
@@ -89,6 +89,7 @@ class LlamaCppEngine:
         self._llama = LlamaContext()
         self._llama.open(convert_model(base_dir, derived_dir, precision), size, gpu=settings.device != "cpu")
         self._reset()
+        return self._width
 
     def set_policy(self, version: int, adapter_dir: Path | None) -> None:
         if adapter_dir is None:

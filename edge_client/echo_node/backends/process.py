@@ -28,7 +28,9 @@ _RATE_WINDOW_S: Final = 10.0
 class Backend:
     """One running worker. After ChildExited it is of no more use: start another and submit what is unfinished again."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Child, *, width: int) -> None:
+        self.width = width
+        """Rollouts that the engine samples at once."""
         self._child = child
         self._recent: deque[tuple[int, float]] = deque()
 
@@ -56,7 +58,7 @@ class Backend:
         except BaseException:
             await child.stop(timeout_s=STOP_TIMEOUT_S)
             raise
-        return cls(child)
+        return cls(child, width=frame["width"])
 
     @property
     def pid(self) -> int:

@@ -32,7 +32,7 @@ _F32_MODEL_BYTES: Final = 256 * 2**20
 class TorchEngine:
     """See `base.Engine`."""
 
-    def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> None:
+    def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         try:
@@ -56,6 +56,7 @@ class TorchEngine:
         self._max_cells = max(1, (settings.kv_cache_bytes or self._spare_bytes()) // self._kv_bytes_per_token())
         self._held: GroupRequest | None = None
         self._cancelled: set[int] = set()
+        return self._width
 
     def _spare_bytes(self) -> int:
         if self._device.type == "cuda":

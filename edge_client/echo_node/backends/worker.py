@@ -52,13 +52,14 @@ class Worker:
     def _open(self, frame: Frame) -> bool:
         try:
             self._engine = registry.make_engine(frame["backend"])
-            self._engine.open(Path(frame["base_dir"]), Path(frame["derived_dir"]), EngineSettings(**frame["settings"]))
+            settings = EngineSettings(**frame["settings"])
+            width = self._engine.open(Path(frame["base_dir"]), Path(frame["derived_dir"]), settings)
         except EchoError as error:
             self._pipe.send(
                 {"type": "refused", "code": error.code, "what": error.what, "got": error.got, "do": error.do}
             )
             return False
-        self._pipe.send({"type": "ready"})
+        self._pipe.send({"type": "ready", "width": width})
         return True
 
     def _handle(self, frame: Frame | None) -> None:

@@ -24,4 +24,4 @@ class Task(Protocol):
         """The problem of `seed` (0 .. 2**64 - 1)."""
 
     def score(self, problem: Problem, completion: str) -> float:
-        """The reward of `completion` (decoded, without special tokens), usually in 0..1. May raise: never a reward then."""
+        """The reward of `completion` (decoded, no special tokens), usually in 0..1. When it raises, there is none."""

@@ -9,6 +9,7 @@ from echo_shared.swarm.torrent import Torrent, make_torrent, read_torrent
 
 __all__ = [
     "FetchStats",
+    "OnProgress",
     "PeerAddress",
     "Swarm",
     "SwarmSettings",

@@ -308,6 +308,18 @@ def test_a_version_that_was_due_and_is_not_out_is_published_again(bench: BenchOf
     assert b.of(PublishVersion) == [], "that one is still under way"
 
 
+def test_a_publication_that_a_crash_lost_is_made_up_for_though_training_went_on(bench: BenchOf) -> None:
+    """Version 2 was due; the learner already holds version 3, and without version 2 nothing may be leased any more."""
+    snapshot = Snapshot(next_group_id=3, next_lease_id=4, trained_steps=3, published_version=0)
+    b = bench(snapshot, groups_per_step=1, steps=9, max_staleness=1, publish_every=2)
+    b.node("a")
+    assert b.of(PrepareGroup) == []
+    b.learner(3)
+    assert b.of(PublishVersion) == [PublishVersion(policy_version=2)]
+    b.tell(VersionPublished(policy_version=2))
+    assert b.of(PrepareGroup) == [PrepareGroup(group_id=3)]
+
+
 def test_an_older_version_that_comes_late_is_recorded_but_not_announced(bench: BenchOf) -> None:
     b = bench(planned_snapshot(published_version=0), groups_per_step=1, max_staleness=2)
     b.tell(VersionPublished(policy_version=2), VersionPublished(policy_version=1))
