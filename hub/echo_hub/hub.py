@@ -85,6 +85,10 @@ class Resources:
     bounds: SamplingBounds
     learner: LearnerSettings
     coordinator: Coordinator
+    started_at: float
+    """When the run was served for the first time."""
+    evaluated: frozenset[int]
+    """Versions whose accuracy is in the store."""
 
 
 class Hub:
@@ -102,6 +106,7 @@ class Hub:
         self._tracker = resources.tracker
         self._problems = resources.problems
         self._bounds = resources.bounds
+        self._already_evaluated = resources.evaluated
         self._to_prepare: asyncio.Queue[int] = asyncio.Queue()
         self._to_publish: asyncio.Queue[int] = asyncio.Queue()
         self._to_look_up: asyncio.Queue[LookUpReceipt] = asyncio.Queue()
@@ -129,6 +134,7 @@ class Hub:
             join_command=lambda: self.join_command,
             learner_pid=lambda: self._trainer.pid,
             finished=self.finished.is_set,
+            started_at=resources.started_at,
         )
         self.server = Server(
             config.server,
@@ -167,7 +173,7 @@ class Hub:
 
     async def _start(self) -> None:
         """The base's accuracy first, if nobody measured it yet; and the learner as a sampler of its own."""
-        if 0 not in await self._store(self._store.store.evaluated_versions):
+        if 0 not in self._already_evaluated:
             self._trainer.evaluate(0)
         if self.config.run.mode == "colocated":
             await self._driver.report(NodeConnected(node_id=HUB_NODE_ID))
@@ -198,8 +204,14 @@ class Hub:
             case AnnounceVersion():
                 self._announce(action.policy_version)
             case FinishRun():
-                self._trainer.evaluate(self.config.training.steps)
+                self._finish()
         self.pages.changes.notify()
+
+    def _finish(self) -> None:
+        if self.config.training.steps in self._already_evaluated:
+            self.finished.set()
+        else:
+            self._trainer.evaluate(self.config.training.steps)
 
     def _send_lease(self, action: SendLease) -> None:
         prompt_ids = self._problems.prompt_ids(action.group_id)
@@ -373,6 +385,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             bounds=_bounds(config, base_dir, codec),
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
             coordinator=Coordinator(_coordinator_settings(config), await store(store.store.snapshot)),
+            started_at=await store(_started_at, store.store),
+            evaluated=frozenset(await store(store.store.evaluated_versions)),
         )
         hub = Hub(config, directory, resources)
         logging.getLogger("echo_hub").addHandler(hub.pages.notable)
@@ -380,6 +394,15 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         await hub.server.open()
         stack.push_async_callback(hub.server.close)
         yield hub
+
+
+def _started_at(store: Store) -> float:
+    """Noted down when the run is served for the first time."""
+    known = store.run_meta().get("started_at")
+    if known is None:
+        known = repr(time.time())
+        store.set_run_meta("started_at", known)
+    return float(known)
 
 
 def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBounds:

@@ -64,6 +64,7 @@ class LivePages:
         join_command: Callable[[], str],
         learner_pid: Callable[[], int | None],
         finished: Callable[[], bool],
+        started_at: float,
     ) -> None:
         self.changes = Changes()
         self.notable = NotableLog()
@@ -75,8 +76,8 @@ class LivePages:
         self._join_command = join_command
         self._learner_pid = learner_pid
         self._finished = finished
-        self._started_at = time.time()
-        self._received: deque[tuple[float, int]] = deque([(self._started_at, 0)])
+        self._started_at = started_at
+        self._received: deque[tuple[float, int]] = deque([(time.time(), 0)])
         self._size_bytes = lru_cache(1_024)(lambda version: _size_bytes(directory.adapter(version)))
 
     async def run_view(self) -> RunView:
@@ -125,6 +126,7 @@ class LivePages:
             state_detail=self._detail(status),
             problems=() if self._learner_pid() else ("The learner process is not running; it is being started.",),
             started_at=self._started_at,
+            finished_at=self._finished_at(status) if self._finished() else None,
             steps_total=config.training.steps,
             trained_step=status.trained_steps,
             published_version=status.published_version,
@@ -154,6 +156,10 @@ class LivePages:
             fetches_by_transport=_by_name(self._store.versions_by_transport()),
             events=tuple(self.notable.events),
         )
+
+    def _finished_at(self, status: CoordinatorStatus) -> float | None:
+        last = [row.evaluated_at for row in self._store.evaluations() if row.policy_version == status.trained_steps]
+        return last[0] if last else None
 
     def _detail(self, status: CoordinatorStatus) -> str:
         if self._finished():

@@ -50,11 +50,9 @@ def run() -> None:
 def _common(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")] = False,
 ) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=errors, show_path=False)],
-    )
+    shown = RichHandler(console=errors, show_path=False, level=logging.INFO if verbose else logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[shown])
+    logging.getLogger("echo_hub").setLevel(logging.INFO)  # The operator's page shows these lines in any case.
 
 
 @app.command()
@@ -119,7 +117,8 @@ def demo(
 
     run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
     flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
-    make_run(run_directory, load_config(None, {**DEMO_SETTINGS, **flags}))
+    settings = {name: {**DEMO_SETTINGS.get(name, {}), **section} for name, section in flags.items()}
+    make_run(run_directory, load_config(None, {**DEMO_SETTINGS, **settings}))
     config = load_config(run_directory.config, {})
     report = _run(
         run_demo(config, run_directory, backends=tuple(backend or default_backends()), keep=keep, console=Console())
@@ -195,10 +194,14 @@ def _flags(
     mode: str | None = None,
     seed: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    return {
+    """The flags that were given, by section."""
+    sections = {
         "server": {"host": host, "port": port},
         "training": {"steps": steps},
         "run": {"mode": mode, "seed": seed},
+    }
+    return {
+        name: {key: value for key, value in section.items() if value is not None} for name, section in sections.items()
     }
 
 

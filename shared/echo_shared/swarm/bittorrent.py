@@ -90,6 +90,7 @@ _INCOMPLETE: Final = (lt.torrent_status.states.checking_files, lt.torrent_status
 _LEAST_WAIT_S: Final = 1.0
 _REVIVE_WEB_SEED_AFTER_S: Final = 15.0
 """Long enough for a slow connection to be made."""
+_RECHECK_AFTER_S: Final = 5.0
 
 
 class _Transfer:
@@ -117,6 +118,7 @@ class _Transfer:
         self._parent = parent
         self._on_progress = on_progress
         self._done_bytes = 0
+        self._damaged = False
 
     @property
     def complete(self) -> bool:
@@ -133,6 +135,16 @@ class _Transfer:
         self.fail(_stopped(self.layout, got="the swarm was closed"))
         for event in (self.flushed, self.removed, self.deleted):
             event.set()
+
+    def recheck_after_damage(self) -> None:
+        """Looks at the files anew when a piece has failed its hash check.
+
+        libtorrent 2.1.1 sometimes never asks for such a piece again, from nobody, once its sender is gone.
+        """
+        if self._damaged:
+            self._damaged = False
+            self._done_bytes = 0
+            self.handle.force_recheck()
 
     def handle_alert(self, alert: lt.alert, now: float) -> None:
         match alert:
@@ -165,6 +177,7 @@ class _Transfer:
             case lt.torrent_error_alert():
                 self._break(_stopped(self.layout, got=alert.message()))
             case lt.hash_failed_alert():
+                self._damaged = True
                 self._note(alert.message())
             case lt.url_seed_alert():
                 self._note(f"the web seed says: {alert.error_message() or alert.error.message()}")
@@ -259,6 +272,7 @@ class BitTorrentSwarm(Swarm):
                 do="It is published or fetched again by itself.",
             )
         transfer = _Transfer(layout, directory.parent, on_progress=None)
+        transfer.finished.set()  # Until libtorrent finds out otherwise.
         params = _params(torrent, directory.parent, tracker_urls)
         params.flags |= lt.torrent_flags.seed_mode
         await self._add(transfer, params)
@@ -310,16 +324,15 @@ class BitTorrentSwarm(Swarm):
             quiet_s, stalled_s = now - transfer.last_block_at, now - transfer.last_piece_at
             if stalled_s >= stall_s:
                 raise stalled(transfer.layout.name, after_s=stalled_s, last_problem=transfer.last_problem)
-            if quiet_s < patience_s:
-                wait_s = patience_s - quiet_s
-            else:
-                wait_s = max(patience_s, _LEAST_WAIT_S)
-                if web_seed_url is not None and now - asked_web_seed_at >= _REVIVE_WEB_SEED_AFTER_S:
-                    asked_web_seed_at = now
-                    transfer.handle.remove_url_seed(web_seed_url)  # Revives one that libtorrent has given up.
-                    transfer.handle.add_url_seed(web_seed_url)
+            if web_seed_url and quiet_s >= patience_s and now - asked_web_seed_at >= _REVIVE_WEB_SEED_AFTER_S:
+                asked_web_seed_at = now
+                transfer.handle.remove_url_seed(web_seed_url)  # Revives one that libtorrent has given up.
+                transfer.handle.add_url_seed(web_seed_url)
+            if quiet_s >= _RECHECK_AFTER_S:
+                transfer.recheck_after_damage()
+            wait_s = patience_s - quiet_s if quiet_s < patience_s else _LEAST_WAIT_S
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(wait_s, stall_s - stalled_s)):
+                async with asyncio.timeout(min(wait_s, _RECHECK_AFTER_S, stall_s - stalled_s)):
                     await transfer.finished.wait()
 
     async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:

@@ -35,7 +35,7 @@ class Records:
     def payload(length: int, start: int = 0) -> RolloutPayload:
         return RolloutPayload(
             completion_ids=np.arange(start, start + length, dtype=np.int32),
-            behavior_logprobs=-np.arange(1, length + 1, dtype=np.float32) / 8,
+            behavior_logprobs=np.arange(-1, -length - 1, -1).astype(np.float32) / np.float32(8),
             finish_reason=FinishReason.STOP,
             sampling_s=0.5,
         )
