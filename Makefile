@@ -1,10 +1,10 @@
 # Echo's developer commands. They need Python 3.11+ and a C compiler; all else comes from the Python package index.
 #   make demo         the whole system on this machine: a hub, two nodes, a tiny model that learns
-#   make test         every test: first those that take seconds (test-quick), then those that take minutes (test-slow)
+#   make test         the tests, but for those marked slow (minutes each), which `make test-slow` runs
 #   make lint         ruff and mypy; `make format` mends what ruff can
 #   make constraints  pins the newest releases that pyproject.toml allows
 # Variables: PYTHON (makes the environment), VENV (where), PYTEST_ARGS and DEMO_ARGS (passed on).
-#   make test-quick PYTEST_ARGS="tests/echo_shared -x"
+#   make test PYTEST_ARGS="tests/echo_shared -x"
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +14,7 @@ DEMO_ARGS ?=
 BIN := $(VENV)/bin
 TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node benchmarks scripts
 
-.PHONY: demo env test test-quick test-slow lint format constraints clean
+.PHONY: demo env test test-slow lint format constraints clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.stamp-demo
@@ -22,9 +22,7 @@ demo: $(VENV)/.stamp-demo
 
 env: $(VENV)/.stamp-dev
 
-test: test-quick test-slow
-
-test-quick: $(VENV)/.stamp-dev
+test: $(VENV)/.stamp-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.stamp-dev

@@ -54,6 +54,7 @@ from echo_hub.trainer import Trainer
 from echo_hub.verify.checks import SamplingBounds
 from echo_hub.verify.problems import Problems, accuracy
 from echo_hub.verify.scorer import Scorer, ScoringJob
+from echo_shared.errors import ConfigError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     ArtefactOffer,
@@ -177,7 +178,7 @@ class Hub:
             self._trainer.evaluate(0)
         if self.config.run.mode == "colocated":
             await self._driver.report(NodeConnected(node_id=HUB_NODE_ID))
-            await self._offer_own_capacity(self._driver.coordinator.status().published_version)
+            await self._offer_own_capacity(self._driver.coordinator.published_version)
 
     async def _offer_own_capacity(self, policy_version: int) -> None:
         capacity = self.config.training.groups_per_step * self.config.training.group_size
@@ -254,7 +255,7 @@ class Hub:
         return self._publisher.offer_for(policy_version, node_ip=node.host, hub_host=node.hub_host)
 
     def _welcome(self, node: NodeInfo) -> Welcome:
-        version = self._driver.coordinator.status().published_version
+        version = self._driver.coordinator.published_version
         return Welcome(
             run_id=self.run_id,
             run_name=self.config.run.name,
@@ -369,6 +370,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         problems = Problems.of_run(config, codec)
         store = StoreThread(await asyncio.to_thread(Store.open, config.store.url or directory.database_url))
         stack.push_async_callback(store.close)
+        await store(_check_unchanged, store.store, config)
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
         swarm = await Swarm.open(settings)
         stack.push_async_callback(swarm.close)
@@ -394,6 +396,33 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         await hub.server.open()
         stack.push_async_callback(hub.server.close)
         yield hub
+
+
+def _check_unchanged(store: Store, config: HubConfig) -> None:
+    """Raises ConfigError when a setting has changed on which what lies in the run's store depends."""
+    fixed = {
+        "run.seed": config.run.seed,
+        "model.base": config.model.base,
+        "task.name": config.task.name,
+        "task.options": config.task.options,
+        "training.groups_per_step": config.training.groups_per_step,
+        "training.group_size": config.training.group_size,
+        "training.lora_rank": config.training.lora_rank,
+    }
+    known = store.run_meta().get("fixed_settings")
+    if known is None:
+        store.set_run_meta("fixed_settings", json.dumps(fixed))
+        return
+    began_with = json.loads(known)
+    changed = [
+        f"{name} = {value!r}, was {began_with[name]!r}" for name, value in fixed.items() if value != began_with[name]
+    ]
+    if changed:
+        raise ConfigError(
+            "A setting that a run keeps from its first day has changed.",
+            got="; ".join(changed),
+            do="Set it back, or make another run: echo-hub init OTHER_DIRECTORY",
+        )
 
 
 def _started_at(store: Store) -> float:

@@ -117,8 +117,10 @@ def demo(
 
     run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
     flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
-    settings = {name: {**DEMO_SETTINGS.get(name, {}), **section} for name, section in flags.items()}
-    make_run(run_directory, load_config(None, {**DEMO_SETTINGS, **settings}))
+    settings = {
+        name: {**DEMO_SETTINGS.get(name, {}), **flags.get(name, {})} for name in DEMO_SETTINGS.keys() | flags.keys()
+    }
+    make_run(run_directory, load_config(None, settings))
     config = load_config(run_directory.config, {})
     report = _run(
         run_demo(config, run_directory, backends=tuple(backend or default_backends()), keep=keep, console=Console())
@@ -195,7 +197,7 @@ def _flags(
     seed: int | None = None,
 ) -> dict[str, dict[str, Any]]:
     """The flags that were given, by section."""
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "server": {"host": host, "port": port},
         "training": {"steps": steps},
         "run": {"mode": mode, "seed": seed},

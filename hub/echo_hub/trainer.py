@@ -1,7 +1,7 @@
 """Keeps the learner process alive and gives it its work: steps, evaluations and, in co-located mode, sampling.
 
 One job at a time, in order. When the process dies it is started again from its newest checkpoint. What was lost with
-it: the coordinator asks for its step again, leases are given back, an evaluation is put back into the queue.
+it: the coordinator asks for its step and its rollouts again, an evaluation is put back into the queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.events import LearnerLost, LearnerReady, LeaseGivenBack, RolloutArrived, StepDone
+from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import HUB_NODE_ID
 from echo_hub.learner.process import Learner
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 DEATHS_IN_A_ROW: Final = 5
 """Without one finished job in between, the learner is not started again: the run stops with its error."""
 
-LearnerEvent = LearnerReady | LearnerLost | StepDone | RolloutArrived | LeaseGivenBack
+LearnerEvent = LearnerReady | LearnerLost | StepDone | RolloutArrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +103,7 @@ class Trainer:
                     raise LearnerError(
                         "The learner process dies again and again.", got=error.got, do=error.do
                     ) from error
+                self._drop_what_is_asked_for_again()
                 await report(LearnerLost())
                 await asyncio.sleep(min(30.0, 0.5 * 2**deaths))
             finally:
@@ -118,7 +119,8 @@ class Trainer:
         elif isinstance(job, _Evaluate):
             await self._run_evaluation(learner, job)
         else:
-            await self._run_sampling(learner, self._with_waiting(job), report)
+            async for rollout in learner.sample(self._with_waiting(job)):
+                await report(_arrived(rollout))
 
     def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
         """All groups that wait, so that they are drawn in one batch; other jobs keep their order behind them."""
@@ -142,24 +144,12 @@ class Trainer:
             raise
         await self._evaluated(job.policy_version, completions)
 
-    async def _run_sampling(
-        self,
-        learner: Learner,
-        requests: list[GroupRequest],
-        report: Callable[[LearnerEvent], Awaitable[None]],
-    ) -> None:
-        missing = {(request.lease_id, index): request for request in requests for index in request.indices}
-        try:
-            async for rollout in learner.sample(requests):
-                del missing[rollout.lease_id, rollout.index]
-                await report(_arrived(rollout))
-        finally:
-            for lease_id, index in missing:
-                await report(
-                    LeaseGivenBack(
-                        node_id=HUB_NODE_ID, lease_id=lease_id, indices=(index,), reason="the learner stopped sampling"
-                    )
-                )
+    def _drop_what_is_asked_for_again(self) -> None:
+        """After LearnerLost the coordinator repeats its step and its leases; only evaluations are this queue's own."""
+        waiting = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
+        for job in waiting:
+            if isinstance(job, _Evaluate):
+                self._jobs.put_nowait(job)
 
 
 def _arrived(rollout: FinishedRollout) -> RolloutArrived:
