@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 DEMO_SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "run": {"name": "demo"},
-    "training": {"steps": 40, "threads": 1},
+    "training": {"steps": 60, "threads": 1},
     "sampling": {"max_tokens": 6},
     "task": {"heldout_problems": 512},
 }
@@ -148,14 +148,15 @@ async def _show_until_finished(hub: Hub, console: Console) -> None:
     )
     steps = progress.add_task("step", total=hub.config.training.steps)
     with Live(console=console, refresh_per_second=4) as live:
-        while True:
-            view = await hub.pages.run_view()
-            progress.update(steps, completed=view.trained_step)
-            live.update(_table(progress, view, await hub.pages.nodes()))
+        finished = False
+        while not finished:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_S):
                     await hub.finished.wait()
-                    return
+            finished = hub.finished.is_set()  # Then what is shown below is the end.
+            view = await hub.pages.run_view()
+            progress.update(steps, completed=view.trained_step)
+            live.update(_table(progress, view, await hub.pages.nodes()))
 
 
 def _table(progress: Progress, view: RunView, nodes: tuple[NodeView, ...]) -> Group:

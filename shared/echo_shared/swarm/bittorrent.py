@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import libtorrent as lt
 
-from echo_shared.errors import EchoError, LocalProtocolError, SwarmError
+from echo_shared.errors import LocalProtocolError, SwarmError
 from echo_shared.swarm.base import (
     FetchStats,
     OnProgress,
@@ -34,9 +34,9 @@ from echo_shared.swarm.base import (
     TorrentStats,
     resolve,
     stalled,
-    storage_error,
 )
-from echo_shared.swarm.torrent import Layout, read_torrent
+from echo_shared.swarm.torrent import read_torrent
+from echo_shared.swarm.transfer import Transfer, stopped
 
 log = logging.getLogger(__name__)
 
@@ -86,119 +86,11 @@ _TUNED: Final = {
         | lt.alert_category.block_progress
     ),
 }
-_INCOMPLETE: Final = (lt.torrent_status.states.checking_files, lt.torrent_status.states.downloading)
 _LEAST_WAIT_S: Final = 1.0
 _REVIVE_WEB_SEED_AFTER_S: Final = 15.0
 """Long enough for a slow connection to be made."""
 _RECHECK_AFTER_S: Final = 5.0
-
-
-class _Transfer:
-    """One torrent in the session, and what its alerts have said so far."""
-
-    def __init__(self, layout: Layout, parent: Path, *, on_progress: OnProgress | None) -> None:
-        self.layout = layout
-        self.handle = lt.torrent_handle()
-        self.error: EchoError | None = None
-        self.checked = asyncio.Event()
-        """What lay on the disk before has been looked at."""
-        self.finished = asyncio.Event()
-        """Complete, or failed."""
-        self.flushed = asyncio.Event()
-        self.removing = False
-        self.removed = asyncio.Event()
-        self.deleted = asyncio.Event()
-        self.web_seed_addresses: frozenset[PeerAddress] = frozenset()
-        """A block tells only the address it came from: these tell the web seed's blocks from a peer's."""
-        self.web_seed_bytes = 0
-        """Without the last blocks: libtorrent does not report what reaches the disk after the last piece is whole."""
-        self.last_problem = ""
-        self.last_block_at = self.last_piece_at = asyncio.get_running_loop().time()
-        """When data came, and when data came that matches its hash."""
-        self._parent = parent
-        self._on_progress = on_progress
-        self._done_bytes = 0
-        self._damaged = False
-
-    @property
-    def complete(self) -> bool:
-        return self.finished.is_set() and self.error is None
-
-    def fail(self, error: EchoError) -> None:
-        """Ends the transfer; whoever awaits it looks at `error`."""
-        self.error = self.error or error
-        self.checked.set()
-        self.finished.set()
-
-    def abandon(self) -> None:
-        """The session ends, and will not say anything more."""
-        self.fail(_stopped(self.layout, got="the swarm was closed"))
-        for event in (self.flushed, self.removed, self.deleted):
-            event.set()
-
-    def recheck_after_damage(self) -> None:
-        """Looks at the files anew when a piece has failed its hash check.
-
-        libtorrent 2.1.1 sometimes never asks for such a piece again, from nobody, once its sender is gone.
-        """
-        if self._damaged:
-            self._damaged = False
-            self._done_bytes = 0
-            self.handle.force_recheck()
-
-    def handle_alert(self, alert: lt.alert, now: float) -> None:
-        match alert:
-            case lt.block_finished_alert():
-                self.last_block_at = now
-                if alert.endpoint in self.web_seed_addresses:
-                    self.web_seed_bytes += self.layout.size_of_block(alert.piece_index, alert.block_index)
-            case lt.piece_finished_alert():
-                self.last_piece_at = now
-                self._piece_finished(alert.piece_index)
-            case lt.torrent_checked_alert():
-                self.last_block_at = self.last_piece_at = now
-                self.checked.set()
-            case lt.torrent_finished_alert():
-                self.finished.set()
-            case lt.cache_flushed_alert():
-                self.flushed.set()
-            case lt.torrent_removed_alert():
-                self.removed.set()
-            case lt.torrent_deleted_alert() | lt.torrent_delete_failed_alert():
-                self.deleted.set()
-            case lt.file_error_alert():
-                self._break(storage_error(alert.message(), code=alert.error.value(), path=self._parent))
-            case lt.state_changed_alert() if self.complete and alert.state in _INCOMPLETE:
-                self._break(
-                    SwarmError(
-                        f"Files of {self.layout.name} have changed or vanished.", do="They must be fetched again."
-                    )
-                )
-            case lt.torrent_error_alert():
-                self._break(_stopped(self.layout, got=alert.message()))
-            case lt.hash_failed_alert():
-                self._damaged = True
-                self._note(alert.message())
-            case lt.url_seed_alert():
-                self._note(f"the web seed says: {alert.error_message() or alert.error.message()}")
-            case lt.tracker_error_alert():
-                # The whole message would tell the log the tracker's address, and so the passkey.
-                self._note(f"the tracker says: {alert.failure_reason() or alert.error.message()}")
-
-    def _break(self, error: EchoError) -> None:
-        if self.error is None:
-            log.warning("%s", error)  # For a seed, which nobody awaits, this is the only word.
-        self.fail(error)
-
-    def _note(self, problem: str) -> None:
-        self.last_problem = problem
-        log.info("%s: %s", self.layout.name, problem)
-
-    def _piece_finished(self, piece: int) -> None:
-        total = self.layout.total_bytes
-        self._done_bytes = min(total, self._done_bytes + self.layout.size_of_piece(piece))
-        if self._on_progress is not None:
-            self._on_progress(self._done_bytes, total)
+"""Of silence, where a piece has failed its hash check."""
 
 
 class BitTorrentSwarm(Swarm):
@@ -207,7 +99,7 @@ class BitTorrentSwarm(Swarm):
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings
         self._session: lt.session | None = None
-        self._transfers: dict[bytes, _Transfer] = {}
+        self._transfers: dict[bytes, Transfer] = {}
         self._loop = asyncio.get_running_loop()
         self._listening: asyncio.Future[int] = self._loop.create_future()
 
@@ -271,7 +163,7 @@ class BitTorrentSwarm(Swarm):
                 got=f"{directory}, torrent of {layout.name}",
                 do="It is published or fetched again by itself.",
             )
-        transfer = _Transfer(layout, directory.parent, on_progress=None)
+        transfer = Transfer(layout, directory.parent, on_progress=None)
         transfer.finished.set()  # Until libtorrent finds out otherwise.
         params = _params(torrent, directory.parent, tracker_urls)
         params.flags |= lt.torrent_flags.seed_mode
@@ -291,7 +183,7 @@ class BitTorrentSwarm(Swarm):
         layout = read_torrent(torrent)
         params = _params(torrent, parent, tracker_urls)
         params.peers = await resolve(peers)
-        transfer = _Transfer(layout, parent, on_progress=on_progress)
+        transfer = Transfer(layout, parent, on_progress=on_progress)
         if web_seed_url is not None:
             transfer.web_seed_addresses = frozenset(await resolve([_server_of(web_seed_url)]))
         if (running := self._transfers.get(layout.info_hash)) is not None and running.complete:
@@ -313,7 +205,7 @@ class BitTorrentSwarm(Swarm):
         web_seed_bytes = min(received_bytes, max(transfer.web_seed_bytes, from_web_seed_bytes))
         return FetchStats(seconds=seconds, swarm_bytes=received_bytes - web_seed_bytes, web_seed_bytes=web_seed_bytes)
 
-    async def _until_finished(self, transfer: _Transfer, web_seed_url: str | None) -> None:
+    async def _until_finished(self, transfer: Transfer, web_seed_url: str | None) -> None:
         """Waits, and turns to the web seed whenever nothing has come for a while."""
         patience_s, stall_s = self._settings.web_seed_after_s, self._settings.stall_timeout_s
         asked_web_seed_at = -math.inf
@@ -347,11 +239,11 @@ class BitTorrentSwarm(Swarm):
         if (transfer := self._transfers.get(info_hash)) is not None:
             await self._remove(transfer, delete_files=delete_files)
 
-    async def _remove(self, transfer: _Transfer, *, delete_files: bool = False) -> None:
+    async def _remove(self, transfer: Transfer, *, delete_files: bool = False) -> None:
         info_hash = transfer.layout.info_hash
         if self._session is None or self._transfers.get(info_hash) is not transfer:
             return
-        transfer.fail(_stopped(transfer.layout, got="it was removed"))
+        transfer.fail(stopped(transfer.layout, got="it was removed"))
         try:
             if not transfer.removing:
                 transfer.removing = True
@@ -382,7 +274,7 @@ class BitTorrentSwarm(Swarm):
         self._bell.close()
         self._rope.close()
 
-    async def _add(self, transfer: _Transfer, params: lt.add_torrent_params) -> None:
+    async def _add(self, transfer: Transfer, params: lt.add_torrent_params) -> None:
         """Puts the torrent into the session, in place of one that has failed."""
         info_hash = transfer.layout.info_hash
         if (running := self._transfers.get(info_hash)) is not None and running.error is not None:
@@ -435,10 +327,6 @@ def _stats_of(handles: Mapping[bytes, lt.torrent_handle]) -> dict[bytes, Torrent
                 complete=status.is_seeding,
             )
     return stats
-
-
-def _stopped(layout: Layout, *, got: str) -> SwarmError:
-    return SwarmError(f"The transfer of {layout.name} stopped.", got=got)
 
 
 def _bindable(host: str, port: int) -> tuple[str, int]:

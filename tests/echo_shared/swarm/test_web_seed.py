@@ -121,7 +121,6 @@ async def test_cancelling_ends_the_thread(payload, web_server, tmp_path) -> None
     await web_server.asked.wait()
     assert not (await node.stats())[payload.torrent.info_hash].complete
     fetch.cancel()
-    await asyncio.sleep(0)
     web_server.hold.set()
     with pytest.raises(asyncio.CancelledError):
         await fetch
@@ -134,7 +133,6 @@ async def test_remove_stops_a_fetch_and_deletes(payload, web_server, tmp_path) -
     fetch = start(node, payload, web_server, tmp_path)
     await web_server.asked.wait()
     removal = asyncio.create_task(node.remove(payload.torrent.info_hash, delete_files=True))
-    await asyncio.sleep(0)
     web_server.hold.set()
     await removal
     with pytest.raises(SwarmError, match="removed"):

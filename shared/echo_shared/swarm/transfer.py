@@ -1,0 +1,131 @@
+"""One torrent in libtorrent's session: what its alerts have said so far."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Final
+
+import libtorrent as lt
+
+from echo_shared.errors import EchoError, SwarmError
+from echo_shared.swarm.base import OnProgress, PeerAddress, storage_error
+from echo_shared.swarm.torrent import Layout
+
+log = logging.getLogger(__name__)
+
+_INCOMPLETE: Final = (lt.torrent_status.states.checking_files, lt.torrent_status.states.downloading)
+
+
+class Transfer:
+    """One torrent in the session, and what its alerts have said so far."""
+
+    def __init__(self, layout: Layout, parent: Path, *, on_progress: OnProgress | None) -> None:
+        self.layout = layout
+        self.handle = lt.torrent_handle()
+        self.error: EchoError | None = None
+        self.checked = asyncio.Event()
+        """What lay on the disk before has been looked at."""
+        self.finished = asyncio.Event()
+        """Complete, or failed."""
+        self.flushed = asyncio.Event()
+        self.removing = False
+        self.removed = asyncio.Event()
+        self.deleted = asyncio.Event()
+        self.web_seed_addresses: frozenset[PeerAddress] = frozenset()
+        """A block tells only the address it came from: these tell the web seed's blocks from a peer's."""
+        self.web_seed_bytes = 0
+        """Without the last blocks: libtorrent does not report what reaches the disk after the last piece is whole."""
+        self.last_problem = ""
+        self.last_block_at = self.last_piece_at = asyncio.get_running_loop().time()
+        """When data came, and when data came that matches its hash."""
+        self._parent = parent
+        self._on_progress = on_progress
+        self._done_bytes = 0
+        self._damaged = False
+
+    @property
+    def complete(self) -> bool:
+        return self.finished.is_set() and self.error is None
+
+    def fail(self, error: EchoError) -> None:
+        """Ends the transfer; whoever awaits it looks at `error`."""
+        self.error = self.error or error
+        self.checked.set()
+        self.finished.set()
+
+    def abandon(self) -> None:
+        """The session ends, and will not say anything more."""
+        self.fail(stopped(self.layout, got="the swarm was closed"))
+        for event in (self.flushed, self.removed, self.deleted):
+            event.set()
+
+    def recheck_after_damage(self) -> None:
+        """Looks at the files anew when a piece has failed its hash check.
+
+        libtorrent 2.1.1 sometimes never asks for such a piece again, from nobody, once its sender is gone.
+        """
+        if self._damaged:
+            self._damaged = False
+            self._done_bytes = 0
+            self.handle.force_recheck()
+
+    def handle_alert(self, alert: lt.alert, now: float) -> None:
+        match alert:
+            case lt.block_finished_alert():
+                self.last_block_at = now
+                if alert.endpoint in self.web_seed_addresses:
+                    self.web_seed_bytes += self.layout.size_of_block(alert.piece_index, alert.block_index)
+            case lt.piece_finished_alert():
+                self.last_piece_at = now
+                self._piece_finished(alert.piece_index)
+            case lt.torrent_checked_alert():
+                self.last_block_at = self.last_piece_at = now
+                self.checked.set()
+            case lt.torrent_finished_alert():
+                self.finished.set()
+            case lt.cache_flushed_alert():
+                self.flushed.set()
+            case lt.torrent_removed_alert():
+                self.removed.set()
+            case lt.torrent_deleted_alert() | lt.torrent_delete_failed_alert():
+                self.deleted.set()
+            case lt.file_error_alert():
+                self._break(storage_error(alert.message(), code=alert.error.value(), path=self._parent))
+            case lt.state_changed_alert() if self.complete and alert.state in _INCOMPLETE:
+                self._break(
+                    SwarmError(
+                        f"Files of {self.layout.name} have changed or vanished.", do="They must be fetched again."
+                    )
+                )
+            case lt.torrent_error_alert():
+                self._break(stopped(self.layout, got=alert.message()))
+            case lt.hash_failed_alert():
+                self._damaged = True
+                self._note(alert.message())
+            case lt.url_seed_alert():
+                self._note(f"the web seed says: {alert.error_message() or alert.error.message()}")
+            case lt.tracker_error_alert():
+                # The whole message would tell the log the tracker's address, and so the passkey.
+                self._note(f"the tracker says: {alert.failure_reason() or alert.error.message()}")
+
+    def _break(self, error: EchoError) -> None:
+        if self.error is None:
+            log.warning("%s", error)  # For a seed, which nobody awaits, this is the only word.
+        self.fail(error)
+
+    def _note(self, problem: str) -> None:
+        self.last_problem = problem
+        log.info("%s: %s", self.layout.name, problem)
+
+    def _piece_finished(self, piece: int) -> None:
+        total = self.layout.total_bytes
+        self._done_bytes = min(total, self._done_bytes + self.layout.size_of_piece(piece))
+        if self._on_progress is not None:
+            self._on_progress(self._done_bytes, total)
+
+
+def stopped(layout: Layout, *, got: str) -> SwarmError:
+    """The error of a transfer that ended before it was complete."""
+    return SwarmError(f"The transfer of {layout.name} stopped.", got=got)

@@ -1,0 +1,76 @@
+"""`echo-hub demo` as a newcomer runs it: to its end, and interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """Everything that names this directory on its command line, or was started by what does."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(directory) in argument for argument in process.cmdline()):
+                found += [process, *process.children(recursive=True)]
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue  # It ended while we looked.
+    return found
+
+
+async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
+    run, report_file = site.root / "demo", site.root / "report.json"
+    status, said = await site.command(
+        "echo_hub.main", "demo", "--directory", run, "--steps", "16", "--seed", "5", "--json", report_file
+    )
+    assert status == 0, said
+    for text in ("Dashboard", "Held-out accuracy", "before", "after", "Adapter"):
+        assert text in said
+    report = json.loads(report_file.read_text())
+    assert report["policy_versions"] == 16
+    assert report["leased"] == report["trained"] + sum(report["dropped"].values())
+    assert sum(report["trained_by_node"].values()) == report["trained"] == 16 * 512
+    assert all(trained > 0 for trained in report["trained_by_node"].values())
+    assert set(report["backend_by_node"].values()) == {"llama_cpp", "torch"}
+    assert report["versions_by_transport"]["swarm"] >= 16
+    assert report["versions_by_transport"]["web_seed"] == 0
+    assert report["accuracy_after"] > report["accuracy_before"]
+    assert (Path(report["adapter"]) / "adapter_model.safetensors").is_file()
+    assert processes_of(run) == []
+
+    exported = site.root / "exported"
+    status, said = await site.command("echo_hub.main", "export", run, exported)
+    assert status == 0, said
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(run / "artefacts" / next(run.glob("artefacts/*-base")).name)
+    model = PeftModel.from_pretrained(base, exported)
+    assert any(parameter.abs().sum() > 0 for name, parameter in model.named_parameters() if "lora_B" in name)
+
+    status, said = await site.command("echo_hub.main", "eval", run, "--problems", "512")
+    assert status == 0, said
+    assert f"{report['accuracy_before']:.1%}" in said
+    assert f"{report['accuracy_after']:.1%}" in said
+
+
+@pytest.mark.parametrize("moment", ["Dashboard", "trained"])
+async def test_ctrl_c_leaves_nothing_behind(site: Any, until: Any, moment: str) -> None:
+    run = site.root / "demo"
+    demo = await site.start("echo_hub.main", "demo", "--directory", run, "--keep")
+    url = (await demo.printed(r"Dashboard +(http://\S+)/"))[1]
+    if moment == "trained":
+        await until(url, lambda view: view["trained_step"] >= 1)
+    assert processes_of(run)
+    status, said = await demo.end(signal.SIGINT)
+    assert status == 0, said
+    assert "Traceback" not in said
+    assert "Stopped" in said
+    assert processes_of(run) == []
