@@ -27,10 +27,9 @@ from echo_node.core.events import Disconnected, DrainRequested, Event, Tick
 from echo_node.engine import Engine, EngineFiles
 from echo_node.host import hardware
 from echo_node.host.control import control_server
-from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.hubs import HubRecord, Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
-from echo_node.net.address import HubAddress
 from echo_node.net.client import HubClient, Introduction
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.shell import Parts, RunShell, artefact_title
@@ -52,18 +51,6 @@ class ConnectionEnded:
     """The connection will not be tried again."""
 
     error: EchoError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
-    """What one run of the daemon is about."""
-
-    address: HubAddress
-    pinned: HubRecord | None
-    """None at first use: whatever key the hub shows is then pinned."""
-    invite_token: str | None
-    patient: bool
-    """Keep trying even when the very first connection fails."""
 
 
 class Daemon:
@@ -235,6 +222,7 @@ class Daemon:
             invite_token=self._joining.invite_token,
             run_id=welcome.run_id,
             run_name=welcome.run_name,
+            flags=dict(self._joining.flags),
         )
         hubs = Hubs(self._paths)
         await asyncio.to_thread(hubs.save, record)

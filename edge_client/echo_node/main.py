@@ -9,7 +9,7 @@ import os
 import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.logging import RichHandler
 
 from echo_node.config import NodeConfig
 from echo_node.host import control, service
-from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.hubs import HubRecord, Hubs, Joining
 from echo_node.host.paths import HOME_VARIABLE, Paths, write_private
 from echo_node.host.spool import Spool
 from echo_node.net.address import HubAddress
@@ -68,10 +68,9 @@ def join(
     quiet: Quiet = False,
 ) -> None:
     """Join a hub and work for it until stopped."""
-    paths, config = _settings(
-        data_dir,
+    paths = Paths.find(data_dir)
+    flags = _given(
         name=name,
-        invite_token=token,
         backend=backend,
         threads=threads,
         width=width,
@@ -79,9 +78,17 @@ def join(
         swarm_port=swarm_port,
         swarm_host=swarm_host,
     )
+    config = _settings(paths, flags | _given(invite_token=token))
     address = HubAddress.parse(url, insecure=config.insecure)
     known = Hubs(paths).at(address.origin)
-    _serve(paths, config, address, known=known, trust_new_key=trust_new_key, patient=False, quiet=quiet)
+    joining = Joining(
+        address=address,
+        pinned=None if trust_new_key else known,
+        invite_token=config.invite_token or (None if known is None else known.invite_token),
+        flags=flags,
+        patient=False,
+    )
+    _serve(paths, config, joining, quiet=quiet)
 
 
 @app.command("run")
@@ -95,19 +102,21 @@ def run_command(
     swarm_host: SwarmHost = None,
     quiet: Quiet = False,
 ) -> None:
-    """Work again for the hub that was joined last."""
-    paths, config = _settings(
-        data_dir,
-        name=name,
-        backend=backend,
-        threads=threads,
-        width=width,
-        swarm_port=swarm_port,
-        swarm_host=swarm_host,
-    )
+    """Work again for the hub that was joined last, as `join` was told to; what is given here counts for this time."""
+    paths = Paths.find(data_dir)
     record = _last_hub(paths)
-    address = HubAddress(origin=record.url)  # Checked when it was joined.
-    _serve(paths, config, address, known=record, trust_new_key=False, patient=True, quiet=quiet)
+    flags = _given(
+        name=name, backend=backend, threads=threads, width=width, swarm_port=swarm_port, swarm_host=swarm_host
+    )
+    config = _settings(paths, record.flags | flags)
+    joining = Joining(
+        address=HubAddress(origin=record.url),  # Checked when it was joined.
+        pinned=record,
+        invite_token=config.invite_token or record.invite_token,
+        flags=record.flags,
+        patient=True,
+    )
+    _serve(paths, config, joining, quiet=quiet)
 
 
 @app.command()
@@ -216,30 +225,18 @@ def run() -> None:
         raise SystemExit(130) from None
 
 
-def _settings(data_dir: Path | None, **flags: Any) -> tuple[Paths, NodeConfig]:
-    paths = Paths.find(data_dir)
-    return paths, load_settings(NodeConfig, paths.config_file if paths.config_file.exists() else None, flags)
+def _given(**flags: str | int | bool | None) -> dict[str, str | int | bool]:
+    """The flags that were on the command line."""
+    return {name: value for name, value in flags.items() if value is not None}
 
 
-def _serve(
-    paths: Paths,
-    config: NodeConfig,
-    address: HubAddress,
-    *,
-    known: HubRecord | None,
-    trust_new_key: bool,
-    patient: bool,
-    quiet: bool,
-) -> None:
-    from echo_node.daemon import Daemon, Joining  # Its imports take longer than the other commands run.
+def _settings(paths: Paths, flags: dict[str, str | int | bool]) -> NodeConfig:
+    return load_settings(NodeConfig, paths.config_file if paths.config_file.exists() else None, flags)
 
-    stored_token = None if known is None else known.invite_token
-    joining = Joining(
-        address=address,
-        pinned=None if trust_new_key else known,
-        invite_token=config.invite_token or stored_token,
-        patient=patient,
-    )
+
+def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -> None:
+    from echo_node.daemon import Daemon  # Its imports take longer than the other commands run.
+
     with paths.lock():
         me = Identity.load_or_create(paths.identity_key)
         console = Console()

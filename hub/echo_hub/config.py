@@ -96,6 +96,8 @@ class TrainingConfig(Section):
     """Steps between checkpoints; a killed learner repeats the steps since the last one."""
     checkpoints_kept: Annotated[int, Field(ge=1)] = 3
     """Older checkpoints are removed; published versions stay."""
+    adapters_kept: Annotated[int, Field(ge=1)] = 200
+    """Newest published adapters that stay in RUN/adapters, for `echo-hub export` and `echo-hub eval`."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of the learner; 0 = PyTorch's own choice."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
@@ -118,6 +120,8 @@ class ServerConfig(Section):
     """The only TCP port that nodes and browsers need."""
     public_url: Annotated[str, Field(pattern=r"^(https?://[^/]+.*)?$")] = ""
     """The address that nodes use, if it is not http://host:port (a proxy's, for example)."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses of proxies in front of the hub: what they say in X-Forwarded-For is taken for the client's address."""
     swarm_port: Port = 0
     """BitTorrent port of the hub's own peer; 0 = any free one."""
     join: Literal["open", "invite"] = "open"

@@ -61,6 +61,7 @@ from echo_shared.messages import (
     Fetched,
     Lease,
     LeaseRevoked,
+    Peers,
     PolicyPublished,
     Receipts,
     RefusalCode,
@@ -141,7 +142,9 @@ class Hub:
             config.server,
             [
                 *self._gateway.routes(),
-                *tracker_routes(self._tracker),
+                *tracker_routes(
+                    self._tracker, trusted_proxies=config.server.trusted_proxies, introduce=self._introduce
+                ),
                 *artefact_routes(self._publisher),
                 *page_routes(self.pages),
             ],
@@ -251,6 +254,10 @@ class Hub:
             offer = self._offer(policy_version, live.info)
             self._gateway.send(node_id, PolicyPublished(policy_version=policy_version, offer=offer))
 
+    def _introduce(self, info_hash: bytes, peer: tuple[str, int], node_ids: tuple[str, ...]) -> None:
+        for node_id in node_ids:
+            self._gateway.send(node_id, Peers(info_hash=info_hash, peers=(peer,)))
+
     def _offer(self, policy_version: int, node: NodeInfo) -> ArtefactOffer:
         return self._publisher.offer_for(policy_version, node_ip=node.host, hub_host=node.hub_host)
 
@@ -282,11 +289,12 @@ class Hub:
                 await self._offer_own_capacity(version)
 
     async def _keep_house(self) -> None:
-        """Notes who is still there, and forgets the tokens of steps that every kept checkpoint holds."""
+        """Notes who is still there; forgets old adapters, and the tokens of steps that every kept checkpoint holds."""
         training = self.config.training
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             await self._store(self._store.store.nodes_still_here, list(self._fleet.nodes), time.time())
+            await asyncio.to_thread(self.directory.forget_adapters, kept=training.adapters_kept)
             trained = self._driver.coordinator.status().trained_steps
             await self._store(
                 self._store.store.prune, trained - training.checkpoint_every * (training.checkpoints_kept + 1)

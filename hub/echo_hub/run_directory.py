@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class RunDirectory:
         """The versions that `adapter` has, oldest first."""
         paths = (self.root / "adapters").glob("v*[0-9]")
         return sorted(int(path.name[1:]) for path in paths if path.name[1:].isdecimal())
+
+    def forget_adapters(self, *, kept: int) -> None:
+        """Deletes all but the newest `kept` adapters."""
+        for version in self.adapter_versions()[:-kept]:
+            shutil.rmtree(self.adapter(version))
 
     def check(self) -> None:
         """Raises ConfigError unless `echo-hub init` has made this directory."""

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from echo_node.config import NodeConfig
-from echo_node.daemon import Daemon, Joining
+from echo_node.daemon import Daemon
 from echo_node.host import control
-from echo_node.host.hubs import Hubs
+from echo_node.host.hubs import Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
 from echo_node.net.address import HubAddress

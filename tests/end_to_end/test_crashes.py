@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(900)
 
-STEPS = 14
+STEPS = 150
 
 
 def learner_of(hub: Any) -> psutil.Process:
@@ -47,19 +47,24 @@ async def test_a_run_survives_kill_9_of_everything(
         "run", "--mode", mode, training={"steps": STEPS, "checkpoint_every": 2}, leases={"deadline_s": 5.0}
     )
     hub, url = await site.hub(run)
+
+    async def reached(step: int) -> None:
+        view = await until(url, lambda view: view["trained_step"] >= step)
+        assert view["trained_step"] < STEPS, "too late to kill anything"
+
     port = url.rpartition(":")[2]
     await site.node(url, "node-1")
     node = await site.node(url, "node-2")
 
-    await until(url, lambda view: view["trained_step"] >= 3)
+    await reached(10)
     learner = learner_of(hub)
     learner.kill()
 
-    await until(url, lambda view: view["trained_step"] >= 6)
+    await reached(40)
     await node.kill()
     node = await site.node(url, "node-2")
 
-    await until(url, lambda view: view["trained_step"] >= 9)
+    await reached(70)
     orphan = learner_of(hub)
     await hub.kill()
     psutil.wait_procs([orphan], timeout=60)

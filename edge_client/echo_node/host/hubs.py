@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from echo_node.host.paths import Paths, write_private
+from echo_node.net.address import HubAddress
 from echo_shared.artefacts import artefact_name
 from echo_shared.errors import StorageError
 
@@ -25,10 +28,26 @@ class HubRecord(BaseModel):
     invite_token: str | None = None
     run_id: str = ""
     run_name: str = ""
+    flags: dict[str, str | int | bool] = {}
+    """What `join` was told on its command line, by setting; `run` and the service do the same."""
 
     @property
     def hub_key(self) -> bytes:
         return bytes.fromhex(self.hub_key_hex)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """What one run of the daemon is about."""
+
+    address: HubAddress
+    pinned: HubRecord | None
+    """None at first use: whatever key the hub shows is then pinned."""
+    invite_token: str | None
+    flags: Mapping[str, str | int | bool] = field(default_factory=dict)
+    """To be remembered with the hub."""
+    patient: bool
+    """Keep trying even when the very first connection fails."""
 
 
 class Hubs:

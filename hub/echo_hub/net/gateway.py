@@ -18,6 +18,7 @@ from aiohttp import WSMsgType, web
 
 import echo_shared
 from echo_hub.config import ServerConfig
+from echo_hub.net.client_address import client_ip
 from echo_shared.errors import EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -182,7 +183,7 @@ class Gateway:
             name=proof.name,
             backend=proof.backend,
             device=proof.device,
-            host=request.remote or "",
+            host=client_ip(request, self._settings.trusted_proxies),
             hub_host=request.url.host or "",
             swarm_port=proof.swarm_port,
         )

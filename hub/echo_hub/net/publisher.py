@@ -84,9 +84,10 @@ class Publisher:
         prefix = artefact_name("base", self._run_id, 0).removesuffix("base")
         manifests = await asyncio.to_thread(_read_all, self._artefacts, prefix)
         policies = sorted(version for version in manifests if version > 0)
-        for version in [*([0] if 0 in manifests else []), *policies[-self._kept_versions :]]:
+        for version in [*([0] if 0 in manifests else []), *policies]:
             manifest, torrent = manifests[version]
             await self._seed(manifest, torrent)
+        await self._retire()
 
     async def publish_base(self, model_dir: Path) -> ArtefactOffer:
         """Signs and seeds the base model in `model_dir` (Hugging Face layout); at once when that has been done before.
@@ -154,12 +155,13 @@ class Publisher:
         self._published[manifest.policy_version] = published
 
     async def _retire(self) -> None:
-        """Stops seeding all but the newest versions; their files stay."""
+        """Ends all but the newest versions: no node needs them any more."""
         policies = sorted(version for version in self._published if version > 0)
         for version in policies[: -self._kept_versions]:
             published = self._published.pop(version)
             self._tracker.forget(published.info_hash)
             await self._swarm.remove(published.info_hash)
+            await asyncio.to_thread(_delete, published.directory)
 
     def _write(self, version: int, files: Mapping[str, Path]) -> tuple[Manifest, bytes]:
         """Blocks: copies and hashes."""
@@ -211,6 +213,13 @@ def _read_all(artefacts: Path, prefix: str) -> dict[int, tuple[Manifest, bytes]]
         if path.name not in whole:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return found
+
+
+def _delete(directory: Path) -> None:
+    """The manifest first: what is left without one was never published."""
+    directory.with_name(directory.name + _MANIFEST_SUFFIX).unlink()
+    directory.with_name(directory.name + _TORRENT_SUFFIX).unlink()
+    shutil.rmtree(directory)
 
 
 def _base_files(model_dir: Path) -> dict[str, Path]:

@@ -14,13 +14,14 @@ import hmac
 import ipaddress
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
+from echo_hub.net.client_address import client_ip
 from echo_shared import bencode
 from echo_shared.errors import RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
@@ -52,6 +53,8 @@ class Answer:
     peers: tuple[PeerAddress, ...]
     num_seeds: int
     num_fetching: int
+    introduce_to: tuple[str, ...] = ()
+    """Nodes that still fetch and do not know this peer, now that it takes part: the hub tells them at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +97,12 @@ class Tracker:
         if swarm is None:
             raise RefusedError("This torrent is not published here.", do="Fetch the newest version.")
         self._expire(swarm, now)
+        introduce_to: tuple[str, ...] = ()
         if announce.event == "stopped" or not announce.port:
             swarm.pop(node_id, None)
         else:
+            if node_id not in swarm:
+                introduce_to = self._fetching(swarm, reach=announce.ip)
             swarm[node_id] = _Member(
                 address=(announce.ip, announce.port), is_seed=announce.left == 0, expires_at=now + EXPIRES_AFTER_S
             )
@@ -109,6 +115,7 @@ class Tracker:
             peers=self._choose(announce.info_hash, others, node_ip=announce.ip, hub_host=hub_host),
             num_seeds=num_seeds,
             num_fetching=sum(not member.is_seed for member in swarm.values()),
+            introduce_to=introduce_to,
         )
 
     def peers(self, info_hash: bytes, *, node_ip: str, hub_host: str, now: float) -> tuple[PeerAddress, ...]:
@@ -125,6 +132,12 @@ class Tracker:
             reachable = random.sample(reachable, MOST_PEERS)
         hub_port = self._hub_ports.get(info_hash, 0)
         return ((hub_host, hub_port), *reachable) if hub_host and hub_port else tuple(reachable)
+
+    @staticmethod
+    def _fetching(swarm: Mapping[str, _Member], *, reach: str) -> tuple[str, ...]:
+        """Those that still fetch and can reach this address; a random choice among many."""
+        found = [node for node, member in swarm.items() if not member.is_seed and _reaches(member.address[0], reach)]
+        return tuple(random.sample(found, min(len(found), MOST_PEERS)))
 
     @staticmethod
     def _expire(swarm: dict[str, _Member], now: float) -> None:
@@ -148,22 +161,26 @@ def _parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def routes(tracker: Tracker, *, trusted_proxies: frozenset[str] = frozenset()) -> list[web.RouteDef]:
-    """`GET /announce/{passkey}`.
+Introduce = Callable[[bytes, PeerAddress, tuple[str, ...]], None]
+"""Tells the nodes of a new peer: info-hash, its address, their ids."""
 
-    Behind a proxy whose address is in `trusted_proxies`, a node's address is the last one in X-Forwarded-For; from
-    anybody else that header is ignored.
-    """
+
+def routes(
+    tracker: Tracker, *, trusted_proxies: Collection[str] = (), introduce: Introduce | None = None
+) -> list[web.RouteDef]:
+    """`GET /announce/{passkey}`; `client_ip` tells what `trusted_proxies` are."""
 
     async def answer(request: web.Request) -> web.Response:
         try:
             query = _query(request.raw_path)
-            announce = _read_announce(query, ip=_remote_ip(request, trusted_proxies))
+            announce = _read_announce(query, ip=client_ip(request, trusted_proxies))
             found = tracker.announce(
                 request.match_info["passkey"], announce, hub_host=request.url.host or "", now=time.monotonic()
             )
         except (RefusedError, RemoteProtocolError) as error:
             return _response({"failure reason": error.what})
+        if found.introduce_to and introduce is not None:
+            introduce(announce.info_hash, (announce.ip, announce.port), found.introduce_to)
         return _response(
             {
                 "interval": INTERVAL_S,
@@ -196,16 +213,6 @@ def _read_announce(query: Mapping[str, bytes], *, ip: str) -> Announce:
     if len(announce.info_hash) != 20 or not 0 <= announce.port <= 65535 or announce.left < 0:
         raise RemoteProtocolError("An announce has a value out of bounds.", got=repr(announce))
     return announce
-
-
-def _remote_ip(request: web.Request, trusted_proxies: frozenset[str]) -> str:
-    ip = request.remote or ""
-    if ip in trusted_proxies:
-        ip = request.headers.get("X-Forwarded-For", ip).rpartition(",")[2].strip()
-    try:
-        return str(_parse_ip(ip))
-    except ValueError as error:
-        raise RemoteProtocolError("An announce's address cannot be told.", got=repr(ip)) from error
 
 
 def _encode_peers(peers: Sequence[PeerAddress], *, compact: bool) -> dict[str, bencode.Encodable]:

@@ -194,12 +194,18 @@ async def test_only_the_newest_versions_are_kept_in_the_swarm(open_hub, make_ada
     with pytest.raises(SwarmError, match="published: 0, 3, 4"):
         hub.publisher.offer(2)
     assert hub.publisher.file("tiny-run-v000002", "adapter_config.json") is None
-    assert (hub.run_dir / "artefacts" / "tiny-run-v000002" / "adapter_config.json").is_file()
+    kept = {path.name for path in (hub.run_dir / "artefacts").iterdir()}
+    assert {name.partition(".")[0] for name in kept} == {"tiny-run-base", "tiny-run-v000003", "tiny-run-v000004"}
     await hub.swarm.close()
 
     again = await open_hub(kept_versions=2)
     assert set(await again.swarm.stats()) == {hashes[0], hashes[3], hashes[4]}
-    assert (again.run_dir / "artefacts" / "tiny-run-v000002" / "adapter_config.json").is_file()
+    assert {path.name for path in (again.run_dir / "artefacts").iterdir()} == kept
+
+    await again.swarm.close()
+    fewer = await open_hub(kept_versions=1)
+    assert set(await fewer.swarm.stats()) == {hashes[0], hashes[4]}
+    assert not (fewer.run_dir / "artefacts" / "tiny-run-v000003").exists()
 
 
 async def test_a_hub_without_libtorrent_offers_its_web_seed(make_adapter, tmp_path, hub, open_swarm) -> None:

@@ -58,6 +58,28 @@ def test_a_seed_is_told_only_of_those_who_still_fetch(tracker: Tracker) -> None:
     assert (answer.num_seeds, answer.num_fetching) == (3, 1)
 
 
+def test_a_new_peer_is_introduced_once_to_those_who_still_fetch(tracker: Tracker) -> None:
+    announce(tracker, 1, left=0)
+    announce(tracker, 2)
+    announce(tracker, 3, port=0)
+    assert announce(tracker, 4).introduce_to == (NODES[2],)
+    assert announce(tracker, 4).introduce_to == ()
+    assert announce(tracker, 5, ip="127.0.0.1").introduce_to == (), "its own loopback is of no use to others"
+
+
+async def test_over_http_a_new_peer_is_introduced(tracker: Tracker) -> None:
+    introduced = []
+    application = web.Application()
+    application.add_routes(routes(tracker, introduce=lambda *args: introduced.append(args)))
+    query = f"info_hash={quote(TORRENT)}&left=1&port="
+    async with TestClient(TestServer(application)) as client:
+        for number, port in ((1, 7001), (2, 7002)):
+            url = f"/announce/{tracker.passkey(NODES[number])}?{query}{port}"
+            async with client.get(URL(url, encoded=True)) as answer:
+                assert answer.status == 200
+    assert introduced == [(TORRENT, ("127.0.0.1", 7002), (NODES[1],))]
+
+
 def test_one_who_stops_is_forgotten_and_so_is_one_who_is_silent(tracker: Tracker) -> None:
     announce(tracker, 1)
     announce(tracker, 2, now=10.0)

@@ -1,0 +1,447 @@
+"""A gateway behind a real server, and nodes that are real sockets with the node's own session, or with worse."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import websockets
+from websockets.asyncio.client import ClientConnection
+
+from echo_hub.config import ServerConfig
+from echo_hub.net import gateway as gateway_module
+from echo_hub.net.gateway import Gateway, NodeInfo
+from echo_hub.net.server import Server
+from echo_shared.errors import StorageError
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    MAX_FRAME_BYTES,
+    ArtefactOffer,
+    FromHub,
+    FromNode,
+    Goodbye,
+    Hello,
+    LeaseReturned,
+    LeaseRevoked,
+    NodeStatus,
+    PolicyPublished,
+    RefusalCode,
+    Refused,
+    Welcome,
+    encode,
+)
+from echo_shared.messages import DropReason as Reason
+from echo_shared.sessions import NodeSession
+
+DEADLINE_S = 20.0
+OFFER = ArtefactOffer(manifest=b"m", signature=bytes(64), torrent=b"t", web_seed_path="/artefacts/base")
+
+
+def status(capacity: int) -> NodeStatus:
+    return NodeStatus(activity="waiting", capacity=capacity, policy_version=0, tokens_per_s=1.0)
+
+
+def revoked(lease_id: int) -> LeaseRevoked:
+    return LeaseRevoked(lease_id=lease_id, reason=Reason.STALE)
+
+
+class Book:
+    """The hub behind the gateway: writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.joined: list[NodeInfo] = []
+        self.said: list[tuple[str, FromNode]] = []
+        self.left: list[str] = []
+        self.failure: Exception | None = None
+        """Raised at what nodes say."""
+        self.may_join = asyncio.Event()
+        self.may_join.set()
+        self._news = asyncio.Condition()
+
+    async def node_joined(self, node: NodeInfo) -> Welcome:
+        await self._write_down(self.joined, node)
+        await self.may_join.wait()
+        return Welcome(
+            run_id="r",
+            run_name="a run",
+            node_id=node.node_id,
+            base=OFFER,
+            policy=None,
+            policy_version=0,
+            tracker_path="/announce/x",
+            heartbeat_s=1.0,
+        )
+
+    async def node_said(self, node_id: str, message: FromNode) -> None:
+        if self.failure is not None:
+            raise self.failure
+        await self._write_down(self.said, (node_id, message))
+
+    async def node_left(self, node_id: str) -> None:
+        await self._write_down(self.left, node_id)
+
+    async def _write_down(self, page: list[Any], entry: object) -> None:
+        async with self._news:
+            page.append(entry)
+            self._news.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S), self._news:
+            await self._news.wait_for(condition)
+
+
+class Node:
+    """A node's end of one connection."""
+
+    def __init__(self, socket: ClientConnection, me: Identity) -> None:
+        self.socket = socket
+        self.me = me
+        self.session = NodeSession(me=me, pinned_hub_key=None, software_version="1.2.3", nonce=secrets.token_bytes(32))
+
+    async def knock(self, *, token: str | None = None) -> None:
+        """The handshake up to the node's last word."""
+        await self.socket.send(self.session.hello())
+        await self.hear()
+        await self.socket.send(
+            self.session.proof(name="n", invite_token=token, backend="torch", device="cpu", swarm_port=6881)
+        )
+
+    async def join(self, *, token: str | None = None) -> FromHub:
+        await self.knock(token=token)
+        return await self.hear()
+
+    async def say(self, message: FromNode) -> None:
+        await self.socket.send(self.session.send(message))
+
+    async def hear(self) -> FromHub:
+        async with asyncio.timeout(DEADLINE_S):
+            return self.session.receive(bytes(await self.socket.recv(decode=False)))
+
+    async def refusal(self) -> Refused:
+        """The hub's next word, which must be its last."""
+        refused = await self.hear()
+        assert isinstance(refused, Refused), refused
+        await self.ended()
+        return refused
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(websockets.ConnectionClosed):
+                await self.socket.recv()
+
+
+@dataclass
+class Hub:
+    identity: Identity
+    gateway: Gateway
+    book: Book
+    connect: Callable[..., Awaitable[Node]]
+
+    async def node(self) -> Node:
+        """A new node that has joined."""
+        node = await self.connect()
+        assert isinstance(await node.join(), Welcome)
+        return node
+
+
+MakeHub = Callable[..., Awaitable[Hub]]
+
+
+@pytest.fixture
+async def make_hub() -> AsyncIterator[MakeHub]:
+    async with AsyncExitStack() as stack:
+
+        async def make(**settings: Any) -> Hub:
+            config = ServerConfig.model_validate({"port": 0, "heartbeat_s": 60.0, **settings})
+            identity, book = Identity.generate(), Book()
+            gateway = Gateway(me=identity, settings=config, inbox=book)
+            server = Server(config, gateway.routes())
+            await server.open()
+            stack.push_async_callback(server.close)
+
+            async def connect(me: Identity | None = None, **options: Any) -> Node:
+                url = f"{server.url.replace('http', 'ws')}/node"
+                socket = await stack.enter_async_context(websockets.connect(url, close_timeout=1.0, **options))
+                return Node(socket, me or Identity.generate())
+
+            return Hub(identity, gateway, book, connect)
+
+        yield make
+
+
+@pytest.fixture
+async def hub(make_hub: MakeHub) -> Hub:
+    return await make_hub()
+
+
+async def test_a_node_joins_and_the_hub_knows_who_it_is(hub: Hub) -> None:
+    node = await hub.connect()
+    welcome = await node.join()
+    assert isinstance(welcome, Welcome)
+    assert (welcome.node_id, node.session.hub_key) == (node.me.node_id, hub.identity.public_key)
+    assert hub.book.joined == [
+        NodeInfo(
+            node_id=node.me.node_id,
+            public_key=node.me.public_key,
+            name="n",
+            backend="torch",
+            device="cpu",
+            host="127.0.0.1",
+            hub_host="127.0.0.1",
+            swarm_port=6881,
+        )
+    ]
+    assert hub.gateway.connected() == {node.me.node_id}
+
+
+async def test_messages_keep_their_order_both_ways(hub: Hub) -> None:
+    first, second = await hub.node(), await hub.node()
+    for number in range(100):
+        await first.say(status(number))
+        assert hub.gateway.send(first.me.node_id, revoked(number))
+    await second.say(LeaseReturned(lease_id=7, indices=(0,), reason="tired"))
+    assert [await first.hear() for _ in range(100)] == [revoked(number) for number in range(100)]
+    await hub.book.until(lambda: len(hub.book.said) == 101)
+    assert [message for who, message in hub.book.said if who == first.me.node_id] == list(map(status, range(100)))
+    assert [message.type for who, message in hub.book.said if who == second.me.node_id] == ["lease_returned"]
+
+
+@pytest.mark.parametrize("length", [9, 256])
+async def test_any_invite_token_lets_a_node_in(make_hub: MakeHub, length: int) -> None:
+    token = "ü" * length
+    hub = await make_hub(join="invite", invite_tokens=("another-token", token))
+    assert isinstance(await (await hub.connect()).join(token=token), Welcome)
+
+
+@pytest.mark.parametrize(("token", "got"), [(None, "no token"), ("", "does not know"), ("a-token ", "does not know")])
+async def test_without_the_right_token_nobody_gets_in(make_hub: MakeHub, token: str | None, got: str) -> None:
+    hub = await make_hub(join="invite", invite_tokens=("a-token-1",))
+    node = await hub.connect()
+    await node.knock(token=token)
+    refused = await node.refusal()
+    assert refused.code == RefusalCode.BAD_TOKEN
+    assert got in refused.what and "--token" in refused.do
+    assert (hub.book.joined, hub.book.left) == ([], [])
+
+
+async def test_an_open_hub_does_not_look_at_tokens(hub: Hub) -> None:
+    assert isinstance(await (await hub.connect()).join(token="whatever"), Welcome)
+
+
+async def test_another_protocol_version_is_refused_with_who_must_upgrade(hub: Hub) -> None:
+    for version, who in ((0, "Upgrade the node"), (99, "Ask the hub's operator")):
+        node = await hub.connect()
+        node.session.hello()  # Its end waits for an answer from here on.
+        hello = Hello(protocol_version=version, software_version="0.0.1", node_key=node.me.public_key, nonce=bytes(32))
+        await node.socket.send(encode(hello))
+        refused = await node.refusal()
+        assert refused.code == RefusalCode.PROTOCOL_VERSION
+        assert who in refused.do
+
+
+async def test_a_node_that_cannot_prove_its_key_is_refused(hub: Hub) -> None:
+    thief = await hub.connect()
+    await thief.socket.send(thief.session.hello())
+    await thief.hear()
+    thief.session._me = Identity.generate()
+    proof = thief.session.proof(name="n", invite_token=None, backend="b", device="d", swarm_port=0)
+    await thief.socket.send(proof)
+    assert (await thief.refusal()).code == RefusalCode.BAD_SIGNATURE
+    assert hub.book.joined == []
+
+
+async def send_garbage(node: Node) -> None:
+    await node.socket.send(b"\xc1 this is no MessagePack")
+
+
+async def send_text(node: Node) -> None:
+    await node.socket.send("hello")
+
+
+async def send_too_much(node: Node) -> None:
+    await node.socket.send(bytes(MAX_FRAME_BYTES + 1))
+
+
+async def send_out_of_turn(node: Node) -> None:
+    await node.socket.send(encode(revoked(1)))
+
+
+async def send_a_second_hello(node: Node) -> None:
+    hello = Hello(protocol_version=1, software_version="1", node_key=node.me.public_key, nonce=bytes(32))
+    await node.socket.send(encode(hello))
+
+
+HOSTILE = [send_garbage, send_text, send_too_much, send_out_of_turn, send_a_second_hello]
+
+
+@pytest.mark.parametrize("misbehave", HOSTILE)
+async def test_what_breaks_the_protocol_ends_that_connection_alone(
+    hub: Hub, misbehave: Callable[[Node], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = await hub.node(), await hub.node()
+    await misbehave(bad)
+    if misbehave is send_too_much:
+        await bad.ended()
+        assert bad.socket.close_code == 1009
+    else:
+        assert (await bad.refusal()).code == RefusalCode.PROTOCOL_ERROR
+    await hub.book.until(lambda: hub.book.left == [bad.me.node_id])
+    await good.say(status(1))
+    await hub.book.until(lambda: hub.book.said == [(good.me.node_id, status(1))])
+    assert hub.gateway.connected() == {good.me.node_id}
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("misbehave", HOSTILE[:4])
+async def test_strangers_that_break_the_protocol_are_nobody(
+    hub: Hub, misbehave: Callable[[Node], Awaitable[None]]
+) -> None:
+    stranger = await hub.connect()
+    stranger.session.hello()
+    await misbehave(stranger)
+    if misbehave is send_too_much:
+        await stranger.ended()
+    else:
+        assert (await stranger.refusal()).code == RefusalCode.PROTOCOL_ERROR
+    assert (hub.book.joined, hub.book.left) == ([], [])
+    await hub.node()
+
+
+async def test_work_before_the_proof_is_out_of_turn(hub: Hub) -> None:
+    eager = await hub.connect()
+    await eager.socket.send(eager.session.hello())
+    await eager.hear()
+    await eager.socket.send(encode(status(100)))
+    refused = await eager.refusal()
+    assert refused.code == RefusalCode.PROTOCOL_ERROR
+    assert "node_status in state challenged" in refused.what
+    assert (hub.book.joined, hub.book.said) == ([], [])
+
+
+async def test_a_node_that_connects_again_replaces_its_old_connection(hub: Hub) -> None:
+    old = await hub.node()
+    new = await hub.connect(old.me)
+    assert isinstance(await new.join(), Welcome)
+    assert (await old.refusal()).code == RefusalCode.ALREADY_CONNECTED
+    assert [node.node_id for node in hub.book.joined] == [new.me.node_id] * 2
+    assert hub.book.left == [new.me.node_id], "the hub is told once, before it is told of the new connection"
+    assert hub.gateway.send(new.me.node_id, revoked(1))
+    assert await new.hear() == revoked(1)
+    await new.say(status(2))
+    await hub.book.until(lambda: hub.book.said == [(new.me.node_id, status(2))])
+
+
+async def test_a_node_that_never_reads_is_disconnected(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gateway_module, "OUTBOX_MESSAGES", 4)
+    hub = await make_hub()
+    other = await hub.node()
+    deaf = await hub.connect(max_queue=1)
+    assert isinstance(await deaf.join(), Welcome)
+    big = PolicyPublished(policy_version=1, offer=OFFER.model_copy(update={"torrent": bytes(4 * 2**20)}))
+    while hub.gateway.send(deaf.me.node_id, big):
+        await asyncio.sleep(0)
+    await hub.book.until(lambda: hub.book.left == [deaf.me.node_id])
+    assert "does not read" in caplog.text and deaf.me.node_id in caplog.text
+    assert hub.gateway.connected() == {other.me.node_id}
+    assert not hub.gateway.send(deaf.me.node_id, revoked(1))
+    again = await hub.connect(deaf.me)
+    assert isinstance(await again.join(), Welcome)
+    assert hub.book.left == [deaf.me.node_id]
+
+
+async def test_a_node_that_falls_silent_is_told_and_forgotten(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = await make_hub(heartbeat_s=0.02)
+    node = await hub.node()
+    refused = await node.refusal()
+    assert refused.code == RefusalCode.PROTOCOL_ERROR
+    assert "silent" in refused.what and refused.do
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    monkeypatch.setattr(gateway_module, "HANDSHAKE_S", 0.02)
+    stranger = await hub.connect()
+    stranger.session.hello()
+    assert "silent" in (await stranger.refusal()).what
+
+
+async def test_a_node_says_goodbye(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "echo_hub")
+    node = await hub.node()
+    await node.say(Goodbye(reason="its owner plays a game"))
+    await node.ended()
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    assert (node.socket.close_code, hub.book.said, hub.gateway.connected()) == (1000, [], frozenset())
+    assert "its owner plays a game" in caplog.text
+
+
+@pytest.mark.parametrize("abruptly", [False, True])
+async def test_a_connection_that_is_gone_is_forgotten(
+    hub: Hub, abruptly: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = await hub.node()
+    if abruptly:
+        node.socket.transport.abort()
+    else:
+        await node.socket.close()
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    assert not hub.gateway.send(node.me.node_id, revoked(1))
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_node_that_is_gone_before_its_welcome_is_forgotten(hub: Hub) -> None:
+    hub.book.may_join.clear()
+    node = await hub.connect()
+    await node.knock()
+    await hub.book.until(lambda: len(hub.book.joined) == 1)
+    node.socket.transport.abort()
+    await node.ended()
+    hub.book.may_join.set()
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    assert hub.gateway.connected() == frozenset()
+
+
+async def test_a_hub_that_stops_tells_every_node(hub: Hub) -> None:
+    nodes = [await hub.node() for _ in range(3)]
+    stranger = await hub.connect()
+    await asyncio.gather(
+        hub.gateway.close(RefusalCode.SHUTTING_DOWN, "The hub stops."), *(node.socket.wait_closed() for node in nodes)
+    )
+    for node in nodes:
+        refused = await node.refusal()
+        assert (refused.code, refused.what) == (RefusalCode.SHUTTING_DOWN, "The hub stops.")
+    await stranger.ended()
+    await hub.book.until(lambda: sorted(hub.book.left) == sorted(node.me.node_id for node in nodes))
+
+
+async def test_a_message_to_nobody_is_not_sent(hub: Hub) -> None:
+    assert not hub.gateway.send("0" * 20, revoked(1))
+    stranger = await hub.connect()
+    await stranger.socket.send(stranger.session.hello())
+    await stranger.hear()
+    assert not hub.gateway.send(stranger.me.node_id, revoked(1)), "its handshake is not over"
+
+
+@pytest.mark.parametrize("failure", [KeyError("a bug"), StorageError("The disk is full.", got="/srv/run/echo.db")])
+async def test_the_hubs_own_error_ends_the_connection_and_is_logged(
+    hub: Hub, failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, other = await hub.node(), await hub.node()
+    hub.book.failure = failure
+    await node.say(status(1))
+    refused = await node.refusal()
+    assert "The hub failed" in refused.what and refused.do
+    assert "echo.db" not in refused.what, "a stranger learns nothing of the hub's inside"
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.exc_info is not None and record.exc_info[1] is failure
+    hub.book.failure = None
+    await other.say(status(2))
+    await hub.book.until(lambda: hub.book.said == [(other.me.node_id, status(2))])
