@@ -37,6 +37,28 @@ def test_install_use_upgrade_uninstall(home: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
+async def test_one_command_installs_and_contributes_and_uninstall_leaves_nothing(
+    home: Any, site: Any, until: Any
+) -> None:
+    before = home.tree()
+    run = await site.make_run(training={"steps": 5})
+    hub, url = await site.hub(run)
+    installer = home.checkout / INSTALLER
+    volunteer = await site.program(installer, "--python", sys._base_executable, "--join", url, env=home.environment)
+    await volunteer.printed("Connected", within_s=1_500)
+    view = await until(url, lambda view: view["state"] == "finished")
+    assert view["accounting"]["trained"] == 5 * 8 * 4
+    assert view["fetches_by_transport"]["swarm"] >= 1
+    status, said = await volunteer.end()
+    assert status == 0, said
+    assert "Engine: llama_cpp on cpu" in said
+    home.uninstall()
+    assert home.tree() == before
+    assert (await hub.end())[0] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_identity_can_be_kept(home: Any) -> None:
     other_command = home.root / ".local" / "bin" / "other"

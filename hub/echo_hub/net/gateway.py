@@ -8,6 +8,7 @@ it fill up is disconnected, and resends and is told again after it reconnects.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import secrets
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 _M = TypeVar("_M", Hello, Proof)
 
 HANDSHAKE_S: Final = 20.0
+FAREWELL_S: Final = 2.0
+"""How long a node has to take the hub's last word."""
 OUTBOX_MESSAGES: Final = 2_048
 HEARTBEATS_MISSED: Final = 6
 """A node that says nothing for this many heartbeats is taken for gone."""
@@ -74,14 +77,34 @@ class Inbox(Protocol):
 class _Connection:
     """One node's websocket."""
 
-    def __init__(self, socket: web.WebSocketResponse, session: HubSession) -> None:
+    def __init__(self, socket: web.WebSocketResponse, session: HubSession, transport: asyncio.Transport | None) -> None:
         self.socket = socket
         self.session = session
         self.outbox: asyncio.Queue[bytes] = asyncio.Queue(OUTBOX_MESSAGES)
+        self._transport = transport
 
     async def write(self) -> None:
-        while True:
-            await self.socket.send_bytes(await self.outbox.get())
+        """Sends what is in the outbox until the connection breaks, which its reader sees as well."""
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await self.socket.send_bytes(await self.outbox.get())
+
+    async def dismiss(self, last_frame: bytes) -> None:
+        """Sends the hub's last word and ends the connection, whether the node takes it or not."""
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await self.socket.send_bytes(last_frame)
+                await self.socket.close()
+        except (TimeoutError, ConnectionError):
+            log.info("a node went away before it could be told why the hub ends its connection")
+            self.abort()
+
+    def abort(self) -> bool:
+        """Ends the connection at once; False when it was ending already."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._transport.abort()
+        return True
 
 
 class Gateway:
@@ -92,7 +115,9 @@ class Gateway:
         self._settings = settings
         self._inbox = inbox
         self._open: dict[str, _Connection] = {}
-        self._sockets: set[web.WebSocketResponse] = set()
+        self._connections: set[_Connection] = set()
+        """The open ones, and those in their handshake."""
+        self._farewells: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[web.AbstractRouteDef]:
         return [web.get("/node", self._serve)]
@@ -109,33 +134,25 @@ class Gateway:
         try:
             connection.outbox.put_nowait(connection.session.send(message))
         except asyncio.QueueFull:
-            log.warning("node %s does not read what it is sent: disconnecting it", node_id)
-            self._forget(node_id, connection)
-            connection.socket.get_extra_info("transport").abort()
+            if connection.abort():  # Its reader ends then, and tells the inbox.
+                log.warning("node %s does not read what it is sent: disconnecting it", node_id)
             return False
         return True
 
     async def close(self, code: RefusalCode, what: str) -> None:
         """Tells every node why the hub ends the connection, and ends it."""
-        for connection in list(self._open.values()):
-            frame = connection.session.refuse(code, what)
-            try:
-                async with asyncio.timeout(2.0):
-                    await connection.socket.send_bytes(frame)
-            except (TimeoutError, ConnectionError):
-                log.info("a node went away before it could be told that the hub stops")
-        for socket in list(self._sockets):
-            await socket.close()
+        farewells = [connection.dismiss(connection.session.refuse(code, what)) for connection in self._connections]
+        await asyncio.gather(*farewells)
 
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, heartbeat=self._settings.heartbeat_s * 2)
         await socket.prepare(request)
-        self._sockets.add(socket)
         session = HubSession(me=self._me, software_version=echo_shared.__version__, nonce=secrets.token_bytes(32))
-        connection = _Connection(socket, session)
+        connection = _Connection(socket, session, request.transport)
+        self._connections.add(connection)
         try:
             await self._converse(connection, request)
-        except (EchoError, TimeoutError) as error:
+        except (RefusedError, RemoteProtocolError, TimeoutError) as error:
             await self._refuse(connection, error)
         except ConnectionError as error:
             log.info("a node's connection broke: %s", error)
@@ -143,7 +160,7 @@ class Gateway:
             log.exception("a node's connection ended by an error of the hub's own")
             await self._refuse(connection, EchoError("The hub failed on this connection.", do="Try again later."))
         finally:
-            self._sockets.discard(socket)
+            self._connections.discard(connection)
             await socket.close()
         return socket
 
@@ -152,8 +169,9 @@ class Gateway:
         async with asyncio.timeout(HANDSHAKE_S):
             node = await self._handshake(connection, request)
             welcome = await self._inbox.node_joined(node)
-            self._open[node.node_id] = connection
-            await connection.socket.send_bytes(session.welcome(welcome))
+        self._replace(node.node_id)  # Another connection of this node may have been quicker.
+        self._open[node.node_id] = connection
+        connection.outbox.put_nowait(session.welcome(welcome))
         writer = asyncio.create_task(connection.write(), name=f"write to {node.node_id}")
         try:
             while (
@@ -176,7 +194,8 @@ class Gateway:
         await connection.socket.send_bytes(session.challenge())
         proof = await self._expect(connection, Proof)
         self._check_token(proof)
-        await self._replace(session.node_id)
+        if self._replace(session.node_id):
+            await self._inbox.node_left(session.node_id)
         return NodeInfo(
             node_id=session.node_id,
             public_key=hello.node_key,
@@ -188,15 +207,19 @@ class Gateway:
             swarm_port=proof.swarm_port,
         )
 
-    async def _replace(self, node_id: str) -> None:
-        """A node that connects again while its old connection still seems open has lost that one: close it."""
-        old = self._open.get(node_id)
-        if old is not None:
-            old_frame = old.session.refuse(RefusalCode.ALREADY_CONNECTED, "This node has connected again elsewhere.")
-            if self._forget(node_id, old):
-                await self._inbox.node_left(node_id)
-            await old.socket.send_bytes(old_frame)
-            await old.socket.close()
+    def _replace(self, node_id: str) -> bool:
+        """A node that connects again while its old connection still seems open has lost that one: end it.
+
+        Nothing waits for that: the old connection may be dead, and take what it is sent for ever.
+        """
+        old = self._open.pop(node_id, None)
+        if old is None:
+            return False
+        last = old.session.refuse(RefusalCode.ALREADY_CONNECTED, "This node has connected again elsewhere.")
+        farewell = asyncio.create_task(old.dismiss(last), name=f"farewell to {node_id}")
+        self._farewells.add(farewell)
+        farewell.add_done_callback(self._farewells.discard)
+        return True
 
     def _check_token(self, proof: Proof) -> None:
         if self._settings.join == "open":
@@ -221,7 +244,9 @@ class Gateway:
     @staticmethod
     async def _next_frame(connection: _Connection, timeout_s: float) -> bytes | None:
         """The next binary frame; None once the connection is closed."""
-        received = await connection.socket.receive(timeout=timeout_s)
+        # Not the timeout of `receive`, which begins anew with every pong.
+        async with asyncio.timeout(timeout_s):
+            received = await connection.socket.receive()
         if received.type is WSMsgType.BINARY:
             frame: bytes = received.data
             return frame
@@ -238,10 +263,7 @@ class Gateway:
         log.info("refusing a node: %s (%s)", error.what, error.got)
         code = error.code if isinstance(error, RefusedError) else RefusalCode.PROTOCOL_ERROR
         what = error.what if error.got is None else f"{error.what} ({error.got})"
-        try:
-            await connection.socket.send_bytes(connection.session.refuse(code, what[:2_000], (error.do or "")[:2_000]))
-        except ConnectionError:
-            log.info("the refused node was gone already")
+        await connection.dismiss(connection.session.refuse(code, what[:2_000], (error.do or "")[:2_000]))
 
     def _forget(self, node_id: str, connection: _Connection) -> bool:
         """Whether this connection was the node's open one."""

@@ -337,17 +337,66 @@ async def test_a_node_that_connects_again_replaces_its_old_connection(hub: Hub) 
     await hub.book.until(lambda: hub.book.said == [(new.me.node_id, status(2))])
 
 
+async def test_of_two_connections_at_once_one_stays(hub: Hub) -> None:
+    hub.book.may_join.clear()
+    first = await hub.connect()
+    second = await hub.connect(first.me)
+    for node in (first, second):
+        await node.knock()
+    await hub.book.until(lambda: len(hub.book.joined) == 2)
+    hub.book.may_join.set()
+    # The one that lost may have heard its welcome first.
+    assert isinstance(await second.hear(), Welcome)
+    last = await first.hear()
+    refused = last if isinstance(last, Refused) else await first.refusal()
+    assert refused.code == RefusalCode.ALREADY_CONNECTED
+    assert hub.gateway.send(second.me.node_id, revoked(1))
+    assert await second.hear() == revoked(1)
+    assert hub.book.left == []
+
+
+BIG = PolicyPublished(policy_version=1, offer=OFFER.model_copy(update={"torrent": bytes(4 * 2**20)}))
+
+
+async def deaf_node(hub: Hub) -> Node:
+    """A node that has joined and reads nothing more: what it is sent fills the system's buffers."""
+    deaf = await hub.connect(max_queue=1, max_size=None, compression=None)
+    assert isinstance(await deaf.join(), Welcome)
+    return deaf
+
+
+async def test_a_dead_connection_does_not_keep_its_node_waiting(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "echo_hub")
+    monkeypatch.setattr(gateway_module, "FAREWELL_S", 0.01)
+    old = await deaf_node(hub)
+    for _ in range(8):
+        assert hub.gateway.send(old.me.node_id, BIG)
+        await asyncio.sleep(0)
+    new = await hub.connect(old.me)
+    assert isinstance(await new.join(), Welcome)
+    assert hub.book.left == [old.me.node_id]
+    another = await deaf_node(hub)
+    for _ in range(8):
+        assert hub.gateway.send(another.me.node_id, BIG)
+        await asyncio.sleep(0)
+    await hub.gateway.close(RefusalCode.SHUTTING_DOWN, "The hub stops.")
+    assert (await new.refusal()).code == RefusalCode.SHUTTING_DOWN
+    assert caplog.text.count("went away before it could be told") == 2
+
+
 async def test_a_node_that_never_reads_is_disconnected(
     make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(gateway_module, "OUTBOX_MESSAGES", 4)
     hub = await make_hub()
     other = await hub.node()
-    deaf = await hub.connect(max_queue=1)
-    assert isinstance(await deaf.join(), Welcome)
-    big = PolicyPublished(policy_version=1, offer=OFFER.model_copy(update={"torrent": bytes(4 * 2**20)}))
-    while hub.gateway.send(deaf.me.node_id, big):
-        await asyncio.sleep(0)
+    deaf = await deaf_node(hub)
+    for _ in range(64):
+        await asyncio.sleep(0)  # The hub writes as much as the system takes.
+        if not hub.gateway.send(deaf.me.node_id, BIG):
+            break
     await hub.book.until(lambda: hub.book.left == [deaf.me.node_id])
     assert "does not read" in caplog.text and deaf.me.node_id in caplog.text
     assert hub.gateway.connected() == {other.me.node_id}
@@ -411,13 +460,12 @@ async def test_a_node_that_is_gone_before_its_welcome_is_forgotten(hub: Hub) -> 
 async def test_a_hub_that_stops_tells_every_node(hub: Hub) -> None:
     nodes = [await hub.node() for _ in range(3)]
     stranger = await hub.connect()
-    await asyncio.gather(
-        hub.gateway.close(RefusalCode.SHUTTING_DOWN, "The hub stops."), *(node.socket.wait_closed() for node in nodes)
-    )
+    await hub.gateway.close(RefusalCode.SHUTTING_DOWN, "The hub stops.")
     for node in nodes:
         refused = await node.refusal()
         assert (refused.code, refused.what) == (RefusalCode.SHUTTING_DOWN, "The hub stops.")
-    await stranger.ended()
+    stranger.session.hello()
+    assert (await stranger.refusal()).code == RefusalCode.SHUTTING_DOWN
     await hub.book.until(lambda: sorted(hub.book.left) == sorted(node.me.node_id for node in nodes))
 
 

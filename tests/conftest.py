@@ -9,7 +9,7 @@ import re
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,9 @@ class Running:
         async with self._news:
             self._news.notify_all()
 
-    async def printed(self, pattern: str) -> re.Match[str]:
+    async def printed(self, pattern: str, *, within_s: float = DEADLINE_S) -> re.Match[str]:
         """Waits until it has printed `pattern`."""
-        async with asyncio.timeout(DEADLINE_S), self._news:
+        async with asyncio.timeout(within_s), self._news:
             while (found := re.search(pattern, self._printed)) is None:
                 assert not self._reader.done(), self._printed
                 await self._news.wait()
@@ -77,20 +77,20 @@ class Site:
         self._stack = stack
 
     async def start(self, module: str, *arguments: str | Path) -> Running:
+        """`python -m module`, of this environment."""
+        return await self.program(sys.executable, "-u", "-m", module, *arguments)
+
+    async def program(self, *command: str | Path, env: Mapping[str, str] = os.environ) -> Running:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-u",
-            "-m",
-            module,
-            *map(str, arguments),
+            *map(str, command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+            env={**env, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         )
         self._stack.push_async_callback(_end_for_sure, process)
         running = Running(process)
-        self._stack.push_async_callback(running.show, " ".join(map(str, (module, *arguments))))
+        self._stack.push_async_callback(running.show, " ".join(map(str, command)))
         return running
 
     async def command(self, module: str, *arguments: str | Path) -> tuple[int, str]:
