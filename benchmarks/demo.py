@@ -14,6 +14,7 @@ from benchmarks.measurement import Measurement
 
 DESCRIPTION: Final = "Held-out greedy accuracy before and after `echo-hub demo`, with two nodes on this machine"
 TIMEOUT_S: Final = 900
+METRICS: Final = ("train_s", "computed_tokens", "mismatch_kl", "clip_fraction", "grad_norm")
 
 
 def measure(seed: int) -> Measurement:
@@ -37,7 +38,18 @@ def measure(seed: int) -> Measurement:
 
 
 def _steps(run: Path) -> list[dict[str, Any]]:
-    """One row a trained step, from the run's own store."""
+    """One row a trained step, from the run's own store; `at_s` counts from the first step's end."""
     with sqlite3.connect(run / "echo.db") as database:
-        steps = database.execute("SELECT step, trained_at, metrics FROM steps ORDER BY step").fetchall()
-    return [{"step": step, "trained_at": trained_at, **json.loads(metrics)} for step, trained_at, metrics in steps]
+        steps = database.execute(
+            "SELECT step, trained_at, mean_reward, staleness, metrics FROM steps ORDER BY step"
+        ).fetchall()
+    return [
+        {
+            "step": step,
+            "at_s": trained_at - steps[0][1],
+            "mean_reward": mean_reward,
+            "staleness_max": max(json.loads(staleness)),
+            **{name: json.loads(metrics).get(name) for name in METRICS},
+        }
+        for step, trained_at, mean_reward, staleness, metrics in steps
+    ]

@@ -22,7 +22,7 @@ class Measurement:
 
 def conditions(seed: int) -> dict[str, Any]:
     """Machine, versions and seed."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
