@@ -31,6 +31,8 @@ def main(
     """Measure one thing, print a table, write the figures."""
     if name not in names():
         raise typer.BadParameter(f"there is no benchmark {name!r}; there is: {', '.join(names())}")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise typer.BadParameter(f"there is no directory {json_file.parent}", param_hint="--json")
     module = importlib.import_module(f"benchmarks.{name}")
     measured: Measurement = module.measure(seed)
     console = Console()

@@ -42,8 +42,8 @@ class Fleet:
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
         await self._remember(node)
-        self.nodes[node.node_id] = LiveNode(info=node)
         await self._report(NodeConnected(node_id=node.node_id))
+        self.nodes[node.node_id] = LiveNode(info=node)
         # Last, with nothing awaited behind it: no version may be announced between this answer and the open session.
         return self._welcome(node)
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.text import Text
 
 import echo_shared
 from echo_hub.config import HubConfig, load_config, render_config
@@ -42,7 +43,8 @@ def run() -> None:
     try:
         app()
     except EchoError as error:
-        errors.print(f"[red]Error:[/red] {error}", highlight=False, markup=True)
+        # Not as markup, for the text may hold brackets; not wrapped, for paths and commands are copied from it.
+        errors.print(Text.assemble(("Error: ", "red"), str(error)), soft_wrap=True)
         sys.exit(1)
 
 

@@ -58,9 +58,9 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Held by the hub process; freed by the system when it dies. Raises StorageError when another holds it."""
+        lock = FileLock(self.root / "hub.lock")
         try:
-            with FileLock(self.root / "hub.lock").acquire(timeout=0):
-                yield
+            lock.acquire(timeout=0)
         except Timeout as error:
             raise StorageError(
                 "Another hub is working in this run directory.",
@@ -71,3 +71,7 @@ class RunDirectory:
             raise StorageError(
                 "The run directory cannot be written.", got=str(error), do="Check its owner and free space."
             ) from error
+        try:
+            yield
+        finally:
+            lock.release()

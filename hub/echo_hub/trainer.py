@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 DEATHS_IN_A_ROW: Final = 5
 """Without one finished job in between, the learner is not started again: the run stops with its error."""
 
+RESTART_S: Final = 1.0
+"""Before the first new start; doubled with every further death, up to half a minute."""
+
 LearnerEvent = LearnerReady | LearnerLost | StepDone | RolloutArrived
 
 
@@ -92,6 +95,7 @@ class Trainer:
             try:
                 learner = await Learner.start(self._settings, self._run_dir)
                 self._pid = learner.pid
+                self._drop_what_is_asked_for_again()
                 await report(LearnerReady(policy_version=learner.policy_version))
                 while True:
                     await self._work(learner, report)
@@ -103,9 +107,8 @@ class Trainer:
                     raise LearnerError(
                         "The learner process dies again and again.", got=error.got, do=error.do
                     ) from error
-                self._drop_what_is_asked_for_again()
                 await report(LearnerLost())
-                await asyncio.sleep(min(30.0, 0.5 * 2**deaths))
+                await asyncio.sleep(min(30.0, RESTART_S * 2 ** (deaths - 1)))
             finally:
                 self._pid = None
                 if learner is not None:
@@ -145,7 +148,10 @@ class Trainer:
         await self._evaluated(job.policy_version, completions)
 
     def _drop_what_is_asked_for_again(self) -> None:
-        """After LearnerLost the coordinator repeats its step and its leases; only evaluations are this queue's own."""
+        """At LearnerReady the coordinator repeats its step and its leases; only evaluations are this queue's own.
+
+        Just before it, not at LearnerLost: the coordinator may give jobs until it has heard of the loss.
+        """
         waiting = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
         for job in waiting:
             if isinstance(job, _Evaluate):

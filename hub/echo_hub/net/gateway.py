@@ -91,20 +91,27 @@ class _Connection:
 
     async def dismiss(self, last_frame: bytes) -> None:
         """Sends the hub's last word and ends the connection, whether the node takes it or not."""
+        # A task of its own: aiohttp's writers wait on one shared future, so that one cancelled cancels them all.
+        farewell = asyncio.create_task(self._end_with(last_frame))
         try:
-            async with asyncio.timeout(FAREWELL_S):
-                await self.socket.send_bytes(last_frame)
-                await self.socket.close()
-        except (TimeoutError, ConnectionError):
-            log.info("a node went away before it could be told why the hub ends its connection")
-            self.abort()
+            await asyncio.wait([farewell], timeout=FAREWELL_S)
+        finally:
+            if not farewell.done() or farewell.cancelled():
+                farewell.cancel()
+                self.abort()
+
+    async def _end_with(self, last_frame: bytes) -> None:
+        with contextlib.suppress(ConnectionError):  # Then it has ended.
+            await self.socket.send_bytes(last_frame)
+            await self.socket.close()
 
     def abort(self) -> bool:
         """Ends the connection at once; False when it was ending already."""
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None:
             return False
+        was_ending = self._transport.is_closing()
         self._transport.abort()
-        return True
+        return not was_ending
 
 
 class Gateway:

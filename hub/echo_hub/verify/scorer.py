@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,8 @@ class Scorer:
             return RolloutRejected(rollout_id=job.rollout_id, reason=DropReason.INVALID, detail=str(error))
         try:
             reward = self._problems.reward(job.group_id, job.payload.completion_ids)
+            if not math.isfinite(reward):
+                raise ValueError(f"the reward is {reward}")
         except Exception as error:
             # A task is a plug-in: whatever it raises is its failure, never a reward and never the hub's end.
             log.exception("the scorer failed on rollout %s", job.rollout_id)

@@ -1,0 +1,147 @@
+"""A real coordinator on a real store, carried by a real driver; what the hub's other parts would do is done at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.effects import Action, PrepareGroup, PublishVersion, ScoreRollout, SendLease, TrainStep
+from echo_hub.core.events import (
+    Event,
+    GroupPrepared,
+    NodeConnected,
+    NodeReported,
+    RolloutArrived,
+    RolloutScored,
+    StepDone,
+    VersionPublished,
+)
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.dashboard.model import Changes
+from echo_hub.driver import Driver, StoreThread
+from echo_hub.run_directory import RunDirectory
+from echo_hub.store.store import Store
+from echo_shared.messages import FinishReason, rollout_id
+
+_T = TypeVar("_T")
+ANSWERS: dict[type, Callable[[Any], Event]] = {
+    PrepareGroup: lambda action: GroupPrepared(group_id=action.group_id, seed=100 + action.group_id),
+    ScoreRollout: lambda action: RolloutScored(
+        rollout_id=action.rollout_id, reward=float(action.rollout_id.endswith("-1"))
+    ),
+    TrainStep: lambda action: StepDone(step=action.step, metrics={"loss": 0.5, "train_s": 1.5}),
+    PublishVersion: lambda action: VersionPublished(policy_version=action.policy_version),
+}
+"""What the hub's other parts answer to an action when all goes well."""
+
+
+class Driven:
+    """Groups of two, two groups a step. `answered` names the actions that are answered by themselves."""
+
+    def __init__(self, directory: RunDirectory, **settings: Any) -> None:
+        self.store = Store.open(directory.database_url)
+        base: dict[str, Any] = {"mode": "async", "steps": 2, "groups_per_step": 2, "group_size": 2, "deadline_s": 60.0}
+        chosen = CoordinatorSettings(**{**base, "max_staleness": 1, **settings})
+        self.now = 1_000.0
+        self.actions: list[Action] = []
+        self.answered: set[type] = {PrepareGroup, ScoreRollout}
+        self.look: Callable[[Action], None] = lambda action: None
+        """Called with each action when the driver hands it on."""
+        self.thread = StoreThread(self.store)
+        self.driver = Driver(
+            coordinator=Coordinator(chosen, self.store.snapshot()),
+            store=self.thread,
+            act=self._act,
+            clock=lambda: self.now,
+        )
+        self._changes = Changes()
+        self._answers: asyncio.Queue[Event] = asyncio.Queue()
+
+    def _act(self, action: Action) -> None:
+        self.look(action)
+        self.actions.append(action)
+        if type(action) in self.answered:
+            self._answers.put_nowait(ANSWERS[type(action)](action))
+        self._changes.notify()
+
+    def of(self, kind: type[_T]) -> list[_T]:
+        """The actions of one kind, so far."""
+        return [action for action in self.actions if isinstance(action, kind)]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for the action after which `condition` holds."""
+        async with asyncio.timeout(20):
+            while not condition():
+                await self._changes.wait(self._changes.number)
+
+    async def answer(self) -> None:
+        """Reports the answers, for ever."""
+        while True:
+            await self.driver.report(await self._answers.get())
+
+    async def node(self, node_id: str, *, capacity: int = 100, version: int = 0) -> None:
+        await self.driver.report(NodeConnected(node_id=node_id))
+        await self.driver.report(NodeReported(node_id=node_id, capacity=capacity, policy_version=version))
+
+    async def deliver(self, lease: SendLease) -> None:
+        for index in lease.indices:
+            await self.driver.report(self.arrival(lease, index))
+
+    async def work(
+        self, done: Callable[[], bool], deliver: Callable[[SendLease], Awaitable[None]] | None = None
+    ) -> None:
+        """Delivers every lease that is sent, until `done`."""
+        delivered = 0
+
+        def news() -> bool:
+            return done() or len(self.of(SendLease)) > delivered
+
+        while not done():
+            await self.until(news)
+            for lease in self.of(SendLease)[delivered:]:
+                delivered += 1
+                await (deliver or self.deliver)(lease)
+
+    @staticmethod
+    def arrival(lease: SendLease, index: int) -> RolloutArrived:
+        return RolloutArrived(
+            node_id=lease.node_id,
+            rollout_id=rollout_id(lease.lease_id, index),
+            lease_id=lease.lease_id,
+            group_id=lease.group_id,
+            index=index,
+            policy_version_start=lease.policy_version,
+            policy_version_end=lease.policy_version,
+            payload=RolloutPayload(
+                completion_ids=np.array([5, 7, 1], np.int32),
+                behavior_logprobs=np.array([-0.5, -1.25, -0.25], np.float32),
+                finish_reason=FinishReason.STOP,
+                sampling_s=0.1,
+            ),
+        )
+
+
+@pytest.fixture
+async def drive(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Driven]]]:
+    """Makes a Driven in the test's run directory; with `running` its driver runs. Keyword arguments are settings."""
+    async with AsyncExitStack() as stack:
+
+        async def make(*, running: bool = True, **settings: Any) -> Driven:
+            driven = Driven(RunDirectory(tmp_path), **settings)
+            stack.push_async_callback(driven.thread.close)
+            if running:
+                for work in (driven.driver.run(), driven.answer()):
+                    task = asyncio.create_task(work)
+                    stack.push_async_callback(asyncio.wait, [task])
+                    stack.callback(task.cancel)
+            return driven
+
+        yield make

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from echo_hub import driver as driver_module
+from echo_hub.core.effects import (
+    Action,
+    AnnounceVersion,
+    FinishRun,
+    LookUpReceipt,
+    PrepareGroup,
+    PublishVersion,
+    ScoreRollout,
+    SendLease,
+    SendReceipts,
+    TrainStep,
+)
+from echo_hub.core.events import GroupPrepared, LearnerReady, NodeConnected, NodeReported
+from echo_hub.driver import Driver
+from echo_hub.store import database
+from echo_shared.errors import LocalProtocolError, StorageError
+from echo_shared.messages import ReceiptState
+
+Drive = Callable[..., Awaitable[Any]]
+
+
+async def test_a_run_from_its_first_lease_to_its_end(drive: Drive) -> None:
+    driven = await drive()
+    driven.answered |= {TrainStep, PublishVersion}
+    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.node("a")
+    await driven.work(lambda: bool(driven.of(FinishRun)))
+    assert [action.step for action in driven.of(TrainStep)] == [1, 2]
+    assert [action.policy_version for action in driven.of(AnnounceVersion)] == [1, 2]
+    assert driven.driver.num_received == sum(len(lease.indices) for lease in driven.of(SendLease))
+    assert driven.driver.coordinator.status().finished
+    books = driven.store.accounting()
+    assert (books.trained, books.in_flight, books.leased) == (8, 0, books.trained + books.dropped)
+
+
+async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive) -> None:
+    driven = await drive()
+    seen: set[str] = set()
+
+    def look(action: Action) -> None:
+        snapshot = driven.store.snapshot()
+        states = {row.rollout_id: row.state for row in snapshot.rollouts}
+        match action:
+            case SendLease():
+                ids = [f"{action.lease_id}-{index}" for index in action.indices]
+                assert [states[each] for each in ids] == [ReceiptState.LEASED] * len(ids)
+            case SendReceipts():
+                for receipt in action.receipts:
+                    assert driven.store.receipt(action.node_id, receipt.rollout_id) == receipt
+            case ScoreRollout():
+                assert len(driven.store.load_payloads([action.rollout_id])) == 1
+            case TrainStep():
+                assert snapshot.planned is not None and snapshot.planned.step == action.step
+            case AnnounceVersion():
+                assert snapshot.published_version == action.policy_version
+            case _:
+                return
+        seen.add(type(action).__name__)
+
+    driven.look = look
+    driven.answered |= {TrainStep, PublishVersion}
+    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.node("a")
+    await driven.work(lambda: "AnnounceVersion" in seen)
+    assert seen == {"SendLease", "SendReceipts", "ScoreRollout", "TrainStep", "AnnounceVersion"}
+
+
+async def test_what_waits_is_handled_in_order_and_committed_at_once(drive: Drive) -> None:
+    driven = await drive(running=False)
+    commits: list[str] = []
+    event.listen(driven.store._engine, "commit", lambda connection: commits.append(threading.current_thread().name))
+    reported = [
+        NodeConnected(node_id="a"),
+        NodeReported(node_id="a", capacity=100, policy_version=0),
+        *(GroupPrepared(group_id=group_id, seed=group_id) for group_id in range(4)),
+    ]
+    for each in reported:
+        await driven.driver.report(each)
+    running = asyncio.create_task(driven.driver.run())
+    await driven.until(lambda: len(driven.of(SendLease)) == 4)
+    assert len(commits) == 1 and commits[0].startswith("store"), commits
+    kinds = [type(action) for action in driven.actions]
+    assert kinds[: kinds.index(SendLease)] == [PrepareGroup] * len(driven.of(PrepareGroup)), "in the order of effects"
+    assert [lease.group_id for lease in driven.of(SendLease)] == [0, 1, 2, 3]
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_what_cannot_be_committed_is_not_acted_on(
+    drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
+    driven = await drive(running=False)
+    other = sqlite3.connect(tmp_path / "echo.db")
+    other.execute("BEGIN IMMEDIATE")
+    for each in (
+        NodeConnected(node_id="a"),
+        NodeReported(node_id="a", capacity=100, policy_version=0),
+        GroupPrepared(group_id=0, seed=1),
+    ):
+        await driven.driver.report(each)
+    with pytest.raises(StorageError, match="cannot be written"):
+        await driven.driver.run()
+    other.close()
+    assert driven.of(SendLease) == []
+    assert driven.store.accounting().leased == 0
+    again = await drive()
+    await again.node("a")
+    await again.until(lambda: again.of(SendLease) != [])
+    assert again.of(SendLease)[0].group_id == 0
+
+
+async def test_a_restarted_hub_goes_on_with_what_the_store_has(drive: Drive) -> None:
+    first = await drive(running=False)
+    running = [asyncio.create_task(work) for work in (first.driver.run(), first.answer())]
+    first.answered.discard(ScoreRollout)
+    await first.node("a")
+    await first.until(lambda: first.of(SendLease) != [])
+    lease = first.of(SendLease)[0]
+    await first.driver.report(first.arrival(lease, 0))
+    await first.until(lambda: first.of(ScoreRollout) != [])
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
+    second = await drive()
+    await second.until(lambda: second.of(ScoreRollout) != [])
+    assert second.of(ScoreRollout) == first.of(ScoreRollout)
+    await second.driver.report(second.arrival(lease, 1))
+    await second.until(lambda: len(second.of(ScoreRollout)) == 2)
+    assert second.driver.num_received == 1, "counted from this hub's start"
+
+
+async def test_time_passes_by_ticks(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "TICK_S", 0.001)
+    driven = await drive(deadline_s=60.0)
+    ticking = asyncio.create_task(driven.driver.tick())
+    await driven.node("a")
+    await driven.until(lambda: len(driven.of(SendLease)) == 4)
+    await driven.node("b")
+    await driven.driver.report(replace(driven.arrival(driven.of(SendLease)[0], 0), node_id="b"))
+    await driven.until(lambda: driven.of(LookUpReceipt) != [])  # So b is known before the time has passed.
+    driven.now += 61.0
+    await driven.until(lambda: any(lease.node_id == "b" for lease in driven.of(SendLease)))
+    ticking.cancel()
+    await asyncio.wait([ticking])
+    assert {lease.node_id for lease in driven.of(SendLease)[:4]} == {"a"}, "all that may be leased"
+
+
+async def test_reporters_wait_while_the_inbox_is_full(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "INBOX_EVENTS", 2)
+    driven = await drive(running=False)
+    for node_id in ("a", "b"):
+        await driven.driver.report(NodeConnected(node_id=node_id))
+    waiting = asyncio.create_task(driven.driver.report(NodeConnected(node_id="c")))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    running = asyncio.create_task(driven.driver.run())
+    await waiting
+    await driven.driver.report(NodeReported(node_id="c", capacity=1, policy_version=0))
+    await driven.driver.report(GroupPrepared(group_id=0, seed=1))
+    await driven.until(lambda: driven.of(SendLease) != [])
+    assert driven.driver.coordinator.status().nodes_connected == 3
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_an_impossible_event_ends_the_driver(drive: Drive) -> None:
+    driven = await drive(running=False)
+    driver: Driver = driven.driver
+    await driver.report(LearnerReady(policy_version=9))
+    with pytest.raises(LocalProtocolError, match="do not fit together"):
+        await driver.run()

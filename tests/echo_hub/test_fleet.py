@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
+from echo_hub.fleet import Fleet, LiveNode
+from echo_hub.net.gateway import NodeInfo
+from echo_shared.errors import LocalProtocolError, StorageError
+from echo_shared.messages import (
+    ArtefactOffer,
+    Fetched,
+    FinishReason,
+    Goodbye,
+    LeaseReturned,
+    NodeStatus,
+    Rollout,
+    Welcome,
+)
+
+NODE = NodeInfo(
+    node_id="a",
+    public_key=bytes(32),
+    name="n",
+    backend="torch",
+    device="cpu",
+    host="127.0.0.1",
+    hub_host="127.0.0.1",
+    swarm_port=0,
+)
+STATUS = NodeStatus(activity="sampling", capacity=5, policy_version=3, tokens_per_s=9.5)
+
+
+class Hub:
+    """What lies around a fleet, and the order in which it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.full = False
+        self.fleet = Fleet(report=self.report, remember=self.remember, fetched=self.fetched, welcome=self.welcome)
+
+    async def report(self, event: object) -> None:
+        self.calls.append(("report", event))
+
+    async def remember(self, node: NodeInfo) -> None:
+        if self.full:
+            raise StorageError("The disk is full.")
+        self.calls.append(("remember", node))
+
+    async def fetched(self, node_id: str, message: Fetched) -> None:
+        self.calls.append(("fetched", (node_id, message)))
+
+    def welcome(self, node: NodeInfo) -> Welcome:
+        assert node.node_id in self.fleet.nodes, "a version that is announced from here on must reach it"
+        self.calls.append(("welcome", node))
+        offer = ArtefactOffer(manifest=b"", signature=bytes(64), torrent=b"", web_seed_path="/x")
+        return Welcome(
+            run_id="r",
+            run_name="r",
+            node_id=node.node_id,
+            base=offer,
+            policy=None,
+            policy_version=0,
+            tracker_path="/x",
+            heartbeat_s=1.0,
+        )
+
+
+@pytest.fixture
+def hub() -> Hub:
+    return Hub()
+
+
+async def test_a_node_is_remembered_then_reported_then_welcomed(hub: Hub) -> None:
+    assert (await hub.fleet.node_joined(NODE)).node_id == "a"
+    assert hub.calls == [("remember", NODE), ("report", NodeConnected(node_id="a")), ("welcome", NODE)]
+    assert hub.fleet.nodes == {"a": LiveNode(info=NODE)}
+
+
+async def test_a_node_that_cannot_be_remembered_is_not_there(hub: Hub) -> None:
+    hub.full = True
+    with pytest.raises(StorageError):
+        await hub.fleet.node_joined(NODE)
+    assert (hub.fleet.nodes, hub.calls) == ({}, [])
+
+
+async def test_a_node_that_left_is_not_there(hub: Hub) -> None:
+    await hub.fleet.node_joined(NODE)
+    await hub.fleet.node_left("a")
+    assert hub.fleet.nodes == {}
+    assert hub.calls[-1] == ("report", NodeDisconnected(node_id="a"))
+
+
+async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
+    await hub.fleet.node_joined(NODE)
+    await hub.fleet.node_said("a", STATUS)
+    live = hub.fleet.nodes["a"]
+    assert (live.activity, live.capacity, live.policy_version, live.tokens_per_s) == ("sampling", 5, 3, 9.5)
+    assert hub.calls[-1] == ("report", NodeReported(node_id="a", capacity=5, policy_version=3))
+
+
+async def test_a_fetch_is_no_event_of_the_coordinators(hub: Hub) -> None:
+    await hub.fleet.node_joined(NODE)
+    message = Fetched(info_hash=bytes(20), policy_version=1, seconds=0.5, swarm_bytes=1, web_seed_bytes=2)
+    await hub.fleet.node_said("a", message)
+    assert hub.calls[-1] == ("fetched", ("a", message))
+
+
+async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
+    rollout = Rollout(
+        rollout_id="4-1",
+        lease_id=4,
+        group_id=2,
+        index=1,
+        policy_version_start=3,
+        policy_version_end=5,
+        completion_ids=np.array([5, 7], np.int32),
+        behavior_logprobs=np.array([-0.5, -1.0], np.float32),
+        finish_reason=FinishReason.LENGTH,
+        sampling_s=0.25,
+    )
+    await hub.fleet.node_said("a", rollout)
+    (_, arrived) = hub.calls[-1]
+    assert isinstance(arrived, RolloutArrived)
+    names = ("node_id", "rollout_id", "lease_id", "group_id", "index", "policy_version_start", "policy_version_end")
+    assert [getattr(arrived, name) for name in names] == ["a", "4-1", 4, 2, 1, 3, 5]
+    assert arrived.payload.completion_ids is rollout.completion_ids
+    assert arrived.payload.behavior_logprobs is rollout.behavior_logprobs
+    assert (arrived.payload.finish_reason, arrived.payload.sampling_s) == (FinishReason.LENGTH, 0.25)
+    await hub.fleet.node_said("a", LeaseReturned(lease_id=4, indices=(0, 2), reason="on battery"))
+    expected = LeaseGivenBack(node_id="a", lease_id=4, indices=(0, 2), reason="on battery")
+    assert hub.calls[-1] == ("report", expected)
+
+
+async def test_a_message_that_the_gateway_keeps_is_our_bug(hub: Hub) -> None:
+    with pytest.raises(LocalProtocolError, match="goodbye"):
+        await hub.fleet.node_said("a", Goodbye())
+    assert hub.calls == []

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub import live as live_module
+from echo_hub.config import HubConfig, RunConfig, ServerConfig, TrainingConfig
+from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
+from echo_hub.core.events import LearnerReady
+from echo_hub.dashboard.model import Accounting, EvaluationView, RunState
+from echo_hub.fleet import Fleet
+from echo_hub.live import LivePages
+from echo_hub.net.gateway import NodeInfo
+from echo_hub.run_directory import RunDirectory
+from echo_shared.messages import (
+    ArtefactOffer,
+    Fetched,
+    FinishReason,
+    LeaseReturned,
+    NodeStatus,
+    Rollout,
+    Welcome,
+    rollout_id,
+)
+
+STARTED = 900.0
+
+
+class Hub:
+    """The hub's parts around its pages: what nodes say goes through the fleet and the driver into the store."""
+
+    def __init__(self, driven: Any, directory: RunDirectory, **run: Any) -> None:
+        self.driven = driven
+        self.directory = directory
+        self.learner_pid: int | None = 4711
+        self.is_finished = False
+        self.fleet = Fleet(
+            report=driven.driver.report, remember=self._remember, fetched=self._fetched, welcome=self._welcome
+        )
+        self.config = HubConfig(
+            run=RunConfig(**{"name": "spring", **run}),
+            training=TrainingConfig(steps=2, groups_per_step=2, group_size=2, max_staleness=3),
+            server=ServerConfig(port=1),
+        )
+        self.pages = LivePages(
+            config=self.config,
+            directory=directory,
+            run_id="r",
+            store=driven.store,
+            driver=driven.driver,
+            fleet=self.fleet,
+            join_command=lambda: "echo-node join http://hub",
+            learner_pid=lambda: self.learner_pid,
+            finished=lambda: self.is_finished,
+            started_at=STARTED,
+        )
+
+    async def _remember(self, node: NodeInfo) -> None:
+        await self.driven.thread(
+            self.driven.store.node_seen,
+            node_id=node.node_id,
+            public_key=node.public_key,
+            name=node.name,
+            backend=node.backend,
+            device=node.device,
+            now=STARTED,
+        )
+
+    async def _fetched(self, node_id: str, message: Fetched) -> None:
+        await self.driven.thread(self.driven.store.record_fetch, node_id=node_id, fetch=message, now=STARTED)
+
+    def _welcome(self, node: NodeInfo) -> Welcome:
+        return Welcome(
+            run_id="r",
+            run_name="spring",
+            node_id=node.node_id,
+            base=ArtefactOffer(manifest=b"", signature=bytes(64), torrent=b"", web_seed_path="/x"),
+            policy=None,
+            policy_version=0,
+            tracker_path="/x",
+            heartbeat_s=1.0,
+        )
+
+    async def join(self, node_id: str, *, capacity: int = 100) -> None:
+        info = NodeInfo(
+            node_id=node_id,
+            public_key=bytes(32),
+            name=f"{node_id}'s laptop",
+            backend="torch",
+            device="cpu",
+            host="127.0.0.1",
+            hub_host="127.0.0.1",
+            swarm_port=0,
+        )
+        await self.fleet.node_joined(info)
+        status = NodeStatus(activity="sampling", capacity=capacity, policy_version=0, tokens_per_s=12.5)
+        await self.fleet.node_said(node_id, status)
+
+    async def deliver(self, lease: SendLease) -> None:
+        for index in lease.indices:
+            rollout = Rollout(
+                rollout_id=rollout_id(lease.lease_id, index),
+                lease_id=lease.lease_id,
+                group_id=lease.group_id,
+                index=index,
+                policy_version_start=lease.policy_version,
+                policy_version_end=lease.policy_version,
+                completion_ids=np.array([5, 7, 1], np.int32),
+                behavior_logprobs=np.array([-0.5, -1.0, -0.25], np.float32),
+                finish_reason=FinishReason.STOP,
+                sampling_s=0.1,
+            )
+            await self.fleet.node_said(lease.node_id, rollout)
+
+    async def train_to_the_end(self) -> None:
+        """The whole run, by all that is leased; adapters appear where the learner writes them."""
+        driven = self.driven
+        driven.answered |= {TrainStep, PublishVersion}
+        for version in (1, 2):
+            self.directory.adapter(version).mkdir(parents=True)
+            (self.directory.adapter(version) / "adapter_model.safetensors").write_bytes(bytes(1_000 * version))
+        await driven.driver.report(LearnerReady(policy_version=0))
+        await driven.work(lambda: bool(driven.of(FinishRun)), self.deliver)
+
+
+@pytest.fixture
+async def hub(drive: Callable[..., Awaitable[Any]], tmp_path: Path) -> Hub:
+    return Hub(await drive(max_staleness=3), RunDirectory(tmp_path))
+
+
+async def test_a_run_before_its_first_step(hub: Hub) -> None:
+    view = await hub.pages.run_view()
+    assert (view.run_id, view.name, view.mode, view.task) == ("r", "spring", "async", "arithmetic")
+    assert (view.state, view.state_detail, view.problems) == (RunState.RUNNING, "waiting for nodes", ())
+    assert (view.started_at, view.finished_at, view.steps_total, view.trained_step) == (STARTED, None, 2, 0)
+    assert (view.group_size, view.max_staleness, view.join_command) == (2, 3, "echo-node join http://hub")
+    assert (view.mean_reward, view.staleness_mean, view.staleness_max) == (None, None, None)
+    assert (view.accounting, view.evaluations, view.versions) == (Accounting(), (), ())
+    assert view.fetches_by_transport == {"swarm": 0, "web_seed": 0}
+    assert await hub.pages.nodes() == await hub.pages.steps(0) == await hub.pages.leaderboard() == ()
+
+
+async def test_work_under_way(hub: Hub) -> None:
+    await hub.join("a", capacity=4)
+    await hub.driven.until(lambda: sum(len(lease.indices) for lease in hub.driven.of(SendLease)) == 4)
+    (node,) = await hub.pages.nodes()
+    assert (node.node_id, node.name, node.connected, node.activity) == ("a", "a's laptop", True, "sampling")
+    assert (node.capacity, node.in_flight, node.tokens_per_s, node.policy_version) == (4, 4, 12.5, 0)
+    assert (node.received, node.trained, node.dropped) == (0, 0, 0)
+    assert node.last_seen >= time.time() - 60
+    view = await hub.pages.run_view()
+    assert view.state_detail == "collecting rollouts"
+    assert view.accounting == Accounting(leased=4, in_flight=4)
+    lease = hub.driven.of(SendLease)[0]
+    returned = LeaseReturned(lease_id=lease.lease_id, indices=lease.indices, reason="the owner plays")
+    await hub.fleet.node_said("a", returned)
+    await hub.fleet.node_left("a")
+    await hub.join("b")
+    await hub.driven.until(lambda: hub.driven.of(SendLease)[-1].node_id == "b")
+    view = await hub.pages.run_view()
+    assert view.accounting.dropped == {"returned": len(lease.indices)}
+    assert view.accounting.balanced
+    gone = next(node for node in await hub.pages.nodes() if node.node_id == "a")
+    assert (gone.connected, gone.activity, gone.capacity, gone.last_seen) == (False, "", 0, STARTED)
+
+
+async def test_a_whole_run(hub: Hub) -> None:
+    await hub.join("a")
+    await hub.train_to_the_end()
+    for version, swarm_bytes, seconds in ((1, 900, 1.0), (1, 0, 3.0), (2, 2_000, 2.0), (None, 0, 60.0)):
+        fetched = Fetched(
+            info_hash=bytes(20), policy_version=version, seconds=seconds, swarm_bytes=swarm_bytes, web_seed_bytes=100
+        )
+        await hub.fleet.node_said("a", fetched)
+    for version, accuracy, at in ((0, 0.25, 1.0), (2, 0.75, 50.0)):
+        hub.driven.store.record_evaluation(policy_version=version, accuracy=accuracy, num_problems=4, now=at)
+    hub.is_finished = True
+
+    view = await hub.pages.run_view()
+    assert (view.state, view.state_detail, view.finished_at) == (RunState.FINISHED, "", 50.0)
+    assert (view.trained_step, view.published_version) == (2, 2)
+    assert (view.mean_reward, view.accounting.trained, view.accounting.in_flight) == (0.5, 8, 0)
+    assert view.accounting.balanced
+    assert view.evaluations[1] == EvaluationView(policy_version=2, accuracy=0.75, num_problems=4, evaluated_at=50.0)
+    assert (view.accuracy_before, view.accuracy_after) == (0.25, 0.75)
+    newest, oldest = view.versions
+    assert (newest.policy_version, newest.size_bytes, newest.dissemination_p50_s) == (2, 2_000, 2.0)
+    assert (oldest.policy_version, oldest.size_bytes, oldest.dissemination_max_s) == (1, 1_000, 3.0)
+    assert oldest.fetches_by_transport == {"swarm": 1, "web_seed": 1}
+    assert oldest.bytes_by_transport == {"swarm": 900, "web_seed": 200}
+    assert view.fetches_by_transport == {"swarm": 2, "web_seed": 1}, "the base model is not counted"
+
+    steps = await hub.pages.steps(0)
+    assert [(step.step, step.num_rollouts, step.num_tokens) for step in steps] == [(1, 4, 12), (2, 4, 12)]
+    assert [(step.loss, step.seconds, step.grad_norm) for step in steps] == [(0.5, 1.5, None)] * 2
+    assert await hub.pages.steps(1) == steps[1:]
+    (row,) = await hub.pages.leaderboard()
+    assert (row.rank, row.node_id, row.trained_rollouts, row.trained_tokens, row.share) == (1, "a", 8, 24, 1.0)
+
+
+async def test_ranks_count_only_those_who_have_trained_rollouts(hub: Hub) -> None:
+    await hub.join("idle", capacity=0)
+    await hub.join("a", capacity=2)
+    await hub.join("b", capacity=100)
+    await hub.train_to_the_end()
+    rows = await hub.pages.leaderboard()
+    assert [row.rank for row in rows] == list(range(1, len(rows) + 1))
+    assert "idle" not in {row.node_id for row in rows}
+    assert sum(row.trained_rollouts for row in rows) == 8
+    assert rows[0].trained_rollouts >= rows[-1].trained_rollouts
+    assert {node.node_id for node in await hub.pages.nodes()} == {"idle", "a", "b"}
+
+
+async def test_a_dead_learner_is_a_problem(hub: Hub) -> None:
+    hub.learner_pid = None
+    (problem,) = (await hub.pages.run_view()).problems
+    assert "learner" in problem
+
+
+@pytest.mark.parametrize("mode", ["sequential", "colocated"])
+async def test_only_async_runs_have_a_staleness_bound(
+    drive: Callable[..., Awaitable[Any]], tmp_path: Path, mode: str
+) -> None:
+    hub = Hub(await drive(mode=mode), RunDirectory(tmp_path), mode=mode)
+    view = await hub.pages.run_view()
+    assert (view.mode, view.max_staleness) == (mode, 0)
+
+
+async def test_the_rate_counts_what_was_received(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    await hub.join("a")
+    await hub.train_to_the_end()
+    assert (await hub.pages.run_view()).rollouts_per_s > 0
+    monkeypatch.setattr(live_module, "RATE_WINDOW_S", 0.0)
+    await hub.pages.run_view()
+    assert (await hub.pages.run_view()).rollouts_per_s == 0, "nothing since the last look"
+
+
+async def test_the_newest_log_lines_are_shown_first(hub: Hub) -> None:
+    log = logging.getLogger("test.live")
+    log.setLevel(logging.DEBUG)
+    log.addHandler(hub.pages.notable)
+    log.debug("not for the operator")
+    for number in range(live_module.EVENTS_KEPT):
+        log.info("node %d joined", number)
+    log.warning("the learner died")
+    log.removeHandler(hub.pages.notable)
+    events = (await hub.pages.run_view()).events
+    assert len(events) == live_module.EVENTS_KEPT
+    assert [(event.text, event.warning) for event in events[:2]] == [
+        ("the learner died", True),
+        (f"node {live_module.EVENTS_KEPT - 1} joined", False),
+    ]

@@ -1,0 +1,208 @@
+"""The command line, as an operator types it; what it serves is tested end to end."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.testing import CliRunner, Result
+
+import echo_shared
+from echo_hub import main as main_module
+from echo_hub.config import load_config
+from echo_hub.main import app
+from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
+from echo_shared.identity import Identity, fingerprint
+
+FLAGS = {
+    "init": {"--port", "--host", "--steps", "--mode", "--seed"},
+    "serve": {"--host", "--port", "--steps", "--dry-run"},
+    "demo": {"--directory", "--keep", "--steps", "--port", "--seed", "--mode", "--backend", "--json"},
+    "export": {"--version"},
+    "eval": {"--version", "--problems"},
+    "version": set(),
+}
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """The commands set up logging for a process of their own."""
+    log = logging.getLogger("echo_hub")
+    before = log.level
+    yield
+    log.setLevel(before)
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def said(*arguments: str | Path) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refusal(*arguments: str | Path) -> EchoError:
+    result = invoke(*arguments)
+    assert isinstance(result.exception, EchoError), result
+    return result.exception
+
+
+def entered(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """The exit status of `echo-hub ARGUMENTS`."""
+    monkeypatch.setattr(sys, "argv", ["echo-hub", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main_module.run()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    said("init", tmp_path / "run", "--port", "0")
+    return tmp_path / "run"
+
+
+def test_commands_and_flags_are_these() -> None:
+    command = typer.main.get_command(app)
+    commands = command.commands  # type: ignore[attr-defined]
+    found = {
+        name: {option for parameter in each.params for option in parameter.opts if option.startswith("--")} - {"--help"}
+        for name, each in commands.items()
+    }
+    assert found == FLAGS
+
+
+def test_init_makes_a_run_that_load_config_reads(tmp_path: Path) -> None:
+    run = tmp_path / "deep" / "run"
+    text = said("init", run, "--host", "::1", "--port", "99", "--steps", "7", "--mode", "sequential", "--seed", "5")
+    config = load_config(run / "config.toml", {})
+    assert (config.server.host, config.server.port, config.training.steps) == ("::1", 99, 7)
+    assert (config.run.mode, config.run.seed) == ("sequential", 5)
+    key = Identity.load(run / "hub.key")
+    assert fingerprint(key.public_key) in text
+    assert f"echo-hub serve {run}" in text.replace("\n", "")
+    if sys.platform != "win32":
+        assert (run / "hub.key").stat().st_mode & 0o077 == 0
+
+
+def test_init_leaves_a_run_as_it_is_and_keeps_a_key(run: Path) -> None:
+    before = (run / "config.toml").read_bytes(), (run / "hub.key").read_bytes()
+    assert "There is a run in this directory already" in refusal("init", run).what
+    assert ((run / "config.toml").read_bytes(), (run / "hub.key").read_bytes()) == before
+    (run / "config.toml").unlink()
+    said("init", run)
+    assert (run / "hub.key").read_bytes() == before[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--mode", "fast"), "command line: run.mode = 'fast'"),
+        (("--host", "x", "--steps", "3", "--mode", "async", "--seed", "x"), None),
+        (("--port", "70000"), None),
+        (("--steps", "0"), None),
+        (("--speed", "9"), None),
+    ],
+)
+def test_wrong_flags_make_no_run(tmp_path: Path, flags: tuple[str, ...], expected: str | None) -> None:
+    result = invoke("init", tmp_path / "run", *flags)
+    if expected is None:
+        assert result.exit_code == 2
+    else:
+        assert isinstance(result.exception, ConfigError) and expected in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_init_where_nothing_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be made" in refusal("init", tmp_path / "file" / "run").what
+
+
+def test_a_dry_run_prints_what_holds_and_touches_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_HUB_TRAINING__GROUP_SIZE", "4")
+    before = sorted(path.name for path in run.iterdir())
+    settings = tomllib.loads(said("serve", run, "--dry-run", "--steps", "3", "--port", "81", "--host", "0.0.0.0"))
+    assert (settings["training"]["steps"], settings["training"]["group_size"]) == (3, 4)
+    assert (settings["server"]["port"], settings["server"]["host"]) == (81, "0.0.0.0")
+    assert sorted(path.name for path in run.iterdir()) == before
+    assert load_config(run / "config.toml", {}).server.port == 0
+
+
+@pytest.mark.parametrize("command", [("serve",), ("eval",), ("export", "out")])
+def test_commands_need_a_run(tmp_path: Path, command: tuple[str, ...]) -> None:
+    name, *rest = command
+    error = refusal(name, tmp_path / "nothing", *[tmp_path / each for each in rest])
+    assert "not a run directory" in error.what and "echo-hub init" in (error.do or "")
+
+
+def test_a_wrong_setting_names_its_line(run: Path) -> None:
+    text = (run / "config.toml").read_text().replace("steps = 60", "steps = -60")
+    (run / "config.toml").write_text(text)
+    number = text.splitlines().index("steps = -60") + 1
+    assert f"line {number}: training.steps = -60" in (refusal("serve", run).got or "")
+
+
+def test_a_run_without_its_key_is_not_served(run: Path) -> None:
+    (run / "hub.key").unlink()
+    assert "identity key cannot be read" in refusal("serve", run).what
+
+
+def test_exporting_a_version(run: Path, tmp_path: Path) -> None:
+    assert "no policy version yet" in refusal("export", run, tmp_path / "out").what
+    (run / "adapters" / "v000002").mkdir(parents=True)
+    (run / "adapters" / "v000002" / "adapter_config.json").write_text("{}")
+    assert "Policy version 2" in said("export", run, tmp_path / "out")
+    assert (tmp_path / "out" / "adapter_config.json").is_file()
+    assert "no such policy version" in refusal("export", run, tmp_path / "other", "--version", "1").what
+    assert invoke("export", run, tmp_path / "other", "--version", "0").exit_code == 2
+    assert "no such policy version" in refusal("eval", run, "--version", "7").what
+
+
+def test_the_version_is_the_softwares() -> None:
+    assert said("version") == f"echo-swarm {echo_shared.__version__}\n"
+
+
+def test_exit_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entered(monkeypatch, "init", tmp_path / "run") == 0
+    assert entered(monkeypatch, "dance") == 2
+    assert entered(monkeypatch, "serve") == 2
+    assert entered(monkeypatch, "--help") == 0
+    capsys.readouterr()
+    assert entered(monkeypatch, "init", tmp_path / "run") == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[0] == "Error: There is a run in this directory already."
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", ["[red]", "[/]", "[link=x]", "n" * 200])
+def test_an_errors_text_is_printed_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Brackets are no markup, and what is to be copied is in one line."""
+    assert entered(monkeypatch, "serve", tmp_path / name) == 1
+    assert f"echo-hub init {tmp_path / name}\n" in capsys.readouterr().err
+
+
+def test_of_tasks_that_fail_together_the_user_sees_the_known_error() -> None:
+    async def fail(*errors: Exception) -> None:
+        raise ExceptionGroup("tasks", [ExceptionGroup("more", list(errors))])
+
+    with pytest.raises(StorageError, match="full"):
+        main_module._run(fail(RuntimeError("x"), StorageError("The disk is full."), LearnerError("y")))
+    with pytest.raises(ExceptionGroup, match="tasks"):
+        main_module._run(fail(RuntimeError("x")))
+
+
+def test_the_help_names_every_command() -> None:
+    text = said("--help")
+    assert [name for name in FLAGS if re.search(rf"\b{name}\b", text) is None] == []

@@ -1,0 +1,187 @@
+"""The real learner process on the built-in base, killed as a power cut would kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from echo_hub import trainer as trainer_module
+from echo_hub.base_model import PromptCodec, resolve_base
+from echo_hub.config import HubConfig, SamplingConfig, TrainingConfig
+from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
+from echo_hub.core.settings import HUB_NODE_ID
+from echo_hub.dashboard.model import Changes
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_hub.trainer import DEATHS_IN_A_ROW, LearnerEvent, Trainer
+from echo_shared.errors import LearnerError
+from echo_shared.sampling import GroupRequest
+
+BASE = resolve_base("builtin:tiny")
+CODEC = PromptCodec.load(BASE)
+PROMPTS = [CODEC.encode_prompt(text) for text in ("123+456=", "700+100=", "999+111=")]
+
+
+def batch(step: int) -> list[TrainingGroup]:
+    ids = CODEC.encode_prompt(str(570 + step))
+    rollouts = tuple(
+        TrainingRollout(completion_ids=ids, behavior_logprobs=np.full(len(ids), -1.0, np.float32), reward=float(index))
+        for index in range(2)
+    )
+    return [TrainingGroup(prompt_ids=PROMPTS[0], rollouts=rollouts)]
+
+
+def request(lease_id: int, policy_version: int) -> GroupRequest:
+    return GroupRequest(
+        lease_id=lease_id,
+        group_id=lease_id,
+        indices=(0, 1, 2),
+        prompt_ids=PROMPTS[0],
+        seed=lease_id,
+        policy_version=policy_version,
+        temperature=1.0,
+        max_tokens=4,
+        stop_ids=CODEC.stop_ids,
+    )
+
+
+class Hub:
+    """What the trainer asks and tells."""
+
+    def __init__(self, run_dir: Path) -> None:
+        config = HubConfig(
+            sampling=SamplingConfig(max_tokens=4),
+            training=TrainingConfig(steps=9, lora_rank=2, threads=1, device="cpu"),
+        )
+        self.run_dir = run_dir
+        self.events: list[LearnerEvent] = []
+        self.evaluated: list[tuple[int, list[NDArray[np.int32]]]] = []
+        self.at_evaluation: Callable[[], None] = lambda: None
+        self.at_loss: Callable[[], None] = lambda: None
+        self._changes = Changes()
+        self.trainer = Trainer(
+            settings=LearnerSettings.of_run(config, base_dir=BASE, stop_ids=CODEC.stop_ids),
+            run_dir=run_dir,
+            load_batch=self._load_batch,
+            export_path=lambda step: run_dir / f"v{step}" if step % 2 else None,
+            heldout_prompts=self._prompts,
+            evaluated=self._evaluated,
+        )
+
+    async def _load_batch(self, step: int) -> Sequence[TrainingGroup]:
+        return batch(step)
+
+    def _prompts(self) -> Sequence[NDArray[np.int32]]:
+        self.at_evaluation()
+        return PROMPTS
+
+    async def _evaluated(self, policy_version: int, completions: list[NDArray[np.int32]]) -> None:
+        self.evaluated.append((policy_version, completions))
+        self._changes.notify()
+
+    async def report(self, event: LearnerEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, LearnerLost):
+            self.at_loss()
+        self._changes.notify()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                await self._changes.wait(self._changes.number)
+
+    def steps(self) -> list[int]:
+        return [event.step for event in self.events if isinstance(event, StepDone)]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(self.trainer.run(self.report))
+            yield
+            running.cancel()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Hub:
+    return Hub(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    trainer = hub.trainer
+    assert trainer.pid is None
+    trainer.evaluate(0)
+    async with hub.running():
+        await hub.until(lambda: len(hub.evaluated) == 1)
+        assert hub.events == [LearnerReady(policy_version=0)]
+        trainer.train(1)
+        trainer.evaluate(1)
+        trainer.sample(request(5, 1))
+        trainer.sample(request(6, 1))
+        await hub.until(lambda: len(hub.events) == 8)
+        assert isinstance(hub.events[1], StepDone) and hub.events[1].metrics["updated"] == 1
+        assert (hub.run_dir / "v1" / "adapter_model.safetensors").is_file()
+        assert [(version, len(completions)) for version, completions in hub.evaluated] == [(0, 3), (1, 3)]
+        arrived = [event for event in hub.events if isinstance(event, RolloutArrived)]
+        assert {event.rollout_id for event in arrived} == {f"{lease}-{index}" for lease in (5, 6) for index in range(3)}
+        assert {(event.node_id, event.policy_version_start, event.policy_version_end) for event in arrived} == {
+            (HUB_NODE_ID, 1, 1)
+        }
+        assert all(len(e.payload.completion_ids) == len(e.payload.behavior_logprobs) for e in arrived)
+
+        first_pid = trainer.pid
+        assert first_pid is not None
+
+        def kill() -> None:
+            if trainer.pid == first_pid:
+                os.kill(first_pid, signal.SIGKILL)
+
+        def give_one_too_late() -> None:
+            """The coordinator has not heard of the loss yet."""
+            assert trainer.pid == first_pid
+            trainer.train(2)
+
+        hub.at_evaluation, hub.at_loss = kill, give_one_too_late
+        trainer.evaluate(1)
+        trainer.train(2)
+        trainer.sample(request(7, 1))
+        await hub.until(lambda: hub.events[-1] == LearnerReady(policy_version=1))
+        assert hub.events[8:] == [LearnerLost(), LearnerReady(policy_version=1)]
+        assert trainer.pid not in (None, first_pid)
+        trainer.train(2)
+        await hub.until(lambda: hub.steps() == [1, 2])
+        assert [version for version, _ in hub.evaluated] == [0, 1, 1], "the evaluation was put back"
+        assert [ids.tolist() for ids in hub.evaluated[2][1]] == [ids.tolist() for ids in hub.evaluated[1][1]]
+        assert len(hub.events) == 11, "what was lost waits until the coordinator asks for it again"
+        assert not (hub.run_dir / "v2").exists()
+    assert trainer.pid is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="what a broken Python does there is another thing")
+async def test_a_learner_that_cannot_live_ends_the_run(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    monkeypatch.setenv("PYTHONHOME", str(hub.run_dir / "no-python-here"))
+    with pytest.raises(LearnerError, match=r"(?s)dies again and again.*exit status 1.*learner\.log"):
+        await hub.trainer.run(hub.report)
+    assert hub.events == [LearnerLost()] * (DEATHS_IN_A_ROW - 1)
+    assert caplog.text.count("the learner died") == DEATHS_IN_A_ROW
+    assert "no-python-here" in (hub.run_dir / "logs" / "learner.log").read_text()
+    assert hub.trainer.pid is None
+
+
+async def test_a_learner_that_refuses_ends_the_run_at_once(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "learner.lock").mkdir()
+    with pytest.raises(LearnerError, match=r"(?s)The learner failed.*learner\.lock"):
+        await hub.trainer.run(hub.report)
+    assert hub.events == []
