@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from echo_hub.config import HubConfig
 from echo_hub.dashboard.model import NodeView, RunView
 from echo_hub.hub import Hub, open_hub
 from echo_hub.run_directory import RunDirectory
+from echo_shared.errors import ConnectError
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ DEMO_SETTINGS: Final[dict[str, dict[str, Any]]] = {
 }
 """Where the demo differs from the defaults."""
 
+LOG_LINES: Final = 5
 NODE_STOP_S: Final = 8.0
 REFRESH_S: Final = 0.5
 
@@ -77,47 +79,78 @@ def default_backends() -> tuple[str, ...]:
 
 
 async def run_demo(
-    config: HubConfig, directory: RunDirectory, *, backends: tuple[str, ...], keep: bool, console: Console
-) -> DemoReport:
-    """Runs to the end, or until cancelled; either way every process it started has ended when this returns."""
+    config: HubConfig,
+    directory: RunDirectory,
+    *,
+    backends: tuple[str, ...],
+    keep: bool,
+    console: Console,
+    report_to: Callable[[DemoReport], None],
+) -> None:
+    """Runs to the end, or until cancelled; either way every process it started has ended when this returns.
+
+    Raises ConnectError when a node ends before the run does.
+    """
     started = time.monotonic()
     async with open_hub(config, directory) as hub, asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(hub.serve())
-        async with _nodes(hub.url, directory.root / "nodes", backends):
-            console.print(
-                f"Dashboard    {hub.url}/\nLeaderboard  {hub.url}/leaderboard\nRun          {directory.root}\n"
-            )
+        async with _nodes(hub.url, directory.root / "nodes", backends) as nodes:
+            console.print(f"Dashboard    {hub.url}/\nLeaderboard  {hub.url}/leaderboard")
+            console.print(f"Run          {directory.root}\n")
+            watching = [tasks.create_task(_watch(node)) for node in nodes]
             await _show_until_finished(hub, console)
+            for watcher in watching:
+                watcher.cancel()
             report = await _report(hub, seconds=time.monotonic() - started)
             _print(report, console)
+            report_to(report)
             if keep:
                 console.print("\nThe hub stays up (--keep). Press Ctrl-C to end it.")
                 await asyncio.Event().wait()
         serving.cancel()
-    return report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """One `echo-node join` process."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
 
 
 @asynccontextmanager
-async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterator[None]:
-    """One `echo-node join` process a backend. Ends them all, however the block is left."""
-    processes: list[asyncio.subprocess.Process] = []
+async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterator[list[_Node]]:
+    """One node a backend. Ends them all, however the block is left."""
+    nodes: list[_Node] = []
     try:
         for number, backend in enumerate(backends, start=1):
-            processes.append(await _start_node(url, root / f"node-{number}", f"node-{number}", backend))
-        yield
+            nodes.append(await _start_node(url, root / f"node-{number}", f"node-{number}", backend))
+        yield nodes
     finally:
-        await asyncio.gather(*(_end(process) for process in processes))
+        await asyncio.gather(*(_end(node.process) for node in nodes))
 
 
-def _log_file(home: Path) -> BinaryIO:
-    home.mkdir(parents=True, exist_ok=True)
-    return (home / "node.log").open("ab")
+async def _watch(node: _Node) -> None:
+    status = await node.process.wait()
+    said = await asyncio.to_thread(node.log.read_text, errors="replace")
+    raise ConnectError(
+        f"The demo's {node.name} ended before the run did, with status {status}.",
+        got="\n       ".join(said.strip().splitlines()[-LOG_LINES:]),
+        do=f"All that it said is in {node.log}.",
+    )
 
 
-async def _start_node(url: str, home: Path, name: str, backend: str) -> asyncio.subprocess.Process:
+def _open_log(log: Path) -> BinaryIO:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("ab")
+
+
+async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
     arguments = ["join", url, "--name", name, "--backend", backend, "--data-dir", str(home), "--threads", "1"]
-    with _log_file(home) as output:
-        return await asyncio.create_subprocess_exec(
+    log = home / "node.log"
+    with _open_log(log) as output:
+        process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "echo_node.main",
@@ -128,6 +161,7 @@ async def _start_node(url: str, home: Path, name: str, backend: str) -> asyncio.
             env={**os.environ, "OMP_NUM_THREADS": "1", "ECHO_NODE_EXIT_WITH_STDIN": "true"},
             start_new_session=True,  # Ctrl-C in the terminal is this process's to handle.
         )
+    return _Node(name=name, process=process, log=log)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

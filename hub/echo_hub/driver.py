@@ -55,19 +55,26 @@ class Driver:
         self._act = act
         self._clock = clock
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS)
+        self._ended = False
 
     async def report(self, event: Event) -> None:
-        """Waits while the inbox is full."""
-        await self._inbox.put(event)
+        """Waits while the inbox is full. Once `run` has ended, nobody listens and nobody waits."""
+        if not self._ended:
+            await self._inbox.put(event)
 
     async def run(self) -> None:
-        await self._carry_out(self.coordinator.start(self._clock()))
-        while True:
-            events = [await self._inbox.get()]
-            while not self._inbox.empty():
-                events.append(self._inbox.get_nowait())
-            now = self._clock()
-            await self._carry_out([effect for event in events for effect in self.coordinator.handle(event, now)])
+        try:
+            await self._carry_out(self.coordinator.start(self._clock()))
+            while True:
+                events = [await self._inbox.get(), *self._waiting()]
+                now = self._clock()
+                await self._carry_out([effect for event in events for effect in self.coordinator.handle(event, now)])
+        finally:
+            self._ended = True
+            self._waiting()  # Makes room for those who wait to report, so that they can end.
+
+    def _waiting(self) -> list[Event]:
+        return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
 
     async def tick(self) -> None:
         """Reports the passing of time, for ever."""

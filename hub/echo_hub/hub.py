@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -55,7 +56,7 @@ from echo_hub.verify.checks import SamplingBounds
 from echo_hub.verify.problems import Problems, accuracy
 from echo_hub.verify.scorer import Scorer, ScoringJob
 from echo_shared.errors import ConfigError
-from echo_shared.identity import Identity
+from echo_shared.identity import Identity, fingerprint
 from echo_shared.messages import (
     ArtefactOffer,
     Fetched,
@@ -80,6 +81,7 @@ class Resources:
     """What `open_hub` has opened, and closes again."""
 
     me: Identity
+    run_id: str
     store: StoreThread
     publisher: Publisher
     tracker: Tracker
@@ -100,7 +102,7 @@ class Hub:
         self.config = config
         self.directory = directory
         self.key = resources.me.public_key
-        self.run_id = resources.me.node_id
+        self.run_id = resources.run_id
         self.finished = asyncio.Event()
         self.base_dir = resources.learner.base_dir
         self._store = resources.store
@@ -383,18 +385,23 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         swarm = await Swarm.open(settings)
         stack.push_async_callback(swarm.close)
         tracker = Tracker(me)
-        publisher = Publisher(directory.root, me.node_id, me, swarm=swarm, tracker=tracker)
+        run_id = await store(_run_id, store.store, me)
+        publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker)
         await publisher.reopen()
         await publisher.publish_base(base_dir)
+        snapshot = await store(store.store.snapshot)
+        if snapshot.published_version:  # At once, unless its artefact was damaged or removed.
+            await publisher.publish_policy(snapshot.published_version, directory.adapter(snapshot.published_version))
         resources = Resources(
             me=me,
+            run_id=run_id,
             store=store,
             publisher=publisher,
             tracker=tracker,
             problems=problems,
             bounds=_bounds(config, base_dir, codec),
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
-            coordinator=Coordinator(_coordinator_settings(config), await store(store.store.snapshot)),
+            coordinator=Coordinator(_coordinator_settings(config), snapshot),
             started_at=await store(_started_at, store.store),
             evaluated=frozenset(await store(store.store.evaluated_versions)),
         )
@@ -416,6 +423,8 @@ def _check_unchanged(store: Store, config: HubConfig) -> None:
         "training.groups_per_step": config.training.groups_per_step,
         "training.group_size": config.training.group_size,
         "training.lora_rank": config.training.lora_rank,
+        "training.lora_alpha": config.training.lora_alpha,
+        "sampling.temperature": config.sampling.temperature,
     }
     known = store.run_meta().get("fixed_settings")
     if known is None:
@@ -423,7 +432,9 @@ def _check_unchanged(store: Store, config: HubConfig) -> None:
         return
     began_with = json.loads(known)
     changed = [
-        f"{name} = {value!r}, was {began_with[name]!r}" for name, value in fixed.items() if value != began_with[name]
+        f"{name} = {value!r}, was {began_with[name]!r}"
+        for name, value in fixed.items()
+        if value != began_with.get(name, value)
     ]
     if changed:
         raise ConfigError(
@@ -431,6 +442,26 @@ def _check_unchanged(store: Store, config: HubConfig) -> None:
             got="; ".join(changed),
             do="Set it back, or make another run: echo-hub init OTHER_DIRECTORY",
         )
+
+
+def _run_id(store: Store, me: Identity) -> str:
+    """The run's own, bound to the hub's key and made with its store: rollout ids never mean two things in one run.
+
+    Raises ConfigError when the store belongs to another hub.
+    """
+    meta = store.run_meta()
+    owner = meta.get("hub_key", me.public_key.hex())
+    if owner != me.public_key.hex():
+        raise ConfigError(
+            "This store belongs to another run: its hub has another key.",
+            got=f"a store of the hub {fingerprint(bytes.fromhex(owner))}",
+            do="Give each run a store of its own (store.url), and keep hub.key together with it.",
+        )
+    if "run_id" not in meta:
+        meta["run_id"] = f"{me.node_id}-{secrets.token_hex(4)}"
+        store.set_run_meta("hub_key", owner)
+        store.set_run_meta("run_id", meta["run_id"])
+    return meta["run_id"]
 
 
 def _started_at(store: Store) -> float:

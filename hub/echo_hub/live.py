@@ -33,6 +33,7 @@ from echo_hub.store.reports import NodeTotals, StepRecord, Transport, VersionRec
 from echo_hub.store.store import Store
 
 EVENTS_KEPT: Final = 50
+MOST_CHARACTERS: Final = 500
 VERSIONS_SHOWN: Final = 30
 RATE_WINDOW_S: Final = 30.0
 
@@ -45,8 +46,13 @@ class NotableLog(logging.Handler):
         self.events: deque[NotableEvent] = deque(maxlen=EVENTS_KEPT)
 
     def emit(self, record: logging.LogRecord) -> None:
-        warning = record.levelno >= logging.WARNING
-        self.events.appendleft(NotableEvent(at=record.created, text=record.getMessage(), warning=warning))
+        try:
+            text = record.getMessage()[:MOST_CHARACTERS]
+        except (TypeError, ValueError):
+            self.handleError(record)
+        else:
+            warning = record.levelno >= logging.WARNING
+            self.events.appendleft(NotableEvent(at=record.created, text=text, warning=warning))
 
 
 class LivePages:

@@ -115,7 +115,7 @@ def demo(
     report_json: Annotated[Path | None, typer.Option("--json", help="Write the report there as well.")] = None,
 ) -> None:
     """A hub and two nodes on this machine teach the built-in tiny model to add, in a few minutes."""
-    from echo_hub.demo import DEMO_SETTINGS, default_backends, run_demo
+    from echo_hub.demo import DEMO_SETTINGS, DemoReport, default_backends, run_demo
 
     run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
     flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
@@ -124,11 +124,17 @@ def demo(
     }
     make_run(run_directory, load_config(None, settings))
     config = load_config(run_directory.config, {})
-    report = _run(
-        run_demo(config, run_directory, backends=tuple(backend or default_backends()), keep=keep, console=Console())
-    )
-    if report_json is not None and report is not None:
-        report_json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+
+    def write(report: DemoReport) -> None:
+        if report_json is not None:
+            report_json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+
+    if report_json is not None and not report_json.parent.is_dir():
+        raise ConfigError(
+            "The report cannot be written there.", got=str(report_json), do="Name a directory that exists."
+        )
+    chosen = tuple(backend or default_backends())
+    _run(run_demo(config, run_directory, backends=chosen, keep=keep, console=Console(), report_to=write))
 
 
 @app.command()

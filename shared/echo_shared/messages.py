@@ -92,7 +92,7 @@ Signature = Annotated[bytes, Field(min_length=64, max_length=64)]
 Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
-PolicyVersion = Annotated[int, Field(ge=0, le=2**31)]
+PolicyVersion = Annotated[int, Field(ge=0, lt=2**31)]
 Lax = Field(strict=False)
 """MessagePack has no tuples and no enums: these types are made from lists and strings, their items stay strict."""
 
@@ -371,4 +371,5 @@ def _decode(frame: bytes, adapter: TypeAdapter[_T]) -> _T:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the message"
-        raise CodecError("A message is not valid.", got=f"{place}: {first['msg']}") from error
+        # pydantic may quote the peer: what goes into logs and pages is cut and made printable.
+        raise CodecError("A message is not valid.", got=_printable(f"{place}: {first['msg']}")[:200]) from error

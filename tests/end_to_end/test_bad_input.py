@@ -106,7 +106,11 @@ async def test_tokens_protocol_versions_and_keys(site: Any) -> None:
     assert (await hub.end())[0] == 0
     (run / "hub.key").unlink()
     Identity.load_or_create(run / "hub.key")
+    status, said = await site.command("echo_hub.main", "serve", run)
+    assert status == 1
+    check_said(said, "store belongs to another run", "hub.key")
     shutil.rmtree(run / "artefacts")
+    (run / "echo.db").unlink()
     _, url = await site.hub(run, "--port", url.rpartition(":")[2])
     status, said = await join(site, url, "--token", "open-sesame")
     assert status == 1

@@ -32,10 +32,13 @@ from echo_shared.messages import (
     RefusalCode,
     Welcome,
 )
-from echo_shared.sessions import HubSession
+from echo_shared.sessions import HubSession, State
 
 log = logging.getLogger(__name__)
 _M = TypeVar("_M", Hello, Proof)
+
+HANDSHAKE_BYTES: Final = 4_096
+"""Of one message before a node has proven who it is."""
 
 HANDSHAKE_S: Final = 20.0
 FAREWELL_S: Final = 2.0
@@ -136,7 +139,7 @@ class Gateway:
     def send(self, node_id: str, message: FromHub) -> bool:
         """Queues the message; False when the node is not connected (it will be told anew after it reconnects)."""
         connection = self._open.get(node_id)
-        if connection is None:
+        if connection is None or connection.session.state is not State.OPEN:
             return False
         try:
             connection.outbox.put_nowait(connection.session.send(message))
@@ -152,7 +155,10 @@ class Gateway:
         await asyncio.gather(*farewells)
 
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, heartbeat=self._settings.heartbeat_s * 2)
+        # Token ids hardly compress, and every frame would cost the hub's one loop the time to try.
+        socket = web.WebSocketResponse(
+            max_msg_size=MAX_FRAME_BYTES, heartbeat=self._settings.heartbeat_s * 2, compress=False
+        )
         await socket.prepare(request)
         session = HubSession(me=self._me, software_version=echo_shared.__version__, nonce=secrets.token_bytes(32))
         connection = _Connection(socket, session, request.transport)
@@ -190,9 +196,10 @@ class Gateway:
                     return
                 await self._inbox.node_said(node.node_id, message)
         finally:
+            was_open = self._forget(node.node_id, connection)  # Before anything is awaited: nobody may send to it now.
             writer.cancel()
             await asyncio.wait([writer])
-            if self._forget(node.node_id, connection):
+            if was_open:
                 await self._inbox.node_left(node.node_id)
 
     async def _handshake(self, connection: _Connection, request: web.Request) -> NodeInfo:
@@ -244,6 +251,8 @@ class Gateway:
         frame = await self._next_frame(connection, HANDSHAKE_S)
         if frame is None:
             raise ConnectionResetError("closed during the handshake")
+        if len(frame) > HANDSHAKE_BYTES:
+            raise RemoteProtocolError("A message of the handshake is too large.", got=f"{len(frame)} bytes")
         message = connection.session.receive(frame)
         assert isinstance(message, kind)  # The session's state table allows nothing else here.
         return message

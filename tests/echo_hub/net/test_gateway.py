@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import msgpack
 import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection
@@ -265,7 +267,12 @@ async def send_text(node: Node) -> None:
 
 
 async def send_too_much(node: Node) -> None:
-    await node.socket.send(bytes(MAX_FRAME_BYTES + 1))
+    with contextlib.suppress(websockets.ConnectionClosed):  # The hub may end the connection before it has all.
+        await node.socket.send(bytes(MAX_FRAME_BYTES + 1))
+
+
+async def send_too_much_for_a_handshake(node: Node) -> None:
+    await node.socket.send(bytes(5_000))
 
 
 async def send_out_of_turn(node: Node) -> None:
@@ -298,7 +305,7 @@ async def test_what_breaks_the_protocol_ends_that_connection_alone(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-@pytest.mark.parametrize("misbehave", HOSTILE[:4])
+@pytest.mark.parametrize("misbehave", [*HOSTILE[:4], send_too_much_for_a_handshake])
 async def test_strangers_that_break_the_protocol_are_nobody(
     hub: Hub, misbehave: Callable[[Node], Awaitable[None]]
 ) -> None:
@@ -428,6 +435,27 @@ async def test_a_node_says_goodbye(hub: Hub, caplog: pytest.LogCaptureFixture) -
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
     assert (node.socket.close_code, hub.book.said, hub.gateway.connected()) == (1000, [], frozenset())
     assert "its owner plays a game" in caplog.text
+
+
+async def test_sending_to_a_node_that_leaves_is_harmless(hub: Hub) -> None:
+    node = await hub.node()
+    await node.say(Goodbye())
+    for _ in range(10_000):
+        if not hub.gateway.send(node.me.node_id, revoked(1)):
+            break
+        await asyncio.sleep(0)
+    else:
+        pytest.fail("the node never left")
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+
+
+async def test_what_a_peer_wrote_is_cut_before_it_is_logged(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "echo_hub")
+    node = await hub.node()
+    await node.socket.send(msgpack.packb({"type": "\x1b[2J" + "x" * 100_000}))
+    assert (await node.refusal()).code == RefusalCode.PROTOCOL_ERROR
+    assert "\x1b" not in caplog.text
+    assert len(caplog.text) < 2_000
 
 
 @pytest.mark.parametrize("abruptly", [False, True])
