@@ -282,7 +282,9 @@ class Daemon:
         loop = asyncio.get_running_loop()
 
         def wait() -> None:
-            sys.stdin.buffer.read()
+            # Not through sys.stdin: its lock, held by this thread, would abort the interpreter at its end.
+            while os.read(0, 4_096):
+                pass
             with suppress(RuntimeError):  # The loop has ended before its standard input did.
                 loop.call_soon_threadsafe(self.request_stop, "standard input ended")
 

@@ -253,6 +253,7 @@ def _log_to(console: Console, paths: Paths, *, quiet: bool) -> None:
         shown: logging.Handler
         if console.is_terminal:
             shown = RichHandler(console=console, show_path=False, show_level=False)
+            shown.setFormatter(logging.Formatter("%(message)s"))  # It shows the time itself.
         else:
             shown = logging.StreamHandler(sys.stdout)
         shown.setLevel(logging.WARNING if quiet else logging.INFO)

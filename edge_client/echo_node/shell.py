@@ -8,11 +8,12 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from echo_node.core.effects import (
     AbandonFetch,
     AddPolicy,
+    AskForReceipts,
     CancelLease,
     DropPolicy,
     Effect,
@@ -33,11 +34,14 @@ from echo_node.core.work import WorkLoop
 from echo_node.engine import Engine, EngineFiles
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
-from echo_node.net.fetcher import Fetcher, delete_artefact
+from echo_node.net.fetcher import Fetcher
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
-from echo_shared.messages import ArtefactOffer, FromNode
+from echo_shared.messages import ArtefactOffer, FromNode, ReceiptsWanted
 
 log = logging.getLogger(__name__)
+
+ASK_BATCH: Final = 512
+"""Rollouts whose receipts are asked for in one message."""
 
 Deliver = Callable[[Event], Awaitable[None]]
 
@@ -84,8 +88,7 @@ class RunShell:
         self._work = WorkLoop(
             capacity_factor=self._parts.capacity_factor, unfinished=unfinished, unacked=unacked, jitter=random.random
         )
-        for directory in await asyncio.to_thread(self._parts.fetcher.leftovers, newest_version):
-            await asyncio.to_thread(delete_artefact, directory)
+        await asyncio.to_thread(self._parts.fetcher.delete_leftovers, newest_version)
         self._start(self.writer.run(), name="spool writer")
 
     async def handle(self, event: Event) -> None:
@@ -110,6 +113,8 @@ class RunShell:
                 self.writer.put(effect)
             case ResendSpooled():
                 await self._resend()
+            case AskForReceipts():
+                await self._ask_for_receipts()
             case FetchArtefact(policy_version=version, offer=offer):
                 self._file_job(version, lambda: self._fetch(version, offer))
             case AbandonFetch(policy_version=unwanted):
@@ -144,7 +149,7 @@ class RunShell:
 
     def _engine_files(self) -> EngineFiles:
         base_dir = self._parts.fetcher.directory(None)
-        derived_dir = self._parts.derived / base_dir.name
+        derived_dir = self._parts.derived / base_dir.name / self._parts.fetcher.base_content
         return EngineFiles(base_dir=base_dir, derived_dir=derived_dir, log=self._parts.logs / "engine.log")
 
     async def _resend(self) -> None:
@@ -153,6 +158,11 @@ class RunShell:
             for rollout in rollouts:
                 await self._parts.send(rollout)
             after = rollouts[-1].rollout_id
+
+    async def _ask_for_receipts(self) -> None:
+        ids = await asyncio.to_thread(self._parts.spool.without_final_receipt)
+        for start in range(0, len(ids), ASK_BATCH):
+            await self._parts.send(ReceiptsWanted(rollout_ids=tuple(ids[start : start + ASK_BATCH])))
 
     async def _fetch(self, version: int | None, offer: ArtefactOffer) -> None:
         def progress(done: int, total: int) -> None:

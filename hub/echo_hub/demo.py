@@ -13,8 +13,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -97,10 +97,8 @@ async def run_demo(
         async with _nodes(hub.url, directory.root / "nodes", backends) as nodes:
             console.print(f"Dashboard    {hub.url}/\nLeaderboard  {hub.url}/leaderboard")
             console.print(f"Run          {directory.root}\n")
-            watching = [tasks.create_task(_watch(node)) for node in nodes]
-            await _show_until_finished(hub, console)
-            for watcher in watching:
-                watcher.cancel()
+            with _watched(nodes, tasks):
+                await _show_until_finished(hub, console)
             report = await _report(hub, seconds=time.monotonic() - started)
             _print(report, console)
             report_to(report)
@@ -129,6 +127,17 @@ async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterat
         yield nodes
     finally:
         await asyncio.gather(*(_end(node.process) for node in nodes))
+
+
+@contextmanager
+def _watched(nodes: list[_Node], tasks: asyncio.TaskGroup) -> Iterator[None]:
+    """Inside, a node that ends is an error of the whole."""
+    watchers = [tasks.create_task(_watch(node)) for node in nodes]
+    try:
+        yield
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
 
 
 async def _watch(node: _Node) -> None:

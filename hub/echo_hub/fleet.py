@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from echo_hub.core.events import Event, LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.net.gateway import NodeInfo
 from echo_shared.errors import LocalProtocolError
-from echo_shared.messages import Fetched, FromNode, LeaseReturned, NodeStatus, Rollout, Welcome
+from echo_shared.messages import Fetched, FromNode, LeaseReturned, NodeStatus, ReceiptsWanted, Rollout, Welcome
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,7 +24,8 @@ class LiveNode:
 
 
 class Fleet:
-    """The gateway's inbox. `welcome` makes the answer to a node that joins; `remember` commits who it is."""
+    """The gateway's inbox. `welcome` makes the answer to a node that joins; `remember` commits who it is; `look_up`
+    answers a node that asks what became of its rollouts, with what the store says of each."""
 
     def __init__(
         self,
@@ -32,11 +33,13 @@ class Fleet:
         report: Callable[[Event], Awaitable[None]],
         remember: Callable[[NodeInfo], Awaitable[None]],
         fetched: Callable[[str, Fetched], Awaitable[None]],
+        look_up: Callable[[str, Sequence[str]], Awaitable[None]],
         welcome: Callable[[NodeInfo], Welcome],
     ) -> None:
         self._report = report
         self._remember = remember
         self._fetched = fetched
+        self._look_up = look_up
         self._welcome = welcome
         self.nodes: dict[str, LiveNode] = {}
 
@@ -54,6 +57,9 @@ class Fleet:
     async def node_said(self, node_id: str, message: FromNode) -> None:
         if isinstance(message, Fetched):
             await self._fetched(node_id, message)
+            return
+        if isinstance(message, ReceiptsWanted):
+            await self._look_up(node_id, message.rollout_ids)
             return
         if isinstance(message, NodeStatus):
             live = self.nodes[node_id]

@@ -74,6 +74,7 @@ from echo_shared.swarm import Swarm, SwarmSettings
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 15.0
+LOOK_UPS_WAITING: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class Hub:
         self._already_evaluated = resources.evaluated
         self._to_prepare: asyncio.Queue[int] = asyncio.Queue()
         self._to_publish: asyncio.Queue[int] = asyncio.Queue()
-        self._to_look_up: asyncio.Queue[LookUpReceipt] = asyncio.Queue()
+        self._to_look_up: asyncio.Queue[LookUpReceipt] = asyncio.Queue(LOOK_UPS_WAITING)
         self._driver = Driver(coordinator=resources.coordinator, store=self._store, act=self._act, clock=time.time)
         self._scorer = Scorer(problems=self._problems, bounds=self._bounds, load=self._load_payloads)
         self._trainer = Trainer(
@@ -125,7 +126,11 @@ class Hub:
             evaluated=self._evaluated,
         )
         self._fleet = Fleet(
-            report=self._driver.report, remember=self._remember, fetched=self._fetched, welcome=self._welcome
+            report=self._driver.report,
+            remember=self._remember,
+            fetched=self._fetched,
+            welcome=self._welcome,
+            look_up=self._look_up,
         )
         self._gateway = Gateway(me=resources.me, settings=config.server, inbox=self._fleet)
         self.pages = LivePages(
@@ -200,7 +205,8 @@ class Hub:
             case SendReceipts():
                 self._gateway.send(action.node_id, Receipts(receipts=action.receipts))
             case LookUpReceipt():
-                self._to_look_up.put_nowait(action)
+                if not self._to_look_up.full():  # Else the node asks again after its next connection.
+                    self._to_look_up.put_nowait(action)
             case ScoreRollout():
                 self._scorer.submit(action.rollout_id)
             case TrainStep():
@@ -296,7 +302,11 @@ class Hub:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             await self._store(self._store.store.nodes_still_here, list(self._fleet.nodes), time.time())
-            await asyncio.to_thread(self.directory.forget_adapters, kept=training.adapters_kept)
+            await asyncio.to_thread(
+                self.directory.forget_adapters,
+                kept=training.adapters_kept,
+                published_version=self._driver.coordinator.published_version,
+            )
             trained = self._driver.coordinator.status().trained_steps
             await self._store(
                 self._store.store.prune, trained - training.checkpoint_every * (training.checkpoints_kept + 1)
@@ -315,6 +325,9 @@ class Hub:
         log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend)
 
     async def _fetched(self, node_id: str, message: Fetched) -> None:
+        if not self._publisher.knows(message.info_hash, message.policy_version):
+            log.debug("node %s says that it fetched what is not published", node_id)
+            return
         await self._store(self._store.store.record_fetch, node_id=node_id, fetch=message, now=time.time())
         self.pages.changes.notify()
 
@@ -362,8 +375,11 @@ class Hub:
     async def _look_up_receipts(self) -> None:
         while True:
             asked = await self._to_look_up.get()
-            receipt = await self._store(self._store.store.receipt, asked.node_id, asked.rollout_id)
-            self._gateway.send(asked.node_id, Receipts(receipts=(receipt,)))
+            await self._look_up(asked.node_id, (asked.rollout_id,))
+
+    async def _look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
+        receipts = await self._store(self._store.store.receipts, node_id, rollout_ids)
+        self._gateway.send(node_id, Receipts(receipts=tuple(receipts)))
 
 
 @asynccontextmanager
@@ -384,7 +400,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
         swarm = await Swarm.open(settings)
         stack.push_async_callback(swarm.close)
-        tracker = Tracker(me)
+        tracker = Tracker(me, public=bool(config.server.public_url))
         run_id = await store(_run_id, store.store, me)
         publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker)
         await publisher.reopen()

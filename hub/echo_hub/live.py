@@ -14,6 +14,7 @@ from typing import Final
 
 from echo_hub.config import HubConfig
 from echo_hub.core.status import CoordinatorStatus
+from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_hub.dashboard.model import (
     Accounting,
     Changes,
@@ -96,7 +97,7 @@ class LivePages:
         return tuple(self._node_view(row, status) for row in totals)
 
     async def steps(self, since: int) -> tuple[StepView, ...]:
-        history = await asyncio.to_thread(self._store.steps_history, since)
+        history = await asyncio.to_thread(self._store.steps_history, since, STEPS_PER_ANSWER)
         return tuple(_step_view(row) for row in history)
 
     async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
@@ -119,7 +120,7 @@ class LivePages:
         books = self._store.accounting()
         newest = self._store.steps_history(status.trained_steps - 1)[-1:]
         step = newest[0] if newest else None
-        versions = self._store.versions_history()[-VERSIONS_SHOWN:]
+        versions = self._store.versions_history(VERSIONS_SHOWN)
         return RunView(
             as_of=time.time(),
             run_id=self._run_id,

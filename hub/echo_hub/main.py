@@ -117,6 +117,10 @@ def demo(
     """A hub and two nodes on this machine teach the built-in tiny model to add, in a few minutes."""
     from echo_hub.demo import DEMO_SETTINGS, DemoReport, default_backends, run_demo
 
+    if report_json is not None and not report_json.parent.is_dir():
+        raise ConfigError(
+            "The report cannot be written there.", got=str(report_json), do="Name a directory that exists."
+        )
     run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
     flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
     settings = {
@@ -129,10 +133,6 @@ def demo(
         if report_json is not None:
             report_json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
 
-    if report_json is not None and not report_json.parent.is_dir():
-        raise ConfigError(
-            "The report cannot be written there.", got=str(report_json), do="Name a directory that exists."
-        )
     chosen = tuple(backend or default_backends())
     _run(run_demo(config, run_directory, backends=chosen, keep=keep, console=Console(), report_to=write))
 

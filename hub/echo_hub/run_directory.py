@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from filelock import FileLock, Timeout
+from sqlalchemy import URL
 
 from echo_shared.errors import ConfigError, StorageError
+
+log = logging.getLogger(__name__)
+
+_FORGOTTEN: Final = ".forgotten-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,8 @@ class RunDirectory:
     @property
     def database_url(self) -> str:
         """Of the run's own SQLite database."""
-        return f"sqlite:///{(self.root.resolve() / 'echo.db').as_posix()}"
+        path = (self.root.resolve() / "echo.db").as_posix()
+        return URL.create("sqlite", database=path).render_as_string()
 
     def adapter(self, policy_version: int) -> Path:
         """A published version in PEFT's layout, as the learner wrote it."""
@@ -41,10 +49,20 @@ class RunDirectory:
         paths = (self.root / "adapters").glob("v*[0-9]")
         return sorted(int(path.name[1:]) for path in paths if path.name[1:].isdecimal())
 
-    def forget_adapters(self, *, kept: int) -> None:
-        """Deletes all but the newest `kept` adapters."""
-        for version in self.adapter_versions()[:-kept]:
-            shutil.rmtree(self.adapter(version))
+    def forget_adapters(self, *, kept: int, published_version: int) -> None:
+        """Deletes all but the newest `kept` adapters, and never `published_version` or what is yet to be published.
+
+        An adapter vanishes as a whole. What the system does not let go of is logged and tried again the next time.
+        """
+        old = [version for version in self.adapter_versions()[:-kept] if version < published_version]
+        left_over = (self.root / "adapters").glob(f"{_FORGOTTEN}*")
+        for path in [*left_over, *map(self.adapter, old)]:
+            try:
+                if not path.name.startswith(_FORGOTTEN):
+                    path = path.rename(path.with_name(_FORGOTTEN + path.name))
+                shutil.rmtree(path)
+            except OSError as error:
+                log.warning("The old adapter %s cannot be deleted now: %s", path, error)
 
     def check(self) -> None:
         """Raises ConfigError unless `echo-hub init` has made this directory."""

@@ -36,6 +36,8 @@ class ManifestFile(BaseModel):
         path = PurePosixPath(value)
         if path.is_absolute() or ".." in path.parts or "\\" in value or ":" in value or str(path) != value:
             raise ValueError("a file's path must stay inside the artefact")
+        if not value.isprintable():
+            raise ValueError("a file's path must be printable")
         if path.suffix not in ALLOWED_SUFFIXES:
             raise ValueError(f"a file must be one of {', '.join(sorted(ALLOWED_SUFFIXES))}")
         return value
@@ -60,6 +62,11 @@ class Manifest(BaseModel):
     @property
     def total_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def sha256(self) -> str:
+        """Names this artefact by its content: the hash is over the hashes of all its files."""
+        return hashlib.sha256(self.encode()).hexdigest()
 
     def encode(self) -> bytes:
         """The bytes that are signed."""

@@ -80,13 +80,22 @@ Logprobs = Annotated[
 ]
 
 
-def _printable(text: str) -> str:
-    """A peer's text ends up in terminals and logs: control characters (escape sequences) become question marks."""
-    return "".join("?" if unicodedata.category(char) == "Cc" and char not in "\n\t" else char for char in text)
+_UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode's control, format (text direction among them), surrogate, and line and paragraph separating characters."""
 
 
-Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_printable)]
-Text = Annotated[str, Field(max_length=2_000), AfterValidator(_printable)]
+def printable(text: str) -> str:
+    """A peer's text ends up in terminals and logs: what steers those, other than "\\n" and "\\t", becomes "?"."""
+    return "".join(char if char in "\n\t" or unicodedata.category(char) not in _UNPRINTABLE else "?" for char in text)
+
+
+def printable_line(text: str) -> str:
+    """`printable`, on one line."""
+    return printable(text.replace("\n", "?").replace("\t", "?"))
+
+
+Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable_line)]
+Text = Annotated[str, Field(max_length=2_000), AfterValidator(printable)]
 PublicKey = Annotated[bytes, Field(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Field(min_length=64, max_length=64)]
 Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
@@ -179,7 +188,7 @@ class Proof(Message):
     name: Name
     invite_token: Annotated[str, Field(max_length=256)] | None = None
     backend: Name
-    device: Annotated[str, Field(max_length=128), AfterValidator(_printable)]
+    device: Annotated[str, Field(max_length=128), AfterValidator(printable_line)]
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port on which the node's BitTorrent peer listens; 0 = none."""
 
@@ -324,6 +333,13 @@ class LeaseReturned(Message):
     reason: Text
 
 
+class ReceiptsWanted(Message):
+    """The node knows no final state of these rollouts, which the hub has: receipts sent while it was away are lost."""
+
+    type: Literal["receipts_wanted"] = "receipts_wanted"
+    rollout_ids: Annotated[tuple[RolloutId, ...], Field(min_length=1, max_length=MAX_BATCHED, strict=False)]
+
+
 class Goodbye(Message):
     """The node leaves on purpose; what it holds has been returned."""
 
@@ -332,7 +348,7 @@ class Goodbye(Message):
 
 
 FromHub = Challenge | Welcome | Refused | PolicyPublished | Peers | Lease | LeaseRevoked | Receipts
-FromNode = Hello | Proof | NodeStatus | Fetched | Rollout | LeaseReturned | Goodbye
+FromNode = Hello | Proof | NodeStatus | Fetched | Rollout | LeaseReturned | ReceiptsWanted | Goodbye
 
 _from_hub: TypeAdapter[FromHub] = TypeAdapter(Annotated[FromHub, Field(discriminator="type")])
 _from_node: TypeAdapter[FromNode] = TypeAdapter(Annotated[FromNode, Field(discriminator="type")])
@@ -372,4 +388,4 @@ def _decode(frame: bytes, adapter: TypeAdapter[_T]) -> _T:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the message"
         # pydantic may quote the peer: what goes into logs and pages is cut and made printable.
-        raise CodecError("A message is not valid.", got=_printable(f"{place}: {first['msg']}")[:200]) from error
+        raise CodecError("A message is not valid.", got=printable_line(f"{place}: {first['msg']}")[:200]) from error

@@ -37,6 +37,7 @@ from echo_shared.messages import (
     PolicyPublished,
     Proof,
     Receipts,
+    ReceiptsWanted,
     RefusalCode,
     Refused,
     Rollout,
@@ -74,7 +75,7 @@ HUB_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
     State.CHALLENGED: {Proof: State.PROVEN},
     State.PROVEN: {},
     State.OPEN: {
-        **dict.fromkeys((NodeStatus, Fetched, Rollout, LeaseReturned), State.OPEN),
+        **dict.fromkeys((NodeStatus, Fetched, Rollout, LeaseReturned, ReceiptsWanted), State.OPEN),
         Goodbye: State.CLOSED,
     },
     State.CLOSED: {},

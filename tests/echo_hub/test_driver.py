@@ -184,3 +184,18 @@ async def test_an_impossible_event_ends_the_driver(drive: Drive) -> None:
     await driver.report(LearnerReady(policy_version=9))
     with pytest.raises(LocalProtocolError, match="do not fit together"):
         await driver.run()
+
+
+async def test_when_the_driver_has_ended_nobody_waits_for_it(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "INBOX_EVENTS", 1)
+    driven = await drive(running=False)
+    driver: Driver = driven.driver
+    await driver.report(LearnerReady(policy_version=9))
+    waiting = asyncio.create_task(driver.report(NodeConnected(node_id="a")))
+    await asyncio.sleep(0)
+    with pytest.raises(LocalProtocolError):
+        await driver.run()
+    async with asyncio.timeout(10):
+        await waiting
+        for _ in range(3):
+            await driver.report(NodeConnected(node_id="b"))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from echo_shared.messages import (
     Goodbye,
     LeaseReturned,
     NodeStatus,
+    ReceiptsWanted,
     Rollout,
     Welcome,
 )
@@ -39,7 +41,13 @@ class Hub:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
         self.full = False
-        self.fleet = Fleet(report=self.report, remember=self.remember, fetched=self.fetched, welcome=self.welcome)
+        self.fleet = Fleet(
+            report=self.report,
+            remember=self.remember,
+            fetched=self.fetched,
+            look_up=self.look_up,
+            welcome=self.welcome,
+        )
 
     async def report(self, event: object) -> None:
         self.calls.append(("report", event))
@@ -51,6 +59,9 @@ class Hub:
 
     async def fetched(self, node_id: str, message: Fetched) -> None:
         self.calls.append(("fetched", (node_id, message)))
+
+    async def look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
+        self.calls.append(("look_up", (node_id, rollout_ids)))
 
     def welcome(self, node: NodeInfo) -> Welcome:
         assert node.node_id in self.fleet.nodes, "a version that is announced from here on must reach it"
@@ -106,6 +117,12 @@ async def test_a_fetch_is_no_event_of_the_coordinators(hub: Hub) -> None:
     message = Fetched(info_hash=bytes(20), policy_version=1, seconds=0.5, swarm_bytes=1, web_seed_bytes=2)
     await hub.fleet.node_said("a", message)
     assert hub.calls[-1] == ("fetched", ("a", message))
+
+
+async def test_receipts_that_a_node_wants_are_looked_up(hub: Hub) -> None:
+    await hub.fleet.node_joined(NODE)
+    await hub.fleet.node_said("a", ReceiptsWanted(rollout_ids=("4-1", "3-0")))
+    assert hub.calls[-1] == ("look_up", ("a", ("4-1", "3-0")))
 
 
 async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:

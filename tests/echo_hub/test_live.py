@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,11 @@ class Hub:
         self.learner_pid: int | None = 4711
         self.is_finished = False
         self.fleet = Fleet(
-            report=driven.driver.report, remember=self._remember, fetched=self._fetched, welcome=self._welcome
+            report=driven.driver.report,
+            remember=self._remember,
+            fetched=self._fetched,
+            welcome=self._welcome,
+            look_up=self._look_up,
         )
         self.config = HubConfig(
             run=RunConfig(**{"name": "spring", **run}),
@@ -71,6 +75,9 @@ class Hub:
             device=node.device,
             now=STARTED,
         )
+
+    async def _look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
+        """Nobody asks for receipts here."""
 
     async def _fetched(self, node_id: str, message: Fetched) -> None:
         await self.driven.thread(self.driven.store.record_fetch, node_id=node_id, fetch=message, now=STARTED)
@@ -173,11 +180,20 @@ async def test_work_under_way(hub: Hub) -> None:
 async def test_a_whole_run(hub: Hub) -> None:
     await hub.join("a")
     await hub.train_to_the_end()
-    for version, swarm_bytes, seconds in ((1, 900, 1.0), (1, 0, 3.0), (2, 2_000, 2.0), (None, 0, 60.0)):
+    for node_id, version, swarm_bytes, seconds in (
+        ("a", 1, 900, 1.0),
+        ("b", 1, 0, 3.0),
+        ("a", 2, 2_000, 2.0),
+        ("a", None, 0, 60.0),
+    ):
         fetched = Fetched(
-            info_hash=bytes(20), policy_version=version, seconds=seconds, swarm_bytes=swarm_bytes, web_seed_bytes=100
+            info_hash=bytes([version or 0] * 20),
+            policy_version=version,
+            seconds=seconds,
+            swarm_bytes=swarm_bytes,
+            web_seed_bytes=100,
         )
-        await hub.fleet.node_said("a", fetched)
+        await hub.fleet.node_said(node_id, fetched)
     for version, accuracy, at in ((0, 0.25, 1.0), (2, 0.75, 50.0)):
         hub.driven.store.record_evaluation(policy_version=version, accuracy=accuracy, num_problems=4, now=at)
     hub.is_finished = True

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,17 +39,36 @@ def test_versions_are_whole_directories_in_order_of_their_number(run: RunDirecto
 
 
 def test_old_adapters_are_forgotten(run: RunDirectory) -> None:
-    run.forget_adapters(kept=2)
+    run.forget_adapters(kept=2, published_version=0)
     for version in range(1, 6):
         run.adapter(version).mkdir(parents=True)
         (run.adapter(version) / "adapter_config.json").write_text("{}")
-    run.forget_adapters(kept=2)
-    assert run.adapter_versions() == [4, 5]
-    run.forget_adapters(kept=2)
-    assert run.adapter_versions() == [4, 5]
+    for published_version, left in ((0, [1, 2, 3, 4, 5]), (2, [2, 3, 4, 5]), (5, [4, 5]), (5, [4, 5])):
+        run.forget_adapters(kept=2, published_version=published_version)
+        assert run.adapter_versions() == left, "what is not published yet stays"
+    assert len(list((run.root / "adapters").iterdir())) == 2
 
 
-@pytest.mark.parametrize("name", ["run", "run of May", "läuft#1", "C"])
+def test_an_adapter_that_cannot_be_deleted_is_tried_again(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version in (1, 2, 3):
+        run.adapter(version).mkdir(parents=True)
+
+    def busy(path: Path) -> None:
+        raise PermissionError(f"{path} is open elsewhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        run.forget_adapters(kept=1, published_version=3)
+    assert run.adapter_versions() == [3], "never half of one"
+    assert caplog.text.count("is open elsewhere") == 2
+    assert len(list((run.root / "adapters").iterdir())) == 3
+    run.forget_adapters(kept=1, published_version=3)
+    assert list((run.root / "adapters").iterdir()) == [run.adapter(3)]
+
+
+@pytest.mark.parametrize("name", ["run", "run of May", "läuft#1", "C", "what?mode=ro", "100%41", "a+b&c=d@e"])
 def test_the_database_lies_in_the_run(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     Store.open(RunDirectory(tmp_path / name).database_url).close()

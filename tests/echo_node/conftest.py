@@ -116,7 +116,7 @@ class Hub:
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "published"
         self.me = Identity.generate()
-        self.run_id = "run-1"
+        self.run = "1"
         self.port = 0
         self.heartbeat_s = 0.2
         self.refusal: RefusedError | None = None
@@ -133,6 +133,10 @@ class Hub:
         self._socket: web.WebSocketResponse | None = None
         self._runner: web.AppRunner | None = None
         self._swarm: Swarm | None = None
+
+    @property
+    def run_id(self) -> str:
+        return f"{self.me.node_id}-{self.run}"
 
     @property
     def url(self) -> str:

@@ -32,6 +32,7 @@ from echo_shared.messages import (
     Receipt,
     Receipts,
     ReceiptState,
+    ReceiptsWanted,
     RefusalCode,
     Rollout,
 )
@@ -142,6 +143,18 @@ async def test_unacknowledged_rollouts_are_sent_again_after_a_reconnect(hub: Any
     assert hub.handshakes == 2
 
 
+async def test_receipts_that_are_not_final_are_asked_for_after_a_reconnect(hub: Any, node: Node) -> None:
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+        await hub.finished(await hub.lease(1, version=0, count=2))
+        hub.acknowledges = False
+        await hub.finished(await hub.lease(2, version=0, count=2))
+        await hub.close()
+        await hub.open()
+        await hub.until(lambda: hub.all(ReceiptsWanted))
+    assert hub.all(ReceiptsWanted) == [ReceiptsWanted(rollout_ids=("1-1", "1-0"))]
+
+
 async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_ones(hub: Any, node: Node) -> None:
     hub.acknowledges = False
     task = asyncio.create_task(node.daemon(hub.url).run())
@@ -243,17 +256,17 @@ async def test_another_run_on_the_same_hub_starts_anew(hub: Any, node: Node) -> 
     async with node.running(hub.url):
         await hub.until(ready_for(hub, 0))
         await hub.finished(await hub.lease(1, version=0))
-        old_base = node.paths.artefacts / "run-1-base"
+        old_base = node.paths.artefacts / f"{hub.run_id}-base"
         assert old_base.exists()
         await hub.close()
         hub.said.clear()
-        hub.run_id = "run-2"
+        hub.run = "2"
         await hub.publish_base()
         await hub.open()
         await hub.until(ready_for(hub, 0))
         await hub.finished(await hub.lease(1, version=0))  # The same id is another rollout now.
     assert not old_base.exists()
-    assert (node.paths.artefacts / "run-2-base").exists()
+    assert (node.paths.artefacts / f"{hub.run_id}-base").exists()
 
 
 async def test_refusals_end_the_daemon(hub: Any, node: Node) -> None:
@@ -278,7 +291,7 @@ async def test_a_changed_hub_key_is_refused_until_trusted(hub: Any, node: Node) 
         await node.daemon(hub.url).run()
     assert caught.value.code == "hub_key_changed"
     hub.offers.clear()
-    hub.run_id = "run-2"
+    hub.run = "2"
     await hub.publish_base()
     hub.said.clear()
     async with node.running(hub.url, pinned=None):

@@ -88,6 +88,9 @@ def test_a_signed_manifest_that_is_not_valid_is_refused(content: bytes) -> None:
         "",
         ".json",
         "model.safetensors.py",
+        "\x1b[2J.json",
+        "\u202egpj.json",
+        "two\nlines.json",
     ],
 )
 def test_a_file_stays_inside_and_is_data(path: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from echo_shared.errors import CodecError
 from echo_shared.messages import (
+    MAX_BATCHED,
     MAX_FRAME_BYTES,
     MAX_TOKENS,
     ArtefactOffer,
@@ -31,6 +32,7 @@ from echo_shared.messages import (
     Receipt,
     Receipts,
     ReceiptState,
+    ReceiptsWanted,
     Refused,
     Rollout,
     Welcome,
@@ -38,6 +40,7 @@ from echo_shared.messages import (
     decode_from_node,
     encode,
     pack_array,
+    printable_line,
     rollout_id,
 )
 
@@ -94,6 +97,7 @@ FROM_NODE: list[FromNode] = [
     Fetched(info_hash=bytes(20), policy_version=None, seconds=1.5, swarm_bytes=1, web_seed_bytes=2),
     ROLLOUT,
     LeaseReturned(lease_id=1, indices=(0, 1), reason="full"),
+    ReceiptsWanted(rollout_ids=("3-5", "3-0")),
     Goodbye(),
 ]
 
@@ -126,6 +130,7 @@ GOLDEN = {
         "83a56474797065a33c6634a573686170659102a464617461c408000000bf000080bead66696e6973685f726561736f6ea473746f70aa73"
         "616d706c696e675f73cb3fc0000000000000"
     ),
+    "receipts_wanted": ("82a474797065af72656365697074735f77616e746564ab726f6c6c6f75745f69647392a3332d35a3332d30"),
     "goodbye": "82a474797065a7676f6f64627965a6726561736f6ea0",
 }
 
@@ -215,6 +220,14 @@ def test_a_rollout_out_of_bounds_is_refused(fields: dict[str, Any]) -> None:
         decode_from_node(changed(ROLLOUT, **fields))
 
 
+@pytest.mark.parametrize(
+    "ids", [[], ["3-5"] * (MAX_BATCHED + 1), ["3"], [3], "3-5", ["3-5", "1-" + "9" * 60]], ids=lambda ids: str(ids)[:20]
+)
+def test_receipts_wanted_out_of_bounds_are_refused(ids: Any) -> None:
+    with pytest.raises(CodecError):
+        decode_from_node(changed(ReceiptsWanted(rollout_ids=("3-5",)), rollout_ids=ids))
+
+
 def test_fields_that_a_newer_peer_adds_are_ignored() -> None:
     assert plain(decode_from_node(changed(ROLLOUT, colour="blue"))) == plain(ROLLOUT)
 
@@ -233,6 +246,10 @@ def test_control_characters_of_a_peer_never_reach_a_terminal() -> None:
     refused = decode_from_hub(changed(Refused(code="x", what="No."), what="\x1b[2Jcleared\nline"))
     assert isinstance(refused, Refused)
     assert refused.what == "?[2Jcleared\nline"
+    refused = decode_from_hub(changed(refused, what="\u202eback\u2066\u200b\u2028\tend", code="a\nb\tc\x9b"))
+    assert isinstance(refused, Refused)
+    assert (refused.what, refused.code) == ("?back???\tend", "a?b?c?")
+    assert printable_line("\ud800\r\nÄ 字 🙂") == "???Ä 字 🙂"
 
 
 def test_rollouts_are_named_by_lease_and_index() -> None:

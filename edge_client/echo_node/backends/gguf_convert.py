@@ -1,7 +1,8 @@
 """Hugging Face safetensors to GGUF, and PEFT LoRA to GGUF LoRA: what llama.cpp loads.
 
 The model file is vocabulary-free: token ids go in and come out, text is the hub's business. It is derived once for each
-artefact, precision and `FORMAT`, and moved into place when it is whole. Tensors are converted one at a time.
+directory, precision and `FORMAT`, and moved into place when it is whole; the caller's directory stands for the content
+of the base. Tensors are converted one at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from echo_node.backends.base import unsupported_model
 from echo_shared.adapter import Adapter
-from echo_shared.errors import BackendError
+from echo_shared.errors import BackendError, StorageError
 from echo_shared.tensors import TensorFile
 
 Precision = Literal["f32", "f16", "q8_0"]
@@ -112,23 +114,40 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def convert_model(base_dir: Path, derived_dir: Path, precision: Precision) -> Path:
-    """The GGUF of the model in `base_dir`, made if it is not there. Raises BackendError or CodecError."""
+    """The GGUF of the model in `base_dir`, made if it is not there. Raises BackendError, CodecError or StorageError.
+
+    `derived_dir` must be another one for a base with other files.
+    """
     target = derived_dir / f"{base_dir.name}-{precision}-{FORMAT}.gguf"
     if target.exists():
         return target
     shape = read_shape(base_dir)
-    derived_dir.mkdir(parents=True, exist_ok=True)
     temporary = target.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        _write_model(base_dir, temporary, shape, precision)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _on_disk(target):
+        derived_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            with closing(gguf.GGUFWriter(temporary, shape.architecture)) as writer:
+                _write_model(writer, base_dir, shape, precision)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
     return target
 
 
-def _write_model(base_dir: Path, path: Path, shape: ModelShape, precision: Precision) -> None:
-    writer = gguf.GGUFWriter(path, shape.architecture)
+@contextmanager
+def _on_disk(path: Path) -> Iterator[None]:
+    """The disk's refusals as StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            "A model cannot be converted for llama.cpp.",
+            got=str(error),
+            do=f"Check that {path.parent} is writable, and that its disk has room for the model once more.",
+        ) from error
+
+
+def _write_model(writer: gguf.GGUFWriter, base_dir: Path, shape: ModelShape, precision: Precision) -> None:
     _add_metadata(writer, shape, precision)
     names = gguf.get_tensor_name_map(_ARCHITECTURES[shape.architecture], shape.num_layers)
     files = [TensorFile(file) for file in sorted(base_dir.glob("*.safetensors"))]
@@ -155,7 +174,6 @@ def _write_model(base_dir: Path, path: Path, shape: ModelShape, precision: Preci
         writer.write_tensor_data(gguf.quants.quantize(_rows_in_order(name, file[name], shape), kind))
     if freqs is not None:
         writer.write_tensor_data(freqs)
-    writer.close()
 
 
 def _is_left_out(name: str, shape: ModelShape) -> bool:
@@ -217,18 +235,17 @@ def _rope_freqs(shape: ModelShape) -> NDArray[np.float32] | None:
 
 
 def write_adapter(adapter: Adapter, shape: ModelShape, path: Path) -> None:
-    """Writes `adapter` as a GGUF LoRA file. Raises BackendError when it is not for a model of `shape`."""
-    writer = gguf.GGUFWriter(path, shape.architecture)
-    writer.add_type("adapter")
-    writer.add_string("adapter.type", "lora")
-    for name, array in _adapter_tensors(adapter, shape):
-        writer.add_tensor(name, array)
-    # llama.cpp would scale by alpha/r; 0 says that there is nothing left to scale.
-    writer.add_float32("adapter.lora.alpha", 0.0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    """Writes `adapter` as a GGUF LoRA file. Raises BackendError when it is not for a model of `shape`; StorageError."""
+    with _on_disk(path), closing(gguf.GGUFWriter(path, shape.architecture)) as writer:
+        writer.add_type("adapter")
+        writer.add_string("adapter.type", "lora")
+        for name, array in _adapter_tensors(adapter, shape):
+            writer.add_tensor(name, array)
+        # llama.cpp would scale by alpha/r; 0 says that there is nothing left to scale.
+        writer.add_float32("adapter.lora.alpha", 0.0)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
 
 
 def _adapter_tensors(adapter: Adapter, shape: ModelShape) -> Iterator[tuple[str, NDArray[np.float32]]]:

@@ -100,6 +100,11 @@ class ResendSpooled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskForReceipts:
+    """Ask the hub for the states of the rollouts that it has and whose final state is not on disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     """Send to the hub. Dropped when the connection is gone; what must arrive is in the spool."""
 
@@ -125,6 +130,7 @@ Effect = (
     | SpoolRollout
     | RecordReceipts
     | ResendSpooled
+    | AskForReceipts
     | Send
     | Stop
 )

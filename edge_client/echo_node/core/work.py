@@ -2,6 +2,7 @@
 
 Invariants:
 - a finished rollout is sent only once it is spooled, and is sent again after every reconnect until the hub's receipt;
+- after every reconnect the hub is asked for the final receipts that it may have sent meanwhile;
 - a lease is sampled with exactly the version that it names, fetched first if need be;
 - every leased index ends as one spooled rollout, is returned, or was revoked by the hub;
 - a lease on which the engine died `MAX_DEATHS` times is returned, and no other for its sake: from the second death on,
@@ -16,6 +17,7 @@ from typing import Any, Final, Literal
 
 from echo_node.core.backoff import backoff_s
 from echo_node.core.effects import (
+    AskForReceipts,
     CancelLease,
     Effect,
     FetchArtefact,
@@ -156,7 +158,7 @@ class WorkLoop:
         for message in self._outgoing:
             self._send(message)
         self._outgoing.clear()
-        self._effects.append(ResendSpooled())
+        self._effects += [ResendSpooled(), AskForReceipts()]
         if self._base_offer is None:
             self._base_offer = event.base
             self._effects.append(FetchArtefact(policy_version=None, offer=event.base))

@@ -7,7 +7,7 @@ data_dir/
     hubs/<hub>/hub.json       what is known of a hub; <hub> is a hash of its key
     hubs/<hub>/spool.db       finished rollouts and their receipts
     artefacts/<name>/         fetched and verified base models and policy versions
-    derived/<name>/           what the engine made of them
+    derived/<name>/<content>/ what the engine made of a base model; <content> is a hash of its manifest
     logs/
 """
 

@@ -21,6 +21,7 @@ from echo_shared.errors import ConfigError, StorageError
 UNIT: Final = "echo-node.service"
 LABEL: Final = "org.echo-swarm.node"
 TASK: Final = "Echo node"
+MODULE: Final = "echo_node.main"
 COMMAND_S: Final = 60.0
 
 Command = tuple[str, ...]
@@ -125,17 +126,20 @@ def logon_task(command: Sequence[str], data_dir: Path, *, user: str) -> Service:
         content=content.encode("utf-16"),
         probe=("schtasks", "/Query", "/FO", "LIST"),
         install=(("schtasks", "/Create", "/TN", TASK, "/XML", str(path), "/F"), ("schtasks", "/Run", "/TN", TASK)),
-        uninstall=(("schtasks", "/Delete", "/TN", TASK, "/F"),),
+        # A task that is deleted while it runs runs on.
+        uninstall=(("schtasks", "/End", "/TN", TASK), ("schtasks", "/Delete", "/TN", TASK, "/F")),
         status=("schtasks", "/Query", "/TN", TASK, "/V", "/FO", "LIST"),
     )
 
 
 def for_this_platform(data_dir: Path, environment: Mapping[str, str]) -> Service:
     """`echo-node run` on `data_dir`, as this platform's kind of service."""
-    command = [sys.executable, "-m", "echo_node.main", "run", "--data-dir", str(data_dir)]
+    arguments = ["run", "--data-dir", str(data_dir)]
+    command = [sys.executable, "-m", MODULE, *arguments]
     if sys.platform == "win32":
         windowless = Path(sys.executable).with_name("pythonw.exe")
-        command[0] = str(windowless) if windowless.exists() else sys.executable
+        python = str(windowless) if windowless.exists() else sys.executable
+        command = [python, *in_environment(environment), *arguments]
         user = f"{os.environ.get('USERDOMAIN', '.')}\\{os.environ.get('USERNAME', '')}"
         return logon_task(command, data_dir, user=user)
     if sys.platform == "darwin":
@@ -143,6 +147,14 @@ def for_this_platform(data_dir: Path, environment: Mapping[str, str]) -> Service
         return launch_agent(command, environment, Path.home(), log=log, uid=os.getuid())
     config_home = os.environ.get("XDG_CONFIG_HOME")
     return systemd_unit(command, environment, Path(config_home) if config_home else Path.home() / ".config")
+
+
+def in_environment(environment: Mapping[str, str]) -> list[str]:
+    """Python's arguments that run the node with `environment` set: a Windows task has no place for variables."""
+    if not environment:
+        return ["-m", MODULE]
+    run = f"runpy.run_module({MODULE!r}, run_name='__main__', alter_sys=True)"
+    return ["-c", f"import os, runpy; os.environ.update({dict(environment)!r}); {run}"]
 
 
 def install(service: Service) -> None:

@@ -23,6 +23,8 @@ from echo_shared.messages import ReceiptState, Rollout, decode_from_node, encode
 SENT: Final = "sent"
 _ORDER: Final = ("leased", SENT, "received", "verified", "trained", "dropped")
 RESEND_BATCH: Final = 64
+MAX_ASKED: Final = 4_096
+"""Rollouts whose receipts are asked for on one connection; older ones come up once these are final."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS rollouts (
@@ -123,6 +125,13 @@ class Spool:
             rows = connection.execute(query, (after, RESEND_BATCH)).fetchall()
         rollouts = [decode_from_node(payload) for (payload,) in rows]
         return [rollout for rollout in rollouts if isinstance(rollout, Rollout)]
+
+    def without_final_receipt(self) -> list[str]:
+        """Ids of the rollouts that the hub has and whose end is not known here: at most `MAX_ASKED`, newest first."""
+        states = (_ORDER.index("received"), _ORDER.index("verified"))
+        query = "SELECT rollout_id FROM rollouts WHERE state IN (?, ?) ORDER BY lease_id DESC, idx DESC LIMIT ?"
+        with self._reading() as connection:
+            return [row[0] for row in connection.execute(query, (*states, MAX_ASKED))]
 
     def counts(self) -> dict[str, int]:
         """Rollouts by state, and those dropped also by reason, as `dropped:reason`."""

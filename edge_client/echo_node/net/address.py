@@ -43,6 +43,11 @@ class HubAddress:
         """Where nodes connect."""
         return "ws" + self.origin.removeprefix("http") + "/node"
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the hub is this machine."""
+        return _is_loopback(urlsplit(self.origin).hostname or "")
+
     def url(self, path: str) -> str:
         """The URL of a `path` that the hub named."""
         return self.origin + path

@@ -22,7 +22,7 @@ from echo_node.core.backoff import backoff_s
 from echo_node.core.events import Disconnected
 from echo_node.net.address import HubAddress
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
-from echo_shared.identity import Identity
+from echo_shared.identity import Identity, node_id
 from echo_shared.messages import (
     MAX_FRAME_BYTES,
     Challenge,
@@ -31,6 +31,7 @@ from echo_shared.messages import (
     RefusalCode,
     Refused,
     Welcome,
+    printable_line,
 )
 from echo_shared.sessions import NodeSession
 
@@ -43,6 +44,9 @@ PING_S: Final = 20.0
 CLOSE_S: Final = 2.0
 STEADY_S: Final = 30.0
 """A connection that held this long was a good one: the next retry is again a quick one."""
+
+MOST_SHOWN: Final = 300
+"""Characters of what is not a message."""
 
 HUB_KEY_CHANGED: Final = "hub_key_changed"
 FATAL: Final = frozenset(
@@ -176,6 +180,7 @@ class HubClient:
                 close_timeout=CLOSE_S,
                 max_size=MAX_FRAME_BYTES,
                 compression=None,
+                proxy=None if self._address.is_loopback else True,  # True: as the environment says.
             )
         except InvalidStatus as error:
             raise ConnectError(
@@ -186,11 +191,11 @@ class HubClient:
         except ssl.SSLError as error:
             raise ConnectError(
                 "The hub's certificate is not trusted.",
-                got=f"{self._address.origin}: {error.reason or error}",
+                got=f"{self._address.origin}: {_shown(error.reason or error)}",
                 do="Check the address; the operator may have to renew the certificate.",
             ) from error
         except (OSError, InvalidHandshake, InvalidURI, EOFError) as error:
-            got = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            got = "no answer in time" if isinstance(error, TimeoutError) else _shown(error) or type(error).__name__
             raise ConnectError(
                 "The hub cannot be reached.",
                 got=f"{self._address.origin}: {got}",
@@ -201,6 +206,7 @@ class HubClient:
         await self._send_frame(socket, session.hello())
         message = await self._receive(socket, session)
         assert isinstance(message, Challenge)  # The session's state table allows nothing else here.
+        assert session.hub_key is not None
         self.hub_key = session.hub_key
         await self._send_frame(
             socket,
@@ -214,6 +220,7 @@ class HubClient:
         )
         message = await self._receive(socket, session)
         assert isinstance(message, Welcome)
+        _check_run_id(message.run_id, self.hub_key)
         return message
 
     async def _send_frame(self, socket: ClientConnection, frame: bytes) -> None:
@@ -229,7 +236,7 @@ class HubClient:
         except ConnectionClosed as error:
             raise self._lost(error) from error
         if isinstance(frame, str):
-            raise RemoteProtocolError("The hub sent text where a message should be.", got=frame[:80])
+            raise RemoteProtocolError("The hub sent text where a message should be.", got=_shown(frame[:80]))
         message = session.receive(frame)
         if isinstance(message, Refused):
             raise RefusedError(f"The hub says: {message.what}", do=message.do or None, code=message.code)
@@ -238,6 +245,22 @@ class HubClient:
     def _lost(self, error: ConnectionClosed) -> ConnectError:
         return ConnectError(
             "The connection to the hub is lost.",
-            got=f"{self._address.origin}: {error}",
+            got=f"{self._address.origin}: {_shown(error)}",
             do="The node connects again by itself.",
         )
+
+
+def _check_run_id(run_id: str, hub_key: bytes) -> None:
+    """Run ids name files on this disk: a hub may not name those of another hub's run."""
+    own = node_id(hub_key)
+    if run_id != own and not run_id.startswith(f"{own}-"):
+        raise RemoteProtocolError(
+            "The hub names a run that is not its own.",
+            got=f"run {run_id!r}, key {own}",
+            do="Tell the hub's operator: its software must be as new as this node's.",
+        )
+
+
+def _shown(said: object) -> str:
+    """What a hub, or whoever answered in its place, said: safe to print, and not long."""
+    return printable_line(str(said))[:MOST_SHOWN]

@@ -7,11 +7,12 @@ file still has the size and time it had when it was hashed. The marker is writte
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,14 +20,17 @@ from typing import Final
 from echo_node.net.address import HubAddress
 from echo_shared import artefacts
 from echo_shared.artefacts import Manifest
-from echo_shared.errors import RemoteProtocolError, SwarmError
+from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.messages import ArtefactOffer, Fetched
 from echo_shared.swarm import Swarm, read_torrent
-from echo_shared.swarm.base import OnProgress
+from echo_shared.swarm.base import OnProgress, storage_error
 
 log = logging.getLogger(__name__)
 
 MARKER_SUFFIX: Final = ".verified"
+MOST_HEADROOM_BYTES: Final = 256 * 2**20
+HEADROOM_SHARE: Final = 0.05
+"""What a fetch leaves free: this share of the disk, or MOST_HEADROOM_BYTES if that is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,7 @@ class Fetcher:
         self._directory = directory
         self._source = source
         self._info_hashes: dict[int | None, bytes] = {}
+        self._base: Manifest | None = None
 
     def directory(self, policy_version: int | None) -> Path:
         """Where the artefact lies, or will lie; None = the base model."""
@@ -54,6 +59,12 @@ class Fetcher:
         if policy_version is None:
             return self._directory / artefacts.artefact_name("base", run_id, 0)
         return self._directory / artefacts.artefact_name("policy", run_id, policy_version)
+
+    @property
+    def base_content(self) -> str:
+        """Names the base model that is here by what is in it; 32 hexadecimal characters."""
+        assert self._base is not None, "the base has not been fetched"
+        return self._base.sha256[:32]
 
     async def fetch(
         self, offer: ArtefactOffer, policy_version: int | None, *, on_progress: OnProgress | None = None
@@ -68,10 +79,13 @@ class Fetcher:
         self._info_hashes[policy_version] = info_hash
         directory = self._directory / manifest.name
         trackers = (self._source.address.url(self._source.tracker_path),)
+        if policy_version is None:
+            self._base = manifest
         if await asyncio.to_thread(_is_marked, directory, manifest):
             await self._swarm.seed(offer.torrent, directory, trackers)
             return None
         await asyncio.to_thread(_clear_marked, directory)
+        await asyncio.to_thread(_check_room, directory, manifest)
         stats = await self._swarm.fetch(
             offer.torrent,
             self._directory,
@@ -81,7 +95,7 @@ class Fetcher:
             on_progress=on_progress,
         )
         try:
-            await asyncio.to_thread(artefacts.verify_files, manifest, directory)
+            await asyncio.to_thread(_verify, manifest, directory)
         except SwarmError:
             await self._swarm.remove(info_hash, delete_files=True)
             raise
@@ -95,14 +109,21 @@ class Fetcher:
         )
 
     async def remove(self, policy_version: int) -> None:
-        """Stops seeding or fetching this version and deletes what is there of it."""
+        """Stops seeding or fetching this version and deletes what is there of it.
+
+        What cannot be deleted now, say because a virus scanner reads it, is left to `delete_leftovers`.
+        """
         info_hash = self._info_hashes.pop(policy_version, None)
         if info_hash is not None:
             await self._swarm.remove(info_hash)
-        await asyncio.to_thread(delete_artefact, self.directory(policy_version))
+        await asyncio.to_thread(_try_to_delete, self.directory(policy_version))
 
-    def leftovers(self, keep_version: int) -> list[Path]:
-        """Directories of this run's other versions, left by an earlier process."""
+    def delete_leftovers(self, keep_version: int) -> None:
+        """Deletes this run's other versions, left by an earlier process, as far as the disk allows. Blocks."""
+        for directory in self._leftovers(keep_version):
+            _try_to_delete(directory)
+
+    def _leftovers(self, keep_version: int) -> list[Path]:
         kept = self.directory(keep_version).name
         of_this_run = re.compile(re.escape(self.directory(0).name.rstrip("0")) + r"\d+")
         directories = (path for path in self._directory.glob("*") if path.is_dir())
@@ -124,10 +145,58 @@ class Fetcher:
 
 
 def delete_artefact(directory: Path) -> None:
-    """Deletes an artefact, its marker first."""
-    _marker(directory).unlink(missing_ok=True)
-    if directory.exists():
-        shutil.rmtree(directory)
+    """Deletes an artefact, its marker first. Raises StorageError."""
+    with _on_disk(directory):
+        _marker(directory).unlink(missing_ok=True)
+        if directory.exists():
+            shutil.rmtree(directory)
+
+
+def _try_to_delete(directory: Path) -> None:
+    try:
+        delete_artefact(directory)
+    except StorageError as error:
+        log.warning("%s is not deleted yet: %s", directory.name, error)
+
+
+@contextmanager
+def _on_disk(path: Path) -> Iterator[None]:
+    """The disk's refusals as StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(str(error), code=error.errno, path=path) from error
+
+
+def _check_room(directory: Path, manifest: Manifest) -> None:
+    """Raises StorageError when what is missing of the artefact does not fit on the disk."""
+    with _on_disk(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        here_bytes = sum(_allocated_bytes(directory / file.path) for file in manifest.files)
+        disk = shutil.disk_usage(directory.parent)
+    missing_bytes = manifest.total_bytes - here_bytes
+    usable_bytes = disk.free - min(MOST_HEADROOM_BYTES, int(HEADROOM_SHARE * disk.total))
+    if missing_bytes > max(0, usable_bytes):
+        raise StorageError(
+            f"The disk is full: {directory.name} does not fit on it.",
+            got=f"{missing_bytes / 2**20:,.0f} MiB to fetch, {disk.free / 2**20:,.0f} MiB free",
+            do=f"Free some space on the disk of {directory.parent}, or use another disk: --data-dir DIR",
+        )
+
+
+def _allocated_bytes(path: Path) -> int:
+    """What the file takes of the disk: a fetch under way may have its full size, and holes."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0
+    blocks: int | None = getattr(found, "st_blocks", None)  # Windows does not say.
+    return found.st_size if blocks is None else min(found.st_size, 512 * blocks)
+
+
+def _verify(manifest: Manifest, directory: Path) -> None:
+    with _on_disk(directory):
+        artefacts.verify_files(manifest, directory)
 
 
 def _marker(directory: Path) -> Path:
@@ -138,21 +207,22 @@ def _fingerprint(directory: Path, manifest: Manifest) -> str:
     """The signed manifest, and each file's size and time as they are now."""
     stats = [(file.path, (directory / file.path).stat()) for file in manifest.files]
     files = {path: [stat.st_size, stat.st_mtime_ns] for path, stat in stats}
-    return json.dumps({"manifest": hashlib.sha256(manifest.encode()).hexdigest(), "files": files}, sort_keys=True)
+    return json.dumps({"manifest": manifest.sha256, "files": files}, sort_keys=True)
 
 
 def _is_marked(directory: Path, manifest: Manifest) -> bool:
     try:
         return _marker(directory).read_text(encoding="utf-8") == _fingerprint(directory, manifest)
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return False
 
 
 def _mark(directory: Path, manifest: Manifest) -> None:
     marker = _marker(directory)
     temporary = marker.with_suffix(".tmp")
-    temporary.write_text(_fingerprint(directory, manifest), encoding="utf-8")
-    temporary.replace(marker)
+    with _on_disk(marker):
+        temporary.write_text(_fingerprint(directory, manifest), encoding="utf-8")
+        temporary.replace(marker)
 
 
 def _clear_marked(directory: Path) -> None:

@@ -182,7 +182,7 @@ class Coordinator:
             self._out.receipt(rollout.node_id, rollout.rollout_id, rollout.state)
         elif problem := _unlike_lease(event, rollout):
             self._fail(rollout, DropReason.INVALID, problem)
-            self._fleet.rest(event.node_id)
+            self._fleet.fail(event.node_id, now)
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].winner is not None:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
         else:
@@ -193,7 +193,7 @@ class Coordinator:
         for rollout in returned:
             if rollout and rollout.node_id == event.node_id and rollout.state is ReceiptState.LEASED:
                 self._fail(rollout, DropReason.RETURNED, event.reason)
-        self._fleet.rest(event.node_id)
+        self._fleet.fail(event.node_id, now)
 
     def _fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
         self._ledger.blame(rollout)
@@ -221,6 +221,8 @@ class Coordinator:
             return
         group = self._ledger.groups[rollout.group_id]
         self._fail(rollout, event.reason, event.detail)
+        if event.reason is DropReason.INVALID:
+            self._fleet.fail(rollout.node_id, now)
         if event.reason is DropReason.SCORER_FAILED:
             slot = group.slots[rollout.index]
             slot.scorer_failures += 1

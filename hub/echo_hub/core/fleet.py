@@ -7,6 +7,13 @@ together: a slot that is filled the moment it is free would make every lease one
 Among the ready ones the node that holds the smallest share of its capacity is next, then the one that waited longest,
 then the smallest id. Rollouts past their deadline do not take up capacity, for the node may have lost them; but they
 count in that share, so a node that is slow or silent comes after those that answer.
+
+Trust is lost in two ways, and restored when one of the node's rollouts is verified; the hub itself is exempt:
+- *silent*: a rollout of it passed its deadline. Then it holds at most one group in flight. Each time that all it holds
+  is overdue it also rests, first not at all, then for `SILENT_RESTS` deadlines;
+- *failing*: it gave work back, or sent something invalid. Then it rests, for 1 s to 60 s, twice as long each time. What
+  fails while it rests already is part of the same failure.
+A resting node is no candidate, whatever it reports.
 """
 
 from __future__ import annotations
@@ -14,10 +21,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Final
 
 from echo_hub.core.settings import HUB_NODE_ID, CoordinatorSettings
 
 _Place = tuple[float, int, str]
+
+FIRST_REST_S: Final = 1.0
+MAX_REST_S: Final = 60.0
+SILENT_RESTS: Final = (0.0, 4.0, 16.0)
+"""In deadlines, after the first, the second and every further time. A node on trial holds up a group for a deadline: with
+these it costs the run little, and a node that only lost its work once is asked again at once."""
 
 
 @dataclass(slots=True)
@@ -31,6 +45,11 @@ class Node:
     held: int = 0
     overdue: int = 0
     """Of `held`: past their deadline."""
+    silent: bool = False
+    num_silences: int = 0
+    num_failures: int = 0
+    rests_until: float | None = None
+    """None = it does not rest."""
     last_lease_id: int = 0
     bucket: int | None = None
     """Where it counts as a candidate; None = it takes no work."""
@@ -39,7 +58,12 @@ class Node:
 
     @property
     def free(self) -> int:
-        return self.capacity - (self.held - self.overdue)
+        return self.capacity - self.in_flight
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts that it holds within their deadline."""
+        return self.held - self.overdue
 
 
 class Fleet:
@@ -51,6 +75,8 @@ class Fleet:
         self._nodes: dict[str, Node] = {}
         self._ready: dict[int, list[_Place]] = {}
         self._candidates: dict[int, int] = {}
+        self._rests: list[tuple[float, str]] = []
+        """A heap of (end, node id); a rest that ended early leaves its entry behind."""
 
     @property
     def num_connected(self) -> int:
@@ -79,14 +105,31 @@ class Fleet:
             node.capacity, node.policy_version = capacity, policy_version
             self._update(node)
 
-    def rest(self, node_id: str) -> None:
-        """No more work for this node until its next report, so that a node that fails at once is not asked at once.
+    def fail(self, node_id: str, now: float) -> None:
+        """It gave work back, or sent something invalid: it rests, so that a node that fails at once is not asked at once.
 
         The hub itself is exempt: the learner's own state says when it can sample.
         """
-        if node_id in self._nodes and node_id != HUB_NODE_ID:
-            self._nodes[node_id].capacity = 0
-            self._update(self._nodes[node_id])
+        node = self._nodes.get(node_id)
+        if node is not None and node_id != HUB_NODE_ID and node.rests_until is None:
+            self._rest(node, now + min(MAX_REST_S, FIRST_REST_S * 2.0 ** min(node.num_failures, 32)))
+            node.num_failures += 1
+
+    def trust(self, node_id: str) -> None:
+        """A rollout of it is verified: what it did before is forgiven."""
+        node = self._nodes.get(node_id)
+        if node is not None and (node.silent or node.num_failures):
+            node.silent, node.num_silences, node.num_failures, node.rests_until = False, 0, 0, None
+            self._update(node)
+
+    def wake(self, now: float) -> None:
+        """Ends the rests that are over."""
+        while self._rests and self._rests[0][0] <= now:
+            _, node_id = heappop(self._rests)
+            node = self._nodes.get(node_id)
+            if node is not None and node.rests_until is not None and node.rests_until <= now:
+                node.rests_until = None
+                self._update(node)
 
     def take(self, node_id: str, count: int, lease_id: int) -> None:
         """`count` rollouts are leased to it. A node that is not known yet is one from before a restart."""
@@ -95,10 +138,17 @@ class Fleet:
         node.last_lease_id = lease_id
         self._update(node)
 
-    def expire(self, node_id: str, count: int) -> None:
-        """`count` of its rollouts have passed their deadline."""
-        self._nodes[node_id].overdue += count
-        self._update(self._nodes[node_id])
+    def expire(self, node_id: str, now: float) -> None:
+        """One of its rollouts has passed its deadline."""
+        node = self._nodes[node_id]
+        node.overdue += 1
+        if node_id != HUB_NODE_ID:
+            node.silent = True
+            if node.in_flight == 0:
+                rest_s = SILENT_RESTS[min(node.num_silences, len(SILENT_RESTS) - 1)] * self._settings.deadline_s
+                node.num_silences += 1
+                self._rest(node, now + rest_s)
+        self._update(node)
 
     def release(self, node_id: str, *, overdue: bool) -> None:
         """One of its rollouts has come in, or is wanted no more."""
@@ -152,13 +202,19 @@ class Fleet:
             self._count(bucket, 1)
         size = self._settings.group_size
         ready = bucket is not None and node.free >= (size if node.capacity >= size else (node.capacity + 1) // 2)
+        ready = ready and not (node.silent and node.in_flight)
         place = (node.held / node.capacity, node.last_lease_id, node.node_id) if ready else None
         moved = place != node.place or bucket != node.bucket
         node.bucket, node.place = bucket, place
         if moved and bucket is not None and place is not None:
             self._push(bucket, place)
-        if not node.connected and node.held == 0:
+        if not node.connected and node.held == 0 and node.rests_until is None:
             del self._nodes[node.node_id]
+
+    def _rest(self, node: Node, until: float) -> None:
+        node.rests_until = max(until, node.rests_until or 0.0)
+        heappush(self._rests, (node.rests_until, node.node_id))
+        self._update(node)
 
     def _push(self, bucket: int, place: _Place) -> None:
         heap = self._ready.setdefault(bucket, [])
@@ -168,7 +224,7 @@ class Fleet:
             self._ready[bucket] = sorted(valid)
 
     def _bucket(self, node: Node) -> int | None:
-        if not node.connected or node.capacity < 1 or node.policy_version is None:
+        if not node.connected or node.capacity < 1 or node.policy_version is None or node.rests_until is not None:
             return None
         if self._settings.mode == "async":
             return node.policy_version

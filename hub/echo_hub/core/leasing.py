@@ -42,10 +42,11 @@ class Leasing:
             for index in indices:
                 rollout = self._ledger.rollouts.get(rollout_id(lease_id, index))
                 if rollout is not None and rollout.state is ReceiptState.LEASED and not rollout.overdue:
-                    self._ledger.expire(rollout)
+                    self._ledger.expire(rollout, now)
 
     def dispatch(self, now: float, *, newest_version: int, next_step: int) -> None:
         """Leases until no ready node is left, or nothing that it may do. `newest_version`: what a lease may name."""
+        self._fleet.wake(now)
         wanting = self._ledger.wanting
         turn = 0
         while turn < len(wanting):

@@ -104,10 +104,10 @@ class Ledger:
         self._fleet.take(record.node_id, len(record.indices), record.lease_id)
         self._out.record(record)
 
-    def expire(self, rollout: LeasedRollout) -> None:
+    def expire(self, rollout: LeasedRollout, now: float) -> None:
         """Its deadline has passed: the index is leased again, and a late result may still win."""
         rollout.overdue = True
-        self._fleet.expire(rollout.node_id, 1)
+        self._fleet.expire(rollout.node_id, now)
         self.blame(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
 
@@ -130,6 +130,7 @@ class Ledger:
         """received → verified. The last one completes its group, which is then wanted from nobody any more."""
         self._out.record(RolloutVerified(rollout_id=rollout.rollout_id, reward=reward))
         self._move(rollout, ReceiptState.VERIFIED)
+        self._fleet.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
         group.num_verified += 1
         if group.complete:

@@ -2,7 +2,8 @@
 
 GET /api/v1/run             one object: `RunView`, and `accuracy_before`, `accuracy_after`
 GET /api/v1/nodes           {"nodes": [`NodeView`, ...]}
-GET /api/v1/steps?since=N   {"steps": [`StepView`, ...]}, the steps after N in order; N is 0 if left out
+GET /api/v1/steps?since=N   {"steps": [`StepView`, ...]}, the first 1,000 steps after N in order; N is 0 if left out.
+                            Full answers have a sequel: ask again with N = the last step, until one has fewer
 GET /api/v1/leaderboard     {"leaderboard": [`LeaderboardRow`, ...]}, in rank order
 GET /api/v1/events          server-sent `changed` {"state", "trained_step", "published_version"}, comments between
 GET /healthz                {"status": "ok" | "failing", "problems": [text, ...]}; 503 when failing
@@ -24,6 +25,7 @@ from echo_hub.dashboard.responses import SECURITY_HEADERS, json_response, jsonab
 from echo_hub.dashboard.snapshots import Snapshots
 
 MAX_STEP: Final = 2**53
+STEPS_PER_ANSWER: Final = 1_000
 MAX_VIEWERS: Final = 2_000
 
 
@@ -44,7 +46,7 @@ class Api:
         since = request.query.get("since", "0")
         if not (since.isascii() and since.isdigit() and int(since[:17]) <= MAX_STEP):
             return json_response({"error": "since must be a step's number: 0, 1, 2, ..."}, status=400)
-        return json_response({"steps": await self._source.steps(int(since))})
+        return json_response({"steps": (await self._source.steps(int(since)))[:STEPS_PER_ANSWER]})
 
     async def leaderboard(self, _request: web.Request) -> web.Response:
         return json_response({"leaderboard": (await self._snapshots.get()).leaderboard})

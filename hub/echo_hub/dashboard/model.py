@@ -224,7 +224,7 @@ class PagesSource(Protocol):
     async def nodes(self) -> tuple[NodeView, ...]: ...
 
     async def steps(self, since: int) -> tuple[StepView, ...]:
-        """The trained steps after step `since`, in order."""
+        """The trained steps after step `since`, in order; where there are many, at least the first 1,000."""
         ...
 
     async def leaderboard(self) -> tuple[LeaderboardRow, ...]:

@@ -101,13 +101,22 @@ class Publisher:
         return self.offer(0)
 
     async def publish_policy(self, version: int, adapter_dir: Path) -> ArtefactOffer:
-        """Signs and seeds the PEFT adapter in `adapter_dir`; at once when this version is published already."""
+        """Signs and seeds the PEFT adapter in `adapter_dir`; at once when this version is published already.
+
+        So a hub that calls it at start, after `reopen`, for the version that its store says is published has that
+        version back even when its artefact was damaged. Raises StorageError when it cannot be copied.
+        """
         if version < 1:
             raise ValueError("policy versions count from 1; 0 is the base")
         if version not in self._published:
             await self._publish(version, {name: adapter_dir / name for name in _POLICY_FILES})
             await self._retire()
         return self.offer(version)
+
+    def knows(self, info_hash: bytes, policy_version: int | None) -> bool:
+        """Whether this is the artefact of that version, None for the base, and still published."""
+        published = self._published.get(policy_version or 0)
+        return policy_version != 0 and published is not None and published.info_hash == info_hash
 
     def offer(self, version: int) -> ArtefactOffer:
         """The signed offer, without peers. Raises SwarmError for a version that is not published, or no longer."""
@@ -211,15 +220,23 @@ def _read_all(artefacts: Path, prefix: str) -> dict[int, tuple[Manifest, bytes]]
             log.warning("The artefact %s is not what its manifest says and is removed.", name)
     for path in artefacts.glob(f"{prefix}*"):
         if path.name not in whole:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _remove(path)
     return found
 
 
 def _delete(directory: Path) -> None:
-    """The manifest first: what is left without one was never published."""
-    directory.with_name(directory.name + _MANIFEST_SUFFIX).unlink()
-    directory.with_name(directory.name + _TORRENT_SUFFIX).unlink()
-    shutil.rmtree(directory)
+    """The manifest first: what is left without one was never published, and goes at the next `reopen`."""
+    _remove(directory.with_name(directory.name + _MANIFEST_SUFFIX))
+    _remove(directory.with_name(directory.name + _TORRENT_SUFFIX))
+    _remove(directory)
+
+
+def _remove(path: Path) -> None:
+    """Leaves it there when the system does not let go of it: Windows, while a file is being served."""
+    try:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed now; the hub tries again when it starts: %s", path, error)
 
 
 def _base_files(model_dir: Path) -> dict[str, Path]:

@@ -65,11 +65,16 @@ class _Member:
 
 
 class Tracker:
-    """Who takes part in which torrent's swarm. `now` is any clock that only goes forward, the same in every call."""
+    """Who takes part in which torrent's swarm. `now` is any clock that only goes forward, the same in every call.
 
-    def __init__(self, hub: Identity) -> None:
+    With `public`, nodes reach the hub from elsewhere, so a loopback address is a proxy's that is not trusted: such an
+    announce is answered, but nobody is told of it.
+    """
+
+    def __init__(self, hub: Identity, *, public: bool = False) -> None:
         # Ed25519 signatures are the same every time, so this secret survives a restart without being stored.
         self._secret = hashlib.blake2b(hub.sign(b"echo tracker passkeys"), digest_size=32).digest()
+        self._public = public
         self._hub_ports: dict[bytes, int] = {}
         self._swarms: dict[bytes, dict[str, _Member]] = {}
 
@@ -98,7 +103,8 @@ class Tracker:
             raise RefusedError("This torrent is not published here.", do="Fetch the newest version.")
         self._expire(swarm, now)
         introduce_to: tuple[str, ...] = ()
-        if announce.event == "stopped" or not announce.port:
+        is_proxy = self._public and _parse_ip(announce.ip).is_loopback
+        if announce.event == "stopped" or not announce.port or is_proxy:
             swarm.pop(node_id, None)
         else:
             if node_id not in swarm:

@@ -1,23 +1,27 @@
-"""What hub and learner read back: the snapshot at start, payloads to score, a step's batch, one receipt."""
+"""What hub and learner read back: the snapshot at start, payloads to score, a step's batch, receipts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import Connection, and_, func, or_, select, tuple_
 
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot, StepRow
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
 from echo_hub.store.writing import key_of
 from echo_shared.errors import StorageError
-from echo_shared.messages import DropReason, FinishReason, Receipt, ReceiptState, rollout_id
+from echo_shared.messages import MAX_GROUP_SIZE, DropReason, FinishReason, Receipt, ReceiptState, rollout_id
 
 _UNFINISHED = (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.VERIFIED)
 _WITH_PAYLOAD = and_(payloads.c.lease_id == rollouts.c.lease_id, payloads.c.index == rollouts.c.index)
+
+_KEYS_A_QUERY: Final = 1_000
+"""Far below what either database takes as parameters of one statement: two a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,18 +192,38 @@ def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
     ]
 
 
-def read_receipt(connection: Connection, node_id: str, asked: str) -> Receipt:
-    """What became of a rollout, for its own node; dropped as invalid for others, and for ids never leased."""
-    lease_id, index = key_of(asked)
-    unknown = Receipt(rollout_id=asked, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID)
-    if max(lease_id, index) >= 2**62 or rollout_id(lease_id, index) != asked:
-        return unknown
-    row = connection.execute(
-        select(rollouts.c.node_id, rollouts.c.state, rollouts.c.drop_reason).where(
-            rollouts.c.lease_id == lease_id, rollouts.c.index == index
+def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) -> list[Receipt]:
+    """What became of each of these, in the order asked for, for their own node; dropped as invalid for others, and
+    for ids never leased."""
+    keys = list({key for wanted in asked if (key := _possible_key(wanted)) is not None})
+    found: dict[str, Receipt] = {}
+    for start in range(0, len(keys), _KEYS_A_QUERY):
+        rows = connection.execute(
+            select(
+                rollouts.c.lease_id,
+                rollouts.c.index.label("at"),
+                rollouts.c.node_id,
+                rollouts.c.state,
+                rollouts.c.drop_reason,
+            ).where(tuple_(rollouts.c.lease_id, rollouts.c.index).in_(keys[start : start + _KEYS_A_QUERY]))
         )
-    ).one_or_none()
-    if row is None or row.node_id != node_id:
-        return unknown
-    reason = None if row.drop_reason is None else DropReason(row.drop_reason)
-    return Receipt(rollout_id=asked, state=ReceiptState(row.state), drop_reason=reason)
+        for row in rows:
+            if row.node_id != node_id:  # Not in the query: SQLite would walk the node's index instead of the key's.
+                continue
+            known = rollout_id(row.lease_id, row.at)
+            found[known] = Receipt(
+                rollout_id=known,
+                state=ReceiptState(row.state),
+                drop_reason=None if row.drop_reason is None else DropReason(row.drop_reason),
+            )
+    return [
+        found.get(wanted) or Receipt(rollout_id=wanted, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID)
+        for wanted in asked
+    ]
+
+
+def _possible_key(asked: str) -> tuple[int, int] | None:
+    """None for an id that the hub cannot have given: PostgreSQL refuses numbers that do not fit their columns."""
+    lease_id, index = key_of(asked)
+    given = lease_id < 2**63 and index < MAX_GROUP_SIZE and rollout_id(lease_id, index) == asked
+    return (lease_id, index) if given else None

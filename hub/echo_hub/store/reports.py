@@ -162,18 +162,32 @@ def read_accounting(connection: Connection) -> Accounting:
     )
 
 
-def read_steps(connection: Connection, since: int) -> list[StepRecord]:
-    """The trained steps after step `since`, in order."""
+def read_steps(connection: Connection, since: int, limit: int) -> list[StepRecord]:
+    """The first `limit` trained steps after step `since`, in order."""
+    columns = (
+        steps.c.step,
+        steps.c.planned_at,
+        steps.c.trained_at,
+        steps.c.num_groups,
+        steps.c.num_rollouts,
+        steps.c.num_tokens,
+        steps.c.mean_reward,
+        steps.c.staleness,
+        steps.c.metrics,
+    )
     rows = connection.execute(
-        select(steps).where(steps.c.step > since, steps.c.trained_at.is_not(None)).order_by(steps.c.step)
+        select(*columns)
+        .where(steps.c.step > since, steps.c.trained_at.is_not(None))
+        .order_by(steps.c.step)
+        .limit(limit)
     )
     return [
         StepRecord(
             step=row.step,
             planned_at=row.planned_at,
             trained_at=row.trained_at,
-            num_groups=len(row.group_ids),
-            num_rollouts=len(row.rollout_ids),
+            num_groups=row.num_groups,
+            num_rollouts=row.num_rollouts,
             num_tokens=row.num_tokens,
             mean_reward=row.mean_reward,
             staleness_mean=fmean(row.staleness),
@@ -184,8 +198,9 @@ def read_steps(connection: Connection, since: int) -> list[StepRecord]:
     ]
 
 
-def read_versions(connection: Connection) -> list[VersionRecord]:
-    """In order."""
+def read_versions(connection: Connection, newest: int) -> list[VersionRecord]:
+    """The `newest` versions, in order; fetches of older ones are not read."""
+    published = connection.execute(select(versions).order_by(versions.c.policy_version.desc()).limit(newest)).all()
     counts: dict[int, dict[Transport, int]] = {}
     sizes: dict[int, dict[Transport, int]] = {}
     seconds: dict[int, list[float]] = {}
@@ -196,7 +211,7 @@ def read_versions(connection: Connection) -> list[VersionRecord]:
             fetches.c.seconds,
             fetches.c.swarm_bytes,
             fetches.c.web_seed_bytes,
-        ).where(fetches.c.policy_version.is_not(None))
+        ).where(fetches.c.policy_version.in_([row.policy_version for row in published]))
     ):
         count = counts.setdefault(row.policy_version, {})
         count[row.transport] = count.get(row.transport, 0) + 1
@@ -212,7 +227,7 @@ def read_versions(connection: Connection) -> list[VersionRecord]:
             bytes_by_transport=sizes.get(row.policy_version, {}),
             fetch_seconds=tuple(sorted(seconds.get(row.policy_version, ()))),
         )
-        for row in connection.execute(select(versions).order_by(versions.c.policy_version))
+        for row in reversed(published)
     ]
 
 

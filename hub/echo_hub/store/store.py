@@ -57,8 +57,12 @@ class Store:
 
     def receipt(self, node_id: str, rollout_id: str) -> Receipt:
         """What became of a rollout, for its own node; dropped as invalid for others, and for ids never leased."""
+        return self.receipts(node_id, [rollout_id])[0]
+
+    def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
+        """`receipt` of each, in the order asked for, in a few queries."""
         with self._reading() as connection:
-            return reading.read_receipt(connection, node_id, rollout_id)
+            return reading.read_receipts(connection, node_id, rollout_ids)
 
     def load_payloads(self, rollout_ids: Sequence[str]) -> list[StoredPayload]:
         """In the order asked for; those dropped meanwhile are left out."""
@@ -97,10 +101,11 @@ class Store:
                 )
 
     def record_fetch(self, *, node_id: str, fetch: Fetched, now: float) -> None:
-        """A node has fetched and verified an artefact."""
+        """A node has fetched and verified an artefact of this run: the caller checks that it is one. The first time
+        counts: what a node says of the same artefact later changes nothing."""
+        key = {"node_id": node_id, "info_hash": fetch.info_hash.hex()}
         row = {
-            "node_id": node_id,
-            "info_hash": fetch.info_hash.hex(),
+            **key,
             "policy_version": fetch.policy_version,
             "seconds": fetch.seconds,
             "swarm_bytes": fetch.swarm_bytes,
@@ -108,7 +113,8 @@ class Store:
             "fetched_at": now,
         }
         with self._writing() as connection:
-            connection.execute(insert(fetches), row)
+            if connection.execute(select(fetches.c.node_id).filter_by(**key)).first() is None:
+                connection.execute(insert(fetches), row)
 
     def record_evaluation(self, *, policy_version: int, accuracy: float, num_problems: int, now: float) -> None:
         """The newest evaluation of a version replaces an older one."""
@@ -140,15 +146,15 @@ class Store:
         """Trained rollouts of each node that has any."""
         return {row.node_id: row.trained_rollouts for row in self.leaderboard() if row.trained_rollouts}
 
-    def steps_history(self, since: int = 0) -> list[StepRecord]:
-        """The trained steps after step `since`, in order."""
+    def steps_history(self, since: int = 0, limit: int = 1_000) -> list[StepRecord]:
+        """The first `limit` trained steps after step `since`, in order."""
         with self._reading() as connection:
-            return reports.read_steps(connection, since)
+            return reports.read_steps(connection, since, limit)
 
-    def versions_history(self) -> list[VersionRecord]:
-        """The published versions, in order."""
+    def versions_history(self, newest: int) -> list[VersionRecord]:
+        """The `newest` published versions, in order."""
         with self._reading() as connection:
-            return reports.read_versions(connection)
+            return reports.read_versions(connection, newest)
 
     def versions_by_transport(self) -> dict[Transport, int]:
         """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""

@@ -69,7 +69,7 @@ groups = Table(
     Column("group_id", BigInteger, primary_key=True, autoincrement=False),
     Column("seed", Unsigned64, nullable=False),
     Column("opened_at", Double, nullable=False),
-    Column("step", Integer),
+    Column("step", BigInteger),
     Column("drop_reason", String(16)),
 )
 
@@ -80,7 +80,7 @@ rollouts = Table(
     Column("index", Integer, primary_key=True, autoincrement=False),
     Column("node_id", String(64), nullable=False),
     Column("group_id", BigInteger, nullable=False),
-    Column("policy_version", Integer, nullable=False),
+    Column("policy_version", BigInteger, nullable=False),
     Column("leased_at", Double, nullable=False),
     Column("deadline", Double, nullable=False),
     Column("state", String(16), nullable=False),
@@ -108,10 +108,12 @@ payloads = Table(
 steps = Table(
     "steps",
     metadata,
-    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
     Column("group_ids", JSON, nullable=False),
     Column("rollout_ids", JSON, nullable=False),
     Column("staleness", JSON, nullable=False),
+    Column("num_groups", Integer, nullable=False),
+    Column("num_rollouts", Integer, nullable=False),
     Column("num_tokens", BigInteger, nullable=False),
     Column("mean_reward", Double, nullable=False),
     Column("planned_at", Double, nullable=False),
@@ -123,17 +125,16 @@ steps = Table(
 versions = Table(
     "versions",
     metadata,
-    Column("policy_version", Integer, primary_key=True, autoincrement=False),
+    Column("policy_version", BigInteger, primary_key=True, autoincrement=False),
     Column("published_at", Double, nullable=False),
 )
 
 fetches = Table(
     "fetches",
     metadata,
-    Column("fetch_id", Integer, primary_key=True),
-    Column("node_id", String(64), nullable=False),
-    Column("info_hash", String(40), nullable=False),
-    Column("policy_version", Integer),
+    Column("node_id", String(64), primary_key=True),
+    Column("info_hash", String(40), primary_key=True),
+    Column("policy_version", BigInteger, index=True),
     Column("seconds", Double, nullable=False),
     Column("swarm_bytes", BigInteger, nullable=False),
     Column("web_seed_bytes", BigInteger, nullable=False),
@@ -143,7 +144,7 @@ fetches = Table(
 evaluations = Table(
     "evaluations",
     metadata,
-    Column("policy_version", Integer, primary_key=True, autoincrement=False),
+    Column("policy_version", BigInteger, primary_key=True, autoincrement=False),
     Column("accuracy", Double, nullable=False),
     Column("num_problems", Integer, nullable=False),
     Column("evaluated_at", Double, nullable=False),

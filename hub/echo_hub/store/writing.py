@@ -159,6 +159,8 @@ def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) ->
                 "group_ids": list(record.group_ids),
                 "rollout_ids": list(record.rollout_ids),
                 "staleness": list(record.staleness),
+                "num_groups": len(record.group_ids),
+                "num_rollouts": len(record.rollout_ids),
                 "num_tokens": int(tokens),
                 "mean_reward": float(reward),
                 "planned_at": record.planned_at,

@@ -17,7 +17,7 @@ from echo_shared.errors import StorageError, SwarmError
 
 log = logging.getLogger(__name__)
 
-_DISK_FULL: Final = {39, 112} if sys.platform == "win32" else {errno.ENOSPC, errno.EDQUOT}
+_DISK_FULL: Final = {39, 112, errno.ENOSPC} if sys.platform == "win32" else {errno.ENOSPC, errno.EDQUOT}
 PeerAddress = tuple[str, int]
 """(host name or IP address, TCP port)."""
 OnProgress = Callable[[int, int], None]
@@ -122,7 +122,7 @@ class Swarm(ABC):
 
 
 def storage_error(error: str, *, code: int | None, path: Path) -> StorageError:
-    """The disk's refusal as this project's error; `code` is the system's."""
+    """The disk's refusal as this project's error; `code` is the system's, or C's."""
     if code in _DISK_FULL:
         return StorageError("The disk is full.", got=error, do=f"Free some space on the disk of {path}.")
     return StorageError("A fetched file cannot be written or read.", got=error, do=f"Check that {path} is writable.")

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import libtorrent as lt
 
-from echo_shared.errors import LocalProtocolError, SwarmError
+from echo_shared.errors import CodecError, LocalProtocolError, SwarmError
 from echo_shared.swarm.base import (
     FetchStats,
     OnProgress,
@@ -35,7 +35,7 @@ from echo_shared.swarm.base import (
     resolve,
     stalled,
 )
-from echo_shared.swarm.torrent import read_torrent
+from echo_shared.swarm.torrent import Layout, read_torrent
 from echo_shared.swarm.transfer import Transfer, stopped
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class BitTorrentSwarm(Swarm):
             )
         transfer = Transfer(layout, directory.parent, on_progress=None)
         transfer.finished.set()  # Until libtorrent finds out otherwise.
-        params = _params(torrent, directory.parent, tracker_urls)
+        params = _params(layout, directory.parent, tracker_urls)
         params.flags |= lt.torrent_flags.seed_mode
         await self._add(transfer, params)
 
@@ -181,7 +181,7 @@ class BitTorrentSwarm(Swarm):
     ) -> FetchStats:
         started_at = self._loop.time()
         layout = read_torrent(torrent)
-        params = _params(torrent, parent, tracker_urls)
+        params = _params(layout, parent, tracker_urls)
         params.peers = await resolve(peers)
         transfer = Transfer(layout, parent, on_progress=on_progress)
         if web_seed_url is not None:
@@ -283,14 +283,29 @@ class BitTorrentSwarm(Swarm):
             raise LocalProtocolError(f"{transfer.layout.name} is being fetched already.")
         if self._session is None:
             raise LocalProtocolError("The swarm is closed.")
-        transfer.handle = self._session.add_torrent(params)
+        try:
+            transfer.handle = self._session.add_torrent(params)
+        except RuntimeError as error:
+            raise SwarmError(f"The transfer of {transfer.layout.name} cannot start.", got=str(error)) from error
         self._transfers[info_hash] = transfer
 
 
-def _params(torrent: bytes, parent: Path, tracker_urls: Iterable[str]) -> lt.add_torrent_params:
-    params = lt.load_torrent_buffer(torrent)
+def _params(layout: Layout, parent: Path, tracker_urls: Iterable[str]) -> lt.add_torrent_params:
+    """Raises CodecError unless libtorrent reads the same files in the torrent as `read_torrent` does."""
+    try:
+        params = lt.load_torrent_buffer(layout.torrent)
+        assert params.ti is not None
+        files = params.ti.layout()
+        read = [(Path(files.file_path(i)).as_posix(), files.file_size(i)) for i in range(files.num_files())]
+    except RuntimeError as error:
+        raise CodecError("libtorrent cannot read a torrent.", got=str(error)) from error
+    if read != [(f"{layout.name}/{path}", size) for path, size in layout.files]:
+        raise CodecError("libtorrent reads other files in a torrent.", got=f"{len(read)} files of {layout.name!r}")
     params.save_path = str(parent)
     params.trackers = list(tracker_urls)
+    params.url_seeds = []
+    params.http_seeds = []
+    params.dht_nodes = []
     params.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
     return params
 

@@ -9,9 +9,9 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_shared import bencode
 from echo_shared.errors import CodecError, StorageError, SwarmError
@@ -51,6 +51,8 @@ class Layout:
     """What a torrent says: the artefact's directory `name`, its files in order, and the hash of every piece."""
 
     info_hash: bytes
+    torrent: bytes
+    """What was read, made anew of its info dictionary alone: without web seeds, trackers or peers of somebody else."""
     name: str
     files: tuple[tuple[str, int], ...]
     """(path below the directory, size in bytes)."""
@@ -82,15 +84,24 @@ class Layout:
 
 
 class _File(BaseModel):
+    """Forbids what else clients obey: another path, a link."""
+
+    model_config = ConfigDict(extra="forbid")
+
     length: Annotated[int, Field(ge=0)]
     path: Annotated[tuple[PathPart, ...], Field(min_length=1)]
 
 
 class _Info(BaseModel):
+    """Forbids what else clients obey: another name, one file in place of many, the second version of torrents."""
+
+    model_config = ConfigDict(extra="forbid")
+
     files: Annotated[tuple[_File, ...], Field(min_length=1)]
     name: PathPart
     piece_length: Annotated[int, Field(ge=BLOCK_BYTES, le=_MOST_PIECE_BYTES, alias="piece length")]
     pieces: Annotated[bytes, Field(min_length=_HASH_BYTES)]
+    private: Literal[1]
 
 
 def make_torrent(directory: Path) -> Torrent:
@@ -121,7 +132,10 @@ def make_torrent(directory: Path) -> Torrent:
 
 
 def read_torrent(torrent: bytes) -> Layout:
-    """Raises CodecError unless `torrent` is well-formed and none of its paths leaves the artefact's directory."""
+    """Raises CodecError unless `torrent` is well-formed and none of its paths leaves the artefact's directory.
+
+    Only its info dictionary is looked at, and only what `make_torrent` writes may be in there.
+    """
     decoded = bencode.decode(torrent)
     raw_info: bencode.Value = decoded.get("info", b"") if isinstance(decoded, dict) else b""
     try:
@@ -132,10 +146,14 @@ def read_torrent(torrent: bytes) -> Layout:
     total_bytes = sum(file.length for file in info.files)
     if len(info.pieces) != _HASH_BYTES * -(-total_bytes // info.piece_length):
         raise CodecError("A torrent is not valid.", got=f"{len(info.pieces)} bytes of hashes for {total_bytes} bytes")
+    paths = tuple("/".join(file.path) for file in info.files)
+    if len({path.casefold() for path in paths}) != len(paths):  # libtorrent would rename one of them.
+        raise CodecError("A torrent is not valid.", got="two files of the same name")
     return Layout(
         info_hash=piece_hash(bencode.encode(raw_info)),
+        torrent=bencode.encode({"info": raw_info}),
         name=info.name,
-        files=tuple(("/".join(file.path), file.length) for file in info.files),
+        files=tuple((path, file.length) for path, file in zip(paths, info.files, strict=True)),
         piece_bytes=info.piece_length,
         piece_hashes=tuple(info.pieces[i : i + _HASH_BYTES] for i in range(0, len(info.pieces), _HASH_BYTES)),
         total_bytes=total_bytes,

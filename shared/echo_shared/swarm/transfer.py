@@ -10,6 +10,7 @@ from typing import Final
 import libtorrent as lt
 
 from echo_shared.errors import EchoError, SwarmError
+from echo_shared.messages import printable_line
 from echo_shared.swarm.base import OnProgress, PeerAddress, storage_error
 from echo_shared.swarm.torrent import Layout
 
@@ -100,7 +101,7 @@ class Transfer:
                     )
                 )
             case lt.torrent_error_alert():
-                self._break(stopped(self.layout, got=alert.message()))
+                self._break(stopped(self.layout, got=printable_line(alert.message())))
             case lt.hash_failed_alert():
                 self._damaged = True
                 self._note(alert.message())
@@ -116,8 +117,8 @@ class Transfer:
         self.fail(error)
 
     def _note(self, problem: str) -> None:
-        self.last_problem = problem
-        log.info("%s: %s", self.layout.name, problem)
+        self.last_problem = printable_line(problem)  # Trackers and web seeds may say anything.
+        log.info("%s: %s", self.layout.name, self.last_problem)
 
     def _piece_finished(self, piece: int) -> None:
         total = self.layout.total_bytes

@@ -21,6 +21,7 @@ from typing import Final
 from urllib.parse import quote
 
 from echo_shared.errors import LocalProtocolError, SwarmError
+from echo_shared.messages import printable_line
 from echo_shared.swarm.base import (
     FetchStats,
     OnProgress,
@@ -156,7 +157,7 @@ class _Download:
                 self._ask_for_missing()
                 problem = "pieces do not match their hash"
             except (OSError, http.client.HTTPException) as error:
-                problem = str(error)
+                problem = printable_line(str(error))
             if self._stopping.is_set():
                 return False
             if len(self._missing) < before:
@@ -226,10 +227,13 @@ class _Download:
 
     def _is_there(self, piece: int) -> bool:
         data = b""
-        for part in self._layout.slices(piece, piece + 1):
-            with (self._directory / part.path).open("rb") as file:
-                file.seek(part.offset)
-                data += file.read(part.length)
+        try:
+            for part in self._layout.slices(piece, piece + 1):
+                with (self._directory / part.path).open("rb") as file:
+                    file.seek(part.offset)
+                    data += file.read(part.length)
+        except OSError as error:
+            raise storage_error(str(error), code=error.errno, path=self._directory) from error
         return piece_hash(data) == self._layout.piece_hashes[piece]
 
 

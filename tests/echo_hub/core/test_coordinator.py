@@ -19,7 +19,7 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
 )
-from echo_hub.core.events import GroupPrepared, RolloutRejected, RolloutScored
+from echo_hub.core.events import GroupPrepared, RolloutRejected, RolloutScored, Tick
 from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot
 from echo_shared.messages import DropReason, Receipt, ReceiptState
 
@@ -106,6 +106,8 @@ def test_a_rejected_rollout_is_dropped_and_its_index_leased_again(bench: BenchOf
     b.tell(RolloutRejected(rollout_id="1-0", reason=DropReason.INVALID, detail="another model's"))
     (dropped,) = b.of(RolloutsDropped)
     assert (dropped.rollout_ids, dropped.reason, dropped.detail) == (("1-0",), DropReason.INVALID, "another model's")
+    b.now += 1.0
+    b.tell(Tick())
     assert [lease.indices for lease in b.of(SendLease)] == [(0,)]
 
 

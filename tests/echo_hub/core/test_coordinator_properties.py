@@ -403,7 +403,6 @@ class World(RuleBasedStateMachine):
             lease = node.work[sorted(node.work)[pick % len(node.work)]]
             for index in lease.indices:
                 node.work.pop(rollout_id(lease.lease_id, index), None)
-            node.capacity = 0
             self._turn(LeaseGivenBack(node_id=node_id, lease_id=lease.lease_id, indices=lease.indices, reason="owner"))
 
     @rule(node_id=st.sampled_from("abc"), pick=PICK, wrong=st.sampled_from(["lease", "group", "index", "version"]))
@@ -415,8 +414,6 @@ class World(RuleBasedStateMachine):
         name = names[pick % min(len(names), 20)]
         row = self.rows.get(name, Leased("", 0, 0, 0.0))
         lease_id, index = (int(part) for part in name.split("-"))
-        if row.node_id == node_id and not row.received and not row.end:
-            self.nodes[node_id].capacity = 0
         self._turn(
             RolloutArrived(
                 node_id=node_id,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.fleet import Fleet
+from echo_hub.core.fleet import FIRST_REST_S, MAX_REST_S, Fleet
 from echo_hub.core.settings import HUB_NODE_ID, CoordinatorSettings, Mode
 
 
@@ -17,6 +17,11 @@ def fleet(mode: Mode = "async", group_size: int = 4) -> Fleet:
 def join(fleet: Fleet, node_id: str, capacity: int, version: int | None = 0) -> None:
     fleet.connect(node_id)
     fleet.report(node_id, capacity, version)
+
+
+def expire(fleet: Fleet, node_id: str, count: int, *, now: float) -> None:
+    for _ in range(count):
+        fleet.expire(node_id, now)
 
 
 def next_id(fleet: Fleet, oldest: int = 0, avoid: tuple[str, ...] = ()) -> str | None:
@@ -90,7 +95,8 @@ def test_overdue_rollouts_take_up_no_capacity_but_cost_the_place() -> None:
     nodes = fleet()
     join(nodes, "silent", 4)
     nodes.take("silent", 4, 1)
-    nodes.expire("silent", 4)
+    expire(nodes, "silent", 4, now=0.0)
+    nodes.wake(0.0)
     assert next_id(nodes) == "silent"
     join(nodes, "quick", 8)
     nodes.take("quick", 4, 2)
@@ -116,7 +122,9 @@ def test_only_the_hub_samples_in_colocated_mode() -> None:
     assert next_id(nodes) is None
     join(nodes, HUB_NODE_ID, 4)
     assert next_id(nodes) == HUB_NODE_ID
-    nodes.rest(HUB_NODE_ID)
+    nodes.take(HUB_NODE_ID, 1, 1)
+    nodes.fail(HUB_NODE_ID, 0.0)
+    nodes.expire(HUB_NODE_ID, 0.0)
     assert next_id(nodes) == HUB_NODE_ID
 
 
@@ -129,14 +137,70 @@ def test_nodes_to_avoid_keep_their_place() -> None:
     assert next_id(nodes) == "a"
 
 
-def test_a_resting_node_waits_for_its_next_report() -> None:
+def test_a_silent_node_gets_one_lease_at_a_time_until_it_is_trusted_again() -> None:
+    nodes = fleet()
+    join(nodes, "a", 100)
+    nodes.take("a", 8, 1)
+    expire(nodes, "a", 4, now=0.0)
+    assert next_id(nodes) is None, "the rest of what it holds comes first"
+    expire(nodes, "a", 4, now=1.0)
+    nodes.wake(1.0)
+    assert next_id(nodes) == "a"
+    nodes.take("a", 4, 2)
+    assert next_id(nodes) is None
+    nodes.trust("a")
+    assert next_id(nodes) == "a"
+
+
+def test_a_node_that_stays_silent_rests_for_more_and_more_deadlines() -> None:
     nodes = fleet()
     join(nodes, "a", 4)
-    nodes.rest("a")
-    nodes.rest("stranger")
-    assert next_id(nodes) is None
-    nodes.report("a", 4, 0)
+    now, rests = 0.0, []
+    for lease_id in range(1, 5):
+        nodes.take("a", 4, lease_id)
+        expire(nodes, "a", 4, now=now)
+        began = now
+        nodes.wake(now)
+        while next_id(nodes) is None:
+            now += 1.0
+            nodes.wake(now)
+        rests.append(now - began)
+    assert rests == [0.0, 4.0, 16.0, 16.0]
+
+
+def test_a_failing_node_rests_twice_as_long_each_time_whatever_it_reports() -> None:
+    nodes = fleet()
+    join(nodes, "a", 4)
+    nodes.fail("stranger", 0.0)
+    now, rest_s = 0.0, FIRST_REST_S
+    for _ in range(10):
+        nodes.fail("a", now)
+        nodes.fail("a", now + rest_s / 2)  # Of the same failure.
+        nodes.wake(now + rest_s * 0.99)
+        nodes.report("a", 4, 0)
+        assert (next_id(nodes), nodes.num_candidates(0)) == (None, 0)
+        now += rest_s
+        nodes.wake(now)
+        assert next_id(nodes) == "a"
+        rest_s = min(MAX_REST_S, 2 * rest_s)
+    nodes.fail("a", now)
+    nodes.trust("a")
     assert next_id(nodes) == "a"
+    nodes.fail("a", now)
+    nodes.wake(now + FIRST_REST_S)
+    assert next_id(nodes) == "a"
+
+
+def test_a_node_does_not_shorten_its_rest_by_leaving() -> None:
+    nodes = fleet()
+    join(nodes, "a", 4)
+    nodes.fail("a", 0.0)
+    nodes.disconnect("a")
+    join(nodes, "a", 4)
+    assert next_id(nodes) is None
+    nodes.disconnect("a")
+    nodes.wake(FIRST_REST_S)
+    assert nodes._nodes == {}
 
 
 def test_a_node_that_left_is_remembered_while_it_holds_work() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
+
+import pytest
 
 from echo_hub.core.effects import RevokeLease, RolloutsDropped, RolloutsLeased, SendLease
 from echo_hub.core.events import (
@@ -13,6 +16,7 @@ from echo_hub.core.events import (
     NodeDisconnected,
     NodeReported,
     RolloutRejected,
+    RolloutScored,
     Tick,
 )
 from echo_shared.messages import DropReason, ReceiptState
@@ -111,7 +115,7 @@ def test_when_an_index_failed_everywhere_the_latest_is_asked_last(bench: BenchOf
     b = bench(groups_per_step=1, steps=1)
     b.node("a", capacity=2)
     b.node("b", capacity=2)
-    for expected in ("b", "a", "b", "a"):
+    for expected in ("b", "a", "b"):
         b.now += 60.0
         b.tell(Tick())
         assert [lease.node_id for lease in b.of(SendLease)] == [expected]
@@ -127,13 +131,72 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
     assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (1,))]
 
 
-def test_a_node_that_gave_back_rests_until_it_reports_again(bench: BenchOf) -> None:
+def test_a_node_that_gives_back_rests_whatever_it_reports(bench: BenchOf) -> None:
+    """Return, report, lease, return ...: the leases that a node can burn are bounded by time."""
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
-    b.tell(LeaseGivenBack(node_id="a", lease_id=1, indices=(0, 1), reason="busy"))
+    leased_at = []
+    for _ in range(3_000):
+        for lease in b.of(SendLease):
+            leased_at.append(b.now)
+            b.tell(LeaseGivenBack(node_id="a", lease_id=lease.lease_id, indices=lease.indices, reason="busy"))
+        b.now += 0.1
+        b.tell(NodeReported(node_id="a", capacity=4, policy_version=0))
+    waits = [later - earlier for earlier, later in pairwise(leased_at)]
+    assert [round(wait) for wait in waits] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_a_verified_rollout_ends_a_rest(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a")
+    b.tell(LeaseGivenBack(node_id="a", lease_id=1, indices=(1,), reason="busy"))
     assert b.of(SendLease) == []
-    b.tell(NodeReported(node_id="a", capacity=4, policy_version=0))
-    assert [lease.node_id for lease in b.of(SendLease)] == ["a"]
+    b.tell(b.arrival(b.leases[1], 0), RolloutScored(rollout_id="1-0", reward=1.0))
+    assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("a", (1,))]
+
+
+@pytest.mark.parametrize("reason", [DropReason.INVALID, DropReason.SCORER_FAILED])
+def test_only_a_node_whose_rollout_is_invalid_rests(bench: BenchOf, reason: DropReason) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    b.node("a")
+    b.deliver(b.leases[1], score=False)
+    b.tell(RolloutRejected(rollout_id="1-1", reason=reason, detail="no"))
+    assert len(b.of(SendLease)) == (reason is DropReason.SCORER_FAILED)
+    b.now += 1.0
+    b.tell(Tick())
+    assert len(b.of(SendLease)) == (reason is DropReason.INVALID)
+
+
+def _steps_in_1200_s(bench: BenchOf, *, with_a_silent_node: bool) -> int:
+    """One node that needs 2 s for each group, and perhaps one that heartbeats a large capacity and never delivers."""
+    b = bench(steps=10_000, groups_per_step=4, group_size=4, deadline_s=60.0, max_staleness=1)
+    b.learner()
+    silent = ["silent"] * with_a_silent_node
+    for node_id in silent:
+        b.node(node_id, capacity=4096)
+    b.node("honest", capacity=8)
+    done: set[int] = set()
+    for second in range(1_200):
+        b.now += 1.0
+        b.tell(Tick())
+        version = b.coordinator.published_version
+        b.tell(NodeReported(node_id="honest", capacity=8, policy_version=version))
+        b.tell(*(NodeReported(node_id=node_id, capacity=4096, policy_version=version) for node_id in silent))
+        work = [lease for lease in b.leases.values() if lease.node_id == "honest" and lease.lease_id not in done]
+        if second % 2 and work:
+            done.add(work[0].lease_id)
+            b.deliver(work[0])
+        step = b.coordinator.status().training_step
+        if step is not None:
+            b.train(step)
+    trained: int = b.coordinator.status().trained_steps
+    return trained
+
+
+def test_a_silent_node_costs_the_run_little(bench: BenchOf) -> None:
+    alone = _steps_in_1200_s(bench, with_a_silent_node=False)
+    assert alone == 150
+    assert _steps_in_1200_s(bench, with_a_silent_node=True) >= 0.8 * alone
 
 
 def test_nobody_gives_back_anothers_lease(bench: BenchOf) -> None:

@@ -9,7 +9,7 @@ from aiohttp import ClientResponse, ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from echo_hub.dashboard import api
-from echo_hub.dashboard.api import EventStream
+from echo_hub.dashboard.api import STEPS_PER_ANSWER, EventStream
 from echo_hub.dashboard.snapshots import Snapshots
 
 SCHEMA = {
@@ -72,6 +72,18 @@ async def test_steps_are_those_after_the_given_one(hub: ClientSession) -> None:
     assert [step["step"] for step in (await get(hub, "/api/v1/steps?since=34"))["steps"]] == [35, 36, 37]
     assert len((await get(hub, "/api/v1/steps"))["steps"]) == 37
     assert (await get(hub, "/api/v1/steps?since=37"))["steps"] == []
+
+
+async def test_many_steps_take_several_answers(hub: ClientSession, source: Any) -> None:
+    source.total = source.step = 2 * STEPS_PER_ANSWER + 7
+    numbers: list[int] = []
+    lengths = []
+    while not lengths or lengths[-1] == STEPS_PER_ANSWER:
+        answer = await get(hub, f"/api/v1/steps?since={numbers[-1] if numbers else 0}")
+        numbers += [step["step"] for step in answer["steps"]]
+        lengths.append(len(answer["steps"]))
+    assert lengths == [STEPS_PER_ANSWER, STEPS_PER_ANSWER, 7]
+    assert numbers == list(range(1, source.step + 1))
 
 
 @pytest.mark.parametrize("since", ["-1", "x", "", "1.5", "²", "9" * 30, "1e3"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import html.parser
 import re
 import shutil
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
+
+from echo_hub.dashboard.api import STEPS_PER_ANSWER
 
 PAGES = ("/", "/leaderboard")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -131,3 +134,18 @@ async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, so
     await expect(page.locator("#hero")).to_contain_text("step 41 of 60")
     assert wrong == []
     assert all(url.startswith((origin, "data:")) for url in requested)
+
+
+async def test_the_charts_of_a_long_run_have_every_step(browser: Any, open_hub: Any, source: Any) -> None:
+    source.total = source.step = 2 * STEPS_PER_ANSWER
+    hub = await open_hub(source)
+    async with hub.get("/healthz") as response:
+        origin = str(response.url.origin())
+    page = await browser.new_page()
+    await page.goto(f"{origin}/")
+    numbers: list[int] = []
+    async with asyncio.timeout(20):
+        while len(numbers) < source.step:
+            await asyncio.sleep(0.05)
+            numbers = await page.evaluate("document.getElementById('chart-reward').data?.[0].x ?? []")
+    assert numbers == list(range(1, source.step + 1))

@@ -162,9 +162,9 @@ async def test_what_was_half_published_is_cleared_away_and_done_again(open_hub, 
 
 
 @pytest.mark.parametrize("damage", ["missing file", "short file", "missing torrent", "other torrent"])
-async def test_a_damaged_artefact_is_not_seeded_again(open_hub, make_adapter, damage) -> None:
+async def test_a_damaged_artefact_is_not_seeded_again(open_hub, make_adapter, damage, tmp_path) -> None:
     hub = await open_hub()
-    await hub.publisher.publish_policy(1, make_adapter(1))
+    offer = await hub.publisher.publish_policy(1, make_adapter(1))
     await hub.publisher.publish_policy(2, make_adapter(2))
     await hub.swarm.close()
     directory = hub.run_dir / "artefacts" / "tiny-run-v000001"
@@ -183,6 +183,48 @@ async def test_a_damaged_artefact_is_not_seeded_again(open_hub, make_adapter, da
     assert not directory.exists()
     with pytest.raises(SwarmError):
         again.publisher.offer(1)
+    assert await again.publisher.publish_policy(1, tmp_path / "learner" / "1") == offer, "and can be published again"
+    await again.swarm.close()
+    assert (await open_hub()).publisher.offer(1) == offer
+
+
+async def test_it_knows_what_it_has_published(open_hub, make_adapter, model_dir) -> None:
+    hub = await open_hub(kept_versions=1)
+    offers = [
+        await hub.publisher.publish_base(model_dir),
+        await hub.publisher.publish_policy(1, make_adapter(1)),
+        await hub.publisher.publish_policy(2, make_adapter(2)),
+    ]
+    hashes = [bytes.fromhex(open_offer(offer, hub.identity.public_key).info_hash) for offer in offers]
+    assert hub.publisher.knows(hashes[0], None)
+    assert hub.publisher.knows(hashes[2], 2)
+    others = [(hashes[0], 0), (hashes[0], 2), (hashes[2], None), (hashes[1], 1), (hashes[2], 3), (bytes(20), 2)]
+    assert not any(hub.publisher.knows(*other) for other in others)
+
+
+async def test_what_cannot_be_deleted_goes_at_the_next_start(open_hub, make_adapter, monkeypatch, caplog) -> None:
+    def busy(path: Path, *, ignore_errors: bool = False, missing_ok: bool = False) -> None:
+        if not ignore_errors:
+            raise PermissionError(f"{path} is being served")
+
+    hub = await open_hub(kept_versions=1)
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    await hub.publisher.publish_policy(2, make_adapter(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", busy)
+        await hub.publisher.publish_policy(3, make_adapter(3))
+        patch.setattr(shutil, "rmtree", busy)
+        await hub.publisher.publish_policy(4, make_adapter(4))
+        await hub.swarm.close()
+        again = await open_hub(kept_versions=1)
+    assert "is being served" in caplog.text
+    artefacts = hub.run_dir / "artefacts"
+    assert (artefacts / "tiny-run-v000003.manifest.json").exists()
+    assert again.publisher.offer(4)
+    await again.swarm.close()
+    last = await open_hub(kept_versions=1)
+    assert {path.name.partition(".")[0] for path in artefacts.iterdir()} == {"tiny-run-v000004"}
+    assert last.publisher.offer(4)
 
 
 async def test_only_the_newest_versions_are_kept_in_the_swarm(open_hub, make_adapter, model_dir) -> None:

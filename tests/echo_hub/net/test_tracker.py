@@ -112,6 +112,19 @@ def test_local_addresses_stay_among_their_own(tracker: Tracker, asking: str, tol
     assert {host for host, _ in peers} == told
 
 
+def test_a_public_hub_tells_nobody_of_a_proxys_address(identity: Identity) -> None:
+    tracker = Tracker(identity, public=True)
+    tracker.register_self(TORRENT, 6881)
+    announce(tracker, 1)
+    for ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+        answer = announce(tracker, 2, ip=ip, hub_host="hub")
+        assert answer.peers == (("hub", 6881), ("203.0.113.1", 7001))
+        assert (answer.introduce_to, answer.num_fetching) == ((), 1)
+    assert tracker.peers(TORRENT, node_ip="127.0.0.1", hub_host="", now=0) == (("203.0.113.1", 7001),)
+    announce(tracker, 1, ip="127.0.0.1")
+    assert tracker.peers(TORRENT, node_ip="127.0.0.1", hub_host="", now=0) == (), "its old address no longer holds"
+
+
 def test_an_answer_is_bounded(tracker: Tracker) -> None:
     for node in range(len(NODES)):
         announce(tracker, node, ip="8.8.8.8")

@@ -7,7 +7,7 @@ import pytest
 from echo_hub.core.effects import GroupDropped, RolloutsDropped, VersionRecorded
 from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot, StepRow
 from echo_hub.store.store import Store
-from echo_shared.messages import DropReason, Receipt, ReceiptState
+from echo_shared.messages import MAX_BATCHED, MAX_GROUP_SIZE, DropReason, Receipt, ReceiptState
 
 
 def test_an_empty_store_is_a_new_run(store: Store) -> None:
@@ -74,10 +74,39 @@ def test_a_receipt_is_for_its_own_node(store: Store, records: Any) -> None:
 
 @pytest.mark.parametrize(
     ("node_id", "asked"),
-    [("b", "1-0"), ("a", "1-7"), ("a", "01-0"), ("a", "1-00"), ("a", f"{10**40}-0"), ("a", f"1-{2**63}")],
+    [
+        ("b", "1-0"),
+        ("a", "1-7"),
+        ("a", "01-0"),
+        ("a", "1-00"),
+        ("a", f"{10**40}-0"),
+        ("a", f"1-{2**63}"),
+        ("a", "1-3000000000"),
+        ("a", f"1-{MAX_GROUP_SIZE}"),
+        ("a", f"{2**63 - 1}-0"),
+        ("a", f"{2**63}-0"),
+    ],
 )
 def test_anything_else_is_invalid(store: Store, records: Any, node_id: str, asked: str) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1)], now=1.0)
     assert store.receipt(node_id, asked) == Receipt(
         rollout_id=asked, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID
     )
+
+
+def test_a_whole_message_of_receipts_is_answered_in_order(store: Store, records: Any) -> None:
+    for lease_id, node_id in ((1, "a"), (2, "b"), (3, "a"), (4, "a")):
+        leased = records.leased(lease_id, lease_id, *range(MAX_GROUP_SIZE), node_id=node_id)
+        store.apply([*records.opened(lease_id), leased], now=1.0)
+    store.apply(records.received("3-5"), now=2.0)
+    asked = [f"{lease_id}-{index}" for index in reversed(range(MAX_BATCHED // 4)) for lease_id in (3, 1, 2, 9)]
+    receipts = store.receipts("a", asked)
+    assert [receipt.rollout_id for receipt in receipts] == asked
+    of_lease = {
+        lease_id: {receipts[i].state for i in range(place, MAX_BATCHED, 4)} for place, lease_id in enumerate("3129")
+    }
+    assert of_lease["1"] == {ReceiptState.LEASED}
+    assert of_lease["2"] == of_lease["9"] == {ReceiptState.DROPPED}
+    assert [receipt.rollout_id for receipt in receipts if receipt.state is ReceiptState.RECEIVED] == ["3-5"]
+    assert store.receipts("a", []) == []
+    assert store.receipts("a", ["3-5", "3-5"]) == [store.receipt("a", "3-5")] * 2

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.effects import RolloutsDropped
+from echo_hub.core.effects import RolloutsDropped, VersionRecorded
 from echo_hub.store.store import Store
 from echo_shared.messages import DropReason, Fetched, ReceiptState
 
@@ -22,7 +22,7 @@ def join(store: Store, node_id: str, now: float, name: str = "") -> None:
 
 def fetched(version: int | None, seconds: float, swarm_bytes: int, web_seed_bytes: int) -> Fetched:
     return Fetched(
-        info_hash=bytes(20),
+        info_hash=(version or 0).to_bytes(20),
         policy_version=version,
         seconds=seconds,
         swarm_bytes=swarm_bytes,
@@ -76,6 +76,8 @@ def test_the_history_of_steps(store: Store, records: Any) -> None:
     for step in (1, 2, 3):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1), now=1.0)
     assert [step.step for step in store.steps_history(since=1)] == [2, 3]
+    assert [step.step for step in store.steps_history(limit=2)] == [1, 2], "the oldest first"
+    assert store.steps_history(since=2**53) == []
     first = store.steps_history()[0]
     assert (first.num_groups, first.num_rollouts, first.num_tokens, first.mean_reward) == (1, 2, 5, 0.5)
     assert (first.planned_at, first.trained_at, first.staleness_mean, first.staleness_max) == (20.0, 31.0, 0.0, 0)
@@ -88,13 +90,32 @@ def test_versions_and_how_they_travelled(store: Store, records: Any) -> None:
     store.record_fetch(node_id="a", fetch=fetched(None, 9.0, 0, 500), now=1.0)
     store.record_fetch(node_id="a", fetch=fetched(1, 0.5, 90, 10), now=1.0)
     store.record_fetch(node_id="b", fetch=fetched(1, 0.25, 10, 90), now=1.0)
-    first, second = store.versions_history()
+    first, second = store.versions_history(newest=30)
     assert (first.policy_version, first.published_at) == (1, 41.0)
     assert first.fetches_by_transport == {"swarm": 1, "web_seed": 1}
     assert first.bytes_by_transport == {"swarm": 100, "web_seed": 100}
     assert first.fetch_seconds == (0.25, 0.5)
     assert (second.policy_version, second.fetches_by_transport, second.fetch_seconds) == (2, {}, ())
     assert store.versions_by_transport() == {"swarm": 1, "web_seed": 1}
+    assert store.versions_history(newest=1) == [second]
+    assert store.versions_history(newest=0) == []
+
+
+def test_the_first_fetch_of_an_artefact_counts(store: Store) -> None:
+    store.apply([VersionRecorded(policy_version=1, published_at=1.0)], now=1.0)
+    for said in (
+        fetched(1, 0.5, 100, 0),
+        fetched(1, 9.0, 0, 5_000),
+        fetched(2**31 - 1, 1.0, 1, 0),
+        fetched(None, 1.0, 1, 0),
+    ):
+        store.record_fetch(node_id="a", fetch=said, now=1.0)
+    repeated = fetched(1, 0.25, 0, 0).model_copy(update={"policy_version": 7})
+    store.record_fetch(node_id="a", fetch=repeated, now=2.0)
+    (version,) = store.versions_history(newest=30)
+    assert (version.fetch_seconds, version.fetches_by_transport) == ((0.5,), {"swarm": 1})
+    assert version.bytes_by_transport == {"swarm": 100, "web_seed": 0}
+    assert store.versions_by_transport() == {"swarm": 2, "web_seed": 0}
 
 
 def test_evaluations_are_kept_by_version(store: Store) -> None:

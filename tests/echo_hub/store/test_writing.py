@@ -88,7 +88,15 @@ def test_a_dropped_group_is_not_taken_up_again(store: Store, records: Any) -> No
 def test_a_version_that_is_published_twice_keeps_its_first_time(store: Store) -> None:
     store.apply([VersionRecorded(policy_version=3, published_at=1.0)], now=1.0)
     store.apply([VersionRecorded(policy_version=3, published_at=2.0)], now=2.0)
-    assert [version.published_at for version in store.versions_history()] == [1.0]
+    assert [version.published_at for version in store.versions_history(newest=9)] == [1.0]
+
+
+def test_versions_may_be_as_large_as_messages_allow(store: Store, records: Any) -> None:
+    store.apply([*records.opened(0), records.leased(1, 0, 0, version=2**31)], now=1.0)
+    store.apply([VersionRecorded(policy_version=2**31, published_at=1.0)], now=1.0)
+    store.record_evaluation(policy_version=2**31, accuracy=0.5, num_problems=2, now=1.0)
+    assert store.snapshot().published_version == store.snapshot().rollouts[0].policy_version == 2**31
+    assert store.evaluated_versions() == {2**31}
 
 
 def test_pruning_deletes_tokens_and_nothing_else(store: Store, records: Any) -> None:

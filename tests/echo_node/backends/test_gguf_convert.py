@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM
 
 from echo_node.backends.gguf_convert import convert_model, read_shape, write_adapter
 from echo_node.backends.llama_cpp_native import ContextSize, LlamaContext
 from echo_shared.adapter import load_adapter
-from echo_shared.errors import BackendError
+from echo_shared.errors import BackendError, StorageError
 
 LENGTH = 150
 """Longer than the original context of the scaled rotary embeddings."""
@@ -110,3 +112,17 @@ def test_a_damaged_config_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(BackendError):
         read_shape(tmp_path)
+
+
+def test_a_disk_that_is_full_is_said_and_nothing_is_left(
+    base: Path, make_adapter: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(GGUFWriter, "write_kv_data_to_file", refuse)
+    with pytest.raises(StorageError, match="No space left"):
+        convert_model(base, tmp_path / "derived", "f32")
+    assert list((tmp_path / "derived").iterdir()) == []
+    with pytest.raises(StorageError, match="No space left"):
+        write_adapter(load_adapter(make_adapter(base, 3)), read_shape(base), tmp_path / "adapter.gguf")

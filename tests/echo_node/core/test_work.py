@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from echo_node.core.effects import (
     AddPolicy,
+    AskForReceipts,
     CancelLease,
     Effect,
     FetchArtefact,
@@ -142,7 +143,7 @@ class Node:
 def test_from_welcome_to_the_first_rollout() -> None:
     node = Node()
     node(welcome())
-    assert node.turn[:2] == (ResendSpooled(), FetchArtefact(policy_version=None, offer=offer(-1)))
+    assert node.turn[:3] == (ResendSpooled(), AskForReceipts(), FetchArtefact(policy_version=None, offer=offer(-1)))
     assert node.sent(NodeStatus)[0].activity == "preparing"
     fetched = Fetched(info_hash=bytes(20), policy_version=None, seconds=1.0, swarm_bytes=5, web_seed_bytes=0)
     node(ArtefactReady(policy_version=None, fetched=fetched))
@@ -296,6 +297,12 @@ def test_a_full_disk_stops_the_intake_until_it_is_over() -> None:
 def test_receipts_are_recorded() -> None:
     receipts = (Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED),)
     assert Node().ready()(Receipts(receipts=receipts)).of(RecordReceipts) == [RecordReceipts(receipts=receipts)]
+
+
+def test_receipts_that_were_missed_are_asked_for_after_every_welcome() -> None:
+    node = Node().ready()(Disconnected())
+    assert node.of(AskForReceipts) == []
+    assert node(welcome()).of(AskForReceipts) == [AskForReceipts()]
 
 
 def test_the_heartbeat_comes_in_time_and_news_at_once() -> None:

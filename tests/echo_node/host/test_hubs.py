@@ -38,7 +38,7 @@ def make_files(paths: Paths, run_id: str) -> list[Path]:
         paths.artefacts / f"{run_id}-base.verified",
         paths.artefacts / f"{run_id}-v000012" / "adapter_model.safetensors",
         paths.artefacts / f"{run_id}-v000012.verified",
-        paths.derived / f"{run_id}-base" / "model.gguf",
+        paths.derived / f"{run_id}-base" / ("0f" * 16) / "model.gguf",
     ]
     for path in made:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -67,6 +67,18 @@ def test_the_logon_task_runs_the_command(tmp_path: Path) -> None:
     assert root.findtext(".//t:LogonTrigger/t:UserId", namespaces=names) == "HOME\\R&D"
     assert root.findtext(".//t:ExecutionTimeLimit", namespaces=names) == "PT0S"
     assert made.content.startswith((b"\xff\xfe", b"\xfe\xff"))
+    assert [command[1] for command in made.uninstall] == ["/End", "/Delete"]
+
+
+@pytest.mark.parametrize("name", ["home", 'it\'s "mine" \\ 100%'])
+def test_a_windows_task_gets_its_environment_by_its_command(tmp_path: Path, name: str) -> None:
+    home = tmp_path / name.replace('"', "" if sys.platform == "win32" else '"')
+    arguments = service.in_environment({"ECHO_NODE_HOME": str(home)})
+    environment = {key: value for key, value in os.environ.items() if key != "ECHO_NODE_HOME"}
+    command = [sys.executable, *arguments, "id", "show"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    assert "node id" in shown.stdout and (home / "identity.key").exists()
+    assert service.in_environment({}) == ["-m", "echo_node.main"]
 
 
 def test_this_platform_has_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolLease, SpoolRollout
-from echo_node.host.spool import RESEND_BATCH, Spool
+from echo_node.host.spool import MAX_ASKED, RESEND_BATCH, Spool
 from echo_shared.errors import StorageError
 from echo_shared.messages import DropReason, FinishReason, Receipt, ReceiptState, Rollout, rollout_id
 
@@ -101,6 +101,20 @@ def test_resending_goes_in_batches_that_lose_none(spool: Spool) -> None:
         seen += [item.rollout_id for item in batch]
     assert sorted(seen) == sorted(spool.unacked_ids())
     assert len(set(seen)) == 240
+
+
+def test_what_the_hub_has_and_did_not_end_is_listed_newest_first(spool: Spool) -> None:
+    spool.write([SpoolLease(lease_id=30, indices=(0,)), *(spooled(lease, 0) for lease in (2, 3, 4, 5, 10, 20))])
+    ends = {"2-0": ReceiptState.RECEIVED, "3-0": ReceiptState.TRAINED, "4-0": ReceiptState.DROPPED}
+    spool.write([receipts(*ends.items(), ("5-0", ReceiptState.RECEIVED), ("10-0", ReceiptState.VERIFIED))])
+    assert spool.without_final_receipt() == ["10-0", "5-0", "2-0"]
+
+
+def test_the_list_of_what_did_not_end_is_bounded(spool: Spool) -> None:
+    names = [(rollout_id(lease, 0), ReceiptState.RECEIVED) for lease in range(MAX_ASKED + 10)]
+    spool.write([*(spooled(lease, 0) for lease in range(MAX_ASKED + 10)), receipts(*names)])
+    listed = spool.without_final_receipt()
+    assert (len(listed), listed[0], listed[-1]) == (MAX_ASKED, rollout_id(MAX_ASKED + 9, 0), "10-0")
 
 
 def test_another_run_starts_with_an_empty_spool(spool: Spool) -> None:

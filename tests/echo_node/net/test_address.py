@@ -48,3 +48,11 @@ def test_unencrypted_only_to_this_machine_unless_asked_for(url: str) -> None:
     with pytest.raises(ConfigError, match="not encrypted"):
         HubAddress.parse(url, insecure=False)
     assert HubAddress.parse(url, insecure=True).origin == url
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [("http://127.0.0.1:1", True), ("https://LOCALHOST", True), ("http://[::1]:8710", True), ("https://a.org", False)],
+)
+def test_knows_this_machine(url: str, here: bool) -> None:
+    assert HubAddress.parse(url, insecure=False).is_loopback is here

@@ -217,3 +217,54 @@ async def test_a_connection_closed_in_the_handshake() -> None:
     async with server(handler) as url:
         error = await failure(client_of(url))
     assert isinstance(error, ConnectError) and "is lost" in error.what
+
+
+@pytest.mark.parametrize("run", ["run-1", "{other}", "{other}-1", "{own}1", "x{own}", "{own}/../{other}"])
+async def test_a_hub_may_not_name_another_hubs_run(hub: Any, monkeypatch: pytest.MonkeyPatch, run: str) -> None:
+    run_id = run.format(own=hub.me.node_id, other=Identity.generate().node_id)
+    monkeypatch.setattr(type(hub), "run_id", run_id)
+    error = await failure(client_of(hub.url))
+    assert isinstance(error, RemoteProtocolError) and "not its own" in error.what and error.do
+
+
+async def test_a_hub_may_call_its_run_after_its_key_alone(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(hub), "run_id", hub.me.node_id)
+    async with running(client_of(hub.url)) as events:
+        assert (await events.next(Welcome)).run_id == hub.me.node_id
+
+
+async def test_a_hub_on_this_machine_is_reached_without_the_proxy(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    async with running(client_of(hub.url)) as events:
+        await events.next(Welcome)
+
+
+async def test_what_a_hub_says_outside_of_messages_steers_no_terminal() -> None:
+    async def close(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.close(4000, "\x1b[2J\u202egone\r\n")
+
+    async def text(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send("\x1b]0;title\x07\n" + 1_000 * "x")
+        await connection.wait_closed()
+
+    for handler in (close, text):
+        async with server(handler) as url:
+            got = (await failure(client_of(url))).got or ""
+        assert got.isprintable() and "?" in got and len(got) < 400
+
+
+async def test_what_a_web_server_says_in_place_of_a_handshake_steers_no_terminal() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 101 OK\r\nConnection: \x1b[2J\r\nUpgrade: \x1b[31m\r\n\r\n")
+        writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with listening:
+        error = await failure(client_of(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"))
+    assert (error.got or "").isprintable()

@@ -1,16 +1,18 @@
 """The fetcher with a real swarm, from a hub that seeds for real."""
 
+import errno
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from echo_node.net.address import HubAddress
 from echo_node.net.fetcher import Fetcher, Source, delete_artefact
-from echo_shared.artefacts import artefact_name, sign_offer
-from echo_shared.errors import RemoteProtocolError, SwarmError
+from echo_shared.artefacts import artefact_name, open_offer, sign_offer
+from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer
 from echo_shared.swarm import Swarm, SwarmSettings, make_torrent
@@ -109,8 +111,6 @@ async def test_a_torrent_that_is_not_the_signed_one_is_refused(hub: Any, fetcher
 
 async def test_files_that_do_not_have_the_signed_hashes_are_deleted(hub: Any, fetcher: Fetcher) -> None:
     """The hub signs a manifest whose torrent is right and whose hashes are not."""
-    from echo_shared.artefacts import open_offer
-
     offer: ArtefactOffer = hub.offers[None]
     manifest = open_offer(offer, hub.me.public_key)
     wrong = tuple(file.model_copy(update={"sha256": "0" * 64}) for file in manifest.files)
@@ -124,7 +124,7 @@ async def test_files_that_do_not_have_the_signed_hashes_are_deleted(hub: Any, fe
     with pytest.raises(SwarmError, match="not what the hub signed"):
         await fetcher.fetch(signed, None)
     assert not (fetcher.directory(None) / "model.safetensors").exists()
-    assert not fetcher.directory(None).with_name("run-1-base.verified").exists()
+    assert not fetcher.directory(None).with_name(f"{hub.run_id}-base.verified").exists()
 
 
 async def test_comes_by_the_web_seed_when_there_is_no_peer(hub: Any, tmp_path: Path) -> None:
@@ -147,11 +147,85 @@ async def test_removing_deletes_files_and_stops_seeding(hub: Any, fetcher: Fetch
     await fetcher.remove(1)
 
 
-def test_leftovers_are_this_runs_other_versions(fetcher: Fetcher, tmp_path: Path) -> None:
-    names = ["run-1-v000001", "run-1-v000002", "run-1-base", "run-11-v000001", "other-v000001"]
+async def test_what_does_not_fit_on_the_disk_is_not_begun(
+    hub: Any, fetcher: Fetcher, swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = sum(path.stat().st_size for path in (hub.directory / f"{hub.run_id}-base").iterdir())
+    disk = {"total": 10 * total, "free": total}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(**disk))
+    with pytest.raises(StorageError, match=r"does not fit(.|\n)*MiB free(.|\n)*Free some space"):
+        await fetcher.fetch(hub.offers[None], None)
+    assert len(await swarm.stats()) == 0 and not fetcher.directory(None).exists()
+    disk["free"] = total + total // 2 + 1  # Five hundredths of the disk stay free.
+    assert await fetcher.fetch(hub.offers[None], None) is not None
+    fetcher.directory(None).with_name(fetcher.directory(None).name + ".verified").unlink()
+    await swarm.remove(bytes.fromhex(open_offer(hub.offers[None], hub.me.public_key).info_hash))
+    disk["free"] = 0  # Nothing is missing.
+    assert await fetcher.fetch(hub.offers[None], None) is not None
+
+
+@pytest.mark.parametrize("call", ["stat", "replace", "write_text"])
+async def test_a_disk_that_refuses_is_a_storage_error(
+    hub: Any, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    honest = getattr(Path, call)
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name.endswith((".tmp", ".safetensors")) and fetcher.directory(None).parent in path.parents:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return honest(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, call, refuse)
+    with pytest.raises(StorageError, match="disk is full"):
+        await fetcher.fetch(hub.offers[None], None)
+    monkeypatch.undo()
+    assert await fetcher.fetch(hub.offers[None], None) is not None
+
+
+async def test_what_cannot_be_deleted_now_is_deleted_at_the_next_start(
+    hub: Any, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await hub.publish(1, announce=False)
+    await fetcher.fetch(hub.offers[1], 1)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "The file is in use")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    await fetcher.remove(1)
+    fetcher.delete_leftovers(2)
+    assert caplog.text.count("is not deleted yet") == 2
+    with pytest.raises(StorageError, match="in use"):
+        delete_artefact(fetcher.directory(1))
+    monkeypatch.undo()
+    fetcher.delete_leftovers(2)
+    assert not fetcher.directory(1).exists()
+
+
+async def test_a_base_is_named_by_its_content(hub: Any, fetcher: Fetcher, tmp_path: Path, swarm: Swarm) -> None:
+    await fetcher.fetch(hub.offers[None], None)
+    first = fetcher.base_content
+    directory = tmp_path / "other" / f"{hub.run_id}-base"
+    shutil.copytree(hub.directory / directory.name, directory)
+    (directory / "model.safetensors").write_bytes(b"other weights")
+    await swarm.remove(bytes.fromhex(open_offer(hub.offers[None], hub.me.public_key).info_hash))
+    await fetcher.fetch(await hub.offer(None, directory), None)
+    assert len(first) == len(fetcher.base_content) == 32 and first != fetcher.base_content
+    assert same_files(fetcher.directory(None), directory)
+
+
+async def test_a_damaged_marker_counts_as_none(hub: Any, fetcher: Fetcher, swarm: Swarm) -> None:
+    await fetcher.fetch(hub.offers[None], None)
+    fetcher.directory(None).with_name(f"{hub.run_id}-base.verified").write_bytes(b"\xff")
+    await swarm.remove(bytes.fromhex(open_offer(hub.offers[None], hub.me.public_key).info_hash))
+    assert await fetcher.fetch(hub.offers[None], None) is not None
+
+
+def test_leftovers_are_this_runs_other_versions(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
+    run = hub.run_id
+    names = [f"{run}-v000001", f"{run}-v000002", f"{run}-base", f"{run}1-v000001", "other-v000001"]
     for name in names:
         (tmp_path / "artefacts" / name).mkdir(parents=True)
-    (tmp_path / "artefacts" / "run-1-v000001.verified").write_text("")
-    assert [path.name for path in fetcher.leftovers(2)] == ["run-1-v000001"]
-    delete_artefact(tmp_path / "artefacts" / "run-1-v000001")
-    assert fetcher.leftovers(2) == []
+    (tmp_path / "artefacts" / f"{run}-v000001.verified").write_text("")
+    fetcher.delete_leftovers(2)
+    assert sorted(path.name for path in (tmp_path / "artefacts").iterdir()) == sorted(names[1:])

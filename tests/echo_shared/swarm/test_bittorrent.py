@@ -7,8 +7,10 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import libtorrent as lt
 import pytest
 from aiohttp import web
 from cryptography import x509
@@ -17,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from echo_shared import bencode
 from echo_shared.errors import CodecError, LocalProtocolError, StorageError, SwarmError
 from echo_shared.swarm import FetchStats, Swarm, SwarmSettings
 from echo_shared.swarm.bittorrent import BitTorrentSwarm
@@ -355,6 +358,68 @@ async def partial_peer(payload: Any, open_swarm: Opener, tmp_path: Path) -> Asyn
     yield swarm
     fetch.cancel()
     await asyncio.wait({fetch})
+
+
+async def test_only_our_own_web_seed_and_trackers_are_asked(payload, open_swarm, web_server, tmp_path) -> None:
+    node = await open_swarm(web_seed_after_s=0, stall_timeout_s=1.0)
+    decoded = bencode.decode(payload.torrent.torrent)
+    assert isinstance(decoded, dict)
+    more = {"announce": web_server.url, "httpseeds": [web_server.url], "url-list": web_server.url}
+    with pytest.raises(SwarmError, match="has sent anything"):
+        await node.fetch(bencode.encode({**decoded, **more}), tmp_path / "node")
+    assert web_server.requests == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": [{"length": 5, "path": ["b"]}, {"length": 5, "path": ["B"]}]},
+        {"files": [{"length": 10, "path": ["b\n"]}]},
+        {"name": "a\x1b[2J"},
+        {"name.utf-8": "other-base"},
+    ],
+)
+async def test_what_libtorrent_reads_in_another_way_is_refused(open_swarm, tmp_path, changes) -> None:
+    node = await open_swarm(stall_timeout_s=1.0)
+    files = [{"length": 10, "path": ["b"]}]
+    info = {"files": files, "name": "a", "piece length": 16_384, "pieces": b"0" * 20, "private": 1, **changes}
+    with pytest.raises(CodecError):
+        await node.fetch(bencode.encode({"info": info}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("call", "error"), [("load_torrent_buffer", CodecError), ("add", SwarmError)])
+async def test_what_libtorrent_does_not_take_is_a_typed_error(
+    payload, open_swarm, tmp_path, monkeypatch, call, error
+) -> None:
+    node = await open_swarm()
+
+    def refuse(*args: object) -> None:
+        raise RuntimeError("not this one")
+
+    if call == "add":
+        monkeypatch.setattr(node, "_session", SimpleNamespace(add_torrent=refuse, session=node._session))
+    else:
+        monkeypatch.setattr(lt, call, refuse)
+    with pytest.raises(error, match="not this one"):
+        await node.fetch(payload.torrent.torrent, tmp_path)
+    monkeypatch.undo()
+
+
+async def test_what_a_tracker_says_steers_no_terminal(payload, open_swarm, tmp_path, heard) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(body=bencode.encode({"failure reason": "\x1b[2Jno\u202e"}))
+
+    app = web.Application()
+    app.add_routes([web.get("/announce", refuse)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    node = await open_swarm()
+    await node.seed(payload.torrent.torrent, payload.directory, [f"http://127.0.0.1:{runner.addresses[0][1]}/announce"])
+    async with asyncio.timeout(20):
+        await heard("the tracker says: ?[2Jno?")
+    await runner.cleanup()
 
 
 @pytest.fixture

@@ -110,4 +110,43 @@ def _torrent(
     *, name: bytes = b"a", path: list[bytes] | None = None, length: int = 5, pieces: bytes = b"0" * 20
 ) -> bytes:
     files: list[bencode.Encodable] = [{"length": length, "path": path or [b"b"]}]
-    return bencode.encode({"info": {"files": files, "name": name, "piece length": 16_384, "pieces": pieces}})
+    return bencode.encode({"info": info_of(files=files, name=name, pieces=pieces)})
+
+
+def info_of(**changes: bencode.Encodable) -> dict[str, bencode.Encodable]:
+    files: list[bencode.Encodable] = [{"length": 5, "path": [b"b"]}]
+    return {"files": files, "name": b"a", "piece length": 16_384, "pieces": b"0" * 20, "private": 1, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name.utf-8": b"other-base"},
+        {"length": 5},
+        {"file tree": {}},
+        {"meta version": 2},
+        {"source": b"x"},
+        {"private": 0},
+        {"files": [{"length": 5, "path": [b"b"], "path.utf-8": [b"c"]}]},
+        {"files": [{"length": 5, "path": [b"b"], "attr": b"l", "symlink path": [b"c"]}]},
+    ],
+)
+def test_what_other_clients_would_obey_is_refused(changes: dict[str, bencode.Encodable]) -> None:
+    with pytest.raises(CodecError):
+        read_torrent(bencode.encode({"info": info_of(**changes)}))
+
+
+def test_a_torrent_that_is_not_marked_private_is_refused() -> None:
+    info = info_of()
+    del info["private"]
+    with pytest.raises(CodecError):
+        read_torrent(bencode.encode({"info": info}))
+
+
+def test_nothing_beside_the_info_dictionary_is_kept(directory: Path) -> None:
+    made = make_torrent(directory)
+    decoded = bencode.decode(made.torrent)
+    assert isinstance(decoded, dict)
+    more = {"announce": b"http://192.168.1.1/", "nodes": [[b"192.168.1.1", 1]], "url-list": b"http://192.168.1.1/"}
+    layout = read_torrent(bencode.encode({**decoded, **more}))
+    assert layout.torrent == made.torrent and layout.info_hash == made.info_hash

@@ -1,6 +1,7 @@
 // Draws the operator's charts from /api/v1/steps and /api/v1/run; live.js says when there is more.
 "use strict";
 (() => {
+  const STEPS_PER_ANSWER = 1000;
   const steps = [];
   let run = null;
   let busy = false;
@@ -111,6 +112,7 @@
         }
         run = now;
         steps.push(...more.steps);
+        again = again || more.steps.length === STEPS_PER_ANSWER;
         draw();
       } while (again);
     } catch {

@@ -32,16 +32,18 @@ def upgrade() -> None:
         sa.Column("group_id", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("seed", sa.BigInteger, nullable=False),
         sa.Column("opened_at", sa.Double, nullable=False),
-        sa.Column("step", sa.Integer),
+        sa.Column("step", sa.BigInteger),
         sa.Column("drop_reason", sa.String(16)),
     )
     _create_rollouts()
     op.create_table(
         "steps",
-        sa.Column("step", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("group_ids", sa.JSON, nullable=False),
         sa.Column("rollout_ids", sa.JSON, nullable=False),
         sa.Column("staleness", sa.JSON, nullable=False),
+        sa.Column("num_groups", sa.Integer, nullable=False),
+        sa.Column("num_rollouts", sa.Integer, nullable=False),
         sa.Column("num_tokens", sa.BigInteger, nullable=False),
         sa.Column("mean_reward", sa.Double, nullable=False),
         sa.Column("planned_at", sa.Double, nullable=False),
@@ -51,23 +53,23 @@ def upgrade() -> None:
     )
     op.create_table(
         "versions",
-        sa.Column("policy_version", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("policy_version", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("published_at", sa.Double, nullable=False),
     )
     op.create_table(
         "fetches",
-        sa.Column("fetch_id", sa.Integer, primary_key=True),
-        sa.Column("node_id", sa.String(64), nullable=False),
-        sa.Column("info_hash", sa.String(40), nullable=False),
-        sa.Column("policy_version", sa.Integer),
+        sa.Column("node_id", sa.String(64), primary_key=True),
+        sa.Column("info_hash", sa.String(40), primary_key=True),
+        sa.Column("policy_version", sa.BigInteger),
         sa.Column("seconds", sa.Double, nullable=False),
         sa.Column("swarm_bytes", sa.BigInteger, nullable=False),
         sa.Column("web_seed_bytes", sa.BigInteger, nullable=False),
         sa.Column("fetched_at", sa.Double, nullable=False),
     )
+    op.create_index("ix_fetches_policy_version", "fetches", ["policy_version"])
     op.create_table(
         "evaluations",
-        sa.Column("policy_version", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("policy_version", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("accuracy", sa.Double, nullable=False),
         sa.Column("num_problems", sa.Integer, nullable=False),
         sa.Column("evaluated_at", sa.Double, nullable=False),
@@ -81,7 +83,7 @@ def _create_rollouts() -> None:
         sa.Column("index", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("node_id", sa.String(64), nullable=False),
         sa.Column("group_id", sa.BigInteger, nullable=False),
-        sa.Column("policy_version", sa.Integer, nullable=False),
+        sa.Column("policy_version", sa.BigInteger, nullable=False),
         sa.Column("leased_at", sa.Double, nullable=False),
         sa.Column("deadline", sa.Double, nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
