@@ -30,8 +30,8 @@ _Place = tuple[float, int, str]
 FIRST_REST_S: Final = 1.0
 MAX_REST_S: Final = 60.0
 SILENT_RESTS: Final = (0.0, 4.0, 16.0)
-"""In deadlines, after the first, the second and every further time. A node on trial holds up a group for a deadline: with
-these it costs the run little, and a node that only lost its work once is asked again at once."""
+"""In deadlines, after the first, the second and every further time. A node on trial holds up a group for a deadline:
+with these it costs the run little, and a node that only lost its work once is asked again at once."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Fleet:
             self._update(node)
 
     def fail(self, node_id: str, now: float) -> None:
-        """It gave work back, or sent something invalid: it rests, so that a node that fails at once is not asked at once.
+        """It gave work back, or sent something invalid: it rests, lest it be asked and fail at once again.
 
         The hub itself is exempt: the learner's own state says when it can sample.
         """

@@ -103,7 +103,7 @@ def test_wanting_follows_every_change() -> None:
     assert ledger.groups[0].unleased == {1}
     books.lease(0, 1)
     assert 0 not in ledger.wanting
-    ledger.expire(ledger.rollouts["1-0"])
+    ledger.expire(ledger.rollouts["1-0"], 0.0)
     assert ledger.groups[0].unleased == {0} and 0 in ledger.wanting
     books.receive("1-0", verify=False)
     assert 0 not in ledger.wanting
@@ -116,7 +116,7 @@ def test_a_complete_group_revokes_what_others_still_hold_of_it() -> None:
     books = Books()
     books.ledger.open_group(0, seed=7)
     books.lease(0, 0, 1)
-    books.ledger.expire(books.ledger.rollouts["1-0"])
+    books.ledger.expire(books.ledger.rollouts["1-0"], 0.0)
     books.lease(0, 0, node_id="b")
     books.receive("1-0", "1-1")
     effects = books.out.take()
