@@ -28,7 +28,8 @@ from rich.table import Table
 
 from echo_hub.config import HubConfig
 from echo_hub.dashboard.model import NodeView, RunView
-from echo_hub.hub import Hub, open_hub
+from echo_hub.hub import Hub
+from echo_hub.opening import open_hub
 from echo_hub.run_directory import RunDirectory
 from echo_shared.errors import ConnectError
 

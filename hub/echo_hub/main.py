@@ -89,7 +89,7 @@ def serve(
     if dry_run:
         typer.echo(render_config(config))
         return
-    from echo_hub.hub import open_hub
+    from echo_hub.opening import open_hub
 
     async def serve_until_stopped() -> None:
         async with open_hub(config, directory) as hub:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import html.parser
 import re
 import shutil
@@ -143,9 +142,7 @@ async def test_the_charts_of_a_long_run_have_every_step(browser: Any, open_hub: 
         origin = str(response.url.origin())
     page = await browser.new_page()
     await page.goto(f"{origin}/")
-    numbers: list[int] = []
-    async with asyncio.timeout(20):
-        while len(numbers) < source.step:
-            await asyncio.sleep(0.05)
-            numbers = await page.evaluate("document.getElementById('chart-reward').data?.[0].x ?? []")
+    drawn = "document.getElementById('chart-reward').data?.[0].x ?? []"
+    await page.wait_for_function(f"count => ({drawn}).length >= count", arg=source.step, timeout=20_000)
+    numbers = await page.evaluate(drawn)
     assert numbers == list(range(1, source.step + 1))

@@ -1,0 +1,157 @@
+"""Opening a hub: every resource in order, the checks that a run's store belongs to it, and closing in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from echo_hub.base_model import PromptCodec, resolve_base
+from echo_hub.config import HubConfig
+from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.driver import StoreThread
+from echo_hub.hub import Hub, Resources
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.net.publisher import Publisher
+from echo_hub.net.tracker import Tracker
+from echo_hub.run_directory import RunDirectory
+from echo_hub.store.store import Store
+from echo_hub.verify.checks import SamplingBounds
+from echo_hub.verify.problems import Problems
+from echo_shared.errors import ConfigError
+from echo_shared.identity import Identity, fingerprint
+from echo_shared.swarm import Swarm, SwarmSettings
+
+
+@asynccontextmanager
+async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[Hub]:
+    """A hub whose port is open; `serve` makes it work. Raises ConfigError and StorageError with a way out.
+
+    Everything that was opened is closed again, in reverse order, however the block is left.
+    """
+    async with AsyncExitStack() as stack:
+        stack.enter_context(directory.locked())
+        me = Identity.load(directory.key)
+        base_dir = await asyncio.to_thread(resolve_base, config.model.base)
+        codec = await asyncio.to_thread(PromptCodec.load, base_dir)
+        problems = Problems.of_run(config, codec)
+        store = StoreThread(await asyncio.to_thread(Store.open, config.store.url or directory.database_url))
+        stack.push_async_callback(store.close)
+        await store(_check_unchanged, store.store, config)
+        settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
+        swarm = await Swarm.open(settings)
+        stack.push_async_callback(swarm.close)
+        tracker = Tracker(me, public=bool(config.server.public_url))
+        run_id = await store(_run_id, store.store, me)
+        publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker)
+        await publisher.reopen()
+        await publisher.publish_base(base_dir)
+        snapshot = await store(store.store.snapshot)
+        if snapshot.published_version:  # At once, unless its artefact was damaged or removed.
+            await publisher.publish_policy(snapshot.published_version, directory.adapter(snapshot.published_version))
+        resources = Resources(
+            me=me,
+            run_id=run_id,
+            store=store,
+            publisher=publisher,
+            tracker=tracker,
+            problems=problems,
+            bounds=_bounds(config, base_dir, codec),
+            learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
+            coordinator=Coordinator(_coordinator_settings(config), snapshot),
+            started_at=await store(_started_at, store.store),
+            evaluated=frozenset(await store(store.store.evaluated_versions)),
+        )
+        hub = Hub(config, directory, resources)
+        logging.getLogger("echo_hub").addHandler(hub.pages.notable)
+        stack.callback(logging.getLogger("echo_hub").removeHandler, hub.pages.notable)
+        await hub.server.open()
+        stack.push_async_callback(hub.server.close)
+        yield hub
+
+
+def _check_unchanged(store: Store, config: HubConfig) -> None:
+    """Raises ConfigError when a setting has changed on which what lies in the run's store depends."""
+    fixed = {
+        "run.seed": config.run.seed,
+        "model.base": config.model.base,
+        "task.name": config.task.name,
+        "task.options": config.task.options,
+        "training.groups_per_step": config.training.groups_per_step,
+        "training.group_size": config.training.group_size,
+        "training.lora_rank": config.training.lora_rank,
+        "training.lora_alpha": config.training.lora_alpha,
+        "sampling.temperature": config.sampling.temperature,
+    }
+    known = store.run_meta().get("fixed_settings")
+    if known is None:
+        store.set_run_meta("fixed_settings", json.dumps(fixed))
+        return
+    began_with = json.loads(known)
+    changed = [
+        f"{name} = {value!r}, was {began_with[name]!r}"
+        for name, value in fixed.items()
+        if value != began_with.get(name, value)
+    ]
+    if changed:
+        raise ConfigError(
+            "A setting that a run keeps from its first day has changed.",
+            got="; ".join(changed),
+            do="Set it back, or make another run: echo-hub init OTHER_DIRECTORY",
+        )
+
+
+def _run_id(store: Store, me: Identity) -> str:
+    """The run's own, bound to the hub's key and made with its store: rollout ids never mean two things in one run.
+
+    Raises ConfigError when the store belongs to another hub.
+    """
+    meta = store.run_meta()
+    owner = meta.get("hub_key", me.public_key.hex())
+    if owner != me.public_key.hex():
+        raise ConfigError(
+            "This store belongs to another run: its hub has another key.",
+            got=f"a store of the hub {fingerprint(bytes.fromhex(owner))}",
+            do="Give each run a store of its own (store.url), and keep hub.key together with it.",
+        )
+    if "run_id" not in meta:
+        meta["run_id"] = f"{me.node_id}-{secrets.token_hex(4)}"
+        store.set_run_meta("hub_key", owner)
+        store.set_run_meta("run_id", meta["run_id"])
+    return meta["run_id"]
+
+
+def _started_at(store: Store) -> float:
+    """Noted down when the run is served for the first time."""
+    known = store.run_meta().get("started_at")
+    if known is None:
+        known = repr(time.time())
+        store.set_run_meta("started_at", known)
+    return float(known)
+
+
+def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBounds:
+    vocabulary_size: int = json.loads((base_dir / "config.json").read_bytes())["vocab_size"]
+    return SamplingBounds(
+        vocabulary_size=vocabulary_size,
+        max_tokens=config.sampling.max_tokens,
+        stop_ids=frozenset(codec.stop_ids),
+    )
+
+
+def _coordinator_settings(config: HubConfig) -> CoordinatorSettings:
+    return CoordinatorSettings(
+        mode=config.run.mode,
+        steps=config.training.steps,
+        groups_per_step=config.training.groups_per_step,
+        group_size=config.training.group_size,
+        deadline_s=config.leases.deadline_s,
+        max_staleness=config.training.max_staleness,
+        publish_every=config.training.publish_every,
+    )
