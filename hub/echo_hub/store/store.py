@@ -142,10 +142,6 @@ class Store:
         with self._reading() as connection:
             return reports.read_accounting(connection)
 
-    def trained_by_node(self) -> dict[str, int]:
-        """Trained rollouts of each node that has any."""
-        return {row.node_id: row.trained_rollouts for row in self.leaderboard() if row.trained_rollouts}
-
     def steps_history(self, since: int = 0, limit: int = 1_000) -> list[StepRecord]:
         """The first `limit` trained steps after step `since`, in order."""
         with self._reading() as connection:

@@ -45,11 +45,10 @@ def test_the_leaderboard_counts_receipts(store: Store, records: Any) -> None:
     assert (second.node_id, second.name, second.trained_rollouts) == ("hub", "hub", 2)
     assert first.share + second.share == pytest.approx(1.0)
     assert (third.node_id, third.trained_rollouts, third.share, third.received) == ("idle", 0, 0.0, 0)
-    assert store.trained_by_node() == {"a": 4, "hub": 2}
 
 
 def test_an_empty_run_has_no_leaders(store: Store) -> None:
-    assert store.leaderboard() == [] and store.trained_by_node() == {}
+    assert store.leaderboard() == []
 
 
 def test_a_node_that_joins_again_keeps_its_first_day(store: Store) -> None:
