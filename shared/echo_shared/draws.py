@@ -9,6 +9,7 @@ implementations are tested against it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,20 @@ def derive_seed(*parts: int | str) -> int:
 
 def uniforms(seed: int, index: int, count: int) -> NDArray[np.float64]:
     """u[0:count] in [0, 1) for rollout `index` of group `seed`; 53 random bits each; a prefix never changes."""
-    generator = np.random.Philox(key=np.array([seed, index], dtype=np.uint64))
-    return (generator.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    row: NDArray[np.float64] = group_uniforms(seed, (index,), count)[0]
+    return row
+
+
+def group_uniforms(seed: int, indices: Sequence[int], count: int) -> NDArray[np.float64]:
+    """`uniforms` of several rollouts of one group, [len(indices), count]."""
+    generator = np.random.Philox(key=0)
+    state = generator.state  # To set it takes a third of the time that a new generator takes.
+    raw = np.empty((len(indices), count), np.uint64)
+    for row, index in enumerate(indices):
+        state["state"]["key"][:] = seed, index
+        generator.state = state
+        raw[row] = generator.random_raw(count)
+    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def draw(

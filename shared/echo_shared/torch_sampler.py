@@ -1,20 +1,25 @@
-"""Sampling with a transformers causal LM: one batch of groups, a shared prompt's cache, seeded draws.
+"""Sampling with a transformers causal LM: continuous batching, a prompt's keys and values computed once, seeded draws.
 
 The learner (co-located mode, evaluation) and the node's torch backend both sample here, so that both draw alike. This
-is the one shared module that imports torch; whoever needs it imports it late.
+module and `torch_draws` and `torch_cache`, which it is made of, are the shared ones that import torch; whoever needs
+them imports them late.
 
-A prompt is prefilled once, in a batch padded on the left; its cache rows are then repeated for its rollouts. Rows that
-have finished leave the batch in bulk. What a batch is made of changes a row's logits only by rounding (matrix products
-are blocked by the number of rows, and padding changes the length that attention sums over): about 1e-6 in float32, so
-about one draw in a million differs from the same rollout sampled in other company, and none with the same batch.
+A prompt is prefilled once for all rollouts of its group; the first token of each is drawn from the prompt's logits.
+What is not finished by it gets a row of the batch. The row of a finished rollout goes to the next one before the next
+step, or, when there is none, to the last row, so that no step computes for nobody. What a batch is made of changes a
+row's logits only by rounding (matrix products are blocked by the number of rows, and the longest row sets the length
+that attention sums over): about 1e-6 in float32, so about one draw in a million differs from the same rollout sampled
+in other company, and none with the same groups submitted in the same way.
 
-Dimensions: P prompts, R rows (rollouts still in the batch), V vocabulary.
+Dimensions: P prompts, R rows, V vocabulary.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -24,17 +29,16 @@ from torch import Tensor
 
 from echo_shared import draws
 from echo_shared.errors import BackendError
-from echo_shared.messages import FinishReason
+from echo_shared.rollout_table import Rollout, RolloutTable
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.torch_cache import SlotCache, columns_for
+from echo_shared.torch_draws import draw, most_likely
 
-DRAW_CHUNK_ELEMENTS: Final = 2**24
-"""Logits that are drawn from at once: bounds the float64 copies to 128 MiB each."""
+PREFILL_TOKENS: Final = 2_048
+"""Prompt tokens computed at once, padding included; a longer prompt goes alone."""
 
-COMPACT_SHARE: Final = 0.25
-"""Finished rows leave once they are this share of the batch: to drop them costs about as much as one token's step."""
-
-Choose = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""(logits [R, V], rows [R], position) -> token ids [R] and their logprobs [R]."""
+Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(logits [R, V], uniforms [R], temperatures [R]) -> token ids [R] and their logprobs [R]."""
 
 
 def sample_groups(model: Any, groups: Sequence[GroupRequest]) -> Iterator[FinishedRollout]:
@@ -43,40 +47,7 @@ def sample_groups(model: Any, groups: Sequence[GroupRequest]) -> Iterator[Finish
     `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. Raises BackendError when its logits are
     not finite.
     """
-    started = time.perf_counter()
-    work = [(group, index) for group in groups for index in group.indices]
-    if not work:
-        return
-    device = _draw_device(model.device)
-    uniforms_RT = np.zeros((len(work), max(group.max_tokens for group in groups)))
-    for row, (group, index) in enumerate(work):
-        uniforms_RT[row, : group.max_tokens] = draws.uniforms(group.seed, index, group.max_tokens)
-    u_RT = torch.from_numpy(uniforms_RT).to(device)
-    temperature_R = torch.tensor([group.temperature for group, _ in work], dtype=torch.float64, device=device)
-
-    def choose(logits_RV: Tensor, rows_R: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        return draw(logits_RV, u_RT[rows_R, position], temperature_R[rows_R])
-
-    finished = _decode(
-        model,
-        [group.prompt_ids for group, _ in work],
-        max_tokens=[group.max_tokens for group, _ in work],
-        stop_ids=[group.stop_ids for group, _ in work],
-        choose=choose,
-    )
-    for row, completion_ids, logprobs in finished:
-        group, index = work[row]
-        stopped = int(completion_ids[-1]) in group.stop_ids
-        yield FinishedRollout(
-            lease_id=group.lease_id,
-            group_id=group.group_id,
-            index=index,
-            policy_version=group.policy_version,
-            completion_ids=completion_ids,
-            behavior_logprobs=logprobs,
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-            sampling_s=time.perf_counter() - started,
-        )
+    yield from _sample_at_once(model, groups, draw)
 
 
 def greedy(
@@ -88,154 +59,275 @@ def greedy(
 ) -> list[NDArray[np.int32]]:
     """The most likely completion, token by token, of each prompt, in order; a stop token is its last token."""
     completions: list[NDArray[np.int32]] = [np.zeros(0, dtype=np.int32)] * len(prompts)
-    if not prompts:
-        return completions
-    finished = _decode(
-        model,
-        prompts,
-        max_tokens=[max_tokens] * len(prompts),
-        stop_ids=[stop_ids] * len(prompts),
-        choose=_most_likely,
-    )
-    for row, completion_ids, _ in finished:
-        completions[row] = completion_ids
+    groups = [
+        GroupRequest(
+            lease_id=0,
+            group_id=number,
+            indices=(0,),
+            prompt_ids=prompt,
+            seed=0,
+            policy_version=0,
+            temperature=1.0,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    for rollout in _sample_at_once(model, groups, most_likely):
+        completions[rollout.group_id] = rollout.completion_ids
     return completions
 
 
-def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """`echo_shared.draws.draw` in torch, with a temperature for each row; `u_R` and `temperature_R` are float64.
-
-    Returns ids [R] (int64) and logprobs [R] (float64, nats), on the device of `u_R`.
-    """
-    chunk = max(1, DRAW_CHUNK_ELEMENTS // logits_RV.shape[-1])
-    parts = zip(*(torch.split(value, chunk) for value in (logits_RV, u_R, temperature_R)), strict=True)
-    tokens, logprobs = zip(*(_draw(*part) for part in parts), strict=True)
-    return torch.cat(tokens), torch.cat(logprobs)
+def _sample_at_once(model: Any, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[FinishedRollout]:
+    batch = Batch(model, width=sum(len(group.indices) for group in groups), choose=choose)
+    for finished in batch.sample(iter(groups)):
+        yield from finished
 
 
-def _draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    scaled_RV = logits_RV.to(device=u_R.device, dtype=torch.float64) / temperature_R[:, None]
-    scaled_RV -= scaled_RV.amax(dim=-1, keepdim=True)
-    weights_RV = scaled_RV.exp()
-    cumulative_RV = weights_RV.cumsum(dim=-1)
-    totals_R = cumulative_RV[:, -1]
-    tokens_R = torch.searchsorted(cumulative_RV, (u_R * totals_R)[:, None], right=True).squeeze(1)
-    if bool((tokens_R == weights_RV.shape[-1]).any()):
-        from_the_end_R = (weights_RV > 0).flip(-1).to(torch.uint8).argmax(dim=-1)
-        tokens_R = torch.minimum(tokens_R, weights_RV.shape[-1] - 1 - from_the_end_R)
-    return tokens_R, scaled_RV.gather(1, tokens_R[:, None]).squeeze(1) - totals_R.log()
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A group with rollouts that have not begun."""
+
+    group: GroupRequest
+    indices: tuple[int, ...]
+    started: float = 0.0
+    cache: Any = None
+    """Of all prompts that were prefilled together; None until then."""
+    place: int = 0
+    """The prompt's row in `cache`."""
+    logits: Tensor | None = None
+    """[1, V], of the first token."""
 
 
-def _most_likely(logits_RV: Tensor, _rows_R: Tensor, _position: int) -> tuple[Tensor, Tensor]:
-    logprobs_R, tokens_R = logits_RV.float().log_softmax(dim=-1).max(dim=-1)
-    return tokens_R, logprobs_R
+class _Prefill:
+    """How large a prefill is, padding included."""
+
+    def __init__(self) -> None:
+        self._prompts = self._longest = 0
+
+    def add(self, group: GroupRequest) -> bool:
+        """Whether this prompt is computed with the others; the first one always is."""
+        longest = max(self._longest, len(group.prompt_ids))
+        if self._prompts and (self._prompts + 1) * longest > PREFILL_TOKENS:
+            return False
+        self._prompts, self._longest = self._prompts + 1, longest
+        return True
 
 
-def _draw_device(device: torch.device) -> torch.device:
-    """Where float64 exists: Apple's GPUs have none."""
-    return torch.device("cpu") if device.type == "mps" else device
+class Batch:
+    """Rollouts in progress, of as many groups as fit."""
 
+    def __init__(self, model: Any, *, width: int, max_cells: int | None = None, choose: Choose = draw) -> None:
+        """`width`: the most rollouts in progress; `max_cells`: the most tokens to hold keys and values for."""
+        self._model = model
+        self._width = width
+        self._max_cells = max_cells
+        self._choose = choose
+        self._draw_device = torch.device("cpu") if model.device.type == "mps" else model.device  # mps has no float64.
+        self._slots = SlotCache(model.device)
+        self._table = RolloutTable()
+        self._waiting: deque[_Waiting] = deque()
 
-@torch.inference_mode()
-def _decode(
-    model: Any,
-    prompts: Sequence[NDArray[np.int32]],
-    *,
-    max_tokens: Sequence[int],
-    stop_ids: Sequence[tuple[int, ...]],
-    choose: Choose,
-) -> Iterator[tuple[int, NDArray[np.int32], NDArray[np.float32]]]:
-    """Yields (row, completion ids, logprobs) as rows finish; one prompt, limit and set of stop tokens for each row."""
-    device, draw_device = model.device, _draw_device(model.device)
-    limits_R = np.asarray(max_tokens)
-    stops_RS = _stop_table(stop_ids)
-    ids_RT = np.zeros((len(prompts), limits_R.max()), dtype=np.int32)
-    logprobs_RT = np.zeros((len(prompts), limits_R.max()), dtype=np.float32)
-    batch = _Batch(model, prompts, room=int(limits_R.max()))
-    rows = np.arange(len(prompts))  # The row in each of the batch's slots.
-    alive = np.ones(len(prompts), dtype=bool)
-    rows_on_device = torch.from_numpy(rows).to(draw_device)
-    position = 0
-    while True:
-        tokens, logprobs = choose(batch.logits, rows_on_device, position)
-        ids_RT[rows, position] = tokens.numpy(force=True)
-        logprobs_RT[rows, position] = logprobs.numpy(force=True)
-        if not np.isfinite(logprobs_RT[rows, position]).all():
-            raise BackendError("The model gave logits that are not finite numbers.", do="Check the model's weights.")
-        position += 1
-        ends = (ids_RT[rows, position - 1, None] == stops_RS[rows]).any(axis=1) | (limits_R[rows] == position)
-        for row in rows[alive & ends]:
-            yield int(row), ids_RT[row, :position].copy(), logprobs_RT[row, :position].copy()
-        alive &= ~ends
-        if not alive.any():
-            return
-        if alive.mean() <= 1 - COMPACT_SHARE:
-            kept = torch.from_numpy(np.flatnonzero(alive))
-            batch.keep(kept.to(device))
-            tokens = tokens[kept.to(draw_device)]
-            rows, alive = rows[alive], alive[alive]
-            rows_on_device = torch.from_numpy(rows).to(draw_device)
-        batch.advance(tokens.to(device))
+    def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[FinishedRollout]]:
+        """Yields what each step finished, often nothing; asks `groups` whenever there is room, also after it ran dry.
 
+        Ends when `groups` is dry and nothing runs. Raises BackendError when logits are not finite.
+        """
+        while True:
+            finished = self._admit(groups)
+            if len(self._table):
+                finished += self._step()
+            elif not finished:
+                return
+            yield finished
 
-def _stop_table(stop_ids: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
-    """Each row's stop ids [R, S], filled up with an id that no token has."""
-    table = np.full((len(stop_ids), max(1, max(len(ids) for ids in stop_ids))), -1)
-    for row, ids in enumerate(stop_ids):
-        table[row, : len(ids)] = ids
-    return table
+    def cancel(self, lease_id: int) -> None:
+        """Gives up the lease's rollouts; between two steps of `sample`."""
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.group.lease_id != lease_id)
+        self._table.free_lease(lease_id)
 
+    @torch.inference_mode()
+    def _admit(self, groups: Iterator[GroupRequest]) -> list[FinishedRollout]:
+        """Begins rollouts until the batch is full, `groups` is dry, or some are finished by their first token."""
+        finished: list[FinishedRollout] = []
+        while not finished and (taken := self._take(groups)):
+            fresh = [waiting for waiting, _ in taken if waiting.cache is None]
+            if fresh:
+                self._prefill(fresh + self._ahead(fresh, groups))
+            finished = self._begin(taken)
+        self._close_gaps()
+        return finished
 
-class _Batch:
-    """The model's state for all slots: key-value cache, which of it to attend to, and the logits of the next token."""
+    def _take(self, groups: Iterator[GroupRequest]) -> list[tuple[_Waiting, tuple[int, ...]]]:
+        """Rollouts to begin next: as many as there is room for, and prompts that can be prefilled at once."""
+        taken: list[tuple[_Waiting, tuple[int, ...]]] = []
+        running = len(self._table) - len(self._table.free())
+        longest = self._table.longest()
+        prefill = _Prefill()
+        while running < self._width:
+            waiting = self._next_waiting(groups)
+            if waiting is None:
+                break
+            group = waiting.group
+            longest = max(longest, len(group.prompt_ids) + group.max_tokens)
+            fits = waiting.cache is not None or prefill.add(group)
+            room = max(0, self._rows_of(longest) - running) if fits else 0
+            begin, waiting.indices = waiting.indices[:room], waiting.indices[room:]
+            if begin:
+                taken.append((waiting, begin))
+                running += len(begin)
+            if waiting.indices:
+                self._waiting.appendleft(waiting)
+                break
+        return taken
 
-    logits: Tensor
+    def _ahead(self, fresh: Sequence[_Waiting], groups: Iterator[GroupRequest]) -> list[_Waiting]:
+        """Groups that will come next, whose prompts are computed with those of `fresh`.
 
-    def __init__(self, model: Any, prompts: Sequence[NDArray[np.int32]], *, room: int) -> None:
+        A prefill costs about one step, however few its tokens are, where calling the device is what takes the time.
+        """
+        prefill = _Prefill()
+        for waiting in fresh:
+            prefill.add(waiting.group)
+        ahead: list[_Waiting] = []
+        held = list(self._waiting)
+        rollouts = sum(len(waiting.indices) for waiting in held)
+        while rollouts < self._width // 2 and (group := next(groups, None)) is not None:
+            held.append(_Waiting(group, group.indices))
+            rollouts += len(group.indices)
+        self._waiting = deque(held)
+        for waiting in held:
+            if waiting.cache is None and waiting not in fresh:
+                if not prefill.add(waiting.group):
+                    break
+                ahead.append(waiting)
+        return ahead
+
+    def _next_waiting(self, groups: Iterator[GroupRequest]) -> _Waiting | None:
+        if self._waiting:
+            return self._waiting.popleft()
+        group = next(groups, None)
+        return None if group is None else _Waiting(group, group.indices)
+
+    def _rows_of(self, length: int) -> int:
+        """How many rows may hold up to `length` tokens each. One is always tried: whether it fits, the device says."""
+        if self._max_cells is None:
+            return self._width
+        return min(self._width, max(1, self._max_cells // columns_for(length)))
+
+    def _prefill(self, fresh: Sequence[_Waiting]) -> None:
+        """Computes the prompts, equal ones once, in a batch padded on the left."""
+        started = time.perf_counter()
         distinct: dict[bytes, int] = {}
-        prompt_of_row = [distinct.setdefault(prompt.astype("<i4").tobytes(), len(distinct)) for prompt in prompts]
+        places = [distinct.setdefault(one.group.prompt_ids.astype("<i4").tobytes(), len(distinct)) for one in fresh]
         prompts_P = [np.frombuffer(prompt, dtype="<i4") for prompt in distinct]
         lengths_P = np.array([len(prompt) for prompt in prompts_P])
         longest = int(lengths_P.max())
         ids = np.zeros((len(prompts_P), longest), dtype=np.int64)
-        mask = np.ones((len(prompts_P), longest + room), dtype=np.int64)
         for row, prompt in enumerate(prompts_P):
             ids[row, longest - len(prompt) :] = prompt
-            mask[row, : longest - len(prompt)] = 0
-        positions = np.maximum(np.arange(longest) - (longest - lengths_P)[:, None], 0)
-
-        self._model = model
-        self._length = longest
+        positions = np.arange(longest) - (longest - lengths_P)[:, None]
         # Without padding there is no mask, which lets attention take its fastest path.
-        self._mask = torch.from_numpy(mask).to(model.device) if (lengths_P < longest).any() else None
-        self._positions = torch.from_numpy(lengths_P).to(model.device)
-        self._cache: Any = None
-        self._forward(torch.from_numpy(ids).to(model.device), torch.from_numpy(positions).to(model.device))
-        if len(prompts_P) < len(prompts):
-            self.keep(torch.tensor(prompt_of_row, device=model.device))
+        mask = _on(self._model.device, positions >= 0) if lengths_P.min() < longest else None
+        logits, cache = self._forward(np.stack([ids, np.maximum(positions, 0)]), mask, None)
+        for waiting, place in zip(fresh, places, strict=True):
+            waiting.started, waiting.cache, waiting.place = started, cache, place
+            waiting.logits = logits[place : place + 1]
 
-    def keep(self, slots: Tensor) -> None:
-        """The batch becomes these slots, in this order; a slot may be named more than once."""
-        self._cache.batch_select_indices(slots)
-        self._positions = self._positions[slots]
-        self.logits = self.logits[slots]
-        if self._mask is not None:
-            self._mask = self._mask[slots]
+    def _begin(self, taken: Sequence[tuple[_Waiting, tuple[int, ...]]]) -> list[FinishedRollout]:
+        """Draws the first tokens, and gives rows to the rollouts that need more."""
+        begun = [(waiting, index) for waiting, indices in taken for index in indices]
+        uniforms = [draws.uniforms(waiting.group.seed, index, waiting.group.max_tokens) for waiting, index in begun]
+        logits = torch.cat([_expanded(waiting.logits, len(indices)) for waiting, indices in taken])
+        temperatures = [waiting.group.temperature for waiting, _ in begun]
+        tokens, logprobs = self._draw(logits, np.array([[u_T[0] for u_T in uniforms], temperatures]))
+        finished = []
+        staying = []
+        for (waiting, index), u_T, token, logprob in zip(begun, uniforms, tokens.tolist(), logprobs, strict=True):
+            rollout = Rollout(waiting.group, index, waiting.started)
+            if token in waiting.group.stop_ids or waiting.group.max_tokens == 1:
+                finished.append(rollout.finished(np.array([token], np.int32), logprob[None].astype(np.float32)))
+            else:
+                staying.append((waiting, rollout, u_T, token, logprob))
+        for row, (_, *values) in zip(self._rows_for([one[0] for one in staying]), staying, strict=True):
+            self._table.put(row, *values)
+        return finished
 
-    def advance(self, tokens: Tensor) -> None:
-        """Appends one token to every slot."""
-        self._length += 1
-        self._forward(tokens[:, None], self._positions[:, None])
-        self._positions = self._positions + 1
+    def _rows_for(self, joining: Sequence[_Waiting]) -> list[int]:
+        """Copies the prompts of `joining` into free rows of the cache, and behind the last; returns the rows."""
+        if not joining:
+            return []
+        longest = max(len(waiting.group.prompt_ids) + waiting.group.max_tokens for waiting in joining)
+        self._reserve(len(joining), max(longest, self._table.longest()))
+        free, end = self._table.free(), len(self._table)
+        rows = (free + list(range(end, end + len(joining))))[: len(joining)]
+        by_cache: dict[int, list[int]] = {}
+        for number, waiting in enumerate(joining):
+            by_cache.setdefault(id(waiting.cache), []).append(number)
+        for numbers in by_cache.values():
+            self._slots.join(
+                joining[numbers[0]].cache,
+                [joining[number].place for number in numbers],
+                [rows[number] for number in numbers],
+                [len(joining[number].group.prompt_ids) for number in numbers],
+            )
+        return rows
 
-    def _forward(self, ids: Tensor, positions: Tensor) -> None:
+    def _reserve(self, joining: int, longest: int) -> None:
+        slots = self._slots
+        rows = len(self._table) - len(self._table.free()) + joining
+        columns = columns_for(longest)
+        if rows <= slots.rows and columns <= slots.columns:
+            return
+        self._close_gaps()
+        rows = min(self._rows_of(longest), max(rows, 2 * slots.rows) if rows > slots.rows else slots.rows)
+        if self._max_cells is None or rows * slots.columns <= self._max_cells:
+            columns = max(columns, slots.columns)
+        slots.reserve(rows, columns)
+
+    def _close_gaps(self) -> None:
+        if self._table.free():
+            sources, targets = self._table.close_gaps()
+            self._slots.move(sources, targets, len(self._table))
+
+    @torch.inference_mode()
+    def _step(self) -> list[FinishedRollout]:
+        """One token for every row."""
+        inputs, drawing = self._table.next_inputs()
+        mask = self._slots.before_step()
+        logits, _ = self._forward(inputs[:, :, None], mask, self._slots.cache)
+        self._slots.after_step()
+        return self._table.add(*self._draw(logits, drawing))
+
+    def _forward(self, inputs: NDArray[np.int64], mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
+        """`inputs`: token ids and their positions [2, R, T]. Returns the last tokens' logits [R, V], and the cache."""
+        ids, positions = _on(self._model.device, inputs)
         output = self._model(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=None if self._mask is None else self._mask[:, : self._length],
-            past_key_values=self._cache,
+            attention_mask=mask,
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        self._cache = output.past_key_values
-        self.logits = output.logits[:, -1]
+        return output.logits[:, -1], output.past_key_values
+
+    def _draw(self, logits: Tensor, drawing: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """`drawing`: uniforms and temperatures [2, R]. One transfer to the device and one back."""
+        u_R, temperature_R = _on(self._draw_device, drawing)
+        tokens_R, logprobs_R = self._choose(logits, u_R, temperature_R)
+        drawn = torch.stack([tokens_R.double(), logprobs_R.double()]).numpy(force=True)
+        if not np.isfinite(drawn[1]).all():
+            raise BackendError("The model gave logits that are not finite numbers.", do="Check the model's weights.")
+        return drawn[0].astype(np.int64), drawn[1]
+
+
+def _on(device: torch.device, array: NDArray[Any]) -> Tensor:
+    """On CUDA from pinned memory, which the host does not wait for."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _expanded(logits: Tensor | None, rows: int) -> Tensor:
+    assert logits is not None, "the prompt is prefilled"
+    return logits.expand(rows, -1)

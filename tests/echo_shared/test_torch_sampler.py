@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 from echo_shared import draws, torch_sampler
 from echo_shared.errors import BackendError
@@ -44,6 +52,16 @@ def _llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(**SHAPE))
 
 
+def _recurrent() -> Any:
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 16}
+    config = Qwen3NextConfig(
+        **{**SHAPE, "num_hidden_layers": 4}, **heads, **experts, linear_value_head_dim=8, moe_intermediate_size=16
+    )
+    assert set(config.layer_types) == {"linear_attention", "full_attention"}
+    return Qwen3NextForCausalLM(config)
+
+
 def _adapted() -> Any:
     model = get_peft_model(_bare(), LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"))
     with torch.no_grad():
@@ -61,7 +79,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=[_bare, _windowed, _llama, _adapted])
+@pytest.fixture(params=[_bare, _windowed, _llama, _adapted, _recurrent])
 def any_model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
     make: Callable[[], Any] = request.param
@@ -109,16 +127,24 @@ def by_place(rollouts: Iterator[FinishedRollout]) -> dict[tuple[int, int], Finis
     return {(rollout.group_id, rollout.index): rollout for rollout in rollouts}
 
 
-def test_a_batch_of_mixed_groups_draws_what_the_reference_draws(any_model: Any) -> None:
+def continuous(model: Any, groups: list[GroupRequest], width: int, max_cells: int | None = None) -> Any:
+    batch = torch_sampler.Batch(model, width=width, max_cells=max_cells)
+    return by_place(chain.from_iterable(batch.sample(iter(groups))))
+
+
+@pytest.mark.parametrize("width", [1, 5, 1_000])
+def test_a_batch_of_mixed_groups_draws_what_the_reference_draws(any_model: Any, width: int) -> None:
     groups = [group(number) for number in range(14)]
-    found = by_place(torch_sampler.sample_groups(any_model, groups))
+    found = continuous(any_model, groups, width)
+    # A recurrent state is computed by chunks in a prefill, and token by token in a step.
+    tolerance = 2e-4 if isinstance(any_model, Qwen3NextForCausalLM) else 2e-5
     assert set(found) == {(g.group_id, index) for g in groups for index in g.indices}
     for one in groups:
         for index in one.indices:
             rollout = found[one.group_id, index]
             tokens, logprobs = naive(any_model, one, index)
             assert rollout.completion_ids.tolist() == tokens
-            np.testing.assert_allclose(rollout.behavior_logprobs, logprobs, atol=2e-5)
+            np.testing.assert_allclose(rollout.behavior_logprobs, logprobs, atol=tolerance)
             stopped = tokens[-1] in one.stop_ids
             assert rollout.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
             assert (rollout.lease_id, rollout.policy_version) == (one.lease_id, 5)
@@ -221,18 +247,89 @@ def test_logits_that_are_no_numbers_are_an_error(model: Any) -> None:
         list(torch_sampler.sample_groups(model, [group(1)]))
 
 
-@pytest.mark.parametrize("chunk", [1, 700, 2**24])
-def test_draw_is_the_reference(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(torch_sampler, "DRAW_CHUNK_ELEMENTS", chunk)
-    rng = np.random.default_rng(0)
-    logits = (rng.standard_normal((200, 333)) * 4).astype(np.float32)
-    logits[:20, 100:] = -np.inf
-    u = rng.random(200)
-    u[:10], u[10:20] = 0.0, np.nextafter(1.0, 0.0)
-    temperatures = rng.uniform(0.3, 2.0, 200)
-    tokens, logprobs = torch_sampler.draw(torch.from_numpy(logits), torch.from_numpy(u), torch.from_numpy(temperatures))
-    for row in range(200):
-        expected, expected_logprobs = draws.draw(logits[row : row + 1], u[row : row + 1], float(temperatures[row]))
-        assert int(tokens[row]) == expected[0]
-        assert float(logprobs[row]) == pytest.approx(expected_logprobs[0], abs=1e-12)
-    assert tokens[:20].max() < 100
+@pytest.fixture
+def widths(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The shape of each forward pass."""
+    shapes: list[tuple[int, int]] = []
+    forward = model.forward
+
+    def watched(**arguments: Any) -> Any:
+        shapes.append(tuple(arguments["input_ids"].shape))
+        return forward(**arguments)
+
+    monkeypatch.setattr(model, "forward", watched)
+    return shapes
+
+
+def _long(number: int, **changes: Any) -> GroupRequest:
+    """Prompts of one length, so that a forward pass of one token is a step."""
+    prompt = np.random.default_rng(number).integers(0, VOCABULARY, 4).astype(np.int32)
+    return group(number, **{"prompt_ids": prompt, "stop_ids": (), "max_tokens": 5, **changes})
+
+
+def test_a_finished_rollouts_row_goes_to_the_next_at_once(model: Any, widths: list[tuple[int, int]]) -> None:
+    groups = [_long(n, indices=(0, 1, 2), max_tokens=2 + n % 5) for n in range(12)]
+    found = continuous(model, groups, 4)
+    assert len(found) == 36
+    steps = [rows for rows, length in widths if length == 1]
+    assert set(steps[:-6]) == {4}, "no step runs with a free row while there is work"
+    assert sum(steps) == sum(len(rollout.completion_ids) - 1 for rollout in found.values())
+    assert sum(rows for rows, length in widths if length == 4) == 12, "each prompt is computed once"
+
+
+def test_memory_bounds_the_rows(model: Any, widths: list[tuple[int, int]]) -> None:
+    """Rows of 32 columns, three of them; then one rollout that needs more than that by itself."""
+    groups = [_long(n, indices=(0, 1)) for n in range(4)]
+    groups += [_long(4, indices=(0,), max_tokens=110), _long(5, indices=(0, 1))]
+    found = continuous(model, groups, 10, max_cells=96)
+    assert {place: len(rollout.completion_ids) for place, rollout in found.items()} == {
+        (g.group_id, index): g.max_tokens for g in groups for index in g.indices
+    }
+    steps = [rows for rows, length in widths if length == 1]
+    assert max(steps) == 3
+    assert steps.count(1) >= 109
+
+
+def test_cancelled_rows_are_free_at_once(model: Any, widths: list[tuple[int, int]]) -> None:
+    groups = [_long(n, indices=(0, 1, 2), max_tokens=8) for n in range(4)]
+    undisturbed = continuous(model, groups, 6)
+    widths.clear()
+    batch = torch_sampler.Batch(model, width=6)
+    steps = batch.sample(iter(groups))
+    events = [next(steps), next(steps)]
+    batch.cancel(groups[1].lease_id)
+    batch.cancel(groups[2].lease_id)
+    events += list(steps)
+    found = by_place(chain.from_iterable(events))
+    assert {place[0] for place in found} == {0, 3}
+    for place, rollout in found.items():
+        assert rollout.completion_ids.tolist() == undisturbed[place].completion_ids.tolist()
+    assert [rows for rows, length in widths if length == 1] == [6] * 7 + [3] * 2
+
+
+def test_a_batch_whose_work_is_all_cancelled_ends(model: Any) -> None:
+    batch = torch_sampler.Batch(model, width=2)
+    steps = batch.sample(iter([_long(0, indices=(0, 1, 2, 3))]))
+    next(steps)
+    batch.cancel(100)
+    assert list(steps) == []
+
+
+def test_first_tokens_alone_are_reported_step_by_step(model: Any) -> None:
+    batch = torch_sampler.Batch(model, width=2)
+    steps = list(batch.sample(iter([_long(n, indices=(0, 1), max_tokens=1) for n in range(3)])))
+    assert [len(step) for step in steps] == [2, 2, 2]
+
+
+def test_long_prompts_are_computed_in_turns(
+    model: Any, widths: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_sampler, "PREFILL_TOKENS", 8)
+    assert len(continuous(model, [_long(n, indices=(0,)) for n in range(5)], 10)) == 5
+    assert widths[:3] == [(2, 4), (2, 4), (1, 4)]
+
+
+def test_the_next_prompts_are_computed_with_those_that_begin(model: Any, widths: list[tuple[int, int]]) -> None:
+    assert len(continuous(model, [_long(n, indices=(0, 1)) for n in range(6)], 4)) == 12
+    assert [shape for shape in widths if shape[1] > 1] == [(3, 4), (2, 4), (1, 4)]
+    assert [shape for shape in widths if shape[1] == 1] == [(4, 1)] * 12

@@ -1,0 +1,238 @@
+"""Keys and values of a continuous batch, behind transformers' cache interface: rows come and go, memory stays.
+
+All rows end at the same column: one step writes one column of every row, and a prompt that joins is copied in so that
+it ends there too. Attention reads the columns from the longest row's first token on; what a shorter row has before its
+own first token is masked. When the last column is reached, everything moves to the left. Positions are rotated into
+the keys before they get here, so columns need not be positions, only consecutive.
+
+Rows are 0..n-1 without gaps. Layers with a recurrent state have no columns: there a row's state is what is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.cache_utils import (
+    Cache,
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
+
+from echo_shared.errors import BackendError
+
+_COLUMN_STEP: Final = 32
+
+
+def columns_for(length: int) -> int:
+    """Columns for rows of `length` tokens: some more, so that moving to the left is rare."""
+    return -(-(length + length // 8 + 16) // _COLUMN_STEP) * _COLUMN_STEP
+
+
+class SlotCache:
+    """Give `cache` to the model between `before_step` and `after_step`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cache: Any = None
+        self.rows, self.columns = 0, 0
+        self._device = device
+        self._window = _Window()
+        self._starts = np.zeros(0, dtype=np.int64)
+        self._mask = torch.zeros((0, 0), dtype=torch.bool)
+
+    @property
+    def count(self) -> int:
+        """Rows in use."""
+        return self._window.count
+
+    def reserve(self, rows: int, columns: int) -> None:
+        """Makes the memory this large, which it must at least be for the rows in use."""
+        window = self._window
+        # The longest rows may have left since.
+        window.low = int(self._starts[: window.count].min()) if window.count else window.high
+        length = window.high - window.low
+        for layer in self._slot_layers():
+            layer.resize(rows, columns)
+        starts, mask = self._starts, self._mask
+        self._starts = np.zeros(rows, dtype=np.int64)
+        self._mask = torch.ones((rows, columns), dtype=torch.bool, device=self._device)
+        self._starts[: window.count] = starts[: window.count] - window.low
+        self._mask[: window.count, :length] = mask[: window.count, window.low : window.high]
+        self.rows, self.columns = rows, columns
+        window.low, window.high = 0, length
+
+    def join(self, prompts: Any, sources: Sequence[int], rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Copies prompts of these lengths into `rows`, of which new ones must follow the last one.
+
+        `prompts` is the model's own cache after it has seen them, padded on the left; `sources` are rows of it.
+        """
+        window = self._window
+        if self.cache is None:
+            self.cache = Cache(layers=[_layer_like(layer, window) for layer in prompts.layers])
+            for layer in self._slot_layers():
+                layer.resize(self.rows, self.columns)
+        if window.count == 0:
+            window.low = window.high = max(lengths)
+        elif window.high < max(lengths):
+            self._move_columns(max(lengths))
+        count = max(window.count, max(rows) + 1)
+        sources_J, rows_J = self._index(sources), self._index(rows)
+        for mine, theirs in zip(self.cache.layers, prompts.layers, strict=True):
+            if isinstance(mine, _SlotLayer):
+                mine.take_prompts(theirs, sources_J, rows_J, max(lengths))
+            elif isinstance(mine, LinearAttentionLayer):
+                _join_states(mine, theirs, sources_J, rows_J, count)
+        window.count = count
+        self._starts[rows] = window.high - np.asarray(lengths)
+        # At once, and not only before the next step: more rows may join until then, and `reserve` keeps this window.
+        window.low = int(self._starts[:count].min())
+        columns = torch.arange(self.columns, device=self._device)
+        self._mask[rows_J] = columns >= self._index(self._starts[rows])[:, None]
+
+    def move(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        """Row `rows[i]` becomes row `sources[i]`; then the first `count` rows are left."""
+        sources_J, rows_J = self._index(sources), self._index(rows)
+        window = self._window
+        for layer in self.cache.layers if self.cache is not None else ():
+            if isinstance(layer, _SlotLayer):
+                layer.move_rows(sources_J, rows_J)
+            elif isinstance(layer, LinearAttentionLayer):
+                _keep_states(layer, sources_J, rows_J, count)
+        if len(rows):
+            self._starts[rows] = self._starts[sources]
+            self._mask[rows_J] = self._mask[sources_J]
+        window.count = count
+
+    def before_step(self) -> Tensor | None:
+        """Makes room for one token a row; the mask [rows, tokens] for it, or None where all of it is attended to."""
+        window = self._window
+        starts = self._starts[: window.count]
+        window.low = int(starts.min())
+        if window.high == self.columns:
+            self._move_columns(window.high - window.low)
+        if int(self._starts[: window.count].max()) == window.low:
+            return None
+        return self._mask[: window.count, window.low : window.high + 1]
+
+    def after_step(self) -> None:
+        self._window.high += 1
+
+    def _move_columns(self, high: int) -> None:
+        window = self._window
+        shift = high - window.high
+        for layer in self._slot_layers():
+            layer.move_columns(shift)
+        count, used = window.count, slice(window.low, window.high)
+        moved = self._mask[:count, used].clone()
+        self._mask[:count] = True
+        self._mask[:count, : window.low + shift] = False
+        self._mask[:count, window.low + shift : high] = moved
+        self._starts += shift
+        window.low, window.high = window.low + shift, high
+
+    def _slot_layers(self) -> list[_SlotLayer]:
+        layers = self.cache.layers if self.cache is not None else ()
+        return [layer for layer in layers if isinstance(layer, _SlotLayer)]
+
+    def _index(self, values: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        return torch.as_tensor(np.asarray(values, dtype=np.int64)).to(self._device)
+
+
+class _Window:
+    """The rows and columns in use, [:count] and [low:high]; one for all layers."""
+
+    def __init__(self) -> None:
+        self.count = self.low = self.high = 0
+
+
+class _SlotLayer(DynamicLayer):
+    """One layer's keys and values, each [rows, heads, columns, head size]."""
+
+    def __init__(self, window: _Window, like: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_sliding = like.is_sliding  # An instance's: transformers asks layers which mask is theirs.
+        self.is_initialized = True
+        self._window = window
+        self.held: list[Tensor] = [like.keys[:0, :, :0], like.values[:0, :, :0]]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        count, low, high = self._window.count, self._window.low, self._window.high
+        for held, new in zip(self.held, (key_states, value_states), strict=True):
+            held[:count, :, high] = new[:, :, 0]
+        keys, values = (held[:count, :, low : high + 1] for held in self.held)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self._window.high - self._window.low
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def resize(self, rows: int, columns: int) -> None:
+        count, low, high = self._window.count, self._window.low, self._window.high
+        for number, old in enumerate(self.held):
+            # Zeros, not arbitrary bits: what is masked must still be a number.
+            new = old.new_zeros((rows, old.shape[1], columns, old.shape[3]))
+            new[:count, :, : high - low] = old[:count, :, low:high]
+            self.held[number] = new
+
+    def take_prompts(self, prompts: Any, sources: Tensor, rows: Tensor, length: int) -> None:
+        high = self._window.high
+        for held, new in zip(self.held, (prompts.keys, prompts.values), strict=True):
+            last = new[:, :, -length:]  # Of a sliding window there may be less.
+            held[rows, :, high - last.shape[2] : high] = last[sources]
+
+    def move_rows(self, sources: Tensor, rows: Tensor) -> None:
+        low, high = self._window.low, self._window.high
+        for held in self.held:
+            held[rows, :, low:high] = held[sources, :, low:high]
+
+    def move_columns(self, shift: int) -> None:
+        count, low, high = self._window.count, self._window.low, self._window.high
+        for held in self.held:
+            held[:count, :, low + shift : high + shift] = held[:count, :, low:high].clone()
+
+
+def _layer_like(layer: Any, window: _Window) -> Any:
+    if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+        return _SlotLayer(window, layer)
+    if type(layer) is LinearAttentionLayer:
+        return LinearAttentionLayer(number_of_states=layer.number_of_states)
+    if type(layer) is DummyLayer:
+        return layer
+    raise BackendError(
+        "The sampler cannot batch this kind of model.",
+        got=f"a layer whose state is a {type(layer).__name__}",
+        do="Use a model of attention and linear attention layers, such as Qwen or Llama.",
+        code="unsupported_model",
+    )
+
+
+def _join_states(mine: Any, theirs: Any, sources: Tensor, rows: Tensor, count: int) -> None:
+    for name in ("conv_states", "recurrent_states"):
+        for number, state in getattr(theirs, name).items():
+            if state is not None:
+                old = getattr(mine, name)[number]
+                new = state.new_zeros((count, *state.shape[1:]))
+                if old is not None:
+                    new[: len(old)] = old
+                new[rows] = state[sources]
+                getattr(mine, name)[number] = new
+                getattr(mine, f"is_{name}_initialized")[number] = True
+    mine.has_previous_state.update(theirs.has_previous_state)
+    mine.conv_kernel_size.update(theirs.conv_kernel_size)
+    mine.device, mine.dtype = theirs.device, theirs.dtype
+
+
+def _keep_states(layer: Any, sources: Tensor, rows: Tensor, count: int) -> None:
+    for states in (layer.conv_states, layer.recurrent_states):
+        for number, state in states.items():
+            if state is not None:
+                state[rows] = state[sources]
+                states[number] = state[:count].clone()
