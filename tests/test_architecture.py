@@ -19,8 +19,8 @@ PACKAGES = {
 }
 HEAVY = ("torch", "transformers", "peft", "accelerate")
 IMPURE = ("asyncio", "socket", "threading", "time", "random", "os", "logging", "subprocess", "multiprocessing")
-TORCH_ALLOWED = ("echo_hub.learner", "echo_node.backends.torch_", "echo_shared.torch_sampler")
-SHELLS_OF_SHARED = ("echo_shared.swarm", "echo_shared.child", "echo_shared.settings", "echo_shared.torch_sampler")
+TORCH_ALLOWED = ("echo_hub.learner", "echo_node.backends.torch_", "echo_node.backends.vllm_", "echo_shared.torch_")
+SHELLS_OF_SHARED = tuple(f"echo_shared.{name}" for name in ("swarm", "child", "settings", "torch_sampler"))
 """The modules of echo_shared that touch the world, or torch."""
 
 

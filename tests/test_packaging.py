@@ -45,10 +45,10 @@ def third_party(directory: str) -> dict[str, list[str]]:
     ("directory", "extras"),
     [
         ("hub", ("hub",)),
-        ("edge_client", ("cpu", "cuda")),
+        ("edge_client", ("cpu", "cuda", "mlx", "vllm")),
         ("shared", ("cuda",)),
         ("benchmarks", ("hub", "cpu")),
-        ("tests", ("hub", "cpu", "dev")),
+        ("tests", ("hub", "cpu", "mlx", "dev")),
     ],
 )
 def test_what_is_imported_is_declared(directory: str, extras: tuple[str, ...]) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-BackendName = Literal["auto", "llama_cpp", "torch"]
+from echo_node.net.pairing import HelperAddress
+from echo_shared.errors import ConfigError
+
+BackendName = Literal["auto", "llama_cpp", "mlx", "torch", "vllm"]
+
+PrecisionName = Literal["auto", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "q3_k_m"]
 
 
 class NodeConfig(BaseSettings):
@@ -23,8 +28,18 @@ class NodeConfig(BaseSettings):
     """The sampling engine; auto = the best that this machine can run."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads of the engine; 0 = the engine's own choice."""
+    helpers: tuple[str, ...] = ()
+    """HOST:PORT#CODE of other machines that hold a part of the model each, as `echo-node lend` prints it there."""
+    precision: PrecisionName = "auto"
+    """Of the engine's weights; auto = exact for small models, else 16 bits, or 8 where these take too much memory."""
+    kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
+    """Memory for the keys and values of all rollouts in progress; 0 = a quarter of the machine's, half of a GPU's."""
     width: Annotated[int, Field(ge=0, le=1024)] = 0
     """Rollouts sampled at once; 0 = what suits the device."""
+    bench_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
+    """For measuring the engine before its first work on a base model, unless `width` is set; 0 = do not."""
+    memory_limit_bytes: Annotated[int, Field(ge=0)] = 0
+    """Memory that the engine may take for itself before it is ended and started narrower; 0 = 80 % of the machine's."""
     capacity_factor: Annotated[int, Field(ge=1, le=64)] = 2
     """Rollouts that the node asks for, as a multiple of its width: work for the time that a round trip takes."""
     swarm_host: str = "0.0.0.0"
@@ -39,3 +54,20 @@ class NodeConfig(BaseSettings):
     """Wait before the first attempt to connect again; later ones wait longer, up to a minute."""
     exit_with_stdin: bool = False
     """Stop when standard input ends: for a program that starts a node and must not leave it behind."""
+
+    @model_validator(mode="after")
+    def _check_helpers(self) -> Self:
+        for helper in self.helpers:
+            HelperAddress.parse(helper)
+        if self.helpers and self.backend not in ("auto", "llama_cpp"):
+            raise ConfigError(
+                "Only llama.cpp spreads a model over several machines.",
+                got=f"backend {self.backend}, {len(self.helpers)} helpers",
+                do="Leave --backend out, or --with.",
+            )
+        return self
+
+    @property
+    def wanted_backend(self) -> BackendName:
+        """The engine to choose."""
+        return "llama_cpp" if self.helpers else self.backend

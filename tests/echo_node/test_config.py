@@ -33,3 +33,14 @@ def test_errors_name_key_and_line(tmp_path: Path, text: str, words: list[str]) -
         load_settings(NodeConfig, file, {})
     for word in [*words, str(file)]:
         assert word in str(caught.value)
+
+
+def test_helpers_mean_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert NodeConfig(backend="torch").wanted_backend == "torch"
+    file = tmp_path / "config.toml"
+    file.write_text('helpers = ["127.0.0.1:1", "localhost:2"]\n')
+    config = load_settings(NodeConfig, file, {})
+    assert (config.helpers, config.wanted_backend) == (("127.0.0.1:1", "localhost:2"), "llama_cpp")
+    monkeypatch.setenv("ECHO_NODE_HELPERS", '["127.0.0.1:3"]')
+    assert load_settings(NodeConfig, file, {}).helpers == ("127.0.0.1:3",)
+    assert load_settings(NodeConfig, file, {"helpers": ["127.0.0.1:4"]}).helpers == ("127.0.0.1:4",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from echo_shared.errors import BackendError
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -20,9 +20,11 @@ class EngineSettings:
     """Rollouts sampled at once."""
     threads: int = 0
     precision: str = "auto"
-    """auto, f32, f16, bf16 or q8_0; what an engine does not have is a BackendError."""
+    """auto, f32, f16, bf16, q8_0 or a K-quant such as q4_k_m; what an engine does not have is a BackendError."""
     kv_cache_bytes: int = 0
     """Memory for the keys and values of all rollouts in progress."""
+    helpers: tuple[str, ...] = ()
+    """host:port of other devices that hold a part of the model each; llama.cpp only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +42,34 @@ class GroupFailed:
 
 EngineEvent = FinishedRollout | GroupFailed
 
+OUT_OF_MEMORY: Final = "out_of_memory"
+"""Code of the BackendError that a smaller width may avoid; the engine is then of no more use."""
+
+
+class PreparedPolicy(Protocol):
+    """An adapter in the form that the engine which prepared it swaps in at once."""
+
+    def free(self) -> None:
+        """Gives back what it holds. Not for the policy in use. On the engine's thread."""
+
 
 class Engine(Protocol):
-    """Calls come from one thread, in the order `open`, then `set_policy` and `sample` in turns, then `close`."""
+    """Calls come from one thread, in the order `open`, then `set_policy` and `sample` in turns, then `close`.
+
+    Only `prepare` may be called by another thread, one at a time, also while `sample` runs. BackendError with the code
+    OUT_OF_MEMORY may come from any method that computes.
+    """
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         """Loads the base model; returns how many rollouts it samples at once. Raises BackendError when it cannot."""
 
-    def set_policy(self, version: int, adapter_dir: Path | None) -> None:
-        """Samples by this adapter from now on; None is the bare base.
+    def prepare(self, adapter_dir: Path) -> PreparedPolicy:
+        """Reads, checks and converts an adapter, so that `set_policy` need not. Raises BackendError or CodecError."""
 
-        Raises BackendError or CodecError when it cannot; a policy must then be set before the next `sample`.
+    def set_policy(self, policy: PreparedPolicy | None) -> None:
+        """Samples by this policy from now on; None is the bare base. Not between two steps of `sample`.
+
+        Raises BackendError when it cannot; a policy must then be set before the next `sample`.
         """
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:

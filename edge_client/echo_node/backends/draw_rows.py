@@ -6,6 +6,7 @@ token is accumulated, which reorders additions: the sums differ by parts in 1e16
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 _BLOCK: Final = 1_024
 _CHUNK_VALUES: Final = 131_072
-"""Values drawn from at a time: what stays in a core's cache as float64."""
+"""Values of small rows drawn from at a time: what stays in a core's cache as float64."""
 
 
 def draw_rows(
@@ -28,41 +29,60 @@ def draw_rows(
     """
     tokens_R = np.empty(len(rows_R), dtype=np.int64)
     logprobs_R = np.empty(len(rows_R), dtype=np.float64)
-    step = max(1, _CHUNK_VALUES // logits_NV.shape[1])
-    for start in range(0, len(rows_R), step):
-        chunk = slice(start, start + step)
-        scaled = logits_NV[rows_R[chunk]].astype(np.float64)
-        scaled /= temperature_R[chunk, None]
-        tokens_R[chunk], logprobs_R[chunk] = _draw_chunk(scaled, u_R[chunk])
+    vocabulary = logits_NV.shape[1]
+    if vocabulary <= _BLOCK:
+        step = _CHUNK_VALUES // vocabulary
+        for start in range(0, len(rows_R), step):
+            chunk = slice(start, start + step)
+            scaled = logits_NV[rows_R[chunk]].astype(np.float64)
+            scaled /= temperature_R[chunk, None]
+            tokens_R[chunk], logprobs_R[chunk] = _draw_small(scaled, u_R[chunk])
+        return tokens_R, logprobs_R
+    # Fresh memory for each row would cost more than the arithmetic.
+    scratch_V = np.empty(vocabulary, np.float64)
+    for number, row in enumerate(rows_R.tolist()):
+        tokens_R[number], logprobs_R[number] = _draw_large(
+            logits_NV[row], float(u_R[number]), float(temperature_R[number]), scratch_V
+        )
     return tokens_R, logprobs_R
 
 
-def _draw_chunk(
+def _draw_small(
     scaled_RV: NDArray[np.float64], u_R: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    vocabulary = scaled_RV.shape[1]
-    rows = np.arange(len(scaled_RV))
     scaled_RV -= scaled_RV.max(axis=1, keepdims=True)
     weights = np.exp(scaled_RV)
-    begin = np.zeros(len(rows), np.int64)
-    if vocabulary <= _BLOCK:
-        cumulative = np.cumsum(weights, axis=1)
-        totals = cumulative[:, -1]
-        exceeded = u_R * totals
-        in_reach = cumulative
-    else:
-        blocks = np.cumsum(np.add.reduceat(weights, np.arange(0, vocabulary, _BLOCK), axis=1), axis=1)
-        totals = blocks[:, -1]
-        exceeded = u_R * totals
-        block = np.minimum((blocks <= exceeded[:, None]).sum(axis=1), blocks.shape[1] - 1)
-        begin = block * _BLOCK
-        before = np.where(block > 0, blocks[rows, block - 1], 0.0)
-        ids = begin[:, None] + np.arange(_BLOCK)
-        inside = np.where(ids < vocabulary, weights[rows[:, None], np.minimum(ids, vocabulary - 1)], 0.0)
-        in_reach = before[:, None] + np.cumsum(inside, axis=1)
-    tokens = begin + (in_reach <= exceeded[:, None]).sum(axis=1)
-    end = np.minimum(begin + in_reach.shape[1], vocabulary)
-    for row in np.flatnonzero(tokens >= end):
-        # Rounding left the sum below u: the last id that could have been drawn.
-        tokens[row] = np.max(np.flatnonzero(weights[row, : end[row]]), initial=0)
-    return tokens, scaled_RV[rows, tokens] - np.log(totals)
+    cumulative = weights.cumsum(axis=1)
+    totals = cumulative[:, -1]
+    tokens: NDArray[np.int64] = (cumulative <= (u_R * totals)[:, None]).sum(axis=1)
+    if tokens.max() == weights.shape[1]:
+        for row in np.flatnonzero(tokens == weights.shape[1]):
+            tokens[row] = _last_possible(weights[row])
+    return tokens, scaled_RV[np.arange(len(tokens)), tokens] - np.log(totals)
+
+
+def _draw_large(
+    logits_V: NDArray[np.float32], u: float, temperature: float, scratch_V: NDArray[np.float64]
+) -> tuple[int, float]:
+    np.copyto(scratch_V, logits_V)
+    if temperature != 1.0:
+        scratch_V /= temperature
+    top = float(logits_V.max()) / temperature
+    scratch_V -= top
+    weights = np.exp(scratch_V, out=scratch_V)
+    blocks = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).cumsum()
+    total = float(blocks[-1])
+    exceeded = u * total
+    block = min(int(blocks.searchsorted(exceeded, side="right")), len(blocks) - 1)
+    before = blocks[block - 1] if block else 0.0
+    begin = block * _BLOCK
+    inside = before + weights[begin : begin + _BLOCK].cumsum()
+    token = begin + int(inside.searchsorted(exceeded, side="right"))
+    if token == begin + len(inside):
+        token = _last_possible(weights[:token])
+    return token, float(logits_V[token]) / temperature - top - math.log(total)
+
+
+def _last_possible(weights: NDArray[np.float64]) -> int:
+    """Where rounding leaves the sum below u: the last id that could have been drawn."""
+    return int(np.max(np.flatnonzero(weights), initial=0))

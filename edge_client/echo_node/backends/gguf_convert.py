@@ -2,30 +2,33 @@
 
 The model file is vocabulary-free: token ids go in and come out, text is the hub's business. It is derived once for each
 directory, precision and `FORMAT`, and moved into place when it is whole; the caller's directory stands for the content
-of the base. Tensors are converted one at a time.
+of the base. Tensors are converted one at a time. K-quants are made from a 16-bit file by llama.cpp itself.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import gguf
+import llama_cpp
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from echo_node.backends.base import unsupported_model
 from echo_shared.adapter import Adapter
 from echo_shared.errors import BackendError, StorageError
 from echo_shared.tensors import TensorFile
-
-Precision = Literal["f32", "f16", "q8_0"]
 
 FORMAT: Final = 1
 """Rises when the same artefact converts to different bytes."""
@@ -35,17 +38,21 @@ _ARCHITECTURES: Final = {
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "llama": gguf.MODEL_ARCH.LLAMA,
 }
-_FILE_TYPES: Final = {
-    "f32": gguf.LlamaFileType.ALL_F32,
-    "f16": gguf.LlamaFileType.MOSTLY_F16,
-    "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-}
 _TYPES: Final = {
-    "f32": gguf.GGMLQuantizationType.F32,
-    "f16": gguf.GGMLQuantizationType.F16,
-    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "f32": (gguf.LlamaFileType.ALL_F32, gguf.GGMLQuantizationType.F32),
+    "f16": (gguf.LlamaFileType.MOSTLY_F16, gguf.GGMLQuantizationType.F16),
+    "bf16": (gguf.LlamaFileType.MOSTLY_BF16, gguf.GGMLQuantizationType.BF16),
+    "q8_0": (gguf.LlamaFileType.MOSTLY_Q8_0, gguf.GGMLQuantizationType.Q8_0),
+}
+_K_QUANTS: Final = {
+    "q3_k_m": gguf.LlamaFileType.MOSTLY_Q3_K_M,
+    "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    "q5_k_m": gguf.LlamaFileType.MOSTLY_Q5_K_M,
+    "q6_k": gguf.LlamaFileType.MOSTLY_Q6_K,
 }
 _Q8_0_BLOCK: Final = 32
+_EXACT_BYTES: Final = 256 * 2**20
+"""A model that is smaller than this in float32 runs in float32, exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +77,107 @@ class ModelShape:
         """Numbers that the KV cache holds for one token."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    def in_and_out(self, layer: str) -> tuple[int, int]:
+        """Columns and rows of the matrix of a layer with this path."""
+        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            "q_proj": (self.hidden_size, heads),
+            "k_proj": (self.hidden_size, kv_heads),
+            "v_proj": (self.hidden_size, kv_heads),
+            "o_proj": (heads, self.hidden_size),
+            "gate_proj": (self.hidden_size, self.intermediate_size),
+            "up_proj": (self.hidden_size, self.intermediate_size),
+            "down_proj": (self.intermediate_size, self.hidden_size),
+        }[layer.rpartition(".")[2]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """What llama.cpp loads."""
+
+    path: Path
+    is_exact: bool
+    """All weights are float32."""
+
+
+def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) -> ModelFile:
+    """The model in `base_dir` at this precision, converted if need be; a GGUF file is used as it is.
+
+    Raises BackendError, CodecError or StorageError.
+    """
+    given = given_gguf(base_dir)
+    if given is not None:
+        if precision != "auto":
+            raise BackendError(
+                "A base model that comes as a GGUF file has the precision that it has.",
+                got=f"precision {precision} for {given.name}",
+                do="Set the precision to auto.",
+            )
+        file_type = gguf.GGUFReader(given).get_field("general.file_type")
+        is_exact = file_type is not None and file_type.contents() == gguf.LlamaFileType.ALL_F32
+        return ModelFile(path=given, is_exact=is_exact)
+    if precision == "auto":
+        precision = _suitable_precision(base_dir, gpu=gpu)
+    return ModelFile(path=convert_model(base_dir, derived_dir, precision), is_exact=precision == "f32")
+
+
+def given_gguf(base_dir: Path) -> Path | None:
+    """The base model's own GGUF file, if that is what it consists of."""
+    files = list(base_dir.glob("*.gguf"))
+    return files[0] if len(files) == 1 and not any(base_dir.glob("*.safetensors")) else None
+
+
+def _suitable_precision(base_dir: Path, *, gpu: bool) -> str:
+    """Exact where that is cheap; else 16 bits while the weights take up to a third of the memory; else 8.
+
+    A CPU that multiplies bfloat16 itself does so twice as fast as the float16 that it must widen first.
+    """
+    stored_bytes = sum(file.stat().st_size for file in base_dir.glob("*.safetensors"))
+    if 2 * stored_bytes <= _EXACT_BYTES:
+        return "f32"
+    if stored_bytes > psutil.virtual_memory().total // 3:
+        return "q8_0"
+    return "bf16" if not gpu and b"BF16 = 1" in llama_cpp.llama_print_system_info() else "f16"
+
 
 def read_shape(base_dir: Path) -> ModelShape:
     """The shape of the model in `base_dir`. Raises BackendError when this backend cannot run it."""
+    given = given_gguf(base_dir)
+    return _shape_of_config(base_dir) if given is None else _shape_of_gguf(given)
+
+
+def _shape_of_gguf(path: Path) -> ModelShape:
+    try:
+        reader = gguf.GGUFReader(path)
+
+        def value(key: str, default: Any = None) -> Any:
+            field = reader.get_field(key)
+            return default if field is None else field.contents()
+
+        architecture = value("general.architecture")
+        if architecture not in _ARCHITECTURES:
+            raise unsupported_model(f"a GGUF file of architecture {architecture}")
+        embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
+        num_heads = value(f"{architecture}.attention.head_count")
+        return ModelShape(
+            architecture=architecture,
+            num_layers=value(f"{architecture}.block_count"),
+            hidden_size=int(embedding.shape[0]),
+            intermediate_size=value(f"{architecture}.feed_forward_length"),
+            num_heads=num_heads,
+            num_kv_heads=value(f"{architecture}.attention.head_count_kv", num_heads),
+            head_dim=value(f"{architecture}.attention.key_length", int(embedding.shape[0]) // num_heads),
+            vocab_size=int(embedding.shape[1]),
+            max_positions=value(f"{architecture}.context_length"),
+            norm_eps=value(f"{architecture}.attention.layer_norm_rms_epsilon"),
+            rope={},
+            tied_embeddings=all(tensor.name != "output.weight" for tensor in reader.tensors),
+        )
+    except (OSError, ValueError, TypeError, KeyError, IndexError, StopIteration) as error:
+        raise BackendError("The base model's GGUF file cannot be used.", got=f"{path.name}: {error!r}") from error
+
+
+def _shape_of_config(base_dir: Path) -> ModelShape:
     try:
         config = json.loads((base_dir / "config.json").read_bytes())
         architecture = config["model_type"]
@@ -113,25 +218,38 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def convert_model(base_dir: Path, derived_dir: Path, precision: Precision) -> Path:
+def convert_model(base_dir: Path, derived_dir: Path, precision: str) -> Path:
     """The GGUF of the model in `base_dir`, made if it is not there. Raises BackendError, CodecError or StorageError.
 
     `derived_dir` must be another one for a base with other files.
     """
+    if precision not in _TYPES and precision not in _K_QUANTS:
+        raise BackendError(
+            "llama.cpp does not have this precision here.",
+            got=precision,
+            do=f"Use one of auto, {', '.join([*_TYPES, *_K_QUANTS])}.",
+        )
     target = derived_dir / f"{base_dir.name}-{precision}-{FORMAT}.gguf"
     if target.exists():
         return target
-    shape = read_shape(base_dir)
-    temporary = target.with_suffix(f".{os.getpid()}.tmp")
-    with _on_disk(target):
+    with _on_disk(target), _temporary(target) as temporary:
         derived_dir.mkdir(parents=True, exist_ok=True)
-        try:
-            with closing(gguf.GGUFWriter(temporary, shape.architecture)) as writer:
-                _write_model(writer, base_dir, shape, precision)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        if precision in _TYPES:
+            _write_model(temporary, base_dir, precision)
+        else:
+            _write_k_quant(temporary, base_dir, precision)
+        temporary.replace(target)
     return target
+
+
+@contextmanager
+def _temporary(target: Path, suffix: str = "tmp") -> Iterator[Path]:
+    """A file beside the target that is gone afterwards."""
+    path = target.with_suffix(f".{os.getpid()}.{suffix}")
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -147,33 +265,53 @@ def _on_disk(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_model(writer: gguf.GGUFWriter, base_dir: Path, shape: ModelShape, precision: Precision) -> None:
-    _add_metadata(writer, shape, precision)
+def _write_k_quant(path: Path, base_dir: Path, precision: str) -> None:
+    with _temporary(path, "f16") as whole:
+        _write_model(whole, base_dir, "f16")
+        _check_room(path, whole.stat().st_size // 2)
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = _K_QUANTS[precision]
+        if llama_cpp.llama_model_quantize(str(whole).encode(), str(path).encode(), ctypes.byref(params)) != 0:
+            raise BackendError("llama.cpp could not quantise the base model.", got=precision)
+
+
+def _check_room(path: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(path.parent).free
+    if free_bytes < needed_bytes:
+        raise OSError(errno.ENOSPC, f"{needed_bytes / 2**20:.0f} MiB needed, {free_bytes / 2**20:.0f} MiB free")
+
+
+def _write_model(path: Path, base_dir: Path, precision: str) -> None:
+    shape = read_shape(base_dir)
     names = gguf.get_tensor_name_map(_ARCHITECTURES[shape.architecture], shape.num_layers)
     files = [TensorFile(file) for file in sorted(base_dir.glob("*.safetensors"))]
     sources = [(file, name) for file in files for name in sorted(file) if not _is_left_out(name, shape)]
     if not sources:
         raise BackendError("The base model has no weights.", got=f"no *.safetensors in {base_dir}")
-    kinds = []
-    for file, name in sources:
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if target is None:
-            raise unsupported_model(f"a tensor named {name}")
-        dims = file.shape(name)
-        kind = _kind(dims, precision)
-        kinds.append(kind)
-        nbytes = math.prod(gguf.quant_shape_to_byte_shape(dims, kind))
-        writer.add_tensor_info(target, dims, np.dtype(np.float32), nbytes, raw_dtype=kind)
-    freqs = _rope_freqs(shape)
-    if freqs is not None:
-        writer.add_tensor_info("rope_freqs.weight", freqs.shape, freqs.dtype, freqs.nbytes)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for (file, name), kind in zip(sources, kinds, strict=True):
-        writer.write_tensor_data(gguf.quants.quantize(_rows_in_order(name, file[name], shape), kind))
-    if freqs is not None:
-        writer.write_tensor_data(freqs)
+    with closing(gguf.GGUFWriter(path, shape.architecture)) as writer:
+        _add_metadata(writer, shape, precision)
+        kinds = []
+        total_bytes = 0
+        for file, name in sources:
+            target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            if target is None:
+                raise unsupported_model(f"a tensor named {name}")
+            dims = file.shape(name)
+            kinds.append(_kind(dims, precision))
+            nbytes = math.prod(gguf.quant_shape_to_byte_shape(dims, kinds[-1]))
+            total_bytes += nbytes
+            writer.add_tensor_info(target, dims, np.dtype(np.float32), nbytes, raw_dtype=kinds[-1])
+        freqs = _rope_freqs(shape)
+        if freqs is not None:
+            writer.add_tensor_info("rope_freqs.weight", freqs.shape, freqs.dtype, freqs.nbytes)
+        _check_room(path, total_bytes)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for (file, name), kind in zip(sources, kinds, strict=True):
+            writer.write_tensor_data(gguf.quants.quantize(_rows_in_order(name, file[name], shape), kind))
+        if freqs is not None:
+            writer.write_tensor_data(freqs)
 
 
 def _is_left_out(name: str, shape: ModelShape) -> bool:
@@ -181,12 +319,12 @@ def _is_left_out(name: str, shape: ModelShape) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (shape.tied_embeddings and name == "lm_head.weight")
 
 
-def _kind(dims: tuple[int, ...], precision: Precision) -> gguf.GGMLQuantizationType:
+def _kind(dims: tuple[int, ...], precision: str) -> gguf.GGMLQuantizationType:
     if len(dims) < 2:
         return gguf.GGMLQuantizationType.F32
     if precision == "q8_0" and dims[-1] % _Q8_0_BLOCK:
         return gguf.GGMLQuantizationType.F16
-    return _TYPES[precision]
+    return _TYPES[precision][1]
 
 
 def _rows_in_order(name: str, array: NDArray[np.float32], shape: ModelShape) -> NDArray[np.float32]:
@@ -198,7 +336,7 @@ def _rows_in_order(name: str, array: NDArray[np.float32], shape: ModelShape) -> 
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
 
 
-def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, precision: Precision) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, precision: str) -> None:
     writer.add_type("model")
     writer.add_block_count(shape.num_layers)
     writer.add_context_length(shape.max_positions)
@@ -212,7 +350,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, precision: Precisi
     writer.add_rope_freq_base(shape.rope["rope_theta"])
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_vocab_size(shape.vocab_size)
-    writer.add_file_type(_FILE_TYPES[precision])
+    writer.add_file_type(_TYPES[precision][0])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_tokenizer_model("none")
     if shape.rope["rope_type"] in {"linear", "yarn"}:
@@ -252,8 +390,16 @@ def _adapter_tensors(adapter: Adapter, shape: ModelShape) -> Iterator[tuple[str,
     names = gguf.get_tensor_name_map(_ARCHITECTURES[shape.architecture], shape.num_layers)
     for module in adapter.modules:
         target = names.get_name(module.path)
-        if target is None:
+        # llama.cpp would end the process over an adapter on tied embeddings.
+        if target is None or not target.startswith("blk."):
             raise BackendError("An adapter changes a layer that the base model does not have.", got=module.path)
+        size = module.a.shape[1], module.b.shape[0]
+        fitting = shape.in_and_out(module.path)
+        if size != fitting:
+            raise BackendError(
+                "An adapter is for a model of another shape.",
+                got=f"{module.path}: {size[0]} to {size[1]} values, not {fitting[0]} to {fitting[1]}",
+            )
         b = _rows_in_order(f"{module.path}.weight", module.b, shape)
         yield f"{target}.weight.lora_a", np.ascontiguousarray(module.a)
         yield f"{target}.weight.lora_b", np.ascontiguousarray(b)

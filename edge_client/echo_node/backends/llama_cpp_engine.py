@@ -1,28 +1,31 @@
-"""llama.cpp as a sampling engine: continuous batching over one shared KV cache, a group's prompt decoded once.
+"""llama.cpp as a sampling engine: continuous batching, a group's prompt decoded once.
 
-Each step feeds one token of every rollout in progress together with pieces of new groups' prompts. A group's rollouts
-start from its prompt's last logits, its keys and values shared by sequence copies; they start as slots become free, so
-a group may be wider than the engine. At most one group at a time is partly started: its prompt waits in a sequence of
-its own. Groups are admitted only with room for their longest completions, so the cache never overflows.
+Rollouts in progress fill the first slots without gaps, slot number = llama.cpp sequence; each step feeds one token to
+all of them. Between two steps, free slots go to the pending rollouts of the current group, then to new groups: a
+group's prompt is decoded in one slot, its home, a piece a step, and copied from there to the slots of its rollouts. The
+home is then one of these, and is left last, so that a group may be wider than the engine.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed, check_request
+from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed
 from echo_node.backends.draw_rows import draw_rows
-from echo_node.backends.gguf_convert import Precision, convert_model, read_shape, write_adapter
-from echo_node.backends.llama_cpp_native import ContextSize, LlamaContext
+from echo_node.backends.gguf_convert import find_model, read_shape, write_adapter
+from echo_node.backends.kv_layout import CELL_STEP, KvLayout, KvPlanner
+from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
 from echo_node.backends.slots import SlotTable
 from echo_node.host import hardware
 from echo_shared.adapter import load_adapter
@@ -30,276 +33,280 @@ from echo_shared.errors import BackendError
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
 DEFAULT_WIDTH: Final = 32
-"""Wider batches spend more on attention over each other's cells than they gain in the matrix products."""
-MAX_WIDTH: Final = 255
-"""llama.cpp holds 256 sequences; one keeps the prompt of the partly started group."""
+MAX_WIDTH: Final = 256
+"""llama.cpp's own bound on sequences."""
 
-_PREFILL_TOKENS: Final = 192
-"""Prompt tokens in one step at most, so that a long prompt does not hold up the others."""
-_COMFORTABLE_CELLS: Final = 8_192
-"""Every rollout attends over the cache of all of them: beyond this, more at once is slower. Long ones may use more."""
-_MAX_CELLS: Final = 32_768
-_CELL_STEP: Final = 256
-_F32_MODEL_BYTES: Final = 256 * 2**20
-"""A model that is smaller than this in float32 runs in float32, exactly."""
+_PREFILL_TOKENS: Final = 256
+"""Prompt tokens between two steps at most, so that a long prompt does not hold up the others."""
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
+    """The group whose rollouts are being started."""
+
     request: GroupRequest
     started_at: float
     pending: deque[int]
     """Indices that have no slot yet."""
-    waiting: list[tuple[int, int]] = field(default_factory=list)
-    """(slot, index) that start as soon as the prompt is decoded."""
-    running: int = 0
+    home: int
+    """The slot that holds the prompt, perhaps with one rollout's tokens after it."""
     prefilled: int = 0
     first_logits: NDArray[np.float32] | None = None
     """[1, vocabulary], after the whole prompt."""
-    kept: bool = False
-    """The prompt stands in the keeping sequence as well."""
 
-    @property
-    def row_cells(self) -> int:
-        """A completion's last token is never fed."""
-        return self.request.max_tokens - 1
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A rollout in progress."""
+
+    request: GroupRequest
+    index: int
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppPolicy:
+    """See `base.PreparedPolicy`."""
+
+    llama: LlamaContext
+    adapter: Any
+
+    def free(self) -> None:
+        self.llama.free_adapter(self.adapter)
 
 
 class LlamaCppEngine:
     """See `base.Engine`."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
+        gpu = settings.device != "cpu"
+        model = find_model(base_dir, derived_dir, settings.precision, gpu=gpu)
         self._shape = read_shape(base_dir)
         self._derived_dir = derived_dir
-        precision = _precision(base_dir, settings.precision)
+        self._adapter_numbers = itertools.count()
         self._width = min(settings.width or DEFAULT_WIDTH, MAX_WIDTH)
-        value_bytes = 4 if precision == "f32" else 2
-        budget = settings.kv_cache_bytes or psutil.virtual_memory().total // 4
-        affordable = budget // (self._shape.kv_values_per_token * value_bytes)
-        cells = min(max(_COMFORTABLE_CELLS, min(self._shape.max_positions, _MAX_CELLS)), affordable)
-        self._cells = max(_CELL_STEP, cells - cells % _CELL_STEP)
-        self._batch_tokens = self._width + _PREFILL_TOKENS
-        size = ContextSize(
-            cells=self._cells,
-            sequences=self._width + 1,
-            batch_tokens=self._batch_tokens,
+        options = ModelOptions(
+            batch_tokens=max(self._width, _PREFILL_TOKENS),
             threads=settings.threads or hardware.sensible_threads(),
-            exact_kv=precision == "f32",
+            exact=model.is_exact,
+            num_layers=self._shape.num_layers,
+            gpu=gpu,
+            helpers=settings.helpers,
         )
         self._llama = LlamaContext()
-        self._llama.open(convert_model(base_dir, derived_dir, precision), size, gpu=settings.device != "cpu")
+        self._llama.open(model.path, options)
+        budget = settings.kv_cache_bytes or psutil.virtual_memory().total // 4
+        affordable = budget // (self._shape.kv_values_per_token * (4 if model.is_exact else 2))
+        self._planner = KvPlanner(
+            width=self._width,
+            max_positions=self._shape.max_positions,
+            vocab_size=self._shape.vocab_size,
+            affordable_cells=max(CELL_STEP, affordable - affordable % CELL_STEP),
+        )
+        self._layout: KvLayout | None = None
         self._reset()
         return self._width
 
-    def set_policy(self, version: int, adapter_dir: Path | None) -> None:
-        if adapter_dir is None:
-            self._llama.set_adapter(None)
-            return
-        path = self._derived_dir / f"adapter-{version}.gguf"
+    def prepare(self, adapter_dir: Path) -> LlamaCppPolicy:
+        path = self._derived_dir / f"adapter-{next(self._adapter_numbers)}.gguf"
         self._derived_dir.mkdir(parents=True, exist_ok=True)
         try:
             write_adapter(load_adapter(adapter_dir), self._shape, path)
-            self._llama.set_adapter(path)
+            return LlamaCppPolicy(self._llama, self._llama.load_adapter(path))
         finally:
             path.unlink(missing_ok=True)
+
+    def set_policy(self, policy: LlamaCppPolicy | None) -> None:
+        self._llama.set_adapter(None if policy is None else policy.adapter)
 
     def close(self) -> None:
         self._llama.close()
 
     def _reset(self) -> None:
-        self._llama.clear()
-        self._slots = SlotTable(self._width)
-        self._free = list(range(self._width - 1, -1, -1))
-        self._rows: dict[int, tuple[_Group, int]] = {}
-        self._groups: list[_Group] = []
-        self._held: GroupRequest | None = None
-        self._used_cells = 0
+        """Nothing runs, and all slots are free."""
+        sequences = 0 if self._layout is None else self._layout.sequences
+        self._slots = SlotTable(sequences)
+        self._numbers = np.arange(sequences)
+        self._rows: list[_Row | None] = [None] * sequences
+        """By slot."""
+        self._free = list(range(sequences))
+        """Rising. Empty in llama.cpp too, but for the home of a group that has rollouts to start."""
+        self._current: _Group | None = None
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
+        self._held: GroupRequest | None = None
         self._reset()
+        if self._layout is not None:
+            self._llama.clear()
         while True:
             events: list[EngineEvent] = []
-            self._admit(groups, events)
-            self._start_rows(events)
-            self._step(events)
-            if not events and not self._groups and self._held is None:
+            self._fill_slots(groups, events)
+            if self._num_rows:
+                self._step(events)
+            elif self._current is None and self._held is None and not events:
                 return
             yield events
 
     def cancel(self, lease_id: int) -> None:
         if self._held is not None and self._held.lease_id == lease_id:
             self._held = None
-        for group in [group for group in self._groups if group.request.lease_id == lease_id]:
-            group.pending.clear()
-            for slot in [slot for slot, _ in group.waiting]:
-                self._release(slot, group)
-            group.waiting.clear()
-            for slot in [slot for slot, (owner, _) in self._rows.items() if owner is group]:
-                self._slots.drop(slot)
-                del self._rows[slot]
-                group.running -= 1
-                self._release(slot, group)
-            self._retire(group)
+        if self._current is not None and self._current.request.lease_id == lease_id:
+            if self._current.home in self._free:
+                self._llama.remove_sequence(self._current.home)
+            self._current = None
+        for slot, row in enumerate(self._rows):
+            if row is not None and row.request.lease_id == lease_id:
+                self._release(slot)
 
-    # Admission
+    # Slots
 
-    def _admit(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
-        """Gives free slots to the partly started group, then to new ones, while their longest completions fit."""
-        while self._free:
-            group = self._groups[-1] if self._groups and self._groups[-1].pending else self._next_group(groups, events)
-            if group is None:
-                return
-            while self._free and group.pending and self._fits(group.row_cells):
-                group.waiting.append((self._free.pop(), group.pending.popleft()))
-                self._used_cells += group.row_cells
-            if group.pending:
-                return
+    @property
+    def _num_rows(self) -> int:
+        return len(self._rows) - len(self._free)
 
-    def _next_group(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> _Group | None:
+    def _fill_slots(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
+        """Starts rollouts while slots are free and prompts are short; then the rows have no gaps."""
+        room = _PREFILL_TOKENS
+        while (group := self._current or (self._next_group(groups, events, room) if room else None)) is not None:
+            self._current = group
+            if group.first_logits is None:
+                if not room:
+                    break
+                room -= self._prefill(group, room)
+            if group.first_logits is not None and self._free:
+                self._start_rows(group, group.first_logits, events)
+            if self._current is not None and not self._free:
+                break
+        self._close_gaps()
+
+    def _next_group(self, groups: Iterator[GroupRequest], events: list[EngineEvent], room: int) -> _Group | None:
+        """None when there is none, or no place for it now."""
+        if self._layout is not None and not self._free:
+            return None
         request, self._held = self._held or next(groups, None), None
         while request is not None:
             try:
-                check_request(request, vocab_size=self._shape.vocab_size, max_positions=self._max_length)
+                self._planner.check(request)
             except BackendError as error:
                 events.append(GroupFailed.of(request.lease_id, error))
                 request = next(groups, None)
                 continue
-            if not self._fits(len(request.prompt_ids) + request.max_tokens - 1):
+            if not self._has_layout_for(request):
                 self._held = request
                 return None
-            group = _Group(request=request, started_at=time.perf_counter(), pending=deque(request.indices))
-            self._used_cells += len(request.prompt_ids)
-            self._groups.append(group)
-            return group
+            if len(request.prompt_ids) > room:
+                # Until the whole prompt is there, its home comes after the rows.
+                self._close_gaps()
+            pending = deque(request.indices)
+            return _Group(request=request, started_at=time.perf_counter(), pending=pending, home=self._free[0])
         return None
 
-    @property
-    def _max_length(self) -> int:
-        return min(self._shape.max_positions, self._cells)
+    def _has_layout_for(self, request: GroupRequest) -> bool:
+        """Changes the layout if that helps, once nothing runs."""
+        wanted = self._planner.plan(request)
+        if self._layout is not None:
+            if self._num_rows:
+                return wanted.cells <= self._layout.cells
+            if self._layout.serves(wanted):
+                return True
+        # The old one is gone even if there is no memory for the new one.
+        self._layout = None
+        self._llama.reserve(wanted)
+        self._layout = wanted
+        self._reset()
+        return True
 
-    def _fits(self, cells: int) -> bool:
-        alone = len(self._free) == self._width
-        return self._used_cells + cells <= (self._cells if alone else min(self._cells, _COMFORTABLE_CELLS))
+    def _release(self, slot: int) -> None:
+        """Frees the slot of a row."""
+        self._rows[slot] = None
+        bisect.insort(self._free, slot)
+        if self._current is None or self._current.home != slot:
+            self._llama.remove_sequence(slot)
 
-    def _release(self, slot: int, group: _Group) -> None:
-        self._llama.remove_sequence(slot)
-        self._free.append(slot)
-        self._used_cells -= group.row_cells
-
-    def _retire(self, group: _Group) -> None:
-        """Forgets the group if nothing of it is left."""
-        if group.pending or group.waiting or group.running:
+    def _close_gaps(self) -> None:
+        """Moves the last rows to free slots between the others: llama.cpp computes neighbours at once."""
+        num_rows = self._num_rows
+        gaps = [slot for slot in self._free if slot < num_rows]
+        if not gaps:
             return
-        if group.kept:
-            self._llama.remove_sequence(self._width)
-        self._used_cells -= len(group.request.prompt_ids)
-        self._groups.remove(group)
+        movers = [slot for slot in range(num_rows, len(self._rows)) if self._rows[slot] is not None]
+        for gap, mover in zip(gaps, movers, strict=True):
+            self._llama.copy_sequence(mover, gap)
+            self._llama.remove_sequence(mover)
+            self._slots.move(mover, gap)
+            self._rows[gap], self._rows[mover] = self._rows[mover], None
+            self._free.remove(gap)
+            bisect.insort(self._free, mover)
 
-    # Stepping
+    # Computing
 
-    def _start_rows(self, events: list[EngineEvent]) -> None:
-        """Starts the waiting rollouts of every group whose prompt is decoded, and draws their first tokens."""
-        ready = [group for group in self._groups if group.waiting and group.first_logits is not None]
-        if not ready:
-            return
-        starting = []
-        source_rows = []
-        for number, group in enumerate(ready):
-            self._share_prompt(group)
-            for slot, index in group.waiting:
-                self._slots.start(slot, group.request, index)
-                self._rows[slot] = (group, index)
-                starting.append(slot)
-                source_rows.append(number)
-            group.running += len(group.waiting)
-            group.waiting.clear()
-        logits = np.concatenate([group.first_logits for group in ready if group.first_logits is not None])
-        self._draw(logits, np.array(source_rows), np.array(starting), events)
+    def _prefill(self, group: _Group, room: int) -> int:
+        """Feeds the next piece of the prompt; returns how many tokens that were."""
+        prompt = group.request.prompt_ids
+        piece = prompt[group.prefilled : group.prefilled + room]
+        logits = self._llama.feed_prompt(piece, group.prefilled, group.home)
+        group.prefilled += len(piece)
+        if group.prefilled == len(prompt):
+            group.first_logits = logits.copy()
+        return len(piece)
 
-    def _share_prompt(self, group: _Group) -> None:
-        keeping = self._width
-        source = keeping if group.kept else group.waiting[0][0]
-        for slot, _ in group.waiting:
-            if slot != source:
-                self._llama.copy_sequence(source, slot)
-        if group.pending and not group.kept:
-            self._llama.copy_sequence(source, keeping)
-            group.kept = True
-        elif group.kept and not group.pending:
-            self._llama.remove_sequence(keeping)
-            group.kept = False
+    def _start_rows(self, group: _Group, first_logits: NDArray[np.float32], events: list[EngineEvent]) -> None:
+        """Gives free slots to the group's pending rollouts, the home first, and draws their first tokens."""
+        request = group.request
+        self._free.sort(key=lambda slot: slot != group.home)
+        count = min(len(group.pending), len(self._free))
+        starting, self._free = self._free[:count], self._free[count:]
+        home_is_bare = len(group.pending) == len(request.indices)
+        indices = [group.pending.popleft() for _ in starting]
+        for slot, index in zip(starting, indices, strict=True):
+            if slot != group.home:
+                self._llama.copy_sequence(group.home, slot)
+            if not home_is_bare:
+                self._llama.remove_sequence(slot, len(request.prompt_ids))
+            self._rows[slot] = _Row(request, index, group.started_at)
+        if not group.pending:
+            self._current = None
+        slots = np.array(starting)
+        self._slots.start(slots, request, indices)
+        self._draw(first_logits, np.zeros(count, np.int64), slots, events)
 
     def _step(self, events: list[EngineEvent]) -> None:
-        """One decode: the next token of every active slot, and as much of the waiting prompts as fits."""
-        slots = np.flatnonzero(self._slots.active)
-        tokens, positions, sequences = [self._slots.token[slots]], [self._slots.position[slots]], [slots]
-        wanted = [np.ones(len(slots), np.bool_)]
-        completed = []
-        room = self._batch_tokens - len(slots)
-        for group in self._groups:
-            prompt = group.request.prompt_ids
-            piece = prompt[group.prefilled : group.prefilled + room]
-            if group.first_logits is not None or len(piece) == 0:
-                continue
-            begin, group.prefilled = group.prefilled, group.prefilled + len(piece)
-            room -= len(piece)
-            tokens.append(piece)
-            positions.append(np.arange(begin, group.prefilled, dtype=np.int32))
-            sequences.append(np.full(len(piece), group.waiting[0][0]))
-            is_last = np.zeros(len(piece), np.bool_)
-            if group.prefilled == len(prompt):
-                is_last[-1] = True
-                completed.append(group)
-            wanted.append(is_last)
-        if len(slots) == 0 and len(tokens) == 1:
-            return
-        logits = self._llama.decode(
-            np.concatenate(tokens), np.concatenate(positions), np.concatenate(sequences), np.concatenate(wanted)
-        )
-        for number, group in enumerate(completed, start=len(slots)):
-            group.first_logits = logits[number : number + 1].copy()
-        self._draw(logits, np.arange(len(slots)), slots, events)
+        """The next token of every row."""
+        num_rows = self._num_rows
+        logits = self._llama.feed_rows(self._slots.token[:num_rows], self._slots.position[:num_rows])
+        slots = self._numbers[:num_rows]
+        self._draw(logits, slots, slots, events)
 
     def _draw(
-        self, logits: NDArray[np.float32], rows: NDArray[np.int64], slots: NDArray[np.int64], events: list[EngineEvent]
+        self,
+        logits_NV: NDArray[np.float32],
+        rows_R: NDArray[np.int64],
+        slots_R: NDArray[np.int64],
+        events: list[EngineEvent],
     ) -> None:
-        if len(slots) == 0:
-            return
-        tokens, logprobs = draw_rows(logits, rows, self._slots.next_uniforms(slots), self._slots.temperature[slots])
+        """Draws a token for each of the slots from its row of the logits; what is complete frees its slot."""
+        slots = self._slots
+        tokens, logprobs = draw_rows(logits_NV, rows_R, slots.next_uniforms(slots_R), slots.temperature[slots_R])
         if not np.isfinite(logprobs).all():
             raise BackendError(
-                "The model computed values that are not numbers.", got=f"{len(slots)} rollouts in progress"
+                "The model computed values that are not numbers.", got=f"{len(slots_R)} rollouts in progress"
             )
+        ended = slots.record(slots_R, tokens, logprobs)
         now = time.perf_counter()
-        for slot in self._slots.record(slots, tokens, logprobs).tolist():
-            group, index = self._rows.pop(slot)
-            completion_ids, behavior_logprobs, reason = self._slots.take(slot)
+        for slot in ended.tolist():
+            row = self._rows[slot]
+            assert row is not None
+            completion_ids, behavior_logprobs, reason = slots.take(slot)
             events.append(
                 FinishedRollout(
-                    lease_id=group.request.lease_id,
-                    group_id=group.request.group_id,
-                    index=index,
-                    policy_version=group.request.policy_version,
+                    lease_id=row.request.lease_id,
+                    group_id=row.request.group_id,
+                    index=row.index,
+                    policy_version=row.request.policy_version,
                     completion_ids=completion_ids,
                     behavior_logprobs=behavior_logprobs,
                     finish_reason=reason,
-                    sampling_s=now - group.started_at,
+                    sampling_s=now - row.started_at,
                 )
             )
-            group.running -= 1
-            self._release(slot, group)
-            self._retire(group)
-
-
-def _precision(base_dir: Path, requested: str) -> Precision:
-    """Exact where that is cheap; else 16 bits while the weights take up to a third of the memory; else 8."""
-    if requested in ("f32", "f16", "q8_0"):
-        return requested  # type: ignore[return-value]
-    if requested != "auto":
-        raise BackendError(
-            "llama.cpp does not have this precision here.", got=requested, do="Use one of auto, f32, f16, q8_0."
-        )
-    stored_bytes = sum(file.stat().st_size for file in base_dir.glob("*.safetensors"))
-    if 2 * stored_bytes <= _F32_MODEL_BYTES:
-        return "f32"
-    return "f16" if stored_bytes <= psutil.virtual_memory().total // 3 else "q8_0"
+            self._release(slot)

@@ -1,13 +1,16 @@
 """One llama.cpp model with one context, through the low-level bindings: batches in, logits out, no sampling.
 
-Sequences share the KV cache (`kv_unified`), so a copied prompt costs no memory. Flash attention stays off: it rounds
-keys and values to 16 bits whatever the cache's type. Misuse can abort the process, which is why engines are children.
+In float32, flash attention stays off: it rounds keys and values to 16 bits whatever the cache's type. Misuse can abort
+the process, which is why engines are children.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
+import threading
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,81 +19,113 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_node.backends.base import OUT_OF_MEMORY
+from echo_node.backends.kv_layout import KvLayout
+from echo_node.backends.llama_cpp_rpc import Helpers
 from echo_shared.errors import BackendError
 
 _LOG_ERROR: Final = 4
 _GGML_TYPE_F32: Final = 0
 _GGML_TYPE_F16: Final = 1
 _FLASH_ATTENTION_OFF: Final = 0
+_FLASH_ATTENTION_AUTO: Final = -1
+_KV_FULL: Final = 1
+_ALLOCATION_FAILED: Final = -2
+_MEMORY_TROUBLE: Final = re.compile(r"alloc|out of memory|not enough (memory|space)", re.IGNORECASE)
+
+_errors: deque[str] = deque(maxlen=8)
+"""What llama.cpp said last."""
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _log(level: int, text: bytes, _user_data: object) -> None:
     if level == _LOG_ERROR:
-        sys.stderr.write(text.decode(errors="replace"))
+        line = text.decode(errors="replace")
+        _errors.append(line.strip())
+        sys.stderr.write(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextSize:
-    """What is allocated when the context is opened."""
+class ModelOptions:
+    """How the model is loaded and computed."""
 
-    cells: int
-    """Tokens in the KV cache, all sequences together."""
-    sequences: int
     batch_tokens: int
+    """At most, in one batch."""
     threads: int
-    exact_kv: bool
-    """Keys and values in float32, else float16."""
+    exact: bool
+    """Attention in float32 throughout, else in float16."""
+    num_layers: int
+    gpu: bool = False
+    helpers: tuple[str, ...] = ()
 
 
 class LlamaContext:
-    """Native handles; `close` frees them. All methods from one thread."""
+    """Native handles; `close` frees them.
+
+    `load_adapter` may be called from any thread, also during `decode`, which then waits or is waited for: llama.cpp
+    sizes its graphs by the adapters that are loaded. All else is called from one thread.
+    """
 
     def __init__(self) -> None:
         self._model: Any = None
         self._context: Any = None
-        self._memory: Any = None
         self._adapter: Any = None
+        self._logits_at: int | None = None
+        self._devices = threading.Lock()
+        self._helpers: Helpers | None = None
 
-    def open(self, model: Path, size: ContextSize, *, gpu: bool) -> None:
+    def open(self, model: Path, options: ModelOptions) -> None:
+        """Loads the model; `reserve` must follow. Raises BackendError."""
         llama_cpp.llama_log_set(_log, None)
         llama_cpp.llama_backend_init()
-        model_params = llama_cpp.llama_model_default_params()
-        model_params.n_gpu_layers = -1 if gpu else 0
-        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), model_params)
+        _errors.clear()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = -1 if options.gpu else 0
+        if options.helpers:
+            self._helpers = Helpers()
+            self._helpers.open(options.helpers)
+            model_bytes = model.stat().st_size
+            self._helpers.place(params, num_layers=options.num_layers, model_bytes=model_bytes, gpu=options.gpu)
+        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), params)
         if not self._model:
-            raise BackendError(
-                "llama.cpp could not load the base model.",
-                got=str(model),
-                do="Delete the file; it is made again by itself.",
-            )
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx = size.cells
-        params.n_seq_max = size.sequences
-        params.n_batch = params.n_ubatch = size.batch_tokens
-        params.n_threads = params.n_threads_batch = size.threads
-        params.flash_attn_type = _FLASH_ATTENTION_OFF
-        params.type_k = params.type_v = _GGML_TYPE_F32 if size.exact_kv else _GGML_TYPE_F16
-        params.kv_unified = True
-        self._context = llama_cpp.llama_init_from_model(self._model, params)
-        if not self._context:
-            raise BackendError(
-                "llama.cpp could not allocate its context.",
-                got=f"{size.cells} tokens in {size.sequences} sequences",
-                do="Lower the node's kv_cache_bytes or width.",
-            )
-        self._memory = llama_cpp.llama_get_memory(self._context)
+            raise _failure("llama.cpp could not load the base model.", str(model))
+        self._options = options
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._map_batch(size)
 
-    def _map_batch(self, size: ContextSize) -> None:
+    def reserve(self, layout: KvLayout) -> None:
+        """Makes room for sequences, all empty, in place of the room there was. Raises BackendError."""
+        with self._devices:
+            self._free_context()
+            params = llama_cpp.llama_context_default_params()
+            params.n_ctx = layout.sequences * layout.cells
+            params.n_seq_max = layout.sequences
+            params.kv_unified = layout.unified
+            params.n_batch = params.n_ubatch = self._options.batch_tokens
+            params.n_threads = params.n_threads_batch = self._options.threads
+            exact = self._options.exact
+            params.flash_attn_type = _FLASH_ATTENTION_OFF if exact else _FLASH_ATTENTION_AUTO
+            params.type_k = params.type_v = _GGML_TYPE_F32 if exact else _GGML_TYPE_F16
+            _errors.clear()
+            self._context = llama_cpp.llama_init_from_model(self._model, params)
+            if not self._context:
+                raise _failure(
+                    "llama.cpp could not allocate its context.",
+                    f"{layout.sequences} sequences of {layout.cells} tokens",
+                    do="Lower the node's kv_cache_bytes or width.",
+                    code=OUT_OF_MEMORY,
+                )
+            self._memory = llama_cpp.llama_get_memory(self._context)
+            self._apply_adapter()
+            self._map_batch(layout.sequences)
+
+    def _map_batch(self, sequences: int) -> None:
         """Numpy arrays that llama.cpp reads in place: a batch is then filled by vector assignments."""
-        count = size.batch_tokens
+        count = self._options.batch_tokens
         self._tokens = np.zeros(count, np.int32)
         self._positions = np.zeros(count, np.int32)
         self._wanted = np.zeros(count, np.int8)
         self._ones = np.ones(count, np.int32)
-        self._ids = np.arange(size.sequences, dtype=np.int32)
+        self._ids = np.arange(sequences, dtype=np.int32)
         self._id_addresses = np.uint64(self._ids.ctypes.data) + np.uint64(4) * self._ids.astype(np.uint64)
         self._sequences = np.full(count, self._id_addresses[0], np.uint64)
         int32 = ctypes.POINTER(ctypes.c_int32)
@@ -103,64 +138,118 @@ class LlamaContext:
             logits=self._wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def decode(
-        self,
-        tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        sequences: NDArray[np.int64],
-        wanted: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
-        """Feeds one batch, one item a token; returns the logits of the wanted ones, in order, [wanted, vocabulary].
+    def feed_prompt(self, tokens: NDArray[np.int32], begin: int, sequence: int) -> NDArray[np.float32]:
+        """Feeds a piece of a prompt that begins at position `begin`; returns its last token's logits, [1, vocabulary].
 
-        The result is llama.cpp's own memory, valid until the next call. At most `batch_tokens` tokens.
+        See `feed_rows` for how long the result is valid. At most `batch_tokens` tokens.
         """
         count = len(tokens)
-        assert 0 < count <= len(self._tokens)
+        self._tokens[:count] = tokens
+        self._positions[:count] = np.arange(begin, begin + count)
+        self._sequences[:count] = self._id_addresses[sequence]
+        self._wanted[: count - 1] = 0
+        self._wanted[count - 1] = 1
+        return self._decode(count, 1)
+
+    def feed_rows(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Feeds one token to each of the first sequences; returns their logits, [sequences, vocabulary].
+
+        The result is llama.cpp's own memory, valid until the next call.
+        """
+        count = len(tokens)
         self._tokens[:count] = tokens
         self._positions[:count] = positions
-        self._sequences[:count] = self._id_addresses[sequences]
-        self._wanted[:count] = wanted
-        self._batch.n_tokens = count
-        status = llama_cpp.llama_decode(self._context, self._batch)
+        self._sequences[:count] = self._id_addresses[:count]
+        self._wanted[:count] = 1
+        return self._decode(count, count)
+
+    def _decode(self, num_tokens: int, num_wanted: int) -> NDArray[np.float32]:
+        assert 0 < num_tokens <= len(self._tokens)
+        self._batch.n_tokens = num_tokens
+        with self._devices:
+            status = llama_cpp.llama_decode(self._context, self._batch)
         if status != 0:
-            raise BackendError("llama.cpp could not decode a batch.", got=f"status {status} for {count} tokens")
-        num_wanted = int(np.count_nonzero(wanted))
-        if num_wanted == 0:
-            return np.empty((0, self._vocabulary), np.float32)
-        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._context), shape=(num_wanted, self._vocabulary))
+            is_memory = status in (_KV_FULL, _ALLOCATION_FAILED)
+            raise BackendError(
+                "llama.cpp could not decode a batch.",
+                got=f"status {status} for {num_tokens} tokens",
+                do="Lower the node's width or kv_cache_bytes." if is_memory else None,
+                code=OUT_OF_MEMORY if is_memory else None,
+            )
+        # Waits for the devices, and puts the rows into the batch's order.
+        address = ctypes.addressof(llama_cpp.llama_get_logits(self._context).contents)
+        if address != self._logits_at:
+            row_type = ctypes.c_float * self._vocabulary
+            self._logits = np.ctypeslib.as_array((row_type * len(self._ids)).from_address(address))
+            self._logits_at = address
+        return self._logits[:num_wanted]
 
     def copy_sequence(self, source: int, target: int) -> None:
         """`target` must be empty."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
-    def remove_sequence(self, sequence: int) -> None:
-        llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+    def remove_sequence(self, sequence: int, begin: int = 0) -> None:
+        """Forgets the sequence's tokens from position `begin` on."""
+        llama_cpp.llama_memory_seq_rm(self._memory, sequence, begin, -1)
 
     def clear(self) -> None:
         """Empties all sequences."""
         llama_cpp.llama_memory_clear(self._memory, False)
 
-    def set_adapter(self, path: Path | None) -> None:
-        """Replaces the adapter, and empties all sequences: their keys and values were the old adapter's."""
-        new = None
-        if path is not None:
-            new = llama_cpp.llama_adapter_lora_init(self._model, str(path).encode())
-            if not new:
-                raise BackendError("llama.cpp could not load an adapter.", got=str(path))
-        old, self._adapter = self._adapter, new
-        count = 0 if new is None else 1
-        adapters = (llama_cpp.llama_adapter_lora_p_ctypes * count)(*([] if new is None else [new]))
-        llama_cpp.llama_set_adapters_lora(self._context, adapters, count, (ctypes.c_float * count)(*[1.0] * count))
-        self.clear()
-        # Freeing an adapter that is still set crashes later, so the old one goes last.
-        if old is not None:
-            llama_cpp.llama_adapter_lora_free(old)
+    def load_adapter(self, path: Path) -> Any:
+        """A handle for `set_adapter`. Raises BackendError when the adapter is not for this model."""
+        with self._devices:
+            _errors.clear()
+            adapter = llama_cpp.llama_adapter_lora_init(self._model, str(path).encode())
+            if not adapter:
+                raise _failure("llama.cpp could not load an adapter.", str(path))
+            return adapter
+
+    def set_adapter(self, adapter: Any) -> None:
+        """Replaces the adapter (None: none), and empties all sequences: their contents were the old adapter's."""
+        self._adapter = adapter
+        if self._context:
+            with self._devices:
+                self._apply_adapter()
+            self.clear()
+
+    def _apply_adapter(self) -> None:
+        adapters = [] if self._adapter is None else [self._adapter]
+        count = len(adapters)
+        llama_cpp.llama_set_adapters_lora(
+            self._context,
+            (llama_cpp.llama_adapter_lora_p_ctypes * count)(*adapters),
+            count,
+            (ctypes.c_float * count)(*[1.0] * count),
+        )
+
+    def free_adapter(self, adapter: Any) -> None:
+        """Not the one that is set: llama.cpp would go on reading it. Harmless after `close`, which has freed it."""
+        assert adapter is not self._adapter
+        if self._model:
+            with self._devices:
+                llama_cpp.llama_adapter_lora_free(adapter)
 
     def close(self) -> None:
-        if self._context:
-            llama_cpp.llama_free(self._context)
-        if self._adapter:
-            llama_cpp.llama_adapter_lora_free(self._adapter)
+        """Frees the model, with it all its adapters."""
+        self._adapter = None
+        self._free_context()
         if self._model:
             llama_cpp.llama_model_free(self._model)
-        self._model = self._context = self._memory = self._adapter = None
+        self._model = None
+        if self._helpers is not None:
+            self._helpers.close()
+        self._helpers = None
+
+    def _free_context(self) -> None:
+        if self._context:
+            llama_cpp.llama_free(self._context)
+        self._context = self._memory = self._logits_at = None
+
+
+def _failure(what: str, got: str, *, do: str | None = None, code: str | None = None) -> BackendError:
+    """With what llama.cpp said; out of memory when it said so."""
+    said = "; ".join(_errors)
+    if _MEMORY_TROUBLE.search(said):
+        code, do = OUT_OF_MEMORY, do or "Choose a lower precision for this node, or a machine with more memory."
+    return BackendError(what, got=f"{got}: {said}" if said else got, do=do, code=code)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from echo_node.backends.base import Engine
@@ -25,6 +30,16 @@ class BackendChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Possibility:
+    """An engine on a device, and what this machine lacks for it."""
+
+    choice: BackendChoice
+    missing: BackendError | None
+    on_request: bool
+    """Never chosen by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Backend:
     module: str
     engine: str
@@ -39,13 +54,16 @@ class _Candidate:
     device: str
     fits: Callable[[Hardware], bool]
     reason: str
+    needs: str = "GPU"
+    """What the machine lacks where it does not fit."""
+    on_request: bool = False
 
 
 _BACKENDS: Final = {
     "torch": _Backend(
         module="echo_node.backends.torch_engine",
         engine="TorchEngine",
-        packages=("torch", "transformers", "peft"),
+        packages=("torch", "transformers"),
         extra="cuda",
     ),
     "llama_cpp": _Backend(
@@ -54,47 +72,139 @@ _BACKENDS: Final = {
         packages=("llama_cpp", "gguf"),
         extra="cpu",
     ),
+    "mlx": _Backend(
+        module="echo_node.backends.mlx_engine",
+        engine="MlxEngine",
+        packages=("mlx", "mlx_lm"),
+        extra="mlx",
+    ),
+    "vllm": _Backend(
+        module="echo_node.backends.vllm_engine",
+        engine="VllmEngine",
+        packages=("vllm",),
+        extra="vllm",
+    ),
 }
 
+_VLLM_GPU_BYTES: Final = 12 * 10**9
+"""vLLM reserves most of its GPU's memory, and some GB for graphs and kernels; a GPU sold as 12 GB has a little more."""
+
 _PREFERENCE: Final = (
+    _Candidate(
+        backend="vllm",
+        device="cuda",
+        fits=lambda hardware: (
+            sys.platform == "linux" and any(gpu.memory_bytes >= _VLLM_GPU_BYTES for gpu in hardware.cuda_gpus)
+        ),
+        reason="a CUDA GPU with room for vLLM is here",
+        needs="CUDA GPU of 12 GB on Linux",
+    ),
     _Candidate(
         backend="torch",
         device="cuda",
         fits=lambda hardware: bool(hardware.cuda_gpus) and _torch_has_cuda(),
         reason="a CUDA GPU is here",
+        needs="CUDA GPU",
+    ),
+    _Candidate(
+        backend="mlx",
+        device="gpu",
+        fits=lambda hardware: hardware.apple_silicon,
+        reason="this is Apple silicon",
+        needs="Apple silicon",
+    ),
+    _Candidate(
+        backend="llama_cpp",
+        device="gpu",
+        fits=lambda hardware: _llama_has_gpu(),
+        reason="llama.cpp was built for a GPU",
+        needs="llama.cpp that was built for a GPU",
     ),
     _Candidate(
         backend="llama_cpp", device="cpu", fits=lambda hardware: True, reason="the fastest on this machine's CPU"
     ),
     _Candidate(backend="torch", device="cpu", fits=lambda hardware: True, reason="llama.cpp is not installed"),
+    # On a CPU, MLX is for tests: llama.cpp and PyTorch are faster.
+    _Candidate(backend="mlx", device="cpu", fits=lambda hardware: True, reason="requested", on_request=True),
 )
 """Best first."""
 
+_GPU_LIBRARY: Final = re.compile(r"(lib)?ggml-(cuda|hip|metal|musa|opencl|sycl|vulkan)\b")
+
 NAMES: Final = tuple(_BACKENDS)
+NO_DEVICE: Final = "no_device"
+"""Code of what is missing where nothing that can be installed helps."""
 
 
-def choose(hardware: Hardware, requested: str = "auto") -> BackendChoice:
-    """The best installed backend, or the best device for the requested one. Raises BackendError when there is none."""
+def survey(hardware: Hardware) -> tuple[Possibility, ...]:
+    """Every engine on every kind of device, best first; tells from files what is missing, and tries nothing."""
+    return tuple(
+        Possibility(
+            choice=BackendChoice(name=candidate.backend, device=candidate.device, reason=candidate.reason),
+            missing=_missing(candidate, hardware),
+            on_request=candidate.on_request,
+        )
+        for candidate in _PREFERENCE
+    )
+
+
+def choose(
+    hardware: Hardware, requested: str = "auto", measured: Mapping[tuple[str, str], float] = MappingProxyType({})
+) -> BackendChoice:
+    """The best usable backend, or the best device for the requested one. Raises BackendError when there is none.
+
+    `measured`: tokens a second by (name, device), 0 = it failed. Once all that is usable was measured, the fastest is
+    the best.
+    """
     if requested != "auto" and requested not in _BACKENDS:
         raise BackendError("There is no such backend.", got=requested, do=f"Use auto, {' or '.join(NAMES)}.")
-    for candidate in _PREFERENCE:
-        wanted = requested in ("auto", candidate.backend)
-        if wanted and _is_installed(candidate.backend) and candidate.fits(hardware):
-            reason = candidate.reason if requested == "auto" else "requested"
-            return BackendChoice(name=candidate.backend, device=candidate.device, reason=reason)
+    wanted = [
+        possible
+        for possible in survey(hardware)
+        if requested == possible.choice.name or (requested == "auto" and not possible.on_request)
+    ]
+    usable = [possible.choice for possible in wanted if possible.missing is None]
+    if not usable:
+        raise _nothing_usable(hardware, requested, [possible.missing for possible in wanted])
+    best = usable[0]
+    if requested != "auto":
+        return replace(best, reason="requested")
+    rates = [measured.get((choice.name, choice.device), -1.0) for choice in usable]
+    if len(usable) > 1 and min(rates) >= 0.0 and max(rates) > 0.0:
+        rate, best = max(zip(rates, usable, strict=True), key=itemgetter(0))
+        best = replace(best, reason=f"measured the fastest: {rate:.0f} tokens/s")
+    return best
+
+
+def _nothing_usable(hardware: Hardware, requested: str, missing: Sequence[BackendError | None]) -> BackendError:
     if requested == "auto":
-        extra = "cuda" if hardware.cuda_gpus else "cpu"
-        raise BackendError(
-            "No sampling backend is installed.",
-            got=f"none of {', '.join(NAMES)}",
-            do=f"pip install 'echo-swarm[{extra}]'",
+        extra = "cuda" if hardware.cuda_gpus else "mlx" if hardware.apple_silicon else "cpu"
+        return BackendError("No sampling backend is installed.", got=f"none of {', '.join(NAMES)}", do=_install(extra))
+    # What can be installed is named rather than a device that is not here.
+    return min((error for error in missing if error is not None), key=lambda error: error.code == NO_DEVICE)
+
+
+def _missing(candidate: _Candidate, hardware: Hardware) -> BackendError | None:
+    name, backend = candidate.backend, _BACKENDS[candidate.backend]
+    fits, blind = candidate.fits(hardware), (name, candidate.device) == ("torch", "cuda") and bool(hardware.cuda_gpus)
+    if not fits and not blind:
+        return BackendError(f"The {name} backend has no device here.", got=f"no {candidate.needs}", code=NO_DEVICE)
+    absent = [package for package in backend.packages if not _is_present(package)]
+    if absent:
+        return BackendError(
+            f"The {name} backend is not installed.", got=f"no {', '.join(absent)}", do=_install(backend.extra)
         )
-    missing = [name for name in _BACKENDS[requested].packages if not _is_present(name)]
-    raise BackendError(
-        f"The {requested} backend is not installed.",
-        got=f"no {', '.join(missing)}",
-        do=f"pip install 'echo-swarm[{_BACKENDS[requested].extra}]'",
+    if fits:
+        return None
+    return BackendError(
+        f"The {name} backend cannot use the GPU.",
+        got="a build of PyTorch without CUDA",
+        do="Install PyTorch's build for CUDA: https://pytorch.org/get-started/locally/",
     )
+
+
+def _install(extra: str) -> str:
+    return f"{sys.executable} -m pip install 'echo-swarm[{extra}]'"
 
 
 def make_engine(name: str) -> Engine:
@@ -104,8 +214,36 @@ def make_engine(name: str) -> Engine:
     return engine
 
 
-def _is_installed(name: str) -> bool:
-    return all(_is_present(package) for package in _BACKENDS[name].packages)
+def packages(name: str) -> tuple[str, ...]:
+    """What the backend imports."""
+    return _BACKENDS[name].packages
+
+
+def reinstall(name: str) -> str:
+    """The command that installs the backend's packages anew. Blocks as `software`."""
+    distributions = [found for package in packages(name) for found in _distributions().get(package, [package])]
+    return f"{sys.executable} -m pip install --force-reinstall --no-deps {' '.join(sorted(set(distributions)))}"
+
+
+def reinstall_llama_with_rpc() -> str:
+    """The command, in this platform's shell, that builds llama.cpp's package anew so that it joins several devices."""
+    package = f"llama-cpp-python=={importlib.metadata.version('llama-cpp-python')}"
+    pip = f"{sys.executable} -m pip install --force-reinstall --no-cache-dir --no-deps {package}"
+    if sys.platform == "win32":
+        return f"$env:CMAKE_ARGS='-DGGML_RPC=ON'; {pip}"
+    return f'CMAKE_ARGS="-DGGML_RPC=ON" {pip}'
+
+
+def software(name: str) -> str:
+    """The backend's library and its version. Blocks for some tenths of a second the first time."""
+    distributions = _distributions().get(packages(name)[0], [])
+    return ", ".join(f"{found} {importlib.metadata.version(found)}" for found in sorted(set(distributions)))
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """The names under which packages are installed, by those under which they are imported."""
+    return importlib.metadata.packages_distributions()
 
 
 def _is_present(package: str) -> bool:
@@ -119,3 +257,11 @@ def _torch_has_cuda() -> bool:
         return False
     version = Path(spec.origin).with_name("version.py")
     return version.is_file() and re.search(r"^cuda\b[^=\n]*=\s*['\"]", version.read_text(), re.MULTILINE) is not None
+
+
+def _llama_has_gpu() -> bool:
+    """Whether the installed llama.cpp was built with a GPU's library, read from its files."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return False
+    return any(_GPU_LIBRARY.match(path.name) for path in Path(spec.origin).with_name("lib").glob("*ggml-*"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,17 +29,17 @@ class SlotTable:
         self._ids = np.zeros((width, 16), np.int32)
         self._logprobs = np.zeros((width, 16), np.float32)
 
-    def start(self, slot: int, request: GroupRequest, index: int) -> None:
-        """Puts rollout `index` of `request` into the free `slot`; it has drawn nothing yet."""
+    def start(self, slots: NDArray[np.int64], request: GroupRequest, indices: Sequence[int]) -> None:
+        """Puts rollouts of `request`, one an index, into as many free slots; they have drawn nothing yet."""
         self._make_room(request.max_tokens, len(request.stop_ids))
-        self.active[slot] = True
-        self.position[slot] = len(request.prompt_ids) - 1
-        self.temperature[slot] = request.temperature
-        self._drawn[slot] = 0
-        self._max_tokens[slot] = request.max_tokens
-        self._stops[slot] = -1
-        self._stops[slot, : len(request.stop_ids)] = request.stop_ids
-        self._u[slot, : request.max_tokens] = draws.uniforms(request.seed, index, request.max_tokens)
+        self.active[slots] = True
+        self.position[slots] = len(request.prompt_ids) - 1
+        self.temperature[slots] = request.temperature
+        self._drawn[slots] = 0
+        self._max_tokens[slots] = request.max_tokens
+        self._stops[slots] = -1
+        self._stops[slots, : len(request.stop_ids)] = request.stop_ids
+        self._u[slots, : request.max_tokens] = draws.group_uniforms(request.seed, indices, request.max_tokens)
 
     def _make_room(self, tokens: int, stops: int) -> None:
         missing = max(0, tokens - self._u.shape[1])
@@ -46,7 +48,8 @@ class SlotTable:
             self._ids = np.pad(self._ids, ((0, 0), (0, missing)))
             self._logprobs = np.pad(self._logprobs, ((0, 0), (0, missing)))
         missing = max(0, stops - self._stops.shape[1])
-        self._stops = np.pad(self._stops, ((0, 0), (0, missing)), constant_values=-1)
+        if missing:
+            self._stops = np.pad(self._stops, ((0, 0), (0, missing)), constant_values=-1)
 
     def next_uniforms(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         return self._u[slots, self._drawn[slots]]
@@ -72,6 +75,23 @@ class SlotTable:
         self.active[slot] = False
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         return self._ids[slot, :count].copy(), self._logprobs[slot, :count].copy(), reason
+
+    def move(self, source: int, target: int) -> None:
+        """Puts the rollout of slot `source` into the free slot `target`."""
+        for column in (
+            self.active,
+            self.token,
+            self.position,
+            self.temperature,
+            self._drawn,
+            self._max_tokens,
+            self._stops,
+            self._u,
+            self._ids,
+            self._logprobs,
+        ):
+            column[target] = column[source]
+        self.active[source] = False
 
     def drop(self, slot: int) -> None:
         """Frees the slot, whatever it holds."""

@@ -1,61 +1,78 @@
 """transformers and PyTorch as a sampling engine: the one for CUDA, and the fallback where llama.cpp is not installed.
 
-Rollouts are drawn in waves of up to `width`. The adapter stays unmerged; a new version is copied into the tensors that
-hold the old one, its scaling folded into B, which is why PEFT's own scaling is kept at 1.
+The sampling itself is `echo_shared.torch_sampler`, which the hub's learner uses as well. The adapter stays unmerged: a
+policy is a pair of small tensors for each layer, made ready by `prepare` on the device, and taken over by assignment.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import warnings
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed, check_request
-from echo_shared.adapter import Adapter, load_adapter
+from echo_node.backends.base import (
+    OUT_OF_MEMORY,
+    EngineEvent,
+    EngineSettings,
+    GroupFailed,
+    PreparedPolicy,
+    check_request,
+)
+from echo_node.backends.torch_linear import SamplerLinear, Update, replace_linears
+from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError
 from echo_shared.sampling import GroupRequest
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.torch_sampler import Batch
 
 DEFAULT_WIDTH: Final = 256
 _DTYPES: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _F32_MODEL_BYTES: Final = 256 * 2**20
 """A model that is smaller than this in float32 runs in float32, exactly."""
+_ALLOCATION_FAILURES: Final = ("not enough memory", "out of memory", "alloc_failed", "can't allocate memory")
+"""How PyTorch, CUDA and cuBLAS word a RuntimeError that means too little memory."""
+
+
+class TorchPolicy:
+    """An adapter as tensors on the device, in the model's precision."""
+
+    def __init__(self, updates: Mapping[str, Update]) -> None:
+        self.updates = updates
+
+    def free(self) -> None:
+        self.updates = {}
 
 
 class TorchEngine:
     """See `base.Engine`."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
+        self._width = settings.width or DEFAULT_WIDTH
         if settings.threads:
             torch.set_num_threads(settings.threads)
         try:
-            self._device = torch.device(settings.device)
-            base: Any = AutoModelForCausalLM.from_pretrained(
-                base_dir,
-                dtype=_dtype(base_dir, settings.precision, self._device),
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-            )
-            self._base: Any = base.to(self._device).eval().requires_grad_(False)
+            with _memory_errors():
+                self._device = _device(settings.device)
+                base: Any = AutoModelForCausalLM.from_pretrained(
+                    base_dir,
+                    dtype=_dtype(base_dir, settings.precision, self._device),
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                )
+                self._model: Any = base.to(self._device).eval().requires_grad_(False)
+                self._layers: Mapping[str, SamplerLinear] = replace_linears(self._model, rows=self._width)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise BackendError("PyTorch could not load the base model.", got=f"{base_dir}: {error}") from error
-        self._peft: PeftModel | None = None
-        self._uses_adapter = False
-        config = self._base.config
+        config = self._model.config.get_text_config(decoder=True)
         self._max_positions = int(config.max_position_embeddings)
         self._vocab_size = int(config.vocab_size)
-        self._width = settings.width or DEFAULT_WIDTH
-        self._max_cells = max(1, (settings.kv_cache_bytes or self._spare_bytes()) // self._kv_bytes_per_token())
-        self._held: GroupRequest | None = None
-        self._cancelled: set[int] = set()
+        self._max_cells = max(1, (settings.kv_cache_bytes or self._spare_bytes()) // self._kv_bytes_per_token(config))
+        self._batch: Batch | None = None
         return self._width
 
     def _spare_bytes(self) -> int:
@@ -63,112 +80,106 @@ class TorchEngine:
             return int(torch.cuda.mem_get_info(self._device)[0]) // 2
         return int(psutil.virtual_memory().total) // 4
 
-    def _kv_bytes_per_token(self) -> int:
-        config = self._base.config
+    def _kv_bytes_per_token(self, config: Any) -> int:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self._base.dtype.itemsize)
+        return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self._model.dtype.itemsize)
 
-    def set_policy(self, version: int, adapter_dir: Path | None) -> None:
-        if adapter_dir is not None:
-            adapter = load_adapter(adapter_dir)
-            if self._peft is None or not self._copy(self._peft, adapter):
-                self._wrap(adapter)
-        self._uses_adapter = adapter_dir is not None
-        if self._peft is not None:
-            tuner: Any = self._peft.base_model
-            tuner.enable_adapter_layers() if self._uses_adapter else tuner.disable_adapter_layers()
+    def prepare(self, adapter_dir: Path) -> TorchPolicy:
+        updates: dict[str, Update] = {}
+        with _memory_errors():
+            for module in load_adapter(adapter_dir).modules:
+                layer = self._layers.get(module.path)
+                if layer is None or layer.shape != (len(module.b), module.a.shape[1]):
+                    raise BackendError(
+                        "An adapter changes a layer that the base model does not have.",
+                        got=f"{module.path} of {len(module.b)} x {module.a.shape[1]}",
+                        do="Use the base model that the adapter was trained on.",
+                    )
+                updates[module.path] = (self._on_device(module.a), self._on_device(module.b))
+        return TorchPolicy(updates)
 
-    def _wrap(self, adapter: Adapter) -> None:
-        """Gives the model LoRA layers where, and as wide as, `adapter` has them."""
-        if self._peft is not None:
-            self._base = self._peft.unload()
-            self._peft = None
-            self._uses_adapter = False
-        paths = [module.path for module in adapter.modules]
-        known = dict(self._base.named_modules())
-        for module in adapter.modules:
-            layer = known.get(module.path)
-            if not isinstance(layer, torch.nn.Linear) or layer.weight.shape != (len(module.b), module.a.shape[1]):
-                raise BackendError("An adapter changes a layer that the base model does not have.", got=module.path)
-        config = LoraConfig(r=adapter.max_rank, lora_alpha=adapter.max_rank, target_modules=paths, bias="none")
-        with warnings.catch_warnings():
-            # PEFT reads an attribute that transformers has renamed.
-            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-            self._peft = get_peft_model(self._base, config).eval().requires_grad_(False)
-        copied = self._copy(self._peft, adapter)
-        assert copied
+    def _on_device(self, values: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=self._model.dtype, device=self._device)
 
-    def _copy(self, model: PeftModel, adapter: Adapter) -> bool:
-        """Copies `adapter` into the model's LoRA tensors; False, with nothing changed, if they are not made for it."""
-        parameters = {name: parameter for name, parameter in model.named_parameters() if ".lora_" in name}
-        if len(parameters) != 2 * len(adapter.modules):
-            return False
-        pairs = []
-        for module in adapter.modules:
-            a = parameters.get(f"base_model.model.{module.path}.lora_A.default.weight")
-            b = parameters.get(f"base_model.model.{module.path}.lora_B.default.weight")
-            if a is None or b is None:
-                return False
-            if a.shape[1] != module.a.shape[1] or len(b) != len(module.b) or len(a) < len(module.a):
-                return False
-            pairs.append((a, b, module))
-        with torch.no_grad():  # PEFT's enable_adapter_layers makes them require a gradient again.
-            for a, b, module in pairs:
-                rank = len(module.a)
-                a.zero_()[:rank].copy_(torch.tensor(module.a))
-                b.zero_()[:, :rank].copy_(torch.tensor(module.b))
-        return True
+    def set_policy(self, policy: PreparedPolicy | None) -> None:
+        assert policy is None or isinstance(policy, TorchPolicy)
+        updates = policy.updates if policy is not None else {}
+        for path, layer in self._layers.items():
+            layer.update = updates.get(path)
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
-        self._held = None
-        while True:
-            self._cancelled.clear()
-            failed: list[EngineEvent] = []
-            wave = self._fill_wave(groups, failed)
-            if failed:
-                yield failed
-            if not wave and not failed:
-                return
-            try:
-                for rollout in sample_groups(self._peft if self._uses_adapter else self._base, wave):
-                    if rollout.lease_id not in self._cancelled:
-                        yield [rollout]
-            except torch.OutOfMemoryError as error:
-                raise BackendError(
-                    "The device has too little memory.", got=str(error), do="Lower the node's width or kv_cache_bytes."
-                ) from error
+        checked = _Checked(groups, vocab_size=self._vocab_size, max_positions=self._max_positions)
+        batch = self._batch = Batch(self._model, width=self._width, max_cells=self._max_cells)
+        try:
+            with _memory_errors():
+                for finished in batch.sample(checked):
+                    yield [*checked.take_failed(), *finished]
+            if failed := checked.take_failed():
+                yield [*failed]
+        finally:
+            if self._batch is batch:
+                self._batch = None
 
-    def _fill_wave(self, groups: Iterator[GroupRequest], failed: list[EngineEvent]) -> list[GroupRequest]:
-        """Groups for one wave, the last one perhaps in part: the rest is held for the next."""
-        wave: list[GroupRequest] = []
-        rows, cells = self._width, self._max_cells
-        while rows > 0:
-            request, self._held = self._held or next(groups, None), None
-            if request is None:
-                break
+    def cancel(self, lease_id: int) -> None:
+        if self._batch is not None:
+            self._batch.cancel(lease_id)
+
+    def close(self) -> None:
+        self._model = None
+        self._layers = {}
+
+
+class _Checked:
+    """The groups that the model can draw; the others are set aside as failed."""
+
+    def __init__(self, groups: Iterator[GroupRequest], *, vocab_size: int, max_positions: int) -> None:
+        self._groups = groups
+        self._vocab_size = vocab_size
+        self._max_positions = max_positions
+        self._failed: list[GroupFailed] = []
+
+    def __iter__(self) -> _Checked:
+        return self
+
+    def __next__(self) -> GroupRequest:
+        while True:
+            request = next(self._groups)
             try:
                 check_request(request, vocab_size=self._vocab_size, max_positions=self._max_positions)
             except BackendError as error:
-                failed.append(GroupFailed.of(request.lease_id, error))
-                continue
-            length = len(request.prompt_ids) + request.max_tokens
-            # A wave of one is always tried: whether it fits is then for the device to say.
-            count = min(rows, len(request.indices), cells // length if wave else max(1, cells // length))
-            wave += [dataclasses.replace(request, indices=request.indices[:count])] if count else []
-            rows, cells = rows - count, cells - count * length
-            if count < len(request.indices):
-                self._held = dataclasses.replace(request, indices=request.indices[count:])
-                break
-        return wave
+                self._failed.append(GroupFailed.of(request.lease_id, error))
+            else:
+                return request
 
-    def cancel(self, lease_id: int) -> None:
-        # A wave's rows cannot leave it from outside: they are drawn to their end, and not reported.
-        self._cancelled.add(lease_id)
-        if self._held is not None and self._held.lease_id == lease_id:
-            self._held = None
+    def take_failed(self) -> list[GroupFailed]:
+        failed, self._failed = self._failed, []
+        return failed
 
-    def close(self) -> None:
-        self._peft = self._base = None
+
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Too little memory, however PyTorch says it, becomes a BackendError with its own code."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not is_memory and not any(words in str(error).lower() for words in _ALLOCATION_FAILURES):
+            raise
+        raise BackendError(
+            "The device has too little memory.",
+            got=str(error),
+            do="Lower the node's width or kv_cache_bytes.",
+            code=OUT_OF_MEMORY,
+        ) from error
+
+
+def _device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError(
+            "PyTorch finds no CUDA device.", got=name, do="Install PyTorch for CUDA and the NVIDIA driver, or use cpu."
+        )
+    return device
 
 
 def _dtype(base_dir: Path, precision: str, device: torch.device) -> torch.dtype:

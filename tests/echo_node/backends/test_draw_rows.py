@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from echo_node.backends.draw_rows import draw_rows
 from echo_shared import draws
@@ -49,3 +51,38 @@ def test_logits_that_are_not_numbers_give_no_number() -> None:
     with np.errstate(invalid="ignore"):
         _, logprobs = draw_rows(logits, np.array([0]), np.array([0.5]), np.ones(1))
     assert np.isnan(logprobs).all()
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    vocabulary=st.one_of(st.integers(1, 40), st.integers(1_000, 5_000), st.integers(100_000, 200_000)),
+    scale=st.sampled_from([0.0, 0.01, 1.0, 5.0, 100.0, 1e6, 1e30]),
+    temperature=st.floats(0.01, 10.0),
+    u=st.one_of(st.floats(0.0, 1.0, exclude_max=True), st.sampled_from([0.0, 5e-324, 2.0**-53, 0.5, 1.0 - 2.0**-53])),
+    impossible=st.sampled_from([0.0, 0.5, 0.999]),
+    ties=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_draws_what_the_reference_draws(
+    vocabulary: int, scale: float, temperature: float, u: float, impossible: float, ties: bool, seed: int
+) -> None:
+    """But where u falls on the edge between two tokens to within rounding, where either is right."""
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal((2, vocabulary)) * scale).astype(np.float32)
+    if ties:
+        logits = np.round(logits / max(scale, 1e-9)).astype(np.float32)
+    logits[:, rng.random(vocabulary) < impossible] = -np.inf
+    logits[:, rng.integers(vocabulary)] = 0.0
+    rows = np.array([1, 0])
+    tokens, logprobs = draw_rows(logits, rows, np.full(2, u), np.full(2, temperature))
+    expected_tokens, _ = draws.draw(logits[rows], np.full(2, u), temperature)
+    for row, token, expected, logprob in zip(rows, tokens, expected_tokens, logprobs, strict=True):
+        scaled = logits[row].astype(np.float64) / temperature
+        weights = np.exp(scaled - scaled.max())
+        assert weights[token] > 0
+        assert logprob == pytest.approx(scaled[token] - scaled.max() - np.log(weights.sum()), rel=1e-12, abs=1e-11)
+        if token != expected:
+            between = weights[min(token, expected) + 1 : max(token, expected)].sum()
+            edge = weights[: max(token, expected)].sum() / weights.sum()
+            assert between <= 1e-12 * weights.sum()
+            assert edge == pytest.approx(u, abs=1e-12)

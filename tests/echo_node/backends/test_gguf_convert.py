@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import torch
 from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM
 
-from echo_node.backends.gguf_convert import convert_model, read_shape, write_adapter
-from echo_node.backends.llama_cpp_native import ContextSize, LlamaContext
+from echo_node.backends import gguf_convert
+from echo_node.backends.gguf_convert import convert_model, find_model, read_shape, write_adapter
+from echo_node.backends.kv_layout import KvLayout
+from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError, StorageError
 
@@ -27,13 +31,12 @@ LENGTH = 150
 def logits_of(gguf: Path, ids: list[int], adapter: Path | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
     """[len(ids), vocabulary]"""
     llama = LlamaContext()
-    size = ContextSize(cells=256, sequences=1, batch_tokens=8, threads=1, exact_kv=True)
-    llama.open(gguf, size, gpu=False)
-    llama.set_adapter(adapter)
+    llama.open(gguf, ModelOptions(batch_tokens=8, threads=1, exact=True, num_layers=4))
+    llama.reserve(KvLayout(sequences=1, cells=256, unified=True))
+    llama.set_adapter(None if adapter is None else llama.load_adapter(adapter))
     rows = []
     for position, token in enumerate(ids):
-        one = np.array([position], np.int32)
-        rows.append(llama.decode(np.array([token], np.int32), one, np.array([0]), np.array([True])).copy())
+        rows.append(llama.feed_rows(np.array([token], np.int32), np.array([position], np.int32)).copy())
     llama.close()
     return np.concatenate(rows)
 
@@ -77,6 +80,90 @@ def test_a_conversion_is_made_once_and_whole(base: Path, tmp_path: Path) -> None
     assert convert_model(base, tmp_path / "derived", "q8_0") == made
     assert made.stat().st_mtime_ns == stamp
     assert [path.name for path in made.parent.iterdir()] == [made.name]
+
+
+@pytest.mark.parametrize("precision", ["f16", "bf16", "q8_0", "q4_k_m", "q5_k_m", "q6_k", "q3_k_m"])
+def test_lower_precisions_compute_nearly_the_same(precision: str, base: Path, kit: Any, tmp_path: Path) -> None:
+    ids = list(range(20))
+    expected = torch.tensor(kit.reference_logits(kit.load_reference(base), ids)).softmax(-1).numpy()
+    model = find_model(base, tmp_path, precision, gpu=False)
+    assert not model.is_exact
+    assert [path.name for path in tmp_path.iterdir()] == [model.path.name]
+    got = torch.tensor(logits_of(model.path, ids)).softmax(-1).numpy()
+    assert 0 < np.abs(got - expected).sum(axis=-1).mean() < 0.6
+
+
+@pytest.mark.parametrize(
+    ("features", "gpu", "expected"),
+    [(b"AVX512 = 1 | AVX512_BF16 = 1", False, "bf16"), (b"AVX512 = 1", False, "f16"), (b"BF16 = 1", True, "f16")],
+)
+def test_the_kind_of_16_bits_is_what_the_processor_multiplies(
+    features: bytes, gpu: bool, expected: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "-f32-" in find_model(base, tmp_path, "auto", gpu=gpu).path.name
+    monkeypatch.setattr(gguf_convert, "_EXACT_BYTES", 0)
+    monkeypatch.setattr(gguf_convert.llama_cpp, "llama_print_system_info", lambda: features)
+    assert f"-{expected}-" in find_model(base, tmp_path, "auto", gpu=gpu).path.name
+
+
+def test_a_base_given_as_gguf_is_used_as_it_is(
+    base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
+) -> None:
+    made = convert_model(base, tmp_path / "derived", "f32")
+    given = tmp_path / "given"
+    given.mkdir()
+    shutil.copy(made, given / "model.gguf")
+    assert find_model(given, tmp_path / "none", "auto", gpu=False) == gguf_convert.ModelFile(
+        path=given / "model.gguf", is_exact=True
+    )
+    assert not (tmp_path / "none").exists()
+    expected, shape = read_shape(base), read_shape(given)
+    assert dataclasses.replace(shape, rope=expected.rope, norm_eps=expected.norm_eps) == expected
+    assert shape.norm_eps == pytest.approx(expected.norm_eps)
+    with pytest.raises(BackendError, match="has the precision that it has"):
+        find_model(given, tmp_path, "q8_0", gpu=False)
+    adapter = make_adapter(base, 3)
+    write_adapter(load_adapter(adapter), shape, tmp_path / "adapter.gguf")
+    ids = list(range(20))
+    got = logits_of(given / "model.gguf", ids, tmp_path / "adapter.gguf")
+    np.testing.assert_allclose(got, kit.reference_logits(kit.load_reference(base, adapter), ids), atol=1e-3)
+
+
+def test_a_gguf_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    with closing(GGUFWriter(tmp_path / "model.gguf", "gpt2")) as writer:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    with pytest.raises(BackendError) as caught:
+        read_shape(tmp_path)
+    assert caught.value.code == "unsupported_model"
+    (tmp_path / "model.gguf").write_bytes(b"GGUF and no more")
+    with pytest.raises(BackendError):
+        read_shape(tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["f32", "q4_k_m"])
+def test_a_disk_without_room_is_said_before_anything_is_written(
+    precision: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(StorageError, match="MiB needed"):
+        convert_model(base, tmp_path / "derived", precision)
+    assert list((tmp_path / "derived").iterdir()) == []
+
+
+def test_an_adapter_for_other_layers_is_refused(
+    base: Path, base_of: Callable[[str], Path], make_adapter: Callable[..., Path], tmp_path: Path
+) -> None:
+    adapter = load_adapter(make_adapter(base, 3))
+    shape = read_shape(base)
+    with pytest.raises(BackendError, match="another shape"):
+        write_adapter(adapter, read_shape(base_of("qwen2_wide")), tmp_path / "adapter.gguf")
+    with pytest.raises(BackendError, match="does not have"):
+        write_adapter(adapter, dataclasses.replace(shape, num_layers=2), tmp_path / "adapter.gguf")
+    module = dataclasses.replace(adapter.modules[0], path="model.embed_tokens")
+    with pytest.raises(BackendError, match="does not have"):
+        write_adapter(dataclasses.replace(adapter, modules=(module,)), shape, tmp_path / "adapter.gguf")
 
 
 def copy_with(base: Path, target: Path, **changes: Any) -> Path:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
 
@@ -22,16 +25,17 @@ WITH_GPU = Hardware(
     cuda_gpus=(Gpu(name="gpu", memory_bytes=2**33),),
     apple_silicon=False,
 )
+WITH_BIG_GPU = replace(WITH_GPU, cuda_gpus=(Gpu(name="gpu", memory_bytes=24 * 2**30),))
+APPLE = replace(PLAIN, apple_silicon=True)
 
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Packages put into this set are not found."""
+    """Packages put into this set are not found; all others of the registry are."""
     hidden: set[str] = set()
-    find_spec = importlib.util.find_spec
 
     def find(name: str, package: str | None = None) -> ModuleSpec | None:
-        return None if name in hidden else find_spec(name, package)
+        return None if name in hidden else ModuleSpec(name, None)
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
     return hidden
@@ -54,6 +58,43 @@ def test_a_gpu_with_a_torch_that_cannot_use_it_gets_the_cpu(monkeypatch: pytest.
     assert registry.choose(WITH_GPU, "torch").device == "cpu"
 
 
+@pytest.mark.parametrize(("platform", "name"), [("linux", "vllm"), ("win32", "torch")])
+def test_a_big_gpu_gets_vllm_on_linux(
+    platform: str, name: str, without: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(sys, "platform", platform)
+    choice = registry.choose(WITH_BIG_GPU)
+    assert (choice.name, choice.device) == (name, "cuda")
+
+
+def test_vllm_is_not_for_small_gpus(without: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
+    assert registry.choose(WITH_GPU).name == "torch"
+    with pytest.raises(BackendError) as caught:
+        registry.choose(WITH_GPU, "vllm")
+    assert (caught.value.code, caught.value.got) == (registry.NO_DEVICE, "no CUDA GPU of 12 GB on Linux")
+
+
+def test_apple_silicon_gets_mlx_on_its_gpu(without: set[str]) -> None:
+    assert [(c.name, c.device) for c in (registry.choose(APPLE), registry.choose(APPLE, "mlx"))] == [("mlx", "gpu")] * 2
+    without.add("mlx_lm")
+    assert registry.choose(APPLE).name == "llama_cpp"
+
+
+def test_mlx_on_a_cpu_is_for_those_who_ask(without: set[str]) -> None:
+    choice = registry.choose(PLAIN, "mlx")
+    assert (choice.name, choice.device) == ("mlx", "cpu")
+    without.update({"llama_cpp", "torch"})
+    with pytest.raises(BackendError):
+        registry.choose(PLAIN)
+
+
+def test_mlx_on_a_cpu_need_not_be_measured(without: set[str]) -> None:
+    rates = {("llama_cpp", "cpu"): 1.0, ("torch", "cpu"): 2.0}
+    assert registry.choose(PLAIN, measured=rates).name == "torch"
+
+
 def test_torch_is_the_fallback(without: set[str]) -> None:
     without.add("llama_cpp")
     choice = registry.choose(PLAIN)
@@ -71,12 +112,15 @@ def test_the_request_wins() -> None:
         (WITH_GPU, "auto", "echo-swarm[cuda]"),
         (PLAIN, "llama_cpp", "echo-swarm[cpu]"),
         (PLAIN, "torch", "echo-swarm[cuda]"),
+        (PLAIN, "mlx", "echo-swarm[mlx]"),
+        (APPLE, "auto", "echo-swarm[mlx]"),
+        (WITH_BIG_GPU, "vllm", "echo-swarm[vllm]"),
     ],
 )
 def test_without_packages_the_error_says_how_to_install(
     hardware: Hardware, requested: str, command: str, without: set[str]
 ) -> None:
-    without.update({"gguf", "transformers"})
+    without.update({"gguf", "transformers", "mlx", "vllm"})
     with pytest.raises(BackendError) as caught:
         registry.choose(hardware, requested)
     assert caught.value.do is not None
@@ -86,3 +130,65 @@ def test_without_packages_the_error_says_how_to_install(
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(BackendError, match="no such backend"):
         registry.choose(PLAIN, "vaporware")
+
+
+BOTH = {("llama_cpp", "cpu"): 100.0, ("torch", "cpu"): 150.0}
+
+
+def test_the_fastest_wins_once_all_are_measured() -> None:
+    choice = registry.choose(PLAIN, "auto", BOTH)
+    assert (choice.name, choice.device) == ("torch", "cpu")
+    assert choice.reason == "measured the fastest: 150 tokens/s"
+    assert registry.choose(PLAIN, "auto", {**BOTH, ("torch", "cpu"): 50.0}).name == "llama_cpp"
+
+
+@pytest.mark.parametrize(
+    "measured", [{}, {("torch", "cpu"): 150.0}, {("llama_cpp", "cpu"): 0.0, ("torch", "cpu"): 0.0}]
+)
+def test_without_figures_of_all_the_order_of_preference_holds(measured: dict[tuple[str, str], float]) -> None:
+    assert registry.choose(PLAIN, "auto", measured).name == "llama_cpp"
+
+
+def test_one_that_failed_is_not_chosen_for_its_place_in_the_order() -> None:
+    assert registry.choose(PLAIN, "auto", {**BOTH, ("llama_cpp", "cpu"): 0.0}).name == "torch"
+
+
+def test_figures_do_not_override_the_request() -> None:
+    assert registry.choose(PLAIN, "llama_cpp", BOTH).name == "llama_cpp"
+
+
+def test_figures_of_what_is_no_longer_installed_do_not_count(without: set[str]) -> None:
+    without.add("transformers")
+    choice = registry.choose(PLAIN, "auto", BOTH)
+    assert (choice.name, choice.reason) == ("llama_cpp", "the fastest on this machine's CPU")
+
+
+def test_the_survey_says_what_is_missing(without: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_torch_has_cuda", lambda: False)
+    without.add("gguf")
+    found = {(one.choice.name, one.choice.device): one.missing for one in registry.survey(WITH_GPU)}
+    assert found["torch", "cpu"] is None
+    assert (missing := found["llama_cpp", "cpu"]) is not None and missing.got == "no gguf"
+    assert (unfit := found["torch", "cuda"]) is not None and "without CUDA" in str(unfit.got)
+    on_plain = {(one.choice.name, one.choice.device): one.missing for one in registry.survey(PLAIN)}
+    assert (absent := on_plain["torch", "cuda"]) is not None and absent.code == registry.NO_DEVICE
+
+
+@pytest.mark.parametrize("name", ["torch", "llama_cpp"])
+def test_the_command_that_installs_an_engine_anew_names_its_distributions(name: str) -> None:
+    command = registry.reinstall(name)
+    distribution = registry.software(name).split()[0]
+    assert command.startswith(sys.executable) and distribution in command
+
+
+def test_a_llama_cpp_that_was_built_for_a_gpu_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert registry.choose(PLAIN, "llama_cpp").device == "cpu"
+    library = tmp_path / "lib" / "libggml-vulkan.so"
+    library.parent.mkdir()
+    spec = ModuleSpec("llama_cpp", None, origin=str(tmp_path / "__init__.py"))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "llama_cpp" else find_spec(name))
+    (tmp_path / "lib" / "libggml-cpu.so").touch()
+    assert registry.choose(PLAIN, "llama_cpp").device == "cpu"
+    library.touch()
+    assert registry.choose(PLAIN, "llama_cpp").device == "gpu"

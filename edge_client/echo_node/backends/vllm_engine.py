@@ -1,0 +1,346 @@
+"""vLLM as a sampling engine, for CUDA GPUs with room for it: vLLM batches, caches prompts and applies the adapter.
+
+Tokens are drawn as `echo_shared.draws` defines by a logits processor: it leaves the drawn token's logit alone finite,
+and gives it the token's log-probability as its value, which greedy sampling and vLLM's report of processed logits then
+carry out. vLLM computes adapters in 16 bits only, of which its rollouts differ a little from the float32 reference's.
+
+A prompt's keys are cached by the adapter's name as well, which is another one for each policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed, check_request
+from echo_shared import draws
+from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, load_adapter
+from echo_shared.errors import BackendError
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.torch_draws import draw
+
+DEFAULT_WIDTH: Final = 256
+MAX_RANK: Final = 64
+"""vLLM reserves memory for adapters of this rank when it starts."""
+
+_MEMORY_SHARE: Final = 0.85
+"""Of the GPU's memory, for weights, activations and, where `kv_cache_bytes` does not say, keys and values."""
+_DTYPES: Final = {"auto": "auto", "f16": "float16", "bf16": "bfloat16"}
+_ENVIRONMENT: Final = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The engine's process is this one, which is a child already.
+    "VLLM_USE_V2_MODEL_RUNNER": "1",  # The logits processor is written for it.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclasses.dataclass(slots=True)
+class VllmPolicy:
+    """See `base.PreparedPolicy`. An adapter's directory as vLLM reads it."""
+
+    number: int
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        return f"policy-{self.number}"
+
+    def free(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Running:
+    request: GroupRequest
+    index: int
+    started_at: float
+
+
+class VllmEngine:
+    """See `base.Engine`."""
+
+    def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
+        if settings.precision not in _DTYPES:
+            raise BackendError(
+                "vLLM does not have this precision here.",
+                got=settings.precision,
+                do=f"Use one of {', '.join(_DTYPES)}.",
+            )
+        self._width = settings.width or DEFAULT_WIDTH
+        self._shapes = read_shapes(base_dir)
+        derived_dir.mkdir(parents=True, exist_ok=True)
+        self._policies_dir = Path(tempfile.mkdtemp(prefix="vllm-", dir=derived_dir))
+        self._numbers = itertools.count(1)
+        self._running: dict[str, _Running] = {}
+        self._lora: Any = None
+        os.environ.update(_ENVIRONMENT)
+        with _vllm_errors("vLLM could not load the base model."):
+            self._engine: Any = _make_engine(base_dir, settings, self._width)
+        config = self._engine.model_config
+        self._vocab_size = int(config.get_vocab_size())
+        # vLLM ends a sequence when it is this long, also where the last token would not be fed.
+        self._max_positions = int(config.max_model_len) - 1
+        return self._width
+
+    def prepare(self, adapter_dir: Path) -> VllmPolicy:
+        adapter = load_adapter(adapter_dir)
+        check_adapter(adapter, self._shapes)
+        number = next(self._numbers)
+        policy = VllmPolicy(number, self._policies_dir / str(number))
+        policy.directory.mkdir()
+        write_adapter(adapter, policy.directory)
+        return policy
+
+    def set_policy(self, policy: VllmPolicy | None) -> None:
+        self._lora = None
+        if policy is None:
+            return
+        from vllm.lora.request import LoRARequest
+
+        lora = LoRARequest(lora_name=policy.name, lora_int_id=policy.number, lora_path=str(policy.directory))
+        with _vllm_errors("vLLM could not load an adapter."):
+            self._engine.add_lora(lora)
+        self._lora = lora
+
+    def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
+        self._abort(list(self._running))
+        while True:
+            events: list[EngineEvent] = []
+            with _vllm_errors("vLLM failed."):
+                self._submit(groups, events)
+                outputs = self._engine.step() if self._running else []
+            events += [self._finished(output) for output in outputs if output.request_id in self._running]
+            if not events and not self._running:
+                return
+            yield events
+
+    def cancel(self, lease_id: int) -> None:
+        self._abort([name for name, row in self._running.items() if row.request.lease_id == lease_id])
+
+    def close(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.engine_core.shutdown()
+            self._engine = None
+            shutil.rmtree(self._policies_dir, ignore_errors=True)
+
+    def _submit(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
+        """Hands over whole groups while fewer than `width` rollouts are there; vLLM queues what exceeds it."""
+        from vllm import SamplingParams, TokensPrompt
+
+        while len(self._running) < self._width and (request := next(groups, None)) is not None:
+            try:
+                check_request(request, vocab_size=self._vocab_size, max_positions=self._max_positions)
+            except BackendError as error:
+                events.append(GroupFailed.of(request.lease_id, error))
+                continue
+            prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
+            for index in request.indices:
+                name = f"rollout-{next(self._numbers)}"
+                params = SamplingParams(**sampling_options(request, index))
+                self._running[name] = _Running(request, index, time.perf_counter())
+                self._engine.add_request(name, prompt, params, lora_request=self._lora)
+
+    def _abort(self, names: list[str]) -> None:
+        for name in names:
+            del self._running[name]
+        if names:
+            self._engine.abort_request(names)
+
+    def _finished(self, output: Any) -> FinishedRollout:
+        """From vLLM's output, which comes once, when a rollout is complete."""
+        row = self._running.pop(output.request_id)
+        completion = output.outputs[0]
+        ids = np.array(completion.token_ids, np.int32)
+        logprobs = np.array(completion.logprobs.logprobs, np.float32)
+        if len(logprobs) != len(ids) or not np.isfinite(logprobs).all():
+            raise BackendError("The model computed values that are not numbers.", got=f"{len(ids)} tokens")
+        stopped = int(ids[-1]) in row.request.stop_ids
+        return FinishedRollout(
+            lease_id=row.request.lease_id,
+            group_id=row.request.group_id,
+            index=row.index,
+            policy_version=row.request.policy_version,
+            completion_ids=ids,
+            behavior_logprobs=logprobs,
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            sampling_s=time.perf_counter() - row.started_at,
+        )
+
+
+class DrawTable:
+    """What to draw with, for each of vLLM's request slots. Sequence lengths, in tokens, say how far each has come."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._in_use = np.zeros(num_slots, np.bool_)
+        self._u = np.zeros((num_slots, 16))
+        self._temperature = np.ones(num_slots)
+        self._prompt_tokens = np.zeros(num_slots, np.int64)
+
+    def start(self, slot: int, options: Mapping[str, Any] | None, max_tokens: int) -> bool:
+        """Puts the rollout of `sampling_options` into a slot; False when it is another's, as in vLLM's warm-up."""
+        self._in_use[slot] = options is not None and "echo_seed" in options
+        if options is None or not self._in_use[slot]:
+            return False
+        missing = max(0, max_tokens - self._u.shape[1])
+        self._u = np.pad(self._u, ((0, 0), (0, missing)))
+        self._u[slot, :max_tokens] = draws.uniforms(options["echo_seed"], options["echo_index"], max_tokens)
+        self._temperature[slot] = options["echo_temperature"]
+        self._prompt_tokens[slot] = options["echo_prompt_tokens"]
+        return True
+
+    def force(self, logits_RV: Tensor, slots_R: NDArray[Any], lengths_R: NDArray[Any]) -> Tensor:
+        """Draws for each row, in place: the drawn token's logit becomes its log-probability, all others -inf."""
+        if not self._in_use[slots_R].any():
+            return logits_RV
+        # A prompt that is fed in pieces draws too early, which vLLM throws away.
+        position = np.clip(lengths_R - self._prompt_tokens[slots_R], 0, self._u.shape[1] - 1)
+        u_R = torch.from_numpy(self._u[slots_R, position]).to(logits_RV.device)
+        temperature_R = torch.from_numpy(self._temperature[slots_R]).to(logits_RV.device)
+        tokens_R, logprobs_R = draw(logits_RV, u_R, temperature_R)
+        logits_RV.fill_(-torch.inf)
+        return logits_RV.scatter_(1, tokens_R[:, None], logprobs_R[:, None].to(logits_RV.dtype))
+
+
+def sampling_options(request: GroupRequest, index: int) -> dict[str, Any]:
+    """vLLM's SamplingParams for one rollout: greedy, since the draw has left one token to choose."""
+    from vllm.sampling_params import RequestOutputKind
+
+    return {
+        "temperature": 0.0,
+        "max_tokens": request.max_tokens,
+        "stop_token_ids": list(request.stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "flat_logprobs": True,
+        "detokenize": False,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+        "extra_args": {
+            "echo_seed": request.seed,
+            "echo_index": index,
+            "echo_temperature": request.temperature,
+            "echo_prompt_tokens": len(request.prompt_ids),
+        },
+    }
+
+
+def read_shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of the model in `base_dir`. Raises BackendError when there is none."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in base_dir.glob("*.safetensors"):
+        with safe_open(file, framework="numpy") as tensors:
+            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    if not shapes:
+        raise BackendError(
+            "vLLM needs the base model as safetensors.",
+            got=str(base_dir),
+            do="Run this node with the llama_cpp backend, which takes GGUF.",
+            code="unsupported_model",
+        )
+    return shapes
+
+
+def check_adapter(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises BackendError when the adapter is not for the model with these tensors, or has too high a rank."""
+    if adapter.max_rank > MAX_RANK:
+        raise BackendError(
+            "An adapter's rank is higher than vLLM was started for.",
+            got=f"{adapter.max_rank}, {MAX_RANK} at most",
+            do="Run this node with the torch backend: echo-node run --backend torch",
+        )
+    for module in adapter.modules:
+        if shapes.get(f"{module.path}.weight") != (len(module.b), module.a.shape[1]):
+            raise BackendError("An adapter changes a layer that the base model does not have.", got=module.path)
+
+
+def write_adapter(adapter: Adapter, directory: Path) -> None:
+    """In PEFT's layout, with one rank for all layers and a scaling of 1: patterns and scaling are in the tensors."""
+    tensors = {}
+    for module in adapter.modules:
+        missing = (0, adapter.max_rank - len(module.a))
+        tensors[f"base_model.model.{module.path}.lora_A.weight"] = np.pad(module.a, (missing, (0, 0)))
+        tensors[f"base_model.model.{module.path}.lora_B.weight"] = np.pad(module.b, ((0, 0), missing))
+    save_file(tensors, directory / WEIGHTS_FILE)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "bias": "none",
+        "r": adapter.max_rank,
+        "lora_alpha": adapter.max_rank,
+        "target_modules": sorted({module.path.rpartition(".")[2] for module in adapter.modules}),
+    }
+    (directory / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+
+
+def _make_engine(base_dir: Path, settings: EngineSettings, width: int) -> Any:
+    from vllm import EngineArgs, LLMEngine
+
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(base_dir),
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            dtype=_DTYPES[settings.precision],
+            max_model_len=-1,
+            max_num_seqs=width,
+            gpu_memory_utilization=_MEMORY_SHARE,
+            kv_cache_memory_bytes=settings.kv_cache_bytes or None,
+            enable_prefix_caching=True,
+            enable_lora=True,
+            max_loras=1,
+            max_lora_rank=MAX_RANK,
+            logits_processors=[_processor_class()],
+            logprobs_mode="processed_logits",
+            disable_log_stats=True,
+        )
+    )
+
+
+def _processor_class() -> type:
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
+
+    class SeededDraws(LogitsProcessor):  # type: ignore[misc]
+        """The draw within vLLM's sampler; it sees logits as the model computed them, in float32."""
+
+        def __init__(self, vllm_config: Any, req_states: Any) -> None:
+            super().__init__(vllm_config, req_states)
+            self._table = DrawTable(req_states.max_num_reqs)
+
+        def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+            return self._table.start(req_idx, sampling_params.extra_args, sampling_params.max_tokens or 0)
+
+        def apply(self, logits: Tensor, ctx: Any) -> Tensor:
+            lengths = ctx.seq_lens_upper_bound_np[: len(ctx.idx_mapping_np)]
+            return self._table.force(logits, ctx.idx_mapping_np, lengths)
+
+    return SeededDraws
+
+
+@contextmanager
+def _vllm_errors(what: str) -> Iterator[None]:
+    """What vLLM raises as BackendError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise BackendError(
+            "The GPU has too little memory.", got=str(error), do="Lower the node's width.", code=OUT_OF_MEMORY
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise BackendError(what, got=str(error)) from error

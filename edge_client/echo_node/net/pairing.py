@@ -1,0 +1,155 @@
+"""How a node and its helper know each other: a certificate that the node pins, and a secret that the helper asks for.
+
+The code that a helper prints holds both. The secret follows from the certificate's key, so one file is all there is.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from echo_node.host.paths import write_private
+from echo_node.net.address import is_loopback
+from echo_shared.errors import ConfigError
+
+DEFAULT_PORT: Final = 50_052
+_FINGERPRINT_BYTES: Final = 16
+_SECRET_BYTES: Final = 16
+_NAME: Final = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "echo-node lend")])
+_BEGIN: Final = datetime.datetime(2000, 1, 1)
+_NO_END: Final = datetime.datetime(9999, 12, 31, 23, 59, 59)
+"""RFC 5280, 4.1.2.5: a certificate without an end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """What a node must have to be let in."""
+
+    fingerprint: bytes
+    secret: bytes
+
+    @classmethod
+    def parse(cls, text: str) -> Code:
+        """Raises ValueError."""
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        if len(raw) != _FINGERPRINT_BYTES + _SECRET_BYTES:
+            raise ValueError(f"{len(raw)} bytes")
+        return cls(fingerprint=raw[:_FINGERPRINT_BYTES], secret=raw[_FINGERPRINT_BYTES:])
+
+    def __str__(self) -> str:
+        return base64.urlsafe_b64encode(self.fingerprint + self.secret).decode().rstrip("=")
+
+    def is_of(self, certificate: bytes) -> bool:
+        """Whether this is the DER certificate that the code was made with."""
+        return hmac.compare_digest(_fingerprint(certificate), self.fingerprint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperAddress:
+    """HOST:PORT#CODE; without a code for a helper on this machine."""
+
+    host: str
+    port: int
+    code: Code | None
+
+    @classmethod
+    def parse(cls, text: str) -> HelperAddress:
+        """Raises ConfigError."""
+        where, mark, code = text.strip().partition("#")
+        try:
+            parts = urlsplit(f"//{where}")
+            if not parts.hostname or parts.netloc != where or "@" in where:
+                raise ValueError("no host")
+            address = cls(host=parts.hostname, port=parts.port or DEFAULT_PORT, code=Code.parse(code) if mark else None)
+        except ValueError as error:
+            raise ConfigError(
+                "This is not the address of a helper.",
+                got=f"{text!r}: {error}",
+                do="Copy HOST:PORT#CODE from what `echo-node lend` printed on the helper.",
+            ) from error
+        if address.code is None and not is_loopback(address.host):
+            raise ConfigError(
+                "The helper is another machine, and its code is missing.",
+                got=text,
+                do="Copy HOST:PORT#CODE from what `echo-node lend` printed on the helper.",
+            )
+        return address
+
+    def __str__(self) -> str:
+        """Without the code, which is a secret."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """The helper's end."""
+
+    code: Code
+    file: Path
+
+    @classmethod
+    def load_or_create(cls, file: Path) -> Pairing:
+        """The certificate and key in `file`, made where there are none. Raises ConfigError when it cannot be read."""
+        if not file.exists():
+            write_private(file, _make())
+        try:
+            text = file.read_bytes()
+            key = load_pem_private_key(text, password=None)
+            certificate = x509.load_pem_x509_certificate(text)
+            if not isinstance(key, Ed25519PrivateKey):
+                raise ValueError("a key of another kind")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "The helper's certificate cannot be read.",
+                got=f"{file}: {error}",
+                do="Delete the file; nodes then need the new code.",
+            ) from error
+        secret = hashlib.blake2b(key.private_bytes_raw(), digest_size=_SECRET_BYTES, person=b"echo lend").digest()
+        fingerprint = _fingerprint(certificate.public_bytes(Encoding.DER))
+        return cls(code=Code(fingerprint=fingerprint, secret=secret), file=file)
+
+    def server_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self.file)
+        return context
+
+
+def client_context() -> ssl.SSLContext:
+    """For a certificate that the caller checks itself, against its code."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _make() -> str:
+    key = Ed25519PrivateKey.generate()
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(_NAME)
+        .issuer_name(_NAME)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_BEGIN)
+        .not_valid_after(_NO_END)
+        .sign(key, None)
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return (private + certificate.public_bytes(Encoding.PEM)).decode()
+
+
+def _fingerprint(certificate: bytes) -> bytes:
+    return hashlib.sha256(certificate).digest()[:_FINGERPRINT_BYTES]

@@ -1,0 +1,369 @@
+"""Joins a node to a helper's device server, which itself listens on loopback only and knows no strangers.
+
+The helper's relay takes TLS connections, asks each for the secret, and passes one node at a time on. The node's tunnel
+is a local port for the native library; behind it the helper's certificate is checked before the secret is told. After
+one line of JSON each way, bytes travel as they are. A node on the helper's own machine needs no secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from echo_node.net.address import is_loopback
+from echo_node.net.pairing import HelperAddress, Pairing, client_context
+from echo_shared.errors import BackendError, ConfigError, EchoError
+
+log = logging.getLogger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+HANDSHAKE_S: Final = 10.0
+START_S: Final = 120.0
+"""Until a helper's device server must be up."""
+LEAVING_S: Final = 5.0
+"""A node that comes back waits so long for what is left of it to end."""
+REPORT_S: Final = 60.0
+_LINE_BYTES: Final = 4_096
+_TEXT: Final = 512
+_BUFFER_BYTES: Final = 2**20
+_KEEPALIVE: Final = {
+    "TCP_KEEPIDLE": 15,
+    "TCP_KEEPALIVE": 15,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 120_000,
+}
+_BROKEN_OFF: Final = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValidationError)
+_MIB: Final = 2**20
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Request(_Line):
+    """The node's line."""
+
+    secret: Annotated[str, Field(max_length=64)]
+    """Hexadecimal; empty from the helper's own machine."""
+
+
+class Answer(_Line):
+    """The helper's line; `what` and `do` say why it is not lent."""
+
+    status: Literal["lent", "busy", "wrong_code", "broken"]
+    what: Annotated[str, Field(max_length=_TEXT)] = ""
+    do: Annotated[str, Field(max_length=_TEXT)] = ""
+    library: Annotated[str, Field(max_length=64)] = ""
+    free_bytes: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """A device server that listens on loopback."""
+
+    port: int
+    library: str
+    """Version of the native library that serves; the node's must be the same."""
+    free_bytes: tuple[int, ...]
+    """By device."""
+
+
+_L = TypeVar("_L", bound=_Line)
+
+
+class _Leg(asyncio.Protocol):
+    """One of two joined connections: what comes in here goes out there, and when one ends, so does the other."""
+
+    def __init__(self, own: asyncio.Transport, other: asyncio.Transport) -> None:
+        self.received = 0
+        self.ended = asyncio.Event()
+        self._own = own
+        self._other = other
+        # Reading stops while the other's buffer is full: memory stays bounded.
+        own.set_write_buffer_limits(high=_BUFFER_BYTES)
+        own.set_protocol(self)
+        if own.is_closing():
+            self.connection_lost(None)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        self._other.write(data)
+
+    def pause_writing(self) -> None:
+        self._other.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._other.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
+        self._other.close()
+
+
+class Relay:
+    """The helper's end. `lend` starts a device server for one node, and ends it."""
+
+    def __init__(self, pairing: Pairing, lend: Callable[[], AbstractAsyncContextManager[Lent]]) -> None:
+        self.refused = 0
+        """Connections that were turned away."""
+        self._pairing = pairing
+        self._lend = lend
+        self._device = asyncio.Lock()
+        self._lent_to = ""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def listening(self, host: str | None, port: int) -> AsyncIterator[int]:
+        """Takes connections on `host`, None being all interfaces; gives the port. Raises ConfigError."""
+        try:
+            server = await asyncio.start_server(
+                self._connected,
+                host,
+                port,
+                limit=_LINE_BYTES,
+                ssl=self._pairing.server_context(),
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=HANDSHAKE_S,
+            )
+        except OSError as error:
+            raise ConfigError(
+                "The helper cannot listen there.",
+                got=f"{host or 'all interfaces'}, port {port}: {error.strerror or error}",
+                do="Choose another port with --port, or another address with --host.",
+            ) from error
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._handle(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer: str = writer.get_extra_info("peername")[0]
+        try:
+            await self._judge(peer, reader, writer)
+        except _BROKEN_OFF:
+            self._count_refusal(peer, "it does not speak as a node does")
+        except Exception:
+            log.exception("The connection from %s failed.", peer)
+        finally:
+            writer.transport.abort()
+
+    async def _judge(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(HANDSHAKE_S):
+            request = await _receive(reader, Request)
+        if not self._is_known(request.secret, peer):
+            self._count_refusal(peer, "wrong code")
+            await _refuse(writer, Answer(status="wrong_code"))
+            return
+        try:
+            async with asyncio.timeout(LEAVING_S):
+                await self._device.acquire()
+        except TimeoutError:
+            self._count_refusal(peer, f"busy with {self._lent_to}")
+            await _refuse(writer, Answer(status="busy"))
+            return
+        try:
+            self._lent_to = peer
+            await self._serve(peer, writer)
+        except EchoError as error:
+            log.warning("Cannot lend to %s: %s", peer, error)
+            await _refuse(writer, Answer(status="broken", what=error.what[:_TEXT], do=(error.do or "")[:_TEXT]))
+        finally:
+            self._device.release()
+
+    def _is_known(self, secret: str, peer: str) -> bool:
+        if not secret and is_loopback(peer):
+            return True
+        return hmac.compare_digest(secret.encode(), self._pairing.code.secret.hex().encode())
+
+    def _count_refusal(self, peer: str, why: str) -> None:
+        self.refused += 1
+        log.warning("Turned away %s: %s (%d so far).", peer, why, self.refused)
+
+    async def _serve(self, peer: str, writer: asyncio.StreamWriter) -> None:
+        """Raises EchoError when there is nothing to lend."""
+        began = time.monotonic()
+        async with self._lend() as lent:
+            local = await _connect_locally(lent.port)
+            try:
+                _send(writer, Answer(status="lent", library=lent.library, free_bytes=list(lent.free_bytes)))
+                log.info("Lent to %s.", peer)
+                inward, outward = _join(_transport(writer), local)
+                await _follow(peer, inward, outward)
+            finally:
+                local.abort()
+        minutes = (time.monotonic() - began) / 60
+        log.info("%s has left after %.1f minutes: %s.", peer, minutes, _volume(inward, outward))
+
+
+async def _connect_locally(port: int) -> asyncio.Transport:
+    try:
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, LOOPBACK, port)
+    except OSError as error:
+        raise BackendError("The device server does not answer.", got=str(error)) from error
+    return transport
+
+
+@asynccontextmanager
+async def tunnel(address: HelperAddress) -> AsyncIterator[Lent]:
+    """The node's end: a local port for one connection to the helper's device server. Raises BackendError."""
+    reader, writer = await _connect(address)
+    joined: list[_Leg] = []
+    door: asyncio.Server | None = None
+    try:
+        answer = await _introduce(address, reader, writer)
+        remote = _transport(writer)
+
+        def enter(transport: asyncio.Transport) -> None:
+            joined.extend(_join(transport, remote))
+
+        door = await asyncio.get_running_loop().create_server(lambda: _Door(enter), LOOPBACK, 0)
+        port: int = door.sockets[0].getsockname()[1]
+        yield Lent(port=port, library=answer.library, free_bytes=tuple(answer.free_bytes))
+    finally:
+        if door is not None:
+            door.close()
+        writer.transport.abort()
+        for leg in joined:
+            await leg.ended.wait()
+
+
+class _Door(asyncio.Protocol):
+    """Hands the first connection on; there is none but the native library's."""
+
+    def __init__(self, enter: Callable[[asyncio.Transport], None]) -> None:
+        self._enter = enter
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._enter(transport)
+
+
+async def _connect(address: HelperAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            return await asyncio.open_connection(
+                address.host,
+                address.port,
+                limit=_LINE_BYTES,
+                ssl=client_context(),
+                ssl_shutdown_timeout=HANDSHAKE_S,
+            )
+    except OSError as error:
+        raise BackendError(
+            "A helper cannot be reached.",
+            got=f"{address}: {error or 'no answer'}",
+            do="Start it on the helper with: echo-node lend. Or join without it: leave its --with out.",
+            code="helper_away",
+        ) from error
+
+
+async def _introduce(address: HelperAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
+    certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    if address.code is not None and not address.code.is_of(certificate):
+        raise _wrong_code(address, "another certificate than the code's")
+    try:
+        _send(writer, Request(secret="" if address.code is None else address.code.secret.hex()))
+        async with asyncio.timeout(START_S):
+            answer = await _receive(reader, Answer)
+    except _BROKEN_OFF as error:
+        raise BackendError(
+            "What answers at a helper's address is no helper.",
+            got=f"{address}: {type(error).__name__}",
+            do="Compare host and port with what `echo-node lend` printed.",
+            code="helper_unknown",
+        ) from error
+    if answer.status == "wrong_code":
+        raise _wrong_code(address, "refused")
+    if answer.status == "busy":
+        raise BackendError(
+            "A helper is lent to another node.",
+            got=str(address),
+            do="Stop the other node, or join without this helper. It is tried again.",
+            code="helper_busy",
+        )
+    if answer.status == "broken":
+        raise BackendError(
+            f"A helper cannot lend its device: {answer.what}",
+            got=str(address),
+            do=f"On the helper: {answer.do}" if answer.do else "See what `echo-node lend` says there.",
+            code="helper_broken",
+        )
+    return answer
+
+
+def _wrong_code(address: HelperAddress, got: str) -> BackendError:
+    return BackendError(
+        "A helper does not accept this code.",
+        got=f"{address}: {got}",
+        do="Copy HOST:PORT#CODE anew from what `echo-node lend` printed on the helper.",
+        code="helper_wrong_code",
+    )
+
+
+async def _receive(reader: asyncio.StreamReader, kind: type[_L]) -> _L:
+    return kind.model_validate_json(await reader.readuntil(b"\n"))
+
+
+def _send(writer: asyncio.StreamWriter, line: _Line) -> None:
+    writer.write(line.model_dump_json().encode() + b"\n")
+
+
+async def _refuse(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    _send(writer, answer)
+    writer.close()
+    with suppress(OSError):  # It is gone either way.
+        async with asyncio.timeout(HANDSHAKE_S):
+            await writer.wait_closed()
+
+
+def _join(one: asyncio.Transport, other: asyncio.Transport) -> tuple[_Leg, _Leg]:
+    return _Leg(one, other), _Leg(other, one)
+
+
+async def _follow(peer: str, inward: _Leg, outward: _Leg) -> None:
+    """Until both have ended; says from time to time what was moved."""
+    said = ""
+    while True:
+        try:
+            async with asyncio.timeout(REPORT_S):
+                await inward.ended.wait()
+                await outward.ended.wait()
+                return
+        except TimeoutError:
+            if (moved := _volume(inward, outward)) != said:
+                log.info("Lent to %s: %s.", peer, moved)
+                said = moved
+
+
+def _volume(inward: _Leg, outward: _Leg) -> str:
+    return f"{inward.received / _MIB:.1f} MiB in, {outward.received / _MIB:.1f} MiB out"
+
+
+def _transport(writer: asyncio.StreamWriter) -> asyncio.Transport:
+    """The connection below, which the system shall end half a minute after its other end vanished without a word."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    assert isinstance(writer.transport, asyncio.Transport)
+    return writer.transport

@@ -1,0 +1,197 @@
+"""What only this engine does; what all engines do is in test_base."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings
+from echo_node.backends.torch_engine import TorchEngine
+from echo_shared.errors import BackendError
+
+WIDTH = 6
+Opened = Callable[..., TorchEngine]
+
+
+@pytest.fixture
+def opened(base: Path, tmp_path: Path) -> Iterator[Opened]:
+    engines: list[TorchEngine] = []
+
+    def make(**settings: Any) -> TorchEngine:
+        engines.append(TorchEngine())
+        values = {"width": WIDTH, "threads": 1, "precision": "f32", **settings}
+        engines[-1].open(base, tmp_path, EngineSettings(**values))
+        engines[-1].set_policy(None)
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def tokens(engine: TorchEngine, kit: Any, requests: list[Any]) -> dict[tuple[int, int], list[int]]:
+    events = list(chain.from_iterable(engine.sample(iter(requests))))
+    return {name: rollout.completion_ids.tolist() for name, rollout in kit.rollouts_of(events).items()}
+
+
+def on_step(engine: TorchEngine, act: Callable[[], None]) -> Any:
+    """Does something within each forward pass; returns the handle that ends it."""
+    return engine._model.register_forward_pre_hook(lambda *_: act())
+
+
+def test_a_policy_is_prepared_while_another_samples(
+    opened: Opened, base: Path, make_adapter: Callable[..., Path], kit: Any
+) -> None:
+    engine = opened()
+    requests = kit.make_requests(5)
+    first, second = make_adapter(base, 1), make_adapter(base, 2, r=4, target_modules=["q_proj", "up_proj"])
+    engine.set_policy(engine.prepare(first))
+    of_first = tokens(engine, kit, requests)
+
+    steps = engine.sample(iter(requests))
+    events = [next(steps)]
+    prepared: list[Any] = []
+    thread = threading.Thread(target=lambda: prepared.append(engine.prepare(second)))
+    thread.start()
+    events += list(steps)
+    thread.join()
+    found = kit.rollouts_of(list(chain.from_iterable(events)))
+    assert {name: rollout.completion_ids.tolist() for name, rollout in found.items()} == of_first
+
+    engine.set_policy(prepared[0])
+    of_second = tokens(engine, kit, requests)
+    assert of_second != of_first
+    engine.set_policy(None)
+    prepared[0].free()
+    assert tokens(engine, kit, requests) not in (of_first, of_second)
+    engine.set_policy(engine.prepare(second))
+    assert tokens(engine, kit, requests) == of_second
+
+
+def test_swaps_keep_nothing(opened: Opened, base: Path, make_adapter: Callable[..., Path]) -> None:
+    engine = opened()
+    directory = make_adapter(base, 1)
+    for _ in range(3):
+        policy = engine.prepare(directory)
+        engine.set_policy(policy)
+    held = {id(tensor) for layer in engine._layers.values() for tensor in layer.update or ()}
+    assert held == {id(tensor) for update in policy.updates.values() for tensor in update}
+
+
+def test_little_memory_is_enough(opened: Opened, kit: Any) -> None:
+    requests = kit.make_requests(5)
+    expected = tokens(opened(), kit, requests)
+    engine = opened(kv_cache_bytes=128 * 2 * 4 * 2 * 32 * 4)  # 128 tokens of 4 layers and 2 heads of 32.
+    widths: list[int] = []
+    engine._model.register_forward_pre_hook(
+        lambda _, __, arguments: widths.append(len(arguments["input_ids"])), with_kwargs=True
+    )
+    assert tokens(engine, kit, requests) == expected
+    assert max(widths) == 4, "rows of the shortest prompts, which take 32 columns each"
+
+
+def test_bfloat16_is_near_float32(opened: Opened, kit: Any) -> None:
+    requests = kit.make_requests(6, group_size=6)
+    exact, rough = (tokens(opened(precision=precision), kit, requests) for precision in ("f32", "bf16"))
+    assert np.mean([exact[name][:1] == rough[name][:1] for name in exact]) > 0.8
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError("Unable to allocate 8.00 GiB for an array"),
+        None,
+    ],
+)
+def test_too_little_memory_has_its_code_and_leaves_the_engine_clean(
+    opened: Opened, kit: Any, error: Exception | None
+) -> None:
+    """None: PyTorch's own words, of an allocation that no machine can serve."""
+    engine = opened()
+    requests = kit.make_requests(4)
+    expected = tokens(engine, kit, requests)
+
+    def fail() -> None:
+        if error is not None:
+            raise error
+        torch.empty(2**60)
+
+    hook = on_step(engine, fail)
+    with pytest.raises(BackendError) as raised:
+        tokens(engine, kit, requests)
+    assert raised.value.code == OUT_OF_MEMORY
+    hook.remove()
+    assert tokens(engine, kit, requests) == expected
+
+
+def test_any_other_error_passes_as_it_is(opened: Opened, kit: Any) -> None:
+    engine = opened()
+
+    def fail() -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    on_step(engine, fail)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        tokens(engine, kit, kit.make_requests(1))
+
+
+def test_logits_that_are_no_numbers_are_an_error_and_leave_the_engine_clean(opened: Opened, kit: Any) -> None:
+    engine = opened()
+    requests = kit.make_requests(4)
+    expected = tokens(engine, kit, requests)
+    norm = engine._model.model.norm.weight
+    kept = norm.clone()
+    steps = engine.sample(iter(requests))
+    next(steps)
+    norm.fill_(float("nan"))
+    with pytest.raises(BackendError, match="not finite"):
+        list(steps)
+    norm.copy_(kept)
+    assert tokens(engine, kit, requests) == expected
+
+
+def test_a_cancel_without_work_is_harmless(opened: Opened, kit: Any) -> None:
+    engine = opened()
+    engine.cancel(1)
+    assert len(tokens(engine, kit, kit.make_requests(2))) == 8
+
+
+def test_what_it_cannot_load_is_said(base: Path, tmp_path: Path) -> None:
+    engine = TorchEngine()
+    with pytest.raises(BackendError, match="could not load"):
+        engine.open(tmp_path, tmp_path, EngineSettings())
+    with pytest.raises(BackendError, match="does not have this precision"):
+        engine.open(base, tmp_path, EngineSettings(precision="q4_k_m"))
+    with pytest.raises(BackendError, match="could not load"):
+        engine.open(base, tmp_path, EngineSettings(device="nowhere"))
+    if not torch.cuda.is_available():
+        with pytest.raises(BackendError, match="no CUDA device"):
+            engine.open(base, tmp_path, EngineSettings(device="cuda:1"))
+    engine.close()
+
+
+def test_an_abandoned_run_does_not_disturb_the_next(opened: Opened, kit: Any) -> None:
+    """Even when it is closed after the next has begun."""
+    engine = opened()
+    requests = kit.make_requests(4, group_size=WIDTH)
+    abandoned = engine.sample(iter(requests))
+    next(abandoned)
+    steps = engine.sample(iter(requests))
+    events = [next(steps)]
+    abandoned.close()  # type: ignore[attr-defined]
+    engine.cancel(requests[0].lease_id)
+    events += list(steps)
+    assert requests[0].lease_id not in {lease for lease, _ in kit.rollouts_of(list(chain.from_iterable(events[1:])))}
+
+
+def test_small_models_are_exact_by_default(opened: Opened) -> None:
+    assert opened(precision="auto")._model.dtype is torch.float32
