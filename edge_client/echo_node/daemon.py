@@ -10,28 +10,29 @@ import asyncio
 import logging
 import os
 import random
-import signal
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from echo_node.backends import registry
-from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import BackendChoice
+from echo_node.choices import Choices
 from echo_node.config import NodeConfig
 from echo_node.core.events import Disconnected, DrainRequested, Event, Tick
-from echo_node.engine import Engine, EngineFiles
+from echo_node.engine import Engine, EngineFiles, EngineParts, limits_of, measured_rates, settings_of
 from echo_node.host import hardware
 from echo_node.host.control import control_server
 from echo_node.host.hubs import HubRecord, Hubs, Joining
 from echo_node.host.paths import Paths
+from echo_node.host.signals import stop_signals
+from echo_node.host.speeds import SpeedBook
 from echo_node.host.spool import Spool
+from echo_node.host.widths import Widths
 from echo_node.net.client import HubClient, Introduction
-from echo_node.net.fetcher import Fetcher, Source
+from echo_node.net.fetcher import Fetcher, Source, content_here
 from echo_node.shell import Parts, RunShell, artefact_title
 from echo_node.view import Snapshot, View
 from echo_shared.errors import EchoError, RefusedError
@@ -63,6 +64,7 @@ class Daemon:
         self._joining = joining
         self._view = view
         self._name = config.name or f"node-{me.node_id[:8]}"
+        self._choices = Choices(self._look, on_change=self._introduce)
         self._inbox: asyncio.Queue[FromHub | Event | ConnectionEnded] = asyncio.Queue(INBOX_EVENTS)
         self._shell: RunShell | None = None
         self._welcome: Welcome | None = None
@@ -73,9 +75,7 @@ class Daemon:
     async def run(self) -> None:
         """Raises the EchoError that made it end, if one did; CancelledError after a second request to stop."""
         self._main_task = asyncio.current_task()
-        found = await asyncio.to_thread(hardware.detect)
-        self._choice: BackendChoice = registry.choose(found, self._config.backend)
-        log.info("Engine: %s on %s (%s).", self._choice.name, self._choice.device, self._choice.reason)
+        await self._choices.decide()
         self._swarm = await Swarm.open(
             SwarmSettings(
                 listen_host=self._config.swarm_host,
@@ -84,10 +84,10 @@ class Daemon:
             )
         )
         try:
-            self._client = self._make_client(found.summary)
+            self._client = self._make_client()
             if self._config.exit_with_stdin:
                 self._watch_stdin()
-            with self._signals():
+            with stop_signals(lambda name: self.request_stop(f"got {name}")):
                 async with control_server(
                     self._paths.control_file, {"status": self._status_verb, "stop": self._stop_verb}
                 ):
@@ -118,8 +118,8 @@ class Daemon:
             "pid": os.getpid(),
             "node_id": self._me.node_id,
             "name": self._name,
-            "backend": self._choice.name,
-            "device": self._choice.device,
+            "backend": self._choices.choice.name,
+            "device": self._choices.choice.device,
             "hub": self._joining.address.origin,
             "connected": self._connected,
         }
@@ -248,26 +248,52 @@ class Daemon:
         )
         await self._shell.open(welcome.policy_version)
 
-    def _make_client(self, device: str) -> HubClient:
-        introduction = Introduction(
+    def _look(self) -> tuple[hardware.Hardware, BackendChoice]:
+        found = hardware.detect()
+        return found, registry.choose(found, self._config.wanted_backend, self._measured(found))
+
+    def _measured(self, found: hardware.Hardware) -> dict[tuple[str, str], float]:
+        """What engines were measured at on the run's base model, if that is here."""
+        known = self._welcome or self._joining.pinned
+        content = None if known is None else content_here(self._paths.base(known.run_id))
+        if content is None:
+            return {}
+        return measured_rates(SpeedBook(self._paths.speeds), found, content, settings_of(self._config))
+
+    async def _introduce(self) -> None:
+        """The engine runs elsewhere now, which the hub is to know."""
+        await self._client.introduce(self._introduction())
+
+    def _introduction(self) -> Introduction:
+        return Introduction(
             name=self._name,
             invite_token=self._joining.invite_token,
-            backend=self._choice.name,
-            device=device,
+            backend=self._choices.choice.name,
+            device=self._choices.hardware.summary,
             swarm_port=self._swarm.port,
         )
+
+    def _make_client(self) -> HubClient:
         return HubClient(
             self._joining.address,
             me=self._me,
-            introduction=introduction,
+            introduction=self._introduction(),
             pinned_hub_key=None if self._joining.pinned is None else self._joining.pinned.hub_key,
             retry_first_s=self._config.reconnect_first_s,
             jitter=random.random,
         )
 
     def _make_engine(self, files: EngineFiles) -> Engine:
-        settings = EngineSettings(width=self._config.width, threads=self._config.threads)
-        return Engine(self._choice, settings, files, self._inbox.put)
+        parts = EngineParts(
+            choices=self._choices,
+            widths=Widths(self._paths.widths),
+            speeds=SpeedBook(self._paths.speeds),
+            settings=settings_of(self._config),
+            limits=limits_of(self._config, self._choices.hardware),
+            bench_seconds=self._config.bench_seconds,
+            deliver=self._inbox.put,
+        )
+        return Engine(parts, files)
 
     def _status_verb(self) -> Mapping[str, Any]:
         return asdict(self.snapshot())
@@ -289,25 +315,6 @@ class Daemon:
                 loop.call_soon_threadsafe(self.request_stop, "standard input ended")
 
         threading.Thread(target=wait, name="stdin", daemon=True).start()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and the service manager's stop ask for a drain."""
-        loop = asyncio.get_running_loop()
-
-        def stop(number: int) -> None:
-            self.request_stop(f"got {signal.Signals(number).name}")
-
-        if sys.platform != "win32":
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, stop, number)
-            yield
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-        else:
-            for number in (signal.SIGINT, signal.SIGBREAK):
-                signal.signal(number, lambda got, frame: loop.call_soon_threadsafe(stop, got))
-            yield
 
 
 def _first_cause(group: ExceptionGroup[Exception]) -> Exception:

@@ -6,19 +6,34 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from echo_node.backends.base import EngineSettings
-from echo_node.backends.process import Backend
+from echo_node.backends import registry
+from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings
+from echo_node.backends.measure import widths_up_to
+from echo_node.backends.process import STOPPED, Backend, Limits
 from echo_node.backends.registry import BackendChoice
+from echo_node.choices import Choices
+from echo_node.config import NodeConfig
 from echo_node.core import events
-from echo_node.core.events import BackendLost, BackendReady, RolloutFinished
+from echo_node.core.events import BackendLost, BackendReady, LossCause, RolloutFinished
+from echo_node.host.hardware import Hardware
+from echo_node.host.speeds import SpeedBook, Speeds
+from echo_node.host.widths import Place, Widths
 from echo_shared.child import ChildExited
 from echo_shared.errors import BackendError
+from echo_shared.messages import printable_line
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
 log = logging.getLogger(__name__)
+
+MEMORY_SHARE: Final = 0.8
+"""Of the machine's memory, which the engine may take unless the settings say otherwise."""
+_MOST_SAID: Final = 400
+"""Characters of the reason that the hub is told."""
+_CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "replaced"}
 
 EngineEvent = BackendReady | BackendLost | RolloutFinished | events.GroupFailed
 Deliver = Callable[[EngineEvent], Awaitable[None]]
@@ -29,50 +44,177 @@ class EngineFiles:
     """Where the engine reads and writes."""
 
     base_dir: Path
+    base_content: str
+    """Names the base model by what is in it."""
     derived_dir: Path
     log: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What an engine is made of, whatever the base."""
+
+    choices: Choices
+    widths: Widths
+    speeds: SpeedBook
+    settings: EngineSettings
+    limits: Limits
+    bench_seconds: float
+    """For measuring the engine when it is first used on a base; 0 = do not."""
+    deliver: Deliver
+
+
+def settings_of(config: NodeConfig) -> EngineSettings:
+    """The engine's, of the node's."""
+    return EngineSettings(
+        width=config.width,
+        threads=config.threads,
+        precision=config.precision,
+        kv_cache_bytes=config.kv_cache_bytes,
+        helpers=config.helpers,
+    )
+
+
+def limits_of(config: NodeConfig, hardware: Hardware) -> Limits:
+    memory_bytes = config.memory_limit_bytes or int(MEMORY_SHARE * hardware.memory_bytes)
+    return Limits(memory_bytes=memory_bytes)
+
+
+def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> Place:
+    """Blocks for some tenths of a second."""
+    return Place(
+        backend=choice.name,
+        device=choice.device,
+        software=registry.software(choice.name),
+        machine=hardware.summary,
+        base=base_content,
+    )
+
+
+def measured_rates(
+    book: SpeedBook, hardware: Hardware, base_content: str, settings: EngineSettings
+) -> dict[tuple[str, str], float]:
+    """The best drawn tokens a second by backend and device, for `registry.choose`; 0 = it failed. Blocks."""
+    usable = [possible.choice for possible in registry.survey(hardware) if possible.missing is None]
+    found = [(choice, book.find(place_of(choice, hardware, base_content), settings)) for choice in usable]
+    return {(choice.name, choice.device): speeds.best for choice, speeds in found if speeds is not None}
 
 
 class Engine:
     """Calls for a process that is not there, or has just ended, do nothing: BackendLost tells of the end."""
 
-    def __init__(self, choice: BackendChoice, settings: EngineSettings, files: EngineFiles, deliver: Deliver) -> None:
-        self._choice = choice
-        self._settings = settings
+    def __init__(self, parts: EngineParts, files: EngineFiles) -> None:
+        self._parts = parts
         self._files = files
-        self._deliver = deliver
         self._backend: Backend | None = None
 
-    async def run(self, after_s: float) -> None:
-        """One process from start to end: delivers BackendReady, what it samples, and BackendLost at its end."""
+    async def run(self, after_s: float, max_width: int) -> None:
+        """One process from start to end: delivers BackendReady, what it samples, and BackendLost at its end.
+
+        `max_width`, unless 0, is a limit that was learnt just now; it is remembered once the engine has opened with it:
+        what fails at any width fails for another reason.
+        """
         await asyncio.sleep(after_s)
+        settings = self._parts.settings
         try:
+            choice = await self._parts.choices.decide()
+            place = await asyncio.to_thread(self._place)
+            limit = max_width or await asyncio.to_thread(self._known_limit, place)
+            speeds = await asyncio.to_thread(self._parts.speeds.find, place, settings)
+            wanted = settings.width or (0 if speeds is None else speeds.width)
+            settings = replace(settings, width=min(wanted or limit, limit or wanted))
             backend = await Backend.start(
-                self._choice,
+                choice,
                 base_dir=self._files.base_dir,
                 derived_dir=self._files.derived_dir,
                 log=self._files.log,
-                settings=self._settings,
+                settings=settings,
+                limits=self._parts.limits,
             )
-        except (BackendError, ChildExited) as error:
+        except BackendError as error:
             log.warning("The sampling engine does not start: %s", error)
-            await self._deliver(BackendLost(what=error.what))
+            await self._lost(error, settings.width)
             return
         self._backend = backend
+        if max_width:
+            await asyncio.to_thread(self._remember_limit, place, max_width)
+        probe = asyncio.create_task(self._make_way(backend), name="engine's probe")
         try:
-            await self._deliver(BackendReady(width=backend.width))
-            async for event in backend.events():
-                if isinstance(event, FinishedRollout):
-                    await self._deliver(RolloutFinished(rollout=event, tokens_per_s=backend.tokens_per_s))
-                else:
-                    await self._deliver(events.GroupFailed(lease_id=event.lease_id, what=event.what))
-        except ChildExited as error:
-            log.warning("The sampling engine ended: %s", error)
+            if speeds is None and self._is_measurable and not limit:
+                speeds = await self._measure(backend, place)
+            await self._parts.deliver(self._ready(backend.width, speeds))
+            await self._tell(backend)
+        except BackendError as error:
             self._backend = None
-            await self._deliver(BackendLost(what=error.what))
+            log.warning("The sampling engine ended: %s", error)
+            await backend.stop()  # What it holds is free before the next one starts.
+            await self._lost(error, backend.width)
         finally:
             self._backend = None
+            probe.cancel()
             await backend.stop()
+
+    @property
+    def _is_measurable(self) -> bool:
+        """A base that is one GGUF file does not say its bounds where `measure` reads them."""
+        wanted = self._parts.settings.width == 0 and self._parts.bench_seconds > 0
+        return wanted and (self._files.base_dir / "config.json").is_file()
+
+    async def _tell(self, backend: Backend) -> None:
+        """Until the engine ends, which raises BackendError."""
+        async for event in backend.events():
+            if isinstance(event, FinishedRollout):
+                await self._parts.deliver(RolloutFinished(rollout=event, tokens_per_s=backend.tokens_per_s))
+            else:
+                await self._parts.deliver(events.GroupFailed(lease_id=event.lease_id, what=event.what))
+
+    async def _lost(self, error: BackendError, width: int) -> None:
+        what = error.what if error.got is None else f"{error.what} ({error.got})"
+        await self._parts.deliver(
+            BackendLost(what=printable_line(what)[:_MOST_SAID], cause=_CAUSES.get(error.code, "died"), width=width)
+        )
+
+    async def _make_way(self, backend: Backend) -> None:
+        """An engine on a device that is not the first choice ends when that is to be had again."""
+        if self._parts.choices.is_fallback:
+            await self._parts.choices.until_another()
+            await backend.stop()
+
+    async def _measure(self, backend: Backend, place: Place) -> Speeds:
+        """Once for each place. A failure is remembered too, so that the next start does without."""
+        parts = self._parts
+        log.info("Measuring how fast the engine is on this model, for about %.0f s.", parts.bench_seconds)
+        try:
+            rows = await backend.measure(widths=widths_up_to(backend.width), budget_s=parts.bench_seconds)
+        except BackendError as error:
+            if error.code not in (OUT_OF_MEMORY, STOPPED):
+                log.warning("The engine failed when it was measured: it goes on unmeasured.")
+                await asyncio.to_thread(parts.speeds.remember, place, parts.settings, Speeds.now(()))
+            raise
+        speeds = Speeds.now(rows)
+        log.info("%s", speeds)
+        await asyncio.to_thread(parts.speeds.remember, place, parts.settings, speeds)
+        return speeds
+
+    def _ready(self, width: int, speeds: Speeds | None) -> BackendReady:
+        """As wide as is of use, unless the user says otherwise."""
+        if speeds is None:
+            return BackendReady(width=width)
+        if self._parts.settings.width == 0:
+            width = min(width, speeds.width or width)
+        return BackendReady(width=width, tokens_per_s=speeds.rate(width))
+
+    def _place(self) -> Place:
+        choices = self._parts.choices
+        return place_of(choices.choice, choices.hardware, self._files.base_content)
+
+    def _known_limit(self, place: Place) -> int:
+        """The most rollouts at once that there is memory for; 0 = unknown."""
+        return self._parts.widths.limit(place, self._parts.limits.memory_bytes)
+
+    def _remember_limit(self, place: Place, width: int) -> None:
+        log.warning("The memory did not suffice: from now on at most %d rollouts are sampled at once.", width)
+        self._parts.widths.remember(place, self._parts.limits.memory_bytes, width)
 
     async def add_policy(self, version: int, directory: Path | None) -> None:
         if self._backend is not None:

@@ -133,7 +133,7 @@ class RunShell:
     ) -> None:
         if isinstance(effect, StartBackend):
             self._engine = self._parts.make_engine(self._engine_files())
-            self._start(self._engine.run(effect.after_s), name="engine")
+            self._start(self._engine.run(effect.after_s, effect.max_width), name="engine")
             return
         engine = self._engine
         assert engine is not None, "the work loop uses the engine after StartBackend only"
@@ -149,8 +149,13 @@ class RunShell:
 
     def _engine_files(self) -> EngineFiles:
         base_dir = self._parts.fetcher.directory(None)
-        derived_dir = self._parts.derived / base_dir.name / self._parts.fetcher.base_content
-        return EngineFiles(base_dir=base_dir, derived_dir=derived_dir, log=self._parts.logs / "engine.log")
+        content = self._parts.fetcher.base_content
+        return EngineFiles(
+            base_dir=base_dir,
+            base_content=content,
+            derived_dir=self._parts.derived / base_dir.name / content,
+            log=self._parts.logs / "engine.log",
+        )
 
     async def _resend(self) -> None:
         after = ""

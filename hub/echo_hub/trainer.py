@@ -104,9 +104,8 @@ class Trainer:
                 deaths += 1
                 log.warning("the learner died (%d in a row): %s", deaths, error)
                 if deaths >= DEATHS_IN_A_ROW:
-                    raise LearnerError(
-                        "The learner process dies again and again.", got=error.got, do=error.do
-                    ) from error
+                    what = f"The learner process dies again and again. {error.what}"
+                    raise LearnerError(what, got=error.got, do=error.do) from error
                 await report(LearnerLost())
                 await asyncio.sleep(min(30.0, RESTART_S * 2 ** (deaths - 1)))
             finally:

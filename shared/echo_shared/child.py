@@ -2,7 +2,8 @@
 
 Frames are a 4-byte little-endian length and one MessagePack map; numpy arrays of any shape may stand in it. Both ends
 are this project's own code on one machine, so frames are trusted. The child ends by itself when its parent dies: its
-standard input then ends. Whatever the child prints goes to its log file, never into the frames.
+standard input then ends. Whatever the child prints goes to its log file, never into the frames; a log that has grown
+beyond `LOG_BYTES` is set aside at the next start, and the one set aside before it is gone.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import asyncio
 import contextlib
 import os
 import queue
+import signal
 import struct
 import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import msgpack
 import numpy as np
@@ -26,6 +28,9 @@ from echo_shared.errors import EchoError
 Frame = dict[str, Any]
 _HEADER = struct.Struct("<I")
 _ARRAY = 1
+
+LOG_BYTES: Final = 2**20
+_LAST_WORDS_BYTES: Final = 4_096
 
 
 def _default(value: Any) -> msgpack.ExtType:
@@ -55,29 +60,48 @@ def unpack_frame(body: bytes) -> Frame:
 
 
 class ChildExited(EchoError):
-    """The child ended. `returncode` < 0 is a signal."""
+    """The child ended. `returncode` < 0 is a signal; `last_words` the last line that it left in its log, or nothing."""
 
     default_code = "child_exited"
 
-    def __init__(self, what: str, *, returncode: int, log: Path) -> None:
-        super().__init__(what, got=f"exit status {returncode}", do=f"Its last words are in {log}.")
+    def __init__(self, name: str, *, returncode: int, last_words: str, log: Path) -> None:
+        how = describe_end(returncode)
+        super().__init__(f"The {name} process ended: {how}.", got=last_words or how, do=f"More is in {log}.")
         self.returncode = returncode
-        self.log = log
+        self.last_words = last_words
+
+
+def describe_end(returncode: int) -> str:
+    """For people: "killed by SIGSEGV", "exit status 3"."""
+    if returncode >= 0:
+        return f"exit status {returncode if returncode < 256 else hex(returncode)}"  # Windows has NTSTATUS codes.
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"killed by signal {-returncode}"
+
+
+def _open_log(log: Path) -> BinaryIO:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists() and log.stat().st_size > LOG_BYTES:
+        log.replace(log.with_name(log.name + ".old"))
+    return log.open("ab")
 
 
 class Child:
     """The parent's end."""
 
-    def __init__(self, process: asyncio.subprocess.Process, *, name: str, log: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, *, name: str, log: Path, log_begin: int) -> None:
         self._process = process
         self._name = name
         self._log = log
+        self._log_begin = log_begin
 
     @classmethod
     async def start(cls, module: str, *, name: str, log: Path, env: Mapping[str, str] | None = None) -> Child:
         """Runs `python -m module`, its standard error appended to `log`; `env` adds to this process's environment."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as log_file:
+        with _open_log(log) as log_file:
+            log_begin = log_file.tell()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -88,7 +112,7 @@ class Child:
                 env={**os.environ, **(env or {})},
                 start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle.
             )
-        return cls(process, name=name, log=log)
+        return cls(process, name=name, log=log, log_begin=log_begin)
 
     @property
     def pid(self) -> int:
@@ -119,18 +143,34 @@ class Child:
 
     async def _exited(self) -> ChildExited:
         returncode = await self._process.wait()
-        return ChildExited(f"The {self._name} process ended.", returncode=returncode, log=self._log)
+        last_words = await asyncio.to_thread(self._last_words)
+        return ChildExited(self._name, returncode=returncode, last_words=last_words, log=self._log)
+
+    def _last_words(self) -> str:
+        try:
+            with self._log.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(self._log_begin, size - _LAST_WORDS_BYTES))
+                said = log.read().decode(errors="replace").split("\n")
+        except OSError:
+            return ""  # Somebody has deleted it: what it said is gone.
+        return next((line.strip() for line in reversed(said) if line.strip()), "")
+
+    def kill(self) -> None:
+        """Ends it at once; `receive` then tells. Harmless when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """Closes its input, which asks it to end; kills it after `timeout_s`. Harmless when it has ended."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._process.wait()
-                return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._process.wait()
+        finally:
+            self.kill()
         await self._process.wait()
 
 
@@ -146,14 +186,14 @@ class ParentPipe:
         os.dup2(2, 1)
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._ended = False
+        self._sending = threading.Lock()
         threading.Thread(target=self._read, name="parent-pipe", daemon=True).start()
 
     def _read(self) -> None:
-        while True:
-            header = self._input.read(_HEADER.size)
-            if len(header) < _HEADER.size:
-                break
-            body = self._input.read(_HEADER.unpack(header)[0])
+        while len(header := self._input.read(_HEADER.size)) == _HEADER.size:
+            (size,) = _HEADER.unpack(header)
+            if len(body := self._input.read(size)) < size:
+                break  # The parent died in mid-frame.
             self._frames.put(unpack_frame(body))
         self._frames.put(None)
 
@@ -178,6 +218,8 @@ class ParentPipe:
         return frame
 
     def send(self, frame: Mapping[str, Any]) -> None:
-        """Raises BrokenPipeError when the parent is gone."""
-        self._output.write(pack_frame(frame))
-        self._output.flush()
+        """From any thread. Raises BrokenPipeError when the parent is gone."""
+        packed = pack_frame(frame)
+        with self._sending:
+            self._output.write(packed)
+            self._output.flush()

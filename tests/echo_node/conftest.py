@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import WSMsgType, web
 from safetensors.numpy import save_file
 
+from echo_node.backends import process
 from echo_shared.artefacts import Manifest, artefact_name, describe_files, sign_offer
 from echo_shared.errors import RefusedError
 from echo_shared.identity import Identity
@@ -307,6 +309,15 @@ def make_lease(lease_id: int, *, version: int, count: int = 4, deadline_s: float
 
 def ids_of(lease: Lease) -> set[str]:
     return {rollout_id(lease.lease_id, index) for index in lease.indices}
+
+
+@pytest.fixture
+def odd_worker(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Engines' processes are `odd_worker`s."""
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(process, "WORKER", "tests.echo_node.odd_worker")
+    return process.WORKER
 
 
 @pytest.fixture

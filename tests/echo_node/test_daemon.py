@@ -1,6 +1,7 @@
 """The whole node against a hub made of real parts: real websocket, real swarm, real llama.cpp in its child process."""
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from echo_node.backends import memory, registry
+from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.daemon import Daemon
 from echo_node.host import control
@@ -58,8 +61,9 @@ class Node:
         )
 
     @asynccontextmanager
-    async def running(self, url: str, **joining: Any) -> AsyncIterator[Daemon]:
+    async def running(self, url: str, *, probe_s: float = 60.0, **joining: Any) -> AsyncIterator[Daemon]:
         daemon = self.daemon(url, **joining)
+        daemon._choices._probe_s = probe_s
         task = asyncio.create_task(daemon.run())
         try:
             yield daemon
@@ -193,10 +197,53 @@ async def test_a_killed_engine_is_replaced_and_its_lease_finished(hub: Any, node
         await hub.until(ready_for(hub, 0))
         (first,) = node.engine_pids()
         os.kill(first, signal.SIGKILL)
+        await hub.finished(await hub.lease(1, version=0))
+        assert node.engine_pids() != [first]
+        assert newest_status(hub).capacity == 2 * 8
+    assert hub.all(LeaseReturned) == []
+
+
+async def test_an_engine_that_the_kernel_kills_for_its_memory_is_half_as_wide(
+    hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In later runs as well. A kill by hand and the kernel's own count stand for the kernel's."""
+    monkeypatch.setattr(memory, "kernel_kills", itertools.count().__next__)
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+        (first,) = node.engine_pids()
+        os.kill(first, signal.SIGKILL)
         lease = await hub.lease(1, version=0)
         await hub.finished(lease)
         (second,) = node.engine_pids()
+        assert newest_status(hub).capacity == 2 * 4
     assert first != second
+    assert hub.all(LeaseReturned) == []
+    hub.said.clear()
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+        assert newest_status(hub).capacity == 2 * 4
+
+
+async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is told by a new introduction each time, and the lease under way is finished all the same."""
+    better = BackendChoice(name="llama_cpp", device="cpu", reason="a GPU is here")
+    worse = BackendChoice(name="torch", device="cpu", reason="no GPU is here")
+    there = [better]
+    monkeypatch.setattr(registry, "choose", lambda *_: there[-1])
+
+    def introduced(*backends: str) -> bool:
+        return [proof.backend for proof in hub.all(Proof)] == list(backends)
+
+    async with node.running(hub.url, probe_s=0.1):
+        await hub.until(ready_for(hub, 0))
+        there.append(worse)
+        lease = await hub.lease(1, version=0)
+        os.kill(node.engine_pids()[0], signal.SIGABRT)  # As a driver does whose device is gone.
+        await hub.until(lambda: introduced("llama_cpp", "torch"))
+        await hub.finished(lease)
+        there.append(better)
+        await hub.until(lambda: introduced("llama_cpp", "torch", "llama_cpp"))
+        await hub.finished(await hub.lease(2, version=0))
     assert hub.all(LeaseReturned) == []
 
 

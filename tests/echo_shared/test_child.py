@@ -1,5 +1,6 @@
 """Real child processes over real pipes."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_shared.child import Child, ChildExited, pack_frame, unpack_frame
+from echo_shared.child import LOG_BYTES, Child, ChildExited, describe_end, pack_frame, unpack_frame
 
 ECHO = """
 import sys
@@ -106,6 +107,58 @@ async def test_prints_go_to_the_log(start: Starter, tmp_path: Path) -> None:
     assert "a print goes to the log" in (tmp_path / "logs" / "child.log").read_text()
 
 
+async def test_a_log_that_has_grown_is_set_aside_at_the_next_start(start: Starter, tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "child.log"
+    log.parent.mkdir()
+    for begin in ("x" * LOG_BYTES, "y" * (LOG_BYTES + 1)):
+        log.write_text(begin)
+        child = await start(ECHO)
+        await child.stop(timeout_s=30.0)
+    assert log.read_text() == "a print goes to the log\n"
+    assert log.with_name("child.log.old").read_text() == "y" * (LOG_BYTES + 1)
+
+
+async def test_its_last_words_are_told(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "child.log").write_text("an earlier child's last words")
+    child = await start("print('a trace', end='\\n\\n')\nraise RuntimeError('it is broken')")
+    with pytest.raises(ChildExited) as caught:
+        await child.receive()
+    assert caught.value.got == caught.value.last_words == "RuntimeError: it is broken"
+    silent = await start("")
+    with pytest.raises(ChildExited) as caught:
+        await silent.receive()
+    assert (caught.value.got, caught.value.last_words) == ("exit status 0", "")
+
+
+async def test_a_child_may_send_from_several_threads(start: Starter) -> None:
+    source = """
+import threading
+from echo_shared.child import ParentPipe
+pipe = ParentPipe()
+threads = [threading.Thread(target=lambda: [pipe.send({"n": bytes(10_000)}) for _ in range(200)]) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    child = await start(source)
+    assert {len((await child.receive())["n"]) for _ in range(800)} == {10_000}
+
+
+@pytest.mark.parametrize(
+    ("returncode", "text"),
+    [
+        (0, "exit status 0"),
+        (-11, "killed by SIGSEGV"),
+        (-200, "killed by signal 200"),
+        (3221225477, "exit status 0xc0000005"),
+    ],
+)
+def test_an_end_in_words(returncode: int, text: str) -> None:
+    assert describe_end(returncode) == text
+
+
 async def test_its_exit_status_is_told(start: Starter, tmp_path: Path) -> None:
     child = await start(ECHO)
     await child.send({"exit": 3})
@@ -146,3 +199,18 @@ async def test_one_that_does_not_end_is_killed(start: Starter) -> None:
     with pytest.raises(ChildExited) as caught:
         await child.receive()
     assert caught.value.returncode != 0
+
+
+async def test_a_child_ends_when_its_parent_dies_in_mid_frame(tmp_path: Path) -> None:
+    script = (
+        "from echo_shared.child import ParentPipe\npipe = ParentPipe()\nassert pipe.receive() is None and pipe.ended"
+    )
+    with (tmp_path / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log
+        )
+        assert process.stdin is not None
+        process.stdin.write(pack_frame({"type": "x", "data": b"y" * 100})[:50])
+        process.stdin.close()
+        async with asyncio.timeout(60):
+            assert await process.wait() == 0

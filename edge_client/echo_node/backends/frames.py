@@ -1,4 +1,4 @@
-"""Groups and rollouts as frames between `process.Backend` and its `worker`."""
+"""Groups, rollouts and errors as frames between `process.Backend` and its `worker`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from echo_shared.errors import BackendError, EchoError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
@@ -44,3 +45,12 @@ def rollouts_from_frame(frame: dict[str, Any]) -> Iterator[FinishedRollout]:
             completion_ids=frame["completion_ids"][here],
             behavior_logprobs=frame["behavior_logprobs"][here],
         )
+
+
+def error_to_frame(error: EchoError) -> dict[str, Any]:
+    """The worker's last frame."""
+    return {"type": "ended", "code": error.code, "what": error.what, "got": error.got, "do": error.do}
+
+
+def error_from_frame(frame: dict[str, Any]) -> BackendError:
+    return BackendError(frame["what"], got=frame["got"], do=frame["do"], code=frame["code"])

@@ -2,7 +2,8 @@
 
 An engine may crash, leak or be killed for its memory; as a child it takes nobody with it. Groups queue here. Those of
 the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine
-takes the adapter of the next version in the queue. The process ends when its parent closes the pipe or dies.
+takes the adapter of the next version in the queue that is prepared. The process ends when its parent closes the pipe
+or dies, and, with a last frame that says so, when the engine is of no more use.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-from echo_node.backends import registry
-from echo_node.backends.base import Engine, EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.frames import group_from_frame, rollouts_to_frame
+from echo_node.backends import measure, memory, registry
+from echo_node.backends.base import OUT_OF_MEMORY, Engine, EngineEvent, EngineSettings, GroupFailed
+from echo_node.backends.frames import error_to_frame, group_from_frame, rollouts_to_frame
+from echo_node.backends.heartbeat import Heartbeat
+from echo_node.backends.policies import Policies
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import BackendError, EchoError
 from echo_shared.sampling import FinishedRollout, GroupRequest
+
+_LISTEN_S: Final = 0.05
+"""While an adapter is being prepared, commands are looked for this often."""
 
 _logger = logging.getLogger(__name__)
 
@@ -27,10 +34,12 @@ _logger = logging.getLogger(__name__)
 class Worker:
     """Commands in, rollouts out. Its own iterator of groups: it runs dry, and yields again when more were submitted."""
 
-    def __init__(self, pipe: ParentPipe) -> None:
+    def __init__(self, pipe: ParentPipe, engine: Engine, heartbeat: Heartbeat, base_dir: Path) -> None:
         self._pipe = pipe
-        self._engine: Engine | None = None
-        self._policies: dict[int, Path | None] = {0: None}
+        self._engine = engine
+        self._heartbeat = heartbeat
+        self._base_dir = base_dir
+        self._policies = Policies(engine)
         self._queues: dict[int, deque[GroupRequest]] = {}
         """Groups by version; versions in order of arrival, none empty."""
         self._current: int | None = None
@@ -38,29 +47,18 @@ class Worker:
         """Rollouts that the engine holds, by lease."""
 
     def run(self) -> None:
-        frame = self._pipe.receive()
-        if frame is None or not self._open(frame):
-            return
-        assert self._engine is not None
+        """Until the parent closes the pipe. Raises BackendError when the engine is of no more use."""
         while not self._pipe.ended:
-            if self._queues:
-                self._sample(self._engine, next(iter(self._queues)))
+            ready = [version for version in self._queues if self._policies.is_ready(version)]
+            self._heartbeat.working = bool(self._queues)
+            if ready:
+                self._sample(ready[0])
+            elif self._queues:
+                self._policies.wait(self._queues, _LISTEN_S)
+                self._handle_waiting()
             else:
                 self._handle(self._pipe.receive())
-        self._engine.close()
-
-    def _open(self, frame: Frame) -> bool:
-        try:
-            self._engine = registry.make_engine(frame["backend"])
-            settings = EngineSettings(**frame["settings"])
-            width = self._engine.open(Path(frame["base_dir"]), Path(frame["derived_dir"]), settings)
-        except EchoError as error:
-            self._pipe.send(
-                {"type": "refused", "code": error.code, "what": error.what, "got": error.got, "do": error.do}
-            )
-            return False
-        self._pipe.send({"type": "ready", "width": width})
-        return True
+        self._policies.close()
 
     def _handle(self, frame: Frame | None) -> None:
         match frame:
@@ -70,13 +68,22 @@ class Worker:
             case {"type": "cancel", "lease_id": lease_id}:
                 self._cancel(lease_id)
             case {"type": "add_policy", "version": version, "dir": adapter_dir}:
-                self._policies[version] = None if adapter_dir is None else Path(adapter_dir)
+                self._forget(version)
+                self._policies.add(version, None if adapter_dir is None else Path(adapter_dir))
             case {"type": "drop_policy", "version": version}:
-                self._policies.pop(version, None)
+                self._forget(version)
+            case {"type": "measure", "widths": widths, "budget_s": budget_s}:
+                self._measure(tuple(widths), budget_s)
             case None:
                 pass  # The pipe has ended, which `run` sees.
             case _:
                 raise BackendError("The worker got a command that it does not know.", got=str(frame.get("type")))
+
+    def _forget(self, version: int) -> None:
+        """What comes under this number from now on is another policy."""
+        self._policies.drop(version)
+        if version == self._current:
+            self._current = None
 
     def _handle_waiting(self) -> None:
         while (frame := self._pipe.poll()) is not None:
@@ -88,15 +95,19 @@ class Worker:
             if not self._queues[version]:
                 del self._queues[version]
         if self._unfinished.pop(lease_id, 0):
-            assert self._engine is not None
             self._engine.cancel(lease_id)
+
+    def _measure(self, widths: tuple[int, ...], budget_s: float) -> None:
+        """Only while nothing is queued or running; on the bare base."""
+        self._policies.use_base()
+        rows = measure.measure(self._engine, self._base_dir, widths=widths, budget_s=budget_s)
+        self._pipe.send({"type": "measured", "rows": rows})
 
     def __iter__(self) -> Iterator[GroupRequest]:
         return self
 
     def __next__(self) -> GroupRequest:
-        """The next group of the current version."""
-        self._handle_waiting()
+        """The next group of the current version. Commands wait until the step is over: some change what is running."""
         queue = self._queues.get(self._current) if self._current is not None else None
         if queue is None:
             raise StopIteration
@@ -106,19 +117,21 @@ class Worker:
         self._unfinished[request.lease_id] += len(request.indices)
         return request
 
-    def _sample(self, engine: Engine, version: int) -> None:
+    def _sample(self, version: int) -> None:
         """Samples until no group of `version` is queued or running."""
         try:
-            self._use(engine, version)
+            self._policies.use(version)
         except EchoError as error:
+            _raise_if_fatal(error)
             _logger.warning("Policy version %d cannot be used: %s", version, error)
-            self._current = None
             failed = self._queues.pop(version)
             self._send_failed([group.lease_id for group in failed], error)
             return
+        self._current = version
         began = time.perf_counter()
         try:
-            for events in engine.sample(self):
+            for events in self._engine.sample(self):
+                self._heartbeat.step()
                 if events:
                     now = time.perf_counter()
                     self._report(events, now - began)
@@ -127,19 +140,10 @@ class Worker:
                 if self._pipe.ended:
                     return
         except BackendError as error:
+            _raise_if_fatal(error)
             _logger.exception("The engine failed.")
             self._send_failed(list(self._unfinished), error)
             self._unfinished.clear()
-
-    def _use(self, engine: Engine, version: int) -> None:
-        if version == self._current:
-            return
-        if version not in self._policies:
-            raise BackendError(
-                "A group names a policy version that is not here.", got=str(version), code="unknown_policy"
-            )
-        engine.set_policy(version, self._policies[version])
-        self._current = version
 
     def _report(self, events: list[EngineEvent], busy_s: float) -> None:
         finished = [event for event in events if isinstance(event, FinishedRollout)]
@@ -159,9 +163,37 @@ class Worker:
             self._pipe.send({"type": "failed", "lease_id": lease_id, "code": error.code, "what": str(error)})
 
 
+def _raise_if_fatal(error: EchoError) -> None:
+    if error.code == OUT_OF_MEMORY:
+        raise error
+
+
+def serve(pipe: ParentPipe) -> None:
+    """Opens the engine that the first frame names, says so, and works until the end."""
+    frame = pipe.receive()
+    if frame is None:
+        return
+    base_dir = Path(frame["base_dir"])
+    with Heartbeat(pipe, frame["beat_s"]) as heartbeat:
+        engine = registry.make_engine(frame["backend"])
+        width = engine.open(base_dir, Path(frame["derived_dir"]), EngineSettings(**frame["settings"]))
+        pipe.send({"type": "ready", "width": width})
+        Worker(pipe, engine, heartbeat, base_dir).run()
+        engine.close()
+
+
 def main() -> None:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    Worker(ParentPipe()).run()
+    memory.go_first()
+    pipe = ParentPipe()
+    try:
+        serve(pipe)
+    except EchoError as error:
+        _logger.exception("The engine is of no more use.")
+        pipe.send(error_to_frame(error))
+    except MemoryError as error:
+        _logger.exception("The engine is out of memory.")
+        pipe.send(error_to_frame(BackendError("The engine ran out of memory.", got=str(error), code=OUT_OF_MEMORY)))
 
 
 if __name__ == "__main__":

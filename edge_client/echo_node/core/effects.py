@@ -35,6 +35,8 @@ class StartBackend:
     """Start the engine's process after a wait; answer BackendReady or BackendLost."""
 
     after_s: float
+    max_width: int = 0
+    """Rollouts at once that its memory is likely to suffice for; 0 = nothing new is known of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from echo_shared.messages import Fetched, Lease, LeaseRevoked, PolicyPublished, Receipts, Rollout, Welcome
 from echo_shared.sampling import FinishedRollout
+
+LossCause = Literal["died", "out_of_memory", "replaced"]
+"""Why an engine is gone; `replaced`: it was ended for one on a better device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,8 @@ class BackendReady:
     """The engine has the base loaded and samples up to `width` rollouts at once."""
 
     width: int
+    tokens_per_s: float = 0.0
+    """As measured beforehand; 0 = unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,9 @@ class BackendLost:
     """The engine's process ended, or could not start."""
 
     what: str
+    cause: LossCause = "died"
+    width: int = 0
+    """With which it ran or was to start; 0 = its own choice, which is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

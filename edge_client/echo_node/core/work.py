@@ -6,7 +6,8 @@ Invariants:
 - a lease is sampled with exactly the version that it names, fetched first if need be;
 - every leased index ends as one spooled rollout, is returned, or was revoked by the hub;
 - a lease on which the engine died `MAX_DEATHS` times is returned, and no other for its sake: from the second death on,
-  the leases that were running then are sampled one at a time.
+  the leases that were running then are sampled one at a time;
+- an engine that runs out of memory starts again with half its width at once, which is no death, until its width is 1.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from echo_node.core.events import (
     SpoolFailed,
     Tick,
 )
+from echo_node.core.pace import Pace
 from echo_node.core.policies import Policies
 from echo_shared.messages import (
     MAX_BATCHED,
@@ -67,6 +69,10 @@ MAX_DEATHS: Final = 3
 SUSPECT_DEATHS: Final = 2
 MAX_FAILED_GROUPS: Final = 3
 """So many in a row are not the groups' fault: the node then rests before it asks for more, longer each time."""
+USUAL_WIDTH: Final = 32
+"""Stands for the width of an engine that ran out of memory before it could tell."""
+STEADY_S: Final = 1_800.0
+"""An engine that runs out of memory after it worked this long leaks: another of the same width may work as long."""
 DRAIN_S: Final = 3.0
 """How long a leaving node waits for the last receipts."""
 
@@ -97,7 +103,7 @@ class WorkLoop:
         self._capacity_factor = capacity_factor
         self._jitter = jitter
         self._policies = Policies(jitter=jitter)
-        self._tokens_per_s = 0.0
+        self._pace = Pace()
         self._held: dict[int, _Held] = {}
         self._unacked = set(unacked)
         self._spooling: set[str] = set()
@@ -112,6 +118,7 @@ class WorkLoop:
         self._base_failures = 0
         self._base_retry_at: float | None = None
         self._width = 0
+        self._ready_at = 0.0
         self._backend_failures = 0
         self._group_failures = 0
         self._rests_until = 0.0
@@ -133,11 +140,12 @@ class WorkLoop:
 
     def status(self, now: float) -> NodeStatus:
         """What the hub is told."""
+        most = min(MAX_BATCHED, self._capacity_factor * self._width)
         return NodeStatus(
             activity=self._activity(),
-            capacity=min(MAX_BATCHED, self._capacity_factor * self._width) if self._wants_work(now) else 0,
+            capacity=self._pace.affordable(most) if self._wants_work(now) else 0,
             policy_version=self._policies.newest_loaded,
-            tokens_per_s=self._tokens_per_s,
+            tokens_per_s=self._pace.tokens_per_s,
         )
 
     @property
@@ -183,6 +191,7 @@ class WorkLoop:
         if self.held_rollouts + len(pending) > MAX_BATCHED:
             self._send(LeaseReturned(lease_id=event.lease_id, indices=indices, reason="the node holds enough work"))
             return
+        self._pace.leased(event.deadline_s, event.max_tokens)
         self._held[event.lease_id] = _Held(lease=event, pending=pending, due_at=now + event.deadline_s)
         self._effects.append(SpoolLease(lease_id=event.lease_id, indices=indices))
 
@@ -219,29 +228,47 @@ class WorkLoop:
 
     def _backend_ready(self, event: BackendReady, now: float) -> None:
         self._width = event.width
+        self._ready_at = now
+        self._pace.tokens_per_s = event.tokens_per_s
 
     def _backend_lost(self, event: BackendLost, now: float) -> None:
         self._policies.engine_lost()
-        if self._width == 0:
-            for held in list(self._held.values()):
-                self._return(held, f"the sampling engine does not start: {event.what}")
-        self._width = 0
-        for held in [held for held in self._held.values() if held.running]:
-            held.running = False
-            held.deaths += 1
-            if held.deaths >= MAX_DEATHS:
-                self._return(held, f"the sampling engine died {held.deaths} times on it: {event.what}")
-        if self._drain_by is None:
+        was_steady = self._width > 0 and now - self._ready_at >= STEADY_S
+        if event.cause == "replaced":
+            self._restart(StartBackend(after_s=0.0))
+        elif event.cause == "out_of_memory" and (was_steady or event.width != 1):
+            half = max(1, (event.width or USUAL_WIDTH) // 2)
+            self._restart(StartBackend(after_s=0.0, max_width=0 if was_steady else half))
+        else:
+            self._count_death(event.what)
             failures = self._backend_failures
             after_s = 0.0 if failures == 0 else backoff_s(failures - 1, self._jitter())
-            self._effects.append(StartBackend(after_s=after_s))
-        self._backend_failures += 1
+            self._restart(StartBackend(after_s=after_s))
+            self._backend_failures += 1
+
+    def _count_death(self, what: str) -> None:
+        if self._width == 0:
+            for held in list(self._held.values()):
+                self._return(held, f"the sampling engine does not start: {what}")
+        for held in [held for held in self._held.values() if held.running]:
+            held.deaths += 1
+            if held.deaths >= MAX_DEATHS:
+                held.running = False  # There is nothing left to cancel.
+                self._return(held, f"the sampling engine died {held.deaths} times on it: {what}")
+
+    def _restart(self, start: StartBackend) -> None:
+        self._width = 0
+        for held in self._held.values():
+            held.running = False
+        if self._drain_by is None:
+            self._effects.append(start)
 
     def _rollout_finished(self, event: RolloutFinished, now: float) -> None:
         finished = event.rollout
         self._backend_failures = 0
         self._group_failures = 0
-        self._tokens_per_s = event.tokens_per_s
+        full = self.held_rollouts >= self._width
+        self._pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
         held = self._held.get(finished.lease_id)
         if held is None or finished.index not in held.pending:
             return  # Revoked or returned in the meantime: the hub has counted it already.

@@ -72,6 +72,15 @@ async def ask(file: Path, verb: str) -> dict[str, Any]:
     return reply
 
 
+async def is_running(file: Path) -> bool:
+    """Whether a daemon runs on this data directory."""
+    try:
+        await ask(file, "status")
+    except ConnectError:
+        return False
+    return True
+
+
 def _where(file: Path) -> tuple[str, str]:
     where = json.loads(file.read_text(encoding="utf-8"))
     return f"ws://{LOOPBACK}:{int(where['port'])}", str(where["token"])

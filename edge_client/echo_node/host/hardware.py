@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,7 +16,14 @@ import psutil
 
 _NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 _NVIDIA_SMI_TIMEOUT_S: Final = 10.0
+_NO_NUMBER: Final = ("[N/A]", "[Not Supported]", "N/A")
+_MOST_DIGITS: Final = 9
+_UNLIMITED: Final = 2**31
+_UNSAID: Final = (OSError, ValueError, RuntimeError, psutil.Error)
+"""What psutil raises on systems that do not say."""
 _CPUINFO: Final = Path("/proc/cpuinfo")
+_CGROUPS_OF_THIS_PROCESS: Final = Path("/proc/self/cgroup")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +41,7 @@ class Hardware:
     cpu_name: str
     physical_cores: int
     usable_cores: int
-    """Logical cores that this process may run on."""
+    """Logical cores that this process may run on; in a container no more than its share of time, rounded up."""
     memory_bytes: int
     cuda_gpus: tuple[Gpu, ...]
     apple_silicon: bool
@@ -51,7 +61,7 @@ def detect() -> Hardware:
         cpu_name=_cpu_name(),
         physical_cores=_physical_cores(),
         usable_cores=_usable_cores(),
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=_memory_bytes(),
         cuda_gpus=_cuda_gpus(),
         apple_silicon=platform.system() == "Darwin" and platform.machine() == "arm64",
     )
@@ -63,22 +73,70 @@ def sensible_threads() -> int:
 
 
 def _physical_cores() -> int:
-    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
+    with suppress(*_UNSAID):
+        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
     return os.cpu_count() or 1
 
 
-def _cpu_name() -> str:
+def _memory_bytes() -> int:
+    with suppress(*_UNSAID):
+        return int(psutil.virtual_memory().total)
+    return 0
+
+
+def _usable_cores() -> int:
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        with suppress(OSError):
+            cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, _cgroup_cores()))
+
+
+def _cgroup_cores() -> int:
+    """The least quota among this process's control groups and those above them; a great number where there is none."""
     try:
-        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        groups = _CGROUPS_OF_THIS_PROCESS.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        pass  # Only Linux has this file.
+        return _UNLIMITED  # Only Linux has this file.
+    quotas = [_quota(directory) for directory in _cgroup_directories(groups)]
+    return math.ceil(min(quotas, default=_UNLIMITED))
+
+
+def _cgroup_directories(groups: str) -> list[Path]:
+    """Where the quotas may stand. A container often sees its own group as the root: that is asked in any case."""
+    found = []
+    for line in groups.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, separator, path = rest.partition(":")
+        if not separator or not (controllers == "" or "cpu" in controllers.split(",")):
+            continue
+        root = _CGROUPS if controllers == "" else _CGROUPS / controllers
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        found += [root.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
+    return found
+
+
+def _quota(directory: Path) -> float:
+    with suppress(OSError, ValueError):
+        return parse_cpu_max((directory / "cpu.max").read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError):
+        quota = (directory / "cpu.cfs_quota_us").read_text(encoding="utf-8")
+        return parse_cpu_max(f"{quota} {(directory / 'cpu.cfs_period_us').read_text(encoding='utf-8')}")
+    return _UNLIMITED
+
+
+def parse_cpu_max(text: str) -> float:
+    """Cores from "quota period", both in microseconds; "max" and whatever else is no such pair is no limit."""
+    found = re.fullmatch(r"\s*([0-9]{1,18})\s+([0-9]{1,18})\s*", text)
+    quota, period = (int(found[1]), int(found[2])) if found else (0, 0)
+    return quota / period if quota and period else _UNLIMITED
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):  # Only Linux has this file.
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name") and line.partition(":")[2].strip():
+                return line.partition(":")[2].strip()
     return platform.processor() or platform.machine() or "unknown CPU"
 
 
@@ -93,11 +151,14 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
 
 
 def parse_nvidia_smi(output: str) -> tuple[Gpu, ...]:
-    """GPUs from lines of "name, MiB"; a line with no number (shared memory) has 0 bytes."""
+    """GPUs from lines of "name, MiB"; a GPU that shares the machine's memory has no number, and then 0 bytes.
+
+    Anything else, as an error text with a comma in it, is no GPU.
+    """
     gpus = []
     for line in output.splitlines():
-        name, separator, mebibytes = line.rpartition(",")
-        if separator:
-            memory = mebibytes.strip()
-            gpus.append(Gpu(name=name.strip(), memory_bytes=int(memory) * 2**20 if memory.isdecimal() else 0))
+        name, _, memory = (part.strip() for part in line.rpartition(","))
+        mebibytes = int(memory) if memory.isascii() and memory.isdigit() and len(memory) <= _MOST_DIGITS else 0
+        if name and (mebibytes or memory in _NO_NUMBER):
+            gpus.append(Gpu(name=name, memory_bytes=mebibytes * 2**20))
     return tuple(gpus)

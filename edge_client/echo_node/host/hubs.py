@@ -15,6 +15,8 @@ from echo_node.net.address import HubAddress
 from echo_shared.artefacts import artefact_name
 from echo_shared.errors import StorageError
 
+Flag = str | int | bool | list[str]
+
 
 class HubRecord(BaseModel):
     """hub.json: one hub, as pinned at first use."""
@@ -28,7 +30,7 @@ class HubRecord(BaseModel):
     invite_token: str | None = None
     run_id: str = ""
     run_name: str = ""
-    flags: dict[str, str | int | bool] = {}
+    flags: dict[str, Flag] = {}
     """What `join` was told on its command line, by setting; `run` and the service do the same."""
 
     @property
@@ -44,7 +46,7 @@ class Joining:
     pinned: HubRecord | None
     """None at first use: whatever key the hub shows is then pinned."""
     invite_token: str | None
-    flags: Mapping[str, str | int | bool] = field(default_factory=dict)
+    flags: Mapping[str, Flag] = field(default_factory=dict)
     """To be remembered with the hub."""
     patient: bool
     """Keep trying even when the very first connection fails."""

@@ -8,6 +8,8 @@ data_dir/
     hubs/<hub>/spool.db       finished rollouts and their receipts
     artefacts/<name>/         fetched and verified base models and policy versions
     derived/<name>/<content>/ what the engine made of a base model; <content> is a hash of its manifest
+    widths.json               what engines were found to have memory for
+    speeds.json               how fast engines were measured to be
     logs/
 """
 
@@ -23,6 +25,7 @@ from pathlib import Path
 import platformdirs
 from filelock import FileLock, Timeout
 
+from echo_shared.artefacts import artefact_name
 from echo_shared.errors import StorageError
 
 APP: str = "echo-node"
@@ -61,9 +64,21 @@ class Paths:
     def artefacts(self) -> Path:
         return self.data_dir / "artefacts"
 
+    def base(self, run_id: str) -> Path:
+        """The directory of a run's base model."""
+        return self.artefacts / artefact_name("base", run_id, 0)
+
     @property
     def derived(self) -> Path:
         return self.data_dir / "derived"
+
+    @property
+    def widths(self) -> Path:
+        return self.data_dir / "widths.json"
+
+    @property
+    def speeds(self) -> Path:
+        return self.data_dir / "speeds.json"
 
     @property
     def logs(self) -> Path:

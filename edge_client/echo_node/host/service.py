@@ -54,6 +54,7 @@ def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_
         f"{settings}"
         "Restart=on-failure\n"
         "RestartSec=30\n"
+        "OOMPolicy=continue\n"  # The kernel takes the engine's process, which the node starts again.
         "TimeoutStopSec=30\n"
         "Nice=10\n"
         "\n"

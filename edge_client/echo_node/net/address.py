@@ -29,7 +29,7 @@ class HubAddress:
             raise _not_an_address(url, "no host")
         if parts.query or parts.fragment or parts.username is not None:
             raise _not_an_address(url, "more than scheme, host, port and path")
-        if parts.scheme == "http" and not insecure and not _is_loopback(host):
+        if parts.scheme == "http" and not insecure and not is_loopback(host):
             raise ConfigError(
                 "This address is not encrypted, and the hub is another machine.",
                 got=url,
@@ -46,14 +46,15 @@ class HubAddress:
     @property
     def is_loopback(self) -> bool:
         """Whether the hub is this machine."""
-        return _is_loopback(urlsplit(self.origin).hostname or "")
+        return is_loopback(urlsplit(self.origin).hostname or "")
 
     def url(self, path: str) -> str:
         """The URL of a `path` that the hub named."""
         return self.origin + path
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

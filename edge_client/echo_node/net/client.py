@@ -142,13 +142,19 @@ class HubClient:
             socket.transport.abort()
 
     async def close(self) -> None:
-        """Ends the open connection in good order; `run` is to be cancelled after it."""
+        """Ends the open connection in good order; `run` then connects again, unless it is cancelled."""
         if self._open is not None:
             await self._open[0].close()
+
+    async def introduce(self, introduction: Introduction) -> None:
+        """What the node says of itself from now on; the hub learns it by a new connection."""
+        self._introduction = introduction
+        await self.close()
 
     async def _converse(self, deliver: Deliver) -> None:
         """One connection from beginning to end, which is always an exception."""
         socket = await self._connect()
+        introduction = self._introduction
         try:
             session = NodeSession(
                 me=self._me,
@@ -158,10 +164,12 @@ class HubClient:
             )
             try:
                 async with asyncio.timeout(HANDSHAKE_S):
-                    welcome = await self._handshake(socket, session)
+                    welcome = await self._handshake(socket, session, introduction)
             except TimeoutError as error:
                 raise ConnectError("The hub did not finish the handshake in time.", got=self._address.origin) from error
             self._open = (socket, session)
+            if introduction is not self._introduction:  # It has changed since the handshake began.
+                await socket.close()
             self._welcomed_at = asyncio.get_running_loop().time()
             await deliver(welcome)
             while True:
@@ -202,7 +210,7 @@ class HubClient:
                 do="Check the address, your network, and that the hub runs.",
             ) from error
 
-    async def _handshake(self, socket: ClientConnection, session: NodeSession) -> Welcome:
+    async def _handshake(self, socket: ClientConnection, session: NodeSession, introduction: Introduction) -> Welcome:
         await self._send_frame(socket, session.hello())
         message = await self._receive(socket, session)
         assert isinstance(message, Challenge)  # The session's state table allows nothing else here.
@@ -211,11 +219,11 @@ class HubClient:
         await self._send_frame(
             socket,
             session.proof(
-                name=self._introduction.name,
-                invite_token=self._introduction.invite_token,
-                backend=self._introduction.backend,
-                device=self._introduction.device,
-                swarm_port=self._introduction.swarm_port,
+                name=introduction.name,
+                invite_token=introduction.invite_token,
+                backend=introduction.backend,
+                device=introduction.device,
+                swarm_port=introduction.swarm_port,
             ),
         )
         message = await self._receive(socket, session)

@@ -28,6 +28,7 @@ from echo_shared.swarm.base import OnProgress, storage_error
 log = logging.getLogger(__name__)
 
 MARKER_SUFFIX: Final = ".verified"
+_CONTENT_DIGITS: Final = 32
 MOST_HEADROOM_BYTES: Final = 256 * 2**20
 HEADROOM_SHARE: Final = 0.05
 """What a fetch leaves free: this share of the disk, or MOST_HEADROOM_BYTES if that is less."""
@@ -64,7 +65,7 @@ class Fetcher:
     def base_content(self) -> str:
         """Names the base model that is here by what is in it; 32 hexadecimal characters."""
         assert self._base is not None, "the base has not been fetched"
-        return self._base.sha256[:32]
+        return self._base.sha256[:_CONTENT_DIGITS]
 
     async def fetch(
         self, offer: ArtefactOffer, policy_version: int | None, *, on_progress: OnProgress | None = None
@@ -144,6 +145,19 @@ class Fetcher:
         return manifest
 
 
+def content_here(directory: Path) -> str | None:
+    """As `Fetcher.base_content`, of an artefact that lies here verified and unchanged; None where there is none."""
+    try:
+        marker = json.loads(_marker(directory).read_text(encoding="utf-8"))
+        for path, (size_bytes, mtime_ns) in marker["files"].items():
+            stat = (directory / path).stat()
+            if (stat.st_size, stat.st_mtime_ns) != (size_bytes, mtime_ns):
+                return None
+        return str(marker["manifest"])[:_CONTENT_DIGITS]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
 def delete_artefact(directory: Path) -> None:
     """Deletes an artefact, its marker first. Raises StorageError."""
     with _on_disk(directory):
@@ -175,13 +189,18 @@ def _check_room(directory: Path, manifest: Manifest) -> None:
         here_bytes = sum(_allocated_bytes(directory / file.path) for file in manifest.files)
         disk = shutil.disk_usage(directory.parent)
     missing_bytes = manifest.total_bytes - here_bytes
-    usable_bytes = disk.free - min(MOST_HEADROOM_BYTES, int(HEADROOM_SHARE * disk.total))
+    usable_bytes = disk.free - headroom_bytes(disk.total)
     if missing_bytes > max(0, usable_bytes):
         raise StorageError(
             f"The disk is full: {directory.name} does not fit on it.",
             got=f"{missing_bytes / 2**20:,.0f} MiB to fetch, {disk.free / 2**20:,.0f} MiB free",
             do=f"Free some space on the disk of {directory.parent}, or use another disk: --data-dir DIR",
         )
+
+
+def headroom_bytes(disk_bytes: int) -> int:
+    """What is left free of a disk of this size."""
+    return min(MOST_HEADROOM_BYTES, int(HEADROOM_SHARE * disk_bytes))
 
 
 def _allocated_bytes(path: Path) -> int:

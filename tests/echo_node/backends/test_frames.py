@@ -1,4 +1,4 @@
-"""Groups and rollouts survive the pipe's encoding unchanged."""
+"""Groups, rollouts and errors survive the pipe's encoding unchanged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from echo_node.backends.frames import group_from_frame, group_to_frame, rollouts_from_frame, rollouts_to_frame
+from echo_node.backends.frames import (
+    error_from_frame,
+    error_to_frame,
+    group_from_frame,
+    group_to_frame,
+    rollouts_from_frame,
+    rollouts_to_frame,
+)
 from echo_shared.child import pack_frame, unpack_frame
+from echo_shared.errors import CodecError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
@@ -37,6 +45,12 @@ def test_group() -> None:
         stop_ids=(),
     )
     assert_same(group_from_frame(through_the_pipe(group_to_frame(request))), request)
+
+
+def test_error() -> None:
+    error = CodecError("It is damaged.", got="bytes", do="Fetch it again.")
+    arrived = error_from_frame(through_the_pipe(error_to_frame(error)))
+    assert (str(arrived), arrived.code) == (str(error), "codec")
 
 
 def test_rollouts() -> None:

@@ -1,7 +1,8 @@
-"""The real child process, end to end: both engines, several policies, failures, cancellation, sudden death."""
+"""The real child process, end to end: each engine, several policies, failures, cancellation, sudden death."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -13,9 +14,8 @@ from typing import Any
 import pytest
 
 from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.process import Backend
+from echo_node.backends.process import DIED, Backend, Limits
 from echo_node.backends.registry import NAMES, BackendChoice
-from echo_shared.child import ChildExited
 from echo_shared.errors import BackendError
 from echo_shared.sampling import FinishedRollout
 
@@ -27,6 +27,7 @@ async def start(base: Path, tmp_path: Path, name: str = "llama_cpp") -> Backend:
         derived_dir=tmp_path / "derived",
         log=tmp_path / "backend.log",
         settings=EngineSettings(width=6, threads=1),
+        limits=Limits(memory_bytes=8 * 2**30),
     )
 
 
@@ -40,7 +41,14 @@ async def take(backend: Backend, count: int) -> list[EngineEvent]:
     return events
 
 
-@pytest.mark.parametrize("name", NAMES)
+def installed(name: str) -> bool:
+    package = {"torch": "torch", "llama_cpp": "llama_cpp", "mlx": "mlx_lm", "vllm": "vllm"}[name]
+    return importlib.util.find_spec(package) is not None
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.skipif(not installed(n), reason="not installed")) for n in NAMES]
+)
 async def test_rollouts_of_several_versions(
     name: str, base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
@@ -103,10 +111,11 @@ async def test_a_killed_worker_is_noticed(base: Path, kit: Any, tmp_path: Path) 
     backend = await start(base, tmp_path)
     for request in kit.make_requests(20, max_tokens=200):
         await backend.submit(request)
-    with pytest.raises(ChildExited) as caught:
+    with pytest.raises(BackendError) as caught:
         async for _ in backend.events():
-            os.kill(backend.pid, signal.SIGKILL)
-    assert caught.value.returncode == -signal.SIGKILL
+            os.kill(backend.pid, signal.SIGABRT)  # As a native library does.
+    assert caught.value.code == DIED
+    assert caught.value.what == "The engine's process ended: killed by SIGABRT."
     await backend.stop()
 
 
@@ -116,8 +125,18 @@ async def test_stopping_in_mid_work(base: Path, kit: Any, tmp_path: Path) -> Non
         await backend.submit(request)
     await take(backend, 1)
     await backend.stop()
-    with pytest.raises(ChildExited):
+    with pytest.raises(BackendError, match="was stopped"):
         await take(backend, 100_000)
+    await backend.stop()
+
+
+async def test_its_speed_is_measured_before_work(base: Path, kit: Any, tmp_path: Path) -> None:
+    backend = await start(base, tmp_path)
+    rows = await backend.measure(widths=(1, 6), budget_s=0.3)
+    assert [(row["kind"], row["width"]) for row in rows] == [("prefill", 1), ("decode", 1), ("decode", 6)]
+    (request,) = kit.make_requests(1)
+    await backend.submit(request)
+    kit.rollouts_of(await take(backend, 4))
     await backend.stop()
 
 

@@ -32,12 +32,13 @@ from echo_node.core.events import (
     Event,
     FetchFailed,
     GroupFailed,
+    LossCause,
     RolloutFinished,
     Spooled,
     SpoolFailed,
     Tick,
 )
-from echo_node.core.work import DRAIN_S, WorkLoop
+from echo_node.core.work import DRAIN_S, STEADY_S, USUAL_WIDTH, WorkLoop
 from echo_shared.messages import (
     ArtefactOffer,
     DropReason,
@@ -270,6 +271,70 @@ def test_an_engine_that_does_not_start_gives_all_work_back_and_is_tried_again_la
     assert node.of(StartBackend) == [StartBackend(after_s=2.0)]
 
 
+def test_an_engine_out_of_memory_starts_again_at_once_with_half_its_width() -> None:
+    node = Node().ready()(lease(1))
+    for width in (64, 32, 16, 8, 4, 2):
+        node(BackendLost(what="full", cause="out_of_memory", width=width))
+        assert node.of(StartBackend) == [StartBackend(after_s=0.0, max_width=width // 2)]
+        node(BackendReady(width=width // 2))
+        assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1]
+    assert node.ever_sent(LeaseReturned) == []
+
+
+def test_so_does_one_that_cannot_even_load_its_model_until_width_is_not_what_it_lacks() -> None:
+    node = Node()(welcome(), ArtefactReady(policy_version=None, fetched=None), lease(1))
+    widths = []
+    for width in (0, 16, 8, 4, 2):
+        node(BackendLost(what="full", cause="out_of_memory", width=width))
+        widths += [start.max_width for start in node.of(StartBackend)]
+    assert widths == [USUAL_WIDTH // 2, 8, 4, 2, 1]
+    assert node.ever_sent(LeaseReturned) == []
+    for after_s in (0.0, 1.0, 2.0):
+        node(BackendLost(what="full", cause="out_of_memory", width=1))
+        assert node.of(StartBackend) == [StartBackend(after_s=after_s, max_width=0)]
+    assert [r.reason for r in node.ever_sent(LeaseReturned)] == ["the sampling engine does not start: full"]
+
+
+def test_at_width_one_running_out_of_memory_is_a_death() -> None:
+    node = Node().ready()(lease(1))
+    full = BackendLost(what="full", cause="out_of_memory", width=1)
+    waits = []
+    for _ in range(3):
+        waits += [start.after_s for start in node(full).of(StartBackend)]
+        returned = node.sent(LeaseReturned)
+        node(BackendReady(width=1))
+    assert waits == [0.0, 1.0, 2.0]
+    assert [r.reason for r in returned] == ["the sampling engine died 3 times on it: full"]
+
+
+def test_an_engine_that_leaks_keeps_its_width() -> None:
+    node = Node().ready()(lease(1, deadline_s=2 * STEADY_S))
+    node(BackendLost(what="full", cause="out_of_memory", width=WIDTH), after_s=STEADY_S)
+    assert node.of(StartBackend) == [StartBackend(after_s=0.0)]
+    assert node.ever_sent(LeaseReturned) == []
+
+
+def test_an_engine_that_makes_way_for_another_costs_nothing() -> None:
+    node = Node().ready()(lease(1))
+    for _ in range(10):
+        node(BackendLost(what="a GPU is back", cause="replaced", width=WIDTH))
+        assert node.of(StartBackend) == [StartBackend(after_s=0.0)]
+        node(BackendReady(width=WIDTH))
+        assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1]
+    assert node.ever_sent(LeaseReturned) == []
+
+
+def test_no_more_is_asked_for_than_can_be_done_in_time() -> None:
+    node = Node().ready()
+    assert node.ever_sent(NodeStatus)[-1].capacity == 2 * WIDTH
+    node(lease(1, deadline_s=1.2), finished(1, 0))  # 50 tokens/s, 2 each: 15 in half of the deadline.
+    assert node.loop.status(node.now).capacity == 2 * WIDTH
+    node(lease(2, deadline_s=0.12))
+    assert node.sent(NodeStatus)[-1].capacity == 1
+    node(BackendLost(what="killed"), BackendReady(width=WIDTH, tokens_per_s=200.0))
+    assert node.sent(NodeStatus)[-1].capacity == 6
+
+
 def test_work_returned_without_a_connection_is_returned_at_the_next_welcome() -> None:
     node = Node().ready()(lease(1), Disconnected(), GroupFailed(lease_id=1, what="no"))
     assert node.of(ForgetLease) == []
@@ -448,7 +513,8 @@ class World:
             self.do(GroupFailed(lease_id=chosen, what="no"))
         elif kind == 8 and self.engine_up:
             self.engine_up, self.running, self.loaded = False, {}, set()
-            self.do(BackendLost(what="died"))
+            cause: LossCause = ("died", "out_of_memory", "replaced")[a % 3]  # type: ignore[assignment]
+            self.do(BackendLost(what="died", cause=cause, width=b))
         elif kind == 9 and any(isinstance(e, StartBackend) for e in self.node.wanted) and not self.engine_up:
             self.engine_up = True
             self.do(BackendReady(width=WIDTH))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
+import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from echo_node.host import hardware
-from echo_node.host.hardware import Gpu, Hardware, detect, parse_nvidia_smi
+from echo_node.host.hardware import Gpu, Hardware, detect, parse_cpu_max, parse_nvidia_smi
 
 GIB = 2**30
 
@@ -63,3 +67,119 @@ def test_summary_is_short() -> None:
     )
     assert len(found.summary) == 128
     assert found.summary.startswith("A rather long name of a GPU 80 GiB; ")
+
+
+@given(st.text())
+def test_any_answer_of_nvidia_smi_is_survived(output: str) -> None:
+    for gpu in parse_nvidia_smi(output):
+        assert gpu.name and gpu.memory_bytes >= 0
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "Failed to initialize NVML: Driver/library version mismatch, see the log\n",
+        "Unable to determine the device handle for GPU 0000:01:00.0: Unknown Error, reboot\n",
+        "A GPU, -5\n",
+        "A GPU, " + "9" * 5_000,
+        ", 100\n",
+        "A GPU, \u0663\n",
+    ],
+)
+def test_an_error_text_is_no_gpu(output: str) -> None:
+    assert parse_nvidia_smi(output) == ()
+
+
+def test_an_nvidia_smi_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexec sleep 1000\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(hardware, "_NVIDIA_SMI", (str(tool),))
+    monkeypatch.setattr(hardware, "_NVIDIA_SMI_TIMEOUT_S", 0.05)
+    assert detect().cuda_gpus == ()
+
+
+def test_psutil_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("sysctl is gone")
+
+    monkeypatch.setattr(psutil, "virtual_memory", fail)
+    monkeypatch.setattr(psutil, "cpu_count", fail)
+    found = detect()
+    assert found.memory_bytes == 0 and found.physical_cores >= 1
+    assert found.summary
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("200000 100000\n", 2.0),
+        ("50000 100000", 0.5),
+        ("max 100000\n", hardware._UNLIMITED),
+        ("-1 100000", hardware._UNLIMITED),
+        ("0 100000", hardware._UNLIMITED),
+        ("100000 0", hardware._UNLIMITED),
+        ("", hardware._UNLIMITED),
+    ],
+)
+def test_parse_cpu_max(text: str, cores: float) -> None:
+    assert parse_cpu_max(text) == cores
+
+
+@given(st.text())
+def test_any_quota_is_survived(text: str) -> None:
+    assert parse_cpu_max(text) > 0
+
+
+class Groups:
+    """Control groups as files."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root = root
+        monkeypatch.setattr(hardware, "_CGROUPS", root)
+        monkeypatch.setattr(hardware, "_CGROUPS_OF_THIS_PROCESS", root / "self")
+        monkeypatch.setattr(os, "cpu_count", lambda: 16)
+        if hasattr(os, "sched_getaffinity"):
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+
+    def put(self, path: str, text: str) -> None:
+        (self._root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self._root / path).write_text(text)
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
+    return Groups(tmp_path, monkeypatch)
+
+
+def test_a_container_has_its_share_of_the_cores(groups: Groups) -> None:
+    groups.put("self", "0::/\n")
+    assert detect().usable_cores == 16
+    groups.put("cpu.max", "250000 100000\n")
+    assert detect().usable_cores == 3
+    groups.put("cpu.max", "1000 100000\n")
+    assert detect().usable_cores == 1
+
+
+def test_the_least_quota_of_the_groups_above_counts(groups: Groups) -> None:
+    groups.put("self", "0::/user.slice/app.scope\n")
+    groups.put("user.slice/app.scope/cpu.max", "max 100000\n")
+    groups.put("user.slice/cpu.max", "400000 100000\n")
+    groups.put("other.slice/cpu.max", "100000 100000\n")
+    assert detect().usable_cores == 4
+
+
+def test_groups_of_the_first_version(groups: Groups) -> None:
+    groups.put("self", "9:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n0::/\n")
+    groups.put("cpu,cpuacct/docker/x/cpu.cfs_quota_us", "200000\n")
+    groups.put("cpu,cpuacct/docker/x/cpu.cfs_period_us", "100000\n")
+    assert detect().usable_cores == 2
+    groups.put("cpu,cpuacct/docker/x/cpu.cfs_quota_us", "-1\n")
+    assert detect().usable_cores == 16
+
+
+@given(st.text())
+def test_any_list_of_groups_is_survived(text: str) -> None:
+    for directory in hardware._cgroup_directories(text):
+        assert ".." not in directory.parts
+        hardware._quota(directory)

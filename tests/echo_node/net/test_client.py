@@ -75,6 +75,27 @@ async def server(handler: Callable[[ServerConnection], Awaitable[None]]) -> Asyn
         yield f"http://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"
 
 
+async def test_a_new_introduction_is_made_on_a_new_connection(hub: Any) -> None:
+    client = client_of(hub.url)
+    async with running(client) as events:
+        await events.next(Welcome)
+        await client.introduce(Introduction(name="n", invite_token=None, backend="other", device="e", swarm_port=7))
+        await events.next(Disconnected)
+        await events.next(Welcome)
+    assert [(proof.backend, proof.device) for proof in hub.all(Proof)] == [("b", "d"), ("other", "e")]
+
+
+async def test_one_that_comes_during_a_handshake_is_made_on_the_next_connection(hub: Any) -> None:
+    client = client_of(hub.url)
+    new = Introduction(name="n", invite_token=None, backend="other", device="e", swarm_port=7)
+    async with running(client) as events:
+        await hub.until(lambda: hub.said != [])
+        await client.introduce(new)
+        await hub.until(lambda: "other" in [proof.backend for proof in hub.all(Proof)])
+        while not isinstance(event := await events.queue.get(), Welcome):
+            assert isinstance(event, Disconnected)
+
+
 async def test_handshake_introduces_the_node_and_pins_the_hub(hub: Any) -> None:
     client = client_of(hub.url)
     async with running(client) as events:

@@ -1,0 +1,51 @@
+"""The worker's sign of life: a thread tells the parent every beat that the process runs, and whether it gets on.
+
+Time without progress is counted in beats, not by a clock: a machine that slept has not stalled.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from echo_shared.child import ParentPipe
+
+
+class Heartbeat:
+    """Sends {"type": "alive", "stalled_s": ...}: how long the sampling loop has had work and made no step."""
+
+    def __init__(self, pipe: ParentPipe, beat_s: float) -> None:
+        self.working = False
+        """There is work, so steps are to be expected."""
+        self._pipe = pipe
+        self._beat_s = beat_s
+        self._steps = 0
+        self._seen = 0
+        self._stalled_beats = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def step(self) -> None:
+        """The sampling loop has got on."""
+        self._steps += 1
+
+    def beat(self) -> None:
+        """Tells the parent once. Raises BrokenPipeError when it is gone."""
+        steps = self._steps
+        self._stalled_beats = self._stalled_beats + 1 if self.working and steps == self._seen else 0
+        self._seen = steps
+        self._pipe.send({"type": "alive", "stalled_s": self._stalled_beats * self._beat_s})
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._beat_s):
+            try:
+                self.beat()
+            except BrokenPipeError:
+                return  # The worker's own thread sees it too.

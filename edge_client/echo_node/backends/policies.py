@@ -1,0 +1,110 @@
+"""The policy versions that a worker knows: each prepared in a thread while another samples, and swapped in at once.
+
+All calls come from the engine's thread. What is dropped is freed there too, as soon as it is neither being prepared
+nor in use; the one in use is freed when another has taken its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo_node.backends.base import Engine, PreparedPolicy
+from echo_shared.errors import BackendError, StorageError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Policy:
+    preparing: Future[PreparedPolicy] | None
+    """None for the bare base."""
+
+    @property
+    def is_ready(self) -> bool:
+        """It is prepared, or that has failed."""
+        return self.preparing is None or self.preparing.done()
+
+    def free(self) -> None:
+        """Once it is ready: gives back what preparing it gave, if anything."""
+        if self.preparing is not None and not self.preparing.cancelled() and self.preparing.exception() is None:
+            self.preparing.result().free()
+
+
+class Policies:
+    """Version 0 is the bare base from the start."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
+        self._known: dict[int, _Policy] = {0: _Policy(None)}
+        self._dropped: list[_Policy] = []
+        """Still to be freed."""
+        self._used: _Policy | None = None
+        self._is_set = False
+        """The engine samples by `_used`, and not by something half set."""
+
+    def add(self, version: int, adapter_dir: Path | None) -> None:
+        """Begins to prepare a version that is not known; None is the bare base."""
+        preparing = None if adapter_dir is None else self._thread.submit(self._prepare, adapter_dir)
+        self._known[version] = _Policy(preparing)
+
+    def _prepare(self, adapter_dir: Path) -> PreparedPolicy:
+        try:
+            return self._engine.prepare(adapter_dir)
+        except OSError as error:
+            raise StorageError("A policy cannot be converted for the engine.", got=str(error)) from error
+
+    def drop(self, version: int) -> None:
+        """Forgets the version."""
+        policy = self._known.pop(version, None)
+        if policy is not None and policy.preparing is not None:
+            policy.preparing.cancel()
+            self._dropped.append(policy)
+        self._free_dropped()
+
+    def is_ready(self, version: int) -> bool:
+        """It may be used at once, be it that it fails."""
+        policy = self._known.get(version)
+        return policy is None or policy.is_ready
+
+    def wait(self, versions: Iterable[int], timeout_s: float) -> None:
+        """Until one of these, none of which is ready, may be so."""
+        wait(
+            [preparing for version in versions if (preparing := self._known[version].preparing) is not None],
+            timeout=timeout_s,
+            return_when=FIRST_COMPLETED,
+        )
+
+    def use(self, version: int) -> None:
+        """The engine samples by this version from now on. Raises BackendError or CodecError, also for its `prepare`."""
+        policy = self._known.get(version)
+        if policy is None:
+            raise BackendError(
+                "A group names a policy version that is not here.", got=str(version), code="unknown_policy"
+            )
+        if policy is not self._used or not self._is_set:
+            self._set(policy)
+
+    def use_base(self) -> None:
+        """As version 0, whether or not that is known."""
+        self._set(_Policy(None))
+
+    def _set(self, policy: _Policy) -> None:
+        prepared = None if policy.preparing is None else policy.preparing.result()
+        self._is_set = False
+        self._engine.set_policy(prepared)
+        self._used, self._is_set = policy, True
+        self._free_dropped()
+
+    def close(self) -> None:
+        """Ends the thread; the engine may then be closed, which frees what it has prepared."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _free_dropped(self) -> None:
+        if not self._is_set:
+            return  # The engine may still hold any of them.
+        done = [policy for policy in self._dropped if policy.is_ready and policy is not self._used]
+        self._dropped = [policy for policy in self._dropped if policy not in done]
+        for policy in done:
+            policy.free()

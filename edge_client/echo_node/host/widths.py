@@ -1,0 +1,82 @@
+"""How many rollouts at once an engine has memory for, learnt from running out of it, in a file of the data directory.
+
+What was learnt of another version of the engine, on other hardware, under another limit, or longer than `KEPT_S` ago
+does not count: memory that somebody else held then may be free now.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
+
+from echo_node.host.paths import write_private
+
+log = logging.getLogger(__name__)
+
+KEPT_S: Final = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An engine at work: all that decides what it has memory for, besides its width."""
+
+    backend: str
+    device: str
+    software: str
+    """The engine's library and its version."""
+    machine: str
+    """The hardware, in words."""
+    base: str
+    """The base model, by its content."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    width: PositiveInt
+    learnt_at: float
+
+
+_ENTRIES: Final = TypeAdapter(dict[str, _Entry])
+
+
+class Widths:
+    """The limits of one data directory. Calls block; a disk that cannot be used is told in the log."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def limit(self, place: Place, memory_bytes: int) -> int:
+        """The most rollouts at once where the engine may take this much memory; 0 = nothing is known."""
+        entry = self._entries().get(_key(place, memory_bytes))
+        return 0 if entry is None or time.time() - entry.learnt_at >= KEPT_S else entry.width
+
+    def remember(self, place: Place, memory_bytes: int, width: int) -> None:
+        entries = {**self._entries(), _key(place, memory_bytes): _Entry(width=width, learnt_at=time.time())}
+        try:
+            write_private(self._file, _ENTRIES.dump_json(entries, indent=1).decode())
+        except OSError as error:
+            log.warning("The engine's width cannot be remembered: %s: %s", self._file, error.strerror)
+
+    def forget(self) -> None:
+        """All limits: they will be learnt again if need be. Raises OSError."""
+        self._file.unlink(missing_ok=True)
+
+    def _entries(self) -> dict[str, _Entry]:
+        try:
+            return _ENTRIES.validate_json(self._file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            log.warning("The engine's widths are learnt anew, %s cannot be read: %s", self._file, error)
+            return {}
+
+
+def _key(place: Place, memory_bytes: int) -> str:
+    return " | ".join([*dataclasses.astuple(place), f"{memory_bytes} bytes"])

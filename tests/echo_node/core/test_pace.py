@@ -1,0 +1,57 @@
+"""The arithmetic of how much a node can finish in time, by hand."""
+
+from __future__ import annotations
+
+from echo_node.core.pace import Pace
+
+
+def test_what_is_unknown_limits_nothing() -> None:
+    pace = Pace()
+    assert pace.affordable(64) == 64
+    pace.tokens_per_s = 10.0
+    assert pace.affordable(64) == 64  # No deadline is known yet.
+
+
+def test_half_of_the_deadline_is_used() -> None:
+    pace = Pace()
+    pace.tokens_per_s = 100.0
+    pace.leased(60.0, 300)
+    assert pace.affordable(64) == 10  # 100 tokens/s * 60 s / (2 * 300 tokens)
+    assert pace.affordable(4) == 4
+
+
+def test_completions_as_they_are_count_for_more_than_as_they_may_be() -> None:
+    pace = Pace()
+    pace.leased(60.0, 300)
+    pace.finished(50, 100.0, full=True)
+    pace.finished(150, 100.0, full=True)
+    pace.leased(60.0, 300)
+    assert pace.affordable(64) == 30
+
+
+def test_one_is_always_affordable() -> None:
+    pace = Pace()
+    pace.tokens_per_s = 0.001
+    pace.leased(1.0, 10_000)
+    assert pace.affordable(64) == 1
+
+
+def test_small_changes_are_not_told() -> None:
+    pace = Pace()
+    pace.leased(100.0, 100)
+    for tokens_per_s, told in ((40.0, 20), (45.0, 20), (36.0, 20), (52.0, 26), (60.0, 26), (10.0, 5)):
+        pace.tokens_per_s = tokens_per_s
+        assert pace.affordable(64) == told
+
+
+def test_a_rate_seen_with_little_work_lowers_nothing() -> None:
+    """Else a node that was told to hold little would be seen to be slow, and be told to hold less."""
+    pace = Pace()
+    pace.leased(120.0, 512)
+    pace.finished(512, 256.0, full=True)
+    assert pace.affordable(64) == 30
+    for _ in range(50):
+        pace.finished(512, 8.0, full=False)
+    assert pace.affordable(64) == 30
+    pace.finished(512, 128.0, full=True)
+    assert pace.affordable(64) == 15

@@ -1,0 +1,107 @@
+"""The real worker around an engine that misbehaves as it is told to; run as a module, in place of the worker's own.
+
+The engine says in the log what was done to it. Each of its rollouts is one token: how many adapters it has prepared.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from echo_node.backends import registry, worker
+from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, PreparedPolicy
+from echo_shared.errors import BackendError, CodecError
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(7)
+"""The first token of a prompt: what goes wrong over it."""
+
+HOARD_BYTES = 400_000_000
+
+
+def say(*words: object) -> None:
+    print(*words, file=sys.stderr, flush=True)
+
+
+class Policy:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def free(self) -> None:
+        say("freed", self.name)
+
+
+class Engine:
+    """`enough.json` beside the base says up to which width its memory suffices."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._prepared = 0
+
+    def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
+        enough = base_dir / "enough.json"
+        width = settings.width or 64
+        if enough.exists() and width > json.loads(enough.read_text()):
+            raise BackendError("It is too big.", got=f"width {width}", code=OUT_OF_MEMORY)
+        say("opened", self._name, settings.device, width)
+        return width
+
+    def prepare(self, adapter_dir: Path) -> Policy:
+        if adapter_dir.name == "damaged":
+            raise CodecError("It is damaged.")
+        while adapter_dir.name == "slow" and not (adapter_dir / "go").exists():
+            time.sleep(0.001)
+        self._prepared += 1
+        return Policy(adapter_dir.name)
+
+    def set_policy(self, policy: PreparedPolicy | None) -> None:
+        say("set", policy.name if isinstance(policy, Policy) else None)
+
+    def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
+        for request in groups:
+            self._go_wrong(int(request.prompt_ids[0]))
+            yield [
+                FinishedRollout(
+                    lease_id=request.lease_id,
+                    group_id=request.group_id,
+                    index=index,
+                    policy_version=request.policy_version,
+                    completion_ids=np.array([self._prepared], np.int32),
+                    behavior_logprobs=np.zeros(1, np.float32),
+                    finish_reason=FinishReason.LENGTH,
+                    sampling_s=0.0,
+                )
+                for index in request.indices
+            ]
+
+    def _go_wrong(self, how: int) -> None:
+        if how == HOARD:
+            self._hoard = np.ones(HOARD_BYTES // 8)
+        if how in (HANG, HOARD):
+            threading.Event().wait()
+        if how == NO_ROOM:
+            raise BackendError("No room for the keys.", code=OUT_OF_MEMORY)
+        if how == NO_MEMORY:
+            raise MemoryError("Unable to allocate 7 GiB")
+        if how == BUG:
+            raise RuntimeError("a bug in the engine")
+        if how == HICCUP:
+            raise BackendError("The engine has hiccups.")
+
+    def cancel(self, lease_id: int) -> None:
+        pass
+
+    def close(self) -> None:
+        say("closed")
+
+
+if __name__ == "__main__":
+    registry.make_engine = Engine
+    worker.main()

@@ -1,0 +1,67 @@
+"""Choices over a machine that changes between two looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from echo_node.backends.registry import BackendChoice
+from echo_node.choices import Choices
+from echo_node.host import hardware
+from echo_node.host.hardware import Hardware
+from echo_shared.errors import BackendError
+
+GPU = BackendChoice(name="torch", device="cuda", reason="a CUDA GPU is here")
+CPU = BackendChoice(name="llama_cpp", device="cpu", reason="the fastest on this machine's CPU")
+FOUND = hardware.detect()
+
+
+class Machine:
+    """Gives the choices in this order, then the last one for ever; None stands for no engine at all."""
+
+    def __init__(self, *choices: BackendChoice | None) -> None:
+        self.left = list(choices)
+        self.changes = 0
+
+    def look(self) -> tuple[Hardware, BackendChoice]:
+        choice = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+        if choice is None:
+            raise BackendError("No sampling backend is installed.")
+        return FOUND, choice
+
+    async def changed(self) -> None:
+        self.changes += 1
+
+
+@pytest.fixture
+def choices_of() -> Callable[[Machine], Choices]:
+    return lambda machine: Choices(machine.look, on_change=machine.changed, probe_s=0.001)
+
+
+async def test_a_device_that_vanishes_and_comes_back(choices_of: Callable[[Machine], Choices]) -> None:
+    machine = Machine(GPU, GPU, CPU, CPU, None, CPU, GPU)
+    choices = choices_of(machine)
+    assert await choices.decide() == GPU
+    assert await choices.decide() == GPU
+    assert (choices.is_fallback, machine.changes) == (False, 0)
+    assert await choices.decide() == CPU
+    assert (choices.is_fallback, machine.changes) == (True, 1)
+    await choices.until_another()  # Over looks that find the same, and nothing.
+    assert choices.choice == CPU
+    assert await choices.decide() == GPU
+    assert (choices.is_fallback, machine.changes) == (False, 2)
+    assert choices.hardware == FOUND
+
+
+async def test_a_machine_without_an_engine_says_so(choices_of: Callable[[Machine], Choices]) -> None:
+    with pytest.raises(BackendError):
+        await choices_of(Machine(None)).decide()
+
+
+async def test_the_reason_alone_is_no_change(choices_of: Callable[[Machine], Choices]) -> None:
+    machine = Machine(CPU, BackendChoice(name="llama_cpp", device="cpu", reason="measured"))
+    choices = choices_of(machine)
+    await choices.decide()
+    await choices.decide()
+    assert (choices.is_fallback, machine.changes) == (False, 0)

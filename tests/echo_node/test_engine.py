@@ -1,0 +1,167 @@
+"""The engine over real processes that misbehave as they are told to: what is delivered, and what is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_node.backends.base import EngineSettings
+from echo_node.backends.process import Limits
+from echo_node.backends.registry import BackendChoice
+from echo_node.choices import Choices
+from echo_node.core.events import BackendLost, BackendReady, RolloutFinished
+from echo_node.engine import Engine, EngineFiles, EngineParts
+from echo_node.host import hardware
+from echo_node.host.hardware import Hardware
+from echo_node.host.speeds import SpeedBook
+from echo_node.host.widths import Widths
+from echo_shared.errors import BackendError
+from echo_shared.sampling import GroupRequest
+
+pytestmark = pytest.mark.usefixtures("odd_worker")
+
+FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG = range(6)
+"""As in odd_worker."""
+PATIENCE_S = 60.0
+TORCH = BackendChoice(name="torch", device="cpu", reason="test")
+LLAMA = BackendChoice(name="llama_cpp", device="cpu", reason="test")
+Starter = Callable[..., Awaitable[Any]]
+
+
+class Bench:
+    """Starts engines; each event that one of them delivers is kept."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.choice: BackendChoice | None = LLAMA
+        self.changes = 0
+        self.choices = Choices(self._look, on_change=self._changed, probe_s=0.01)
+        self.events: asyncio.Queue[Any] = asyncio.Queue()
+        self.engine: Engine
+        self._runs: list[asyncio.Task[None]] = []
+
+    def _look(self) -> tuple[Hardware, BackendChoice]:
+        if self.choice is None:
+            raise BackendError("There is no engine.")
+        return hardware.detect(), self.choice
+
+    async def _changed(self) -> None:
+        self.changes += 1
+
+    async def start(self, max_width: int = 0, *, width: int = 0) -> Any:
+        """The first event of a new engine."""
+        parts = EngineParts(
+            choices=self.choices,
+            widths=Widths(self.directory / "widths.json"),
+            speeds=SpeedBook(self.directory / "speeds.json"),
+            settings=EngineSettings(width=width),
+            limits=Limits(memory_bytes=2**33),
+            bench_seconds=0.0,
+            deliver=self.events.put,
+        )
+        files = EngineFiles(
+            base_dir=self.directory, base_content="base", derived_dir=self.directory, log=self.directory / "log"
+        )
+        self.engine = Engine(parts, files)
+        self._runs.append(asyncio.create_task(self.engine.run(0.0, max_width)))
+        return await self.next()
+
+    async def next(self) -> Any:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.events.get()
+
+    async def sample(self, prompt: int) -> Any:
+        """What comes of a group with this prompt."""
+        await self.engine.submit(
+            GroupRequest(
+                lease_id=1,
+                group_id=1,
+                indices=(0,),
+                prompt_ids=np.array([prompt], np.int32),
+                seed=1,
+                policy_version=0,
+                temperature=1.0,
+                max_tokens=1,
+                stop_ids=(),
+            )
+        )
+        return await self.next()
+
+    async def end(self) -> None:
+        for run in self._runs:
+            run.cancel()
+        await asyncio.gather(*self._runs, return_exceptions=True)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    await bench.end()
+
+
+async def test_an_engine_too_wide_for_its_memory_is_halved_and_that_is_remembered(bench: Bench) -> None:
+    (bench.directory / "enough.json").write_text("10")
+    lost = await bench.start()
+    assert lost == BackendLost(what="It is too big. (width 64)", cause="out_of_memory", width=0)
+    lost = await bench.start(16)
+    assert (lost.cause, lost.width) == ("out_of_memory", 16)
+    assert await bench.start(8) == BackendReady(width=8)
+    assert await bench.start() == BackendReady(width=8)
+    assert await bench.start(width=4) == BackendReady(width=4)
+    assert await bench.start(width=32) == BackendReady(width=8)
+    assert [entry["width"] for entry in json.loads((bench.directory / "widths.json").read_text()).values()] == [8]
+
+
+async def test_what_was_learnt_of_one_engine_does_not_hold_for_another(bench: Bench) -> None:
+    assert await bench.start(8) == BackendReady(width=8)
+    bench.choice = TORCH
+    assert await bench.start() == BackendReady(width=64)
+
+
+async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> None:
+    await bench.start()
+    lost = await bench.sample(NO_ROOM)
+    assert lost == BackendLost(what="No room for the keys.", cause="out_of_memory", width=64)
+
+
+async def test_a_crash_is_told_with_its_reason(bench: Bench) -> None:
+    await bench.start()
+    assert isinstance(await bench.sample(FINE), RolloutFinished)
+    lost = await bench.sample(BUG)
+    what = "The engine's process ended: exit status 1. (RuntimeError: a bug in the engine)"
+    assert lost == BackendLost(what=what, cause="died", width=64)
+
+
+async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Bench) -> None:
+    bench.choice = TORCH
+    await bench.start()
+    bench.choice = LLAMA  # The better device is gone, and its engine dies of it.
+    await bench.sample(BUG)
+    assert isinstance(await bench.start(), BackendReady)
+    assert (bench.choices.choice, bench.changes) == (LLAMA, 1)
+    bench.choice = TORCH
+    lost = await bench.sample(HANG)  # Whatever it does: it is ended.
+    assert (lost.cause, lost.what) == ("replaced", "The sampling engine was stopped.")
+    assert isinstance(await bench.start(), BackendReady)
+    assert (bench.choices.choice, bench.changes) == (TORCH, 2)
+    log = (bench.directory / "log").read_text()
+    assert [line.split()[1] for line in log.splitlines() if line.startswith("opened")] == [
+        "torch",
+        "llama_cpp",
+        "torch",
+    ]
+
+
+async def test_a_machine_without_any_engine_is_told_and_not_the_end(bench: Bench) -> None:
+    await bench.start()
+    bench.choice = None
+    assert await bench.start() == BackendLost(what="There is no engine.", cause="died", width=0)
+    bench.choice = LLAMA
+    assert await bench.start() == BackendReady(width=64)
