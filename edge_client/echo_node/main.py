@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Annotated, Final
@@ -17,10 +18,11 @@ from rich.logging import RichHandler
 
 from echo_node.config import NodeConfig
 from echo_node.host import control, service
-from echo_node.host.hubs import HubRecord, Hubs, Joining
+from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
 from echo_node.host.paths import HOME_VARIABLE, Paths, write_private
 from echo_node.host.spool import Spool
 from echo_node.net.address import HubAddress
+from echo_node.net.pairing import DEFAULT_PORT
 from echo_node.view import from_json, open_view, rows
 from echo_shared.errors import ConfigError, ConnectError, EchoError, StorageError
 from echo_shared.identity import Identity, fingerprint
@@ -44,11 +46,19 @@ app.add_typer(service_app, name="service")
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where the node keeps its files.")]
 Name = Annotated[str | None, typer.Option("--name", help="Shown on the hub's pages.")]
 Backend = Annotated[str | None, typer.Option("--backend", help="Sampling engine: auto, llama_cpp or torch.")]
+With = Annotated[
+    list[str] | None,
+    typer.Option("--with", help="HOST:PORT#CODE of a machine that runs `echo-node lend`; may be repeated."),
+]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads of the engine; 0 = its own choice.")]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="Of the engine's weights: auto, f32, f16, bf16, q8_0, q4_k_m ...")
+]
 Width = Annotated[int | None, typer.Option("--width", help="Rollouts sampled at once; 0 = what suits the device.")]
 SwarmPort = Annotated[int | None, typer.Option("--swarm-port", help="TCP port for other nodes; 0 = any free one.")]
 SwarmHost = Annotated[str | None, typer.Option("--swarm-host", help="Address for that; 127.0.0.1 keeps others out.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Do it without asking.")]
 
 
@@ -60,7 +70,9 @@ def join(
     backend: Backend = None,
     data_dir: DataDir = None,
     threads: Threads = None,
+    precision: Precision = None,
     width: Width = None,
+    helpers: With = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow http:// to another machine.")] = False,
     trust_new_key: Annotated[bool, typer.Option("--trust-new-key", help="Accept that the hub's key changed.")] = False,
     swarm_port: SwarmPort = None,
@@ -73,7 +85,9 @@ def join(
         name=name,
         backend=backend,
         threads=threads,
+        precision=precision,
         width=width,
+        helpers=helpers or None,
         insecure=insecure or None,
         swarm_port=swarm_port,
         swarm_host=swarm_host,
@@ -97,7 +111,9 @@ def run_command(
     backend: Backend = None,
     data_dir: DataDir = None,
     threads: Threads = None,
+    precision: Precision = None,
     width: Width = None,
+    helpers: With = None,
     swarm_port: SwarmPort = None,
     swarm_host: SwarmHost = None,
     quiet: Quiet = False,
@@ -106,7 +122,14 @@ def run_command(
     paths = Paths.find(data_dir)
     record = _last_hub(paths)
     flags = _given(
-        name=name, backend=backend, threads=threads, width=width, swarm_port=swarm_port, swarm_host=swarm_host
+        name=name,
+        backend=backend,
+        threads=threads,
+        precision=precision,
+        width=width,
+        helpers=helpers or None,
+        swarm_port=swarm_port,
+        swarm_host=swarm_host,
     )
     config = _settings(paths, record.flags | flags)
     joining = Joining(
@@ -120,9 +143,27 @@ def run_command(
 
 
 @app.command()
-def status(
-    data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+def lend(
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; left out: all of them.")] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="TCP port; 0 = any free one.")] = DEFAULT_PORT,
+    threads: Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0 = one for each core.")] = 0,
+    memory_limit: Annotated[
+        float, typer.Option("--memory-limit", min=0, help="GiB to lend at most; 0 = all that is free.")
+    ] = 0,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
 ) -> None:
+    """Lend this machine's GPU, or its CPU, to a node in your network, for a model too large for one machine."""
+    from echo_node.lend import Helper, Lending
+
+    paths = Paths.find(data_dir)
+    _log_to(Console(), paths, file="lend.log", quiet=quiet)
+    lending = Lending(host=host, port=port, threads=threads, memory_bytes=int(memory_limit * 2**30))
+    asyncio.run(Helper(paths, lending).run())
+
+
+@app.command()
+def status(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Say what the running node does."""
     answer = asyncio.run(control.ask(Paths.find(data_dir).control_file, "status"))
     if as_json:
@@ -130,6 +171,63 @@ def status(
     else:
         for label, value in rows(from_json(answer)):
             typer.echo(f"{label:<10} {value}")
+
+
+@app.command()
+def doctor(
+    url: Annotated[str | None, typer.Argument(help="A hub to be joined; else the one that was joined last.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Say what this machine has, what keeps it from joining, and how to mend it."""
+    from echo_node.doctor import examine, lines_of
+
+    diagnosis = examine(Paths.find(data_dir), url)
+    if as_json:
+        typer.echo(json.dumps(diagnosis.as_json(), indent=2))
+    else:
+        typer.echo("\n".join(lines_of(diagnosis)))
+        typer.echo("This node can join." if diagnosis.can_join else "This node cannot join: see the problems above.")
+    if not diagnosis.can_join:
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    backend: Annotated[str, typer.Option("--backend", help="Measure this engine only.")] = "auto",
+    model: Annotated[Path | None, typer.Option("--model", help="A model to measure on, instead of the hub's.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, max=600, help="For each engine and device.")] = 15,
+    as_json: Json = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Measure how fast this machine samples with each engine, and choose by that from now on."""
+    from echo_node.bench import Bench, base_for, table_of, verdict
+    from echo_node.host import hardware
+
+    paths = Paths.find(data_dir)
+    hub = Hubs(paths).last()
+    config = _settings(paths, {} if hub is None else hub.flags)
+    console, progress = Console(), Console(stderr=True)
+    if asyncio.run(control.is_running(paths.control_file)):
+        progress.print("A node runs here at the same time: what is measured now is slower than the machine is.")
+    with base_for(paths, hub, model) as base:
+        bench = Bench(paths, config, hardware.detect(), base)
+        report = asyncio.run(
+            bench.run(
+                backend=backend,
+                seconds=seconds,
+                begin=lambda choice: progress.print(
+                    f"Measuring {choice.name} on {choice.device} on {base.title} ...", markup=False
+                ),
+            )
+        )
+    if as_json:
+        typer.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        console.print(table_of(report))
+        console.print(verdict(report), markup=False)
+    if report.chosen is None:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -225,12 +323,12 @@ def run() -> None:
         raise SystemExit(130) from None
 
 
-def _given(**flags: str | int | bool | None) -> dict[str, str | int | bool]:
+def _given(**flags: Flag | None) -> dict[str, Flag]:
     """The flags that were on the command line."""
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def _settings(paths: Paths, flags: dict[str, str | int | bool]) -> NodeConfig:
+def _settings(paths: Paths, flags: Mapping[str, Flag]) -> NodeConfig:
     return load_settings(NodeConfig, paths.config_file if paths.config_file.exists() else None, flags)
 
 
@@ -240,15 +338,15 @@ def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -
     with paths.lock():
         me = Identity.load_or_create(paths.identity_key)
         console = Console()
-        _log_to(console, paths, quiet=quiet)
+        _log_to(console, paths, file="node.log", quiet=quiet)
         with open_view(console, quiet=quiet) as view:
             asyncio.run(Daemon(paths=paths, config=config, me=me, joining=joining, view=view).run())
 
 
-def _log_to(console: Console, paths: Paths, *, quiet: bool) -> None:
+def _log_to(console: Console, paths: Paths, *, file: str, quiet: bool) -> None:
     paths.logs.mkdir(parents=True, exist_ok=True)
-    file = RotatingFileHandler(paths.logs / "node.log", maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8")
-    handlers: list[logging.Handler] = [file]
+    kept = RotatingFileHandler(paths.logs / file, maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8")
+    handlers: list[logging.Handler] = [kept]
     if sys.stdout is not None:  # A Windows logon task has none.
         shown: logging.Handler
         if console.is_terminal:

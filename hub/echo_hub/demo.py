@@ -168,7 +168,12 @@ async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
             stdin=asyncio.subprocess.PIPE,  # Its end tells the node that this process is gone, however it went.
             stdout=output,
             stderr=output,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "ECHO_NODE_EXIT_WITH_STDIN": "true"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "ECHO_NODE_EXIT_WITH_STDIN": "true",
+                "ECHO_NODE_BENCH_SECONDS": "0",
+            },
             start_new_session=True,  # Ctrl-C in the terminal is this process's to handle.
         )
     return _Node(name=name, process=process, log=log)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from echo_node import doctor
 from echo_node.core.effects import SpoolRollout
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
@@ -27,7 +28,9 @@ JOIN_FLAGS = {
     "--backend",
     "--data-dir",
     "--threads",
+    "--precision",
     "--width",
+    "--with",
     "--insecure",
     "--trust-new-key",
     "--swarm-port",
@@ -69,12 +72,47 @@ def test_the_flags_of_join_are_these() -> None:
     assert options | {"--help"} == JOIN_FLAGS
 
 
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("bench", {"--backend", "--model", "--seconds", "--json", "--data-dir"}),
+        ("doctor", {"--json", "--data-dir"}),
+    ],
+)
+def test_the_flags_of_what_looks_at_the_machine_are_these(command: str, flags: set[str]) -> None:
+    import typer.main
+
+    found = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    assert {name for parameter in found.params for name in parameter.opts if name.startswith("--")} == flags
+
+
+def test_doctor_has_a_status_that_says_whether_the_node_can_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_probe", lambda code: None)
+    assert json.loads(invoke("doctor", "--json"))["can_join"] is True
+    failing = CliRunner().invoke(app, ["doctor", "http://127.0.0.1:1"], catch_exceptions=False)
+    assert failing.exit_code == 1
+    assert "PROBLEM  hub" in failing.output and "This node cannot join" in failing.output
+
+
+def test_bench_has_a_status_that_says_whether_an_engine_works(odd_worker: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')
+    arguments = ["bench", "--backend", "llama_cpp", "--model", str(tmp_path), "--seconds", "1"]
+    shown = invoke(*arguments, "--json")
+    assert json.loads(shown[shown.index("{") :])["chosen"]["backend"] == "llama_cpp"
+    (tmp_path / "config.json").write_text("{}")
+    failing = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert failing.exit_code == 1 and "No engine works" in failing.output
+
+
 def test_the_commands_are_these() -> None:
     assert {command.name or command.callback.__name__ for command in app.registered_commands} == {
         "join",
         "run",
+        "lend",
         "status",
         "leave",
+        "bench",
+        "doctor",
     }
     assert {group.name for group in app.registered_groups} == {"id", "service"}
 
@@ -103,6 +141,15 @@ def test_a_wrong_setting_names_key_and_line(home: Path) -> None:
 def test_a_wrong_flag_is_named() -> None:
     with pytest.raises(ConfigError, match="command line: backend = 'abacus'"):
         invoke("join", "http://127.0.0.1:1", "--backend", "abacus")
+
+
+def test_helpers_are_checked_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="not the address of a helper"):
+        invoke("join", "http://127.0.0.1:1", "--with", "somewhere:port")
+    with pytest.raises(ConfigError, match="its code is missing"):
+        invoke("join", "http://127.0.0.1:1", "--with", "127.0.0.1:1", "--with", "192.168.1.7:50052")
+    with pytest.raises(ConfigError, match=r"Only llama\.cpp"):
+        invoke("join", "http://127.0.0.1:1", "--with", "127.0.0.1:1", "--backend", "torch")
 
 
 def test_an_unreachable_hub_ends_join() -> None:

@@ -1,0 +1,255 @@
+"""`echo-node bench`: how fast each engine that this machine can run is, and what the node makes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from echo_node.backends import registry
+from echo_node.backends.base import OUT_OF_MEMORY
+from echo_node.backends.measure import widths_up_to
+from echo_node.backends.process import Backend
+from echo_node.backends.random_model import make_random_model
+from echo_node.backends.registry import BackendChoice
+from echo_node.config import NodeConfig
+from echo_node.engine import limits_of, measured_rates, place_of, settings_of
+from echo_node.host.hardware import Hardware
+from echo_node.host.hubs import HubRecord
+from echo_node.host.paths import Paths
+from echo_node.host.speeds import SpeedBook, Speeds
+from echo_node.net.fetcher import content_here
+from echo_shared.errors import BackendError, ConfigError, StorageError
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SECONDS: Final = 15.0
+CPU_WIDTH: Final = 64
+GPU_WIDTH: Final = 256
+"""The widest that is tried, unless the settings name a width."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The model that engines are measured on."""
+
+    title: str
+    directory: Path
+    derived: Path
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One engine on one device: its speeds, or why there are none."""
+
+    choice: BackendChoice
+    precision: str
+    speeds: Speeds | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All outcomes, and what a node on this machine uses from now on."""
+
+    base: str
+    machine: str
+    outcomes: tuple[Outcome, ...]
+    chosen: BackendChoice | None
+    width: int
+    """0 = the engine's own choice."""
+
+    def as_json(self) -> dict[str, Any]:
+        engines = [
+            {
+                "backend": outcome.choice.name,
+                "device": outcome.choice.device,
+                "precision": outcome.precision,
+                "prefill_tokens_per_s": outcome.speeds.prefill if outcome.speeds else 0.0,
+                "decode_tokens_per_s": outcome.speeds.decode if outcome.speeds else {},
+                "width": outcome.speeds.width if outcome.speeds else 0,
+                "problem": outcome.problem,
+            }
+            for outcome in self.outcomes
+        ]
+        chosen = None
+        if self.chosen is not None:
+            chosen = {"backend": self.chosen.name, "device": self.chosen.device, "why": self.chosen.reason}
+        return {
+            "base": self.base,
+            "machine": self.machine,
+            "engines": engines,
+            "chosen": chosen,
+            "width": self.width,
+        }
+
+
+@contextmanager
+def base_for(paths: Paths, hub: HubRecord | None, model: Path | None) -> Iterator[Base]:
+    """`model`, else the base of `hub` if it is here, else a random model that is gone afterwards.
+
+    Raises ConfigError when `model` is none.
+    """
+    content = None if hub is None else content_here(paths.base(hub.run_id))
+    if model is None and hub is not None and content is not None:
+        directory = paths.base(hub.run_id)
+        derived = paths.derived / directory.name / content
+        title = f"the base model of {hub.run_name or hub.url}"
+        yield Base(title=title, directory=directory, derived=derived, content=content)
+        return
+    if model is not None and not (model / "config.json").is_file():
+        raise ConfigError("This directory holds no model.", got=f"no {model / 'config.json'}", do="--model DIR")
+    try:
+        paths.data_dir.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix="bench-", dir=paths.data_dir)
+    except OSError as error:
+        raise StorageError("The data directory cannot be used.", got=f"{paths.data_dir}: {error.strerror}") from error
+    with scratch as name:
+        derived = Path(name) / "derived"
+        if model is not None:
+            yield Base(title=str(model), directory=model, derived=derived, content=_content_of(model))
+        else:
+            directory = make_random_model(Path(name) / "random")
+            yield Base(title="a random model", directory=directory, derived=derived, content="random")
+
+
+def _content_of(model: Path) -> str:
+    """Names the files of a directory, by their names, sizes and times."""
+    stats = [(path.name, path.stat()) for path in sorted(model.iterdir())]
+    described = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.blake2b(repr(described).encode(), digest_size=16).hexdigest()
+
+
+class Bench:
+    """Measures engines one after the other, each in a process of its own, and remembers what came of it."""
+
+    def __init__(self, paths: Paths, config: NodeConfig, hardware: Hardware, base: Base) -> None:
+        self._log = paths.logs / "bench.log"
+        self._book = SpeedBook(paths.speeds)
+        self._config = config
+        self._hardware = hardware
+        self._base = base
+
+    async def run(self, *, backend: str, seconds: float, begin: Callable[[BackendChoice], None]) -> Report:
+        """Every usable engine, or only `backend` unless that is "auto", `seconds` each; `begin` is told of each.
+
+        Raises ConfigError when there is no such backend.
+        """
+        if backend not in ("auto", *registry.NAMES):
+            raise ConfigError("There is no such backend.", got=backend, do=f"One of auto, {', '.join(registry.NAMES)}")
+        outcomes = []
+        for possible in registry.survey(self._hardware):
+            choice, missing = possible.choice, possible.missing
+            if backend != choice.name and (backend != "auto" or possible.on_request):
+                continue
+            if missing is None:
+                begin(choice)
+                outcomes.append(await self._measure(choice, seconds))
+            elif backend != "auto" or missing.code != registry.NO_DEVICE:
+                problem = " ".join(part for part in (missing.what, missing.do) if part)
+                outcomes.append(self._outcome(choice, problem=problem))
+        return self._report(tuple(outcomes))
+
+    async def _measure(self, choice: BackendChoice, seconds: float) -> Outcome:
+        try:
+            speeds = Speeds.now(await self._rows(choice, seconds))
+        except BackendError as error:
+            problem = f"{error.what} {error.got or ''}".strip()
+            speeds = Speeds.now(())
+        else:
+            problem = "" if speeds.decode else f"It is too slow to be measured in {seconds:.0f} s."
+        settings = settings_of(self._config)
+        self._book.remember(place_of(choice, self._hardware, self._base.content), settings, speeds)
+        return self._outcome(choice, speeds=speeds, problem=problem)
+
+    async def _rows(self, choice: BackendChoice, seconds: float) -> list[dict[str, Any]]:
+        """At half the width, and so on, where the memory does not suffice. Raises BackendError."""
+        width = self._config.width or (CPU_WIDTH if choice.device == "cpu" else GPU_WIDTH)
+        while True:
+            try:
+                return await self._rows_at(choice, width, seconds)
+            except BackendError as error:
+                if error.code != OUT_OF_MEMORY or width == 1:
+                    raise
+                log.warning("%s on %s: too little memory for width %d.", choice.name, choice.device, width)
+                width //= 2
+
+    async def _rows_at(self, choice: BackendChoice, width: int, seconds: float) -> list[dict[str, Any]]:
+        backend = await Backend.start(
+            choice,
+            base_dir=self._base.directory,
+            derived_dir=self._base.derived,
+            log=self._log,
+            settings=replace(settings_of(self._config), width=width),
+            limits=limits_of(self._config, self._hardware),
+        )
+        try:
+            return await backend.measure(widths=widths_up_to(backend.width), budget_s=seconds)
+        finally:
+            await backend.stop()
+
+    def _outcome(self, choice: BackendChoice, *, speeds: Speeds | None = None, problem: str = "") -> Outcome:
+        return Outcome(choice=choice, precision=settings_of(self._config).precision, speeds=speeds, problem=problem)
+
+    def _report(self, outcomes: tuple[Outcome, ...]) -> Report:
+        settings = settings_of(self._config)
+        rates = measured_rates(self._book, self._hardware, self._base.content, settings)
+        chosen, width = None, settings.width
+        if any(outcome.speeds is not None and outcome.speeds.decode for outcome in outcomes):
+            chosen = registry.choose(self._hardware, self._config.wanted_backend, rates)
+            speeds = self._book.find(place_of(chosen, self._hardware, self._base.content), settings)
+            width = width or (0 if speeds is None else speeds.width)
+        return Report(
+            base=self._base.title, machine=self._hardware.summary, outcomes=outcomes, chosen=chosen, width=width
+        )
+
+
+def table_of(report: Report) -> Table:
+    """A row for each engine on each device."""
+    measured = [outcome.speeds for outcome in report.outcomes if outcome.speeds is not None]
+    widths = sorted({width for speeds in measured for width in speeds.decode})
+    table = Table(
+        title=Text(f"Tokens a second on {report.base}"),
+        caption="w8: drawn by 8 rollouts at once" if widths else None,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("backend", "device", "precision"):
+        table.add_column(name)
+    for name in ("prompts", *(f"w{width}" for width in widths), "best"):
+        table.add_column(name, justify="right")
+    if any(outcome.problem for outcome in report.outcomes):
+        table.add_column("problem", ratio=1)
+    for outcome in report.outcomes:
+        rates = {} if outcome.speeds is None else outcome.speeds.decode
+        prefill = outcome.speeds.prefill if outcome.speeds is not None else 0.0
+        cells = [_number(prefill), *(_number(rates.get(width, 0.0)) for width in widths)]
+        best = f"w{outcome.speeds.width}" if rates and outcome.speeds is not None else "-"
+        problem = [Text(outcome.problem)] if outcome.problem else []  # Text: "[cpu]" is not markup.
+        table.add_row(outcome.choice.name, outcome.choice.device, outcome.precision, *cells, best, *problem)
+    return table
+
+
+def verdict(report: Report) -> str:
+    """What is chosen, and why."""
+    if report.chosen is None:
+        return "No engine works on this machine. echo-node doctor says more."
+    chosen = report.chosen
+    width = f"{report.width} rollouts at once" if report.width else "as many rollouts at once as the engine likes"
+    return f"Chosen: {chosen.name} on {chosen.device}, {width} ({chosen.reason})."
+
+
+def _number(rate: float) -> str:
+    return f"{rate:,.0f}" if rate else "-"

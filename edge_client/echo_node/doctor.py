@@ -1,0 +1,339 @@
+"""`echo-node doctor`: what this machine has, what stands in the way of joining, and the command that mends it.
+
+Engines are really tried, as far as that is cheap: their libraries are imported in processes that end at once, so that
+one which crashes or hangs is a finding like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import platform
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from echo_node.backends import registry
+from echo_node.backends.registry import BackendChoice, Possibility
+from echo_node.config import NodeConfig
+from echo_node.engine import measured_rates, place_of, settings_of
+from echo_node.host import control, hardware
+from echo_node.host.hardware import Hardware
+from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.paths import Paths
+from echo_node.host.speeds import SpeedBook
+from echo_node.net.address import HubAddress
+from echo_node.net.fetcher import content_here, headroom_bytes
+from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
+from echo_shared.messages import printable_line
+from echo_shared.settings import load_settings
+
+Level = Literal["ok", "warning", "problem"]
+
+PROBE_S: Final = 120.0
+"""The first import of PyTorch from a slow disk takes most of a minute."""
+HUB_S: Final = 10.0
+LITTLE_DISK_BYTES: Final = 4 * 2**30
+LITTLE_MEMORY_BYTES: Final = 2 * 2**30
+_GIB: Final = 2**30
+_MOST_SAID: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing looked at. A problem keeps this node from joining; a warning costs speed or comfort."""
+
+    subject: str
+    level: Level
+    what: str
+    do: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """All that was found."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def can_join(self) -> bool:
+        return all(finding.level != "problem" for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"can_join": self.can_join, "findings": [asdict(finding) for finding in self.findings]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Patient:
+    """What is looked at."""
+
+    paths: Paths
+    config: NodeConfig
+    hardware: Hardware
+    hub: HubRecord | None
+    """The hub that was joined last."""
+    url: str | None
+    """Another hub, which is to be joined."""
+
+
+def examine(paths: Paths, url: str | None) -> Diagnosis:
+    """Of a node with these files, for the hub at `url` or the one that it joined last.
+
+    Blocks for seconds: engines are imported, the hub is asked.
+    """
+    findings: list[Finding] = []
+    config, hub = NodeConfig.model_construct(), None
+    try:
+        hub = Hubs(paths).last()
+        file = paths.config_file if paths.config_file.exists() else None
+        config = load_settings(NodeConfig, file, {} if hub is None else hub.flags)
+    except (ConfigError, StorageError) as error:
+        findings.append(Finding(subject="settings", level="problem", what=_said(error), do=error.do or ""))
+    patient = _Patient(paths=paths, config=config, hardware=hardware.detect(), hub=hub, url=url)
+    findings += [*_machine(patient.hardware), *_engines(patient), _swarm(), *_data_directory(paths), *_hub(patient)]
+    return Diagnosis(findings=tuple(findings))
+
+
+def _machine(hardware: Hardware) -> Iterator[Finding]:
+    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    yield Finding(subject="system", level="ok", what=f"{system}, Python {platform.python_version()}")
+    cores = f"{hardware.cpu_name}, {hardware.physical_cores} cores, {hardware.usable_cores} of their threads usable"
+    yield Finding(subject="processor", level="ok", what=cores + (", Apple Silicon" if hardware.apple_silicon else ""))
+    memory = f"{hardware.memory_bytes / _GIB:.1f} GiB"
+    if 0 < hardware.memory_bytes < LITTLE_MEMORY_BYTES:
+        yield Finding(subject="memory", level="warning", what=memory, do="Only the smallest models fit.")
+    else:
+        yield Finding(subject="memory", level="ok", what=memory if hardware.memory_bytes else "unknown")
+    for gpu in hardware.cuda_gpus:
+        what = f"{gpu.name}, {gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes else gpu.name
+        yield Finding(subject="GPU", level="ok", what=what)
+    if not hardware.cuda_gpus and not hardware.apple_silicon:
+        yield Finding(subject="GPU", level="ok", what="none that an NVIDIA driver answers for")
+
+
+# Engines
+
+
+def _engines(patient: _Patient) -> Iterator[Finding]:
+    """Each engine on each device, which is chosen, and how fast it is."""
+    wanted = patient.config.wanted_backend
+    survey = [one for one in registry.survey(patient.hardware) if not one.on_request or one.choice.name == wanted]
+    failures = {(one.choice.name, one.choice.device): _try(one.choice) for one in survey if one.missing is None}
+    working = [key for key, failure in failures.items() if failure is None]
+    better = True
+    for one in survey:
+        key = (one.choice.name, one.choice.device)
+        better = better and key not in working
+        yield _engine(one, failures.get(key), level="warning" if better else "ok")
+    if any(name == "llama_cpp" for name, _ in working):
+        yield _rpc()
+    yield from _choice(patient, working)
+
+
+def _engine(one: Possibility, failure: str | None, *, level: Level) -> Finding:
+    """`level`: of an engine that is not there; it is no loss where a better one works."""
+    subject = f"{one.choice.name} on {one.choice.device}"
+    if one.missing is not None:
+        if one.missing.code == registry.NO_DEVICE:
+            return Finding(subject=subject, level="ok", what="not for this machine")
+        return Finding(subject=subject, level=level, what=_said(one.missing), do=one.missing.do or "")
+    if failure is not None:
+        do = registry.reinstall(one.choice.name)
+        if one.choice.device == "cuda":
+            do = "Update the NVIDIA driver, or install a PyTorch for it: https://pytorch.org/get-started/locally/"
+        return Finding(subject=subject, level="warning", what=f"does not work: {failure}", do=do)
+    return Finding(subject=subject, level="ok", what=f"usable: {registry.software(one.choice.name)}")
+
+
+def _try(choice: BackendChoice) -> str | None:
+    """What happens when the engine's library is loaded for this device; None when all is well."""
+    imports = "; ".join(f"import {package}" for package in registry.packages(choice.name))
+    if choice.device == "cuda":
+        imports += "; import torch; torch.zeros(1, device='cuda')"
+    return _probe(imports)
+
+
+def _probe(code: str) -> str | None:
+    """Runs Python code in a process of its own; what went wrong, or None."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {PROBE_S:.0f} s"
+    except OSError as error:
+        return str(error)
+    if ended.returncode == 0:
+        return None
+    last = next((line for line in reversed(ended.stderr.splitlines()) if line.strip()), "")
+    status = f"exit status {ended.returncode}" if ended.returncode > 0 else f"killed by signal {-ended.returncode}"
+    return f"{status}: {printable_line(last)[:_MOST_SAID]}" if last and ended.returncode > 0 else status
+
+
+def _rpc() -> Finding:
+    subject = "several devices as one"
+    if _probe("import llama_cpp; raise SystemExit(not llama_cpp.llama_supports_rpc())") is None:
+        return Finding(subject=subject, level="ok", what="llama.cpp is built for it")
+    what = "llama.cpp is not built for it (needed for `lend` and `--with` only)"
+    return Finding(subject=subject, level="ok", what=what, do=registry.reinstall_llama_with_rpc())
+
+
+def _choice(patient: _Patient, working: list[tuple[str, str]]) -> Iterator[Finding]:
+    if not working:
+        do = _first_remedy(patient.hardware)
+        yield Finding(subject="engine", level="problem", what="No sampling engine works here.", do=do)
+        return
+    base = None if patient.hub is None else content_here(patient.paths.base(patient.hub.run_id))
+    book, settings = SpeedBook(patient.paths.speeds), settings_of(patient.config)
+    rates = {} if base is None else measured_rates(book, patient.hardware, base, settings)
+    try:
+        choice = registry.choose(patient.hardware, patient.config.wanted_backend, rates)
+    except BackendError as error:
+        yield Finding(subject="engine", level="problem", what=_said(error), do=error.do or "")
+        return
+    chosen = f"{choice.name} on {choice.device} ({choice.reason})"
+    if (choice.name, choice.device) in working:
+        yield Finding(subject="engine", level="ok", what=chosen)
+    else:
+        others = " or ".join(f"--backend {name}" for name in sorted({name for name, _ in working}))
+        do = f"Mend it as said above, or use another: echo-node join URL {others}"
+        yield Finding(subject="engine", level="problem", what=f"{chosen} is the choice, but it does not work", do=do)
+    speeds = None if base is None else book.find(place_of(choice, patient.hardware, base), settings)
+    if speeds is not None and speeds.decode:
+        yield Finding(subject="speed", level="ok", what=str(speeds))
+    else:
+        yield Finding(subject="speed", level="ok", what="not measured yet on the hub's model", do="echo-node bench")
+
+
+def _first_remedy(hardware: Hardware) -> str:
+    """What brings the first choice of those that can be installed."""
+    missing = [one.missing for one in registry.survey(hardware) if one.missing is not None]
+    return next((error.do for error in missing if error.do and error.code != registry.NO_DEVICE), "")
+
+
+def _said(error: EchoError) -> str:
+    return f"{error.what} ({error.got})" if error.got else error.what
+
+
+# Swarm and disk
+
+
+def _swarm() -> Finding:
+    failure = _probe("import libtorrent")
+    if failure is None:
+        return Finding(subject="swarm", level="ok", what="libtorrent works")
+    what = f"libtorrent does not work ({failure}): everything is fetched from the hub itself"
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        return Finding(subject="swarm", level="warning", what=what, do="There is no build of it for this system.")
+    return Finding(subject="swarm", level="warning", what=what, do=f"{sys.executable} -m pip install libtorrent")
+
+
+def _data_directory(paths: Paths) -> Iterator[Finding]:
+    directory = paths.data_dir
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    other = "or choose another directory: --data-dir DIR"
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x")
+            file.flush()
+        disk = shutil.disk_usage(there)
+    except OSError as error:
+        what = f"{directory} cannot be written: {error.strerror or error}"
+        yield Finding(subject="data directory", level="problem", what=what, do=f"Make {there} writable, {other}")
+        return
+    running = ", and a node runs on it" if asyncio.run(control.is_running(paths.control_file)) else ""
+    yield Finding(subject="data directory", level="ok", what=f"{directory} can be written{running}")
+    what = f"{disk.free / _GIB:.1f} of {disk.total / _GIB:.1f} GiB free"
+    if disk.free <= headroom_bytes(disk.total):
+        yield Finding(subject="disk", level="problem", what=what, do=f"Free some space on the disk of {there}, {other}")
+    elif disk.free < LITTLE_DISK_BYTES:
+        yield Finding(subject="disk", level="warning", what=what, do="Larger models will not fit.")
+    else:
+        yield Finding(subject="disk", level="ok", what=what)
+
+
+# The hub
+
+
+def _hub(patient: _Patient) -> Iterator[Finding]:
+    joined = patient.hub
+    if joined is not None:
+        yield Finding(subject="joined", level="ok", what=f"{joined.run_name or 'a hub'} at {joined.url}")
+    if patient.url is None and joined is None:
+        what = "no hub joined yet"
+        yield Finding(subject="hub", level="ok", what=what, do="echo-node doctor URL, then echo-node join URL")
+        return
+    insecure = patient.config.insecure or patient.url is None  # The address was accepted when it was joined.
+    try:
+        address = HubAddress.parse(patient.url or (joined.url if joined else ""), insecure=insecure)
+    except ConfigError as error:
+        yield Finding(subject="hub", level="problem", what=f"{error.what} ({error.got})", do=error.do or "")
+        return
+    yield _answer(address)
+
+
+def _answer(address: HubAddress) -> Finding:
+    """What the hub says of itself."""
+    try:
+        with _open(address) as answer:
+            status, body = answer.status, answer.read(65_536)
+    except urllib.error.HTTPError as error:
+        with error:
+            status, body = error.code, error.read(65_536)
+    except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        do = "Check the address, this machine's connection, and with the operator whether the hub runs."
+        if isinstance(reason, ssl.SSLError):
+            do = "The hub's certificate is not valid for this address, or it speaks http only. Ask the operator."
+        what = f"{address.origin} cannot be reached: {printable_line(str(reason) or type(reason).__name__)}"
+        return Finding(subject="hub", level="problem", what=what, do=do)
+    problems = _problems(body) if status in (200, 503) else None
+    if problems is None:
+        what = f"{address.origin} answers with status {status}, but not as a hub does"
+        return Finding(subject="hub", level="problem", what=what, do="Check the address; ask the operator for it.")
+    if problems:
+        what = f"{address.origin} answers, but is not well: {printable_line('; '.join(problems))[:_MOST_SAID]}"
+        return Finding(
+            subject="hub", level="warning", what=what, do="Tell its operator. This node can join all the same."
+        )
+    return Finding(subject="hub", level="ok", what=f"{address.origin} answers")
+
+
+def _open(address: HubAddress) -> http.client.HTTPResponse:
+    proxies: dict[str, str] | None = {} if address.is_loopback else None  # None: as the environment says.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    answer: http.client.HTTPResponse = opener.open(address.url("/healthz"), timeout=HUB_S)
+    return answer
+
+
+def _problems(body: bytes) -> list[str] | None:
+    """What the hub says is broken; None when this is no hub."""
+    try:
+        health = json.loads(body)
+        return [str(problem) for problem in health["problems"]] if health["status"] in ("ok", "failing") else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def lines_of(diagnosis: Diagnosis) -> Iterator[str]:
+    """For people: a finding and its remedy on a line each, not broken, so that a command can be copied."""
+    indent = max(len(finding.subject) for finding in diagnosis.findings) + 2
+    for finding in diagnosis.findings:
+        mark = "PROBLEM" if finding.level == "problem" else finding.level
+        yield f"{mark:<9}{finding.subject:<{indent}}{finding.what}"
+        if finding.do:
+            yield f"{'':<{9 + indent}}do: {finding.do}"

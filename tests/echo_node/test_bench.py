@@ -1,0 +1,176 @@
+"""Engines of this machine, measured for real; and what the node makes of figures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from echo_node.backends import registry
+from echo_node.backends.registry import BackendChoice
+from echo_node.bench import Base, Bench, Outcome, Report, base_for, table_of, verdict
+from echo_node.config import NodeConfig
+from echo_node.engine import place_of, settings_of
+from echo_node.host import hardware
+from echo_node.host.hubs import HubRecord
+from echo_node.host.paths import Paths
+from echo_node.host.speeds import SpeedBook, Speeds
+from echo_node.net.fetcher import content_here
+from echo_shared.errors import ConfigError, StorageError
+
+HUB = HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, run_id="run", run_name="a run")
+TORCH = BackendChoice(name="torch", device="cpu", reason="test")
+CONFIG = NodeConfig(threads=1, width=2)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths.find(tmp_path / "node")
+
+
+@pytest.fixture
+async def fetched(hub: Any, paths: Paths) -> HubRecord:
+    """A hub whose base model is here, as the fetcher left it."""
+    from echo_node.net.address import HubAddress
+    from echo_node.net.fetcher import Fetcher, Source
+    from echo_shared.swarm import Swarm, SwarmSettings
+
+    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+    source = Source(
+        address=HubAddress.parse(hub.url, insecure=False),
+        hub_key=hub.me.public_key,
+        run_id=hub.run_id,
+        tracker_path="/announce/x",
+    )
+    fetcher = Fetcher(swarm, paths.artefacts, source)
+    await fetcher.fetch(hub.welcome().base, None)
+    await swarm.close()
+    assert content_here(paths.base(hub.run_id)) == fetcher.base_content
+    return HUB.model_copy(update={"run_id": hub.run_id})
+
+
+def ignore(_: BackendChoice) -> None:
+    pass
+
+
+async def test_each_engine_is_measured_on_the_hubs_base_and_that_is_remembered(
+    paths: Paths, fetched: HubRecord
+) -> None:
+    begun: list[BackendChoice] = []
+    with base_for(paths, fetched, None) as base:
+        report = await Bench(paths, CONFIG, hardware.detect(), base).run(
+            backend="auto", seconds=1.0, begin=begun.append
+        )
+    assert report.base == "the base model of a run"
+    survey = registry.survey(hardware.detect())
+    usable = [one.choice for one in survey if one.missing is None and not one.on_request]
+    assert begun == usable and {"llama_cpp", "torch"} <= {choice.name for choice in usable}
+    for outcome in report.outcomes:
+        if outcome.choice in usable:
+            assert outcome.problem == "" and outcome.speeds is not None and set(outcome.speeds.decode) == {1, 2}
+            place = place_of(outcome.choice, hardware.detect(), base.content)
+            assert SpeedBook(paths.speeds).find(place, settings_of(CONFIG)) == outcome.speeds
+    best = max(
+        (outcome for outcome in report.outcomes if outcome.speeds),
+        key=lambda outcome: outcome.speeds.best if outcome.speeds else 0.0,
+    )
+    assert report.chosen is not None and report.chosen.name == best.choice.name
+    assert "measured the fastest" in report.chosen.reason and report.width == 2
+    assert base.derived.is_dir()  # What the engines made of the model is there for the node.
+
+
+@pytest.mark.usefixtures("odd_worker")
+async def test_an_engine_that_fails_says_why_and_the_others_go_on(paths: Paths, tmp_path: Path) -> None:
+    base = Base(title="nonsense", directory=tmp_path, derived=tmp_path / "derived", content="x")
+    report = await Bench(paths, CONFIG, hardware.detect(), base).run(backend="auto", seconds=1.0, begin=ignore)
+    assert report.chosen is None and len(report.outcomes) >= 2
+    assert all(outcome.problem for outcome in report.outcomes)
+    assert "No engine works" in verdict(report)
+    assert {"backend", "device", "problem"} <= set(report.as_json()["engines"][0])
+
+
+@pytest.mark.usefixtures("odd_worker")
+async def test_where_memory_is_short_less_width_is_tried(paths: Paths, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')
+    (tmp_path / "enough.json").write_text("20")
+    base = Base(title="a model", directory=tmp_path, derived=tmp_path / "derived", content="x")
+    bench = Bench(paths, NodeConfig(), hardware.detect(), base)
+    report = await bench.run(backend="llama_cpp", seconds=0.3, begin=ignore)
+    (outcome,) = (outcome for outcome in report.outcomes if outcome.choice.device == "cpu")
+    assert outcome.speeds is not None and set(outcome.speeds.decode) == {1, 8, 16}
+
+
+async def test_one_engine_only(paths: Paths, fetched: HubRecord) -> None:
+    with base_for(paths, fetched, None) as base:
+        bench = Bench(paths, CONFIG, hardware.detect(), base)
+        report = await bench.run(backend="llama_cpp", seconds=0.5, begin=ignore)
+        assert {outcome.choice.name for outcome in report.outcomes} == {"llama_cpp"}
+        assert report.chosen is not None and "measured the fastest" not in report.chosen.reason
+        with pytest.raises(ConfigError, match="no such backend"):
+            await bench.run(backend="abacus", seconds=0.5, begin=ignore)
+
+
+def test_without_a_hub_the_model_is_random_and_gone_afterwards(paths: Paths) -> None:
+    with base_for(paths, None, None) as base:
+        assert base.title == "a random model"
+        assert (base.directory / "model.safetensors").is_file()
+    assert not base.directory.exists()
+    assert list(paths.data_dir.iterdir()) == []
+
+
+def test_a_base_that_is_not_here_or_was_changed_does_not_count(paths: Paths) -> None:
+    with base_for(paths, HUB, None) as base:
+        assert base.title == "a random model"
+
+
+async def test_a_base_that_was_changed_does_not_count(paths: Paths, fetched: HubRecord) -> None:
+    file = next(paths.base(fetched.run_id).glob("*.safetensors"))
+    os.utime(file, ns=(0, 0))
+    with base_for(paths, fetched, None) as base:
+        assert base.title == "a random model"
+
+
+def test_a_model_of_the_users(paths: Paths, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no model"), base_for(paths, None, tmp_path):
+        pass
+    (tmp_path / "config.json").write_text("{}")
+    with base_for(paths, HUB, tmp_path) as base:
+        first = base.content
+        assert base.directory == tmp_path and not base.derived.is_relative_to(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("{ }")
+    with base_for(paths, None, tmp_path) as base:
+        assert base.content != first
+
+
+def test_a_data_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot be used"), base_for(Paths.find(tmp_path / "file" / "x"), None, None):
+        pass
+
+
+def report(problem: str = "") -> Report:
+    rows = [
+        {"kind": kind, "width": width, "tokens": 10, "seconds": 1.0, "tokens_per_s": rate}
+        for kind, width, rate in (("prefill", 1, 900.0), ("decode", 1, 5.0), ("decode", 64, 1_234.0))
+    ]
+    outcomes = [
+        Outcome(choice=TORCH, precision="auto", speeds=Speeds.now(rows)),
+        Outcome(choice=BackendChoice(name="llama_cpp", device="cpu", reason=""), precision="auto", problem=problem),
+    ]
+    return Report(base="[a] model", machine="m", outcomes=tuple(outcomes), chosen=TORCH, width=64)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_table_can_be_read_on_narrow_terminals(columns: int) -> None:
+    console = Console(width=columns, record=True, file=Path(os.devnull).open("w"))  # noqa: SIM115
+    console.print(table_of(report("no 'echo-swarm[cpu]'")))
+    console.file.close()
+    shown = console.export_text()
+    for word in ("torch", "1,234", "w64", "900", "[a] model"):
+        assert word in shown
+    if columns == 200:
+        assert "no 'echo-swarm[cpu]'" in shown
+    assert verdict(report()) == "Chosen: torch on cpu, 64 rollouts at once (test)."

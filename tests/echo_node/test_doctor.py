@@ -1,0 +1,251 @@
+"""What the doctor finds: on this machine, and on machines that lack what a node needs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from aiohttp import web
+
+from echo_node import doctor
+from echo_node.backends import registry
+from echo_node.backends.registry import BackendChoice
+from echo_node.config import NodeConfig
+from echo_node.doctor import Diagnosis, Finding, examine, lines_of
+from echo_node.engine import place_of, settings_of
+from echo_node.host import hardware
+from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.paths import Paths
+from echo_node.host.speeds import SpeedBook, Speeds
+
+Broken = Callable[..., None]
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "home"))
+    return Paths.find(None)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
+    """Code that is probed, if it holds one of these words, is replaced by other code."""
+    replacements: dict[str, str] = {}
+    probe = doctor._probe
+
+    def instead(code: str) -> str | None:
+        return probe(next((other for word, other in replacements.items() if word in code), "pass"))
+
+    monkeypatch.setattr(doctor, "_probe", instead)
+    return replacements.update
+
+
+def of(diagnosis: Diagnosis, subject: str) -> Finding:
+    return next(finding for finding in diagnosis.findings if finding.subject == subject)
+
+
+def test_this_machine_can_join(paths: Paths) -> None:
+    diagnosis = examine(paths, None)
+    assert diagnosis.can_join
+    assert of(diagnosis, "llama_cpp on cpu").what.startswith("usable: ")
+    assert of(diagnosis, "engine").what.startswith("llama_cpp on cpu (")
+    assert of(diagnosis, "swarm").what == "libtorrent works"
+    assert not paths.data_dir.exists()
+    assert diagnosis.as_json()["can_join"] is True
+    text = "\n".join(lines_of(diagnosis))
+    assert "echo-node join URL" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("pass", None),
+        ("raise SystemExit(3)", "exit status 3"),
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        pytest.param(
+            "import os; os.kill(os.getpid(), 11)",
+            "killed by signal 11",
+            marks=pytest.mark.skipif(os.name == "nt", reason="POSIX signals"),
+        ),
+    ],
+)
+def test_a_library_that_fails_or_crashes_is_a_finding(code: str, words: str | None) -> None:
+    said = doctor._probe(code)
+    assert said == words if words is None else words in (said or "")
+
+
+def test_a_library_that_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PROBE_S", 0.2)
+    assert doctor._probe("import threading; threading.Event().wait()") == "no answer within 0 s"
+
+
+def test_an_engine_that_crashes_leaves_the_choice_to_the_user(paths: Paths, broken: Broken) -> None:
+    broken(llama_cpp="raise SystemExit(139)")
+    diagnosis = examine(paths, None)
+    found = of(diagnosis, "llama_cpp on cpu")
+    assert found.level == "warning" and "--force-reinstall" in found.do and sys.executable in found.do
+    engine = of(diagnosis, "engine")
+    assert engine.level == "problem" and "--backend torch" in engine.do
+    assert not diagnosis.can_join
+
+
+def test_without_any_engine_it_cannot_join(paths: Paths, monkeypatch: pytest.MonkeyPatch, broken: Broken) -> None:
+    monkeypatch.setattr(registry, "_is_present", lambda package: False)
+    diagnosis = examine(paths, None)
+    engine = of(diagnosis, "engine")
+    assert engine.level == "problem" and "-m pip install 'echo-swarm[" in engine.do
+    assert not diagnosis.can_join
+
+
+def test_a_driver_that_does_not_fit_torch_is_named(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, broken: Broken
+) -> None:
+    monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
+    gpu = hardware.Gpu(name="a GPU", memory_bytes=0)
+    monkeypatch.setattr(hardware, "_cuda_gpus", lambda: (gpu,))
+    said = "The NVIDIA driver on your system is too old (found version 11040)."
+    broken(cuda=f"raise RuntimeError({said!r})")
+    diagnosis = examine(paths, None)
+    found = of(diagnosis, "torch on cuda")
+    assert found.level == "warning" and said in found.what and "driver" in found.do
+    assert of(diagnosis, "GPU").what == "a GPU"
+
+
+def test_a_torch_without_cuda_on_a_machine_with_a_gpu_is_named(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, broken: Broken
+) -> None:
+    monkeypatch.setattr(registry, "_torch_has_cuda", lambda: False)
+    monkeypatch.setattr(hardware, "_cuda_gpus", lambda: (hardware.Gpu(name="a GPU", memory_bytes=2**33),))
+    diagnosis = examine(paths, None)
+    found = of(diagnosis, "torch on cuda")
+    assert found.level == "warning" and "without CUDA" in found.what and "CUDA" in found.do
+    assert diagnosis.can_join
+
+
+def test_what_is_missing_but_not_needed_is_said_without_alarm(paths: Paths, broken: Broken) -> None:
+    broken(llama_supports_rpc="raise SystemExit(1)", libtorrent="import no_such_library")
+    diagnosis = examine(paths, None)
+    rpc, swarm = of(diagnosis, "several devices as one"), of(diagnosis, "swarm")
+    assert rpc.level == "ok" and "GGML_RPC=ON" in rpc.do
+    assert swarm.level == "warning" and "pip install libtorrent" in swarm.do
+    assert diagnosis.can_join
+
+
+def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path, paths: Paths, broken: Broken) -> None:
+    (tmp_path / "file").touch()
+    diagnosis = examine(Paths.find(tmp_path / "file" / "below"), None)
+    assert of(diagnosis, "data directory").level == "problem" and "--data-dir" in of(diagnosis, "data directory").do
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.mark.parametrize(("free", "level"), [(2**20, "problem"), (2**30, "warning"), (2**36, "ok")])
+def test_a_full_disk_is_a_problem(
+    paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch, free: int, level: str
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(total=2**37, used=0, free=free))
+    assert of(examine(paths, None), "disk").level == level
+
+
+def test_wrong_settings_are_a_problem_and_the_rest_is_looked_at(paths: Paths, broken: Broken) -> None:
+    paths.config_file.parent.mkdir(parents=True)
+    paths.config_file.write_text("width = 'wide'\n")
+    diagnosis = examine(paths, None)
+    assert of(diagnosis, "settings").level == "problem" and "line 1" in of(diagnosis, "settings").what
+    assert of(diagnosis, "engine").level == "ok"
+    assert not diagnosis.can_join
+
+
+def test_what_was_measured_is_shown(paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    Hubs(paths).save(HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, run_id="run"))
+    monkeypatch.setattr(doctor, "content_here", lambda _: "content")
+    row = {"kind": "decode", "width": 8, "tokens": 10, "seconds": 1.0, "tokens_per_s": 77.0}
+    place = place_of(BackendChoice(name="llama_cpp", device="cpu", reason=""), hardware.detect(), "content")
+    SpeedBook(paths.speeds).remember(place, settings_of(NodeConfig()), Speeds.now([row]))
+    assert "77 at width 8" in of(examine(paths, None), "speed").what
+
+
+# The hub
+
+
+@pytest.fixture
+async def answering() -> AsyncIterator[Callable[..., Any]]:
+    """A server whose /healthz answers with this status and text."""
+    runners: list[web.AppRunner] = []
+
+    async def serve(status: int, text: str) -> str:
+        async def health(_: web.Request) -> web.Response:
+            return web.Response(status=status, text=text)
+
+        application = web.Application()
+        application.add_routes([web.get("/healthz", health)])
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        runners.append(runner)
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield serve
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "level", "words"),
+    [
+        (200, '{"status": "ok", "problems": []}', "ok", "answers"),
+        (503, '{"status": "failing", "problems": ["no \\u001b[31m disk"]}', "warning", "not well: no ?[31m disk"),
+        (200, "<html>hello</html>", "problem", "not as a hub does"),
+        (200, '{"status": "UP", "problems": []}', "problem", "not as a hub does"),
+        (200, "[" * 60_000, "problem", "not as a hub does"),
+        (404, "", "problem", "status 404"),
+        (500, '{"status": "ok", "problems": []}', "problem", "status 500"),
+    ],
+)
+async def test_a_hub_is_asked(
+    answering: Callable[..., Any],
+    paths: Paths,
+    broken: Broken,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    text: str,
+    level: str,
+    words: str,
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # A hub on this machine is not asked through it.
+    found = of(await asyncio.to_thread(examine, paths, await answering(status, text)), "hub")
+    assert found.level == level and words in found.what and "\x1b" not in found.what
+    assert found.do or level == "ok"
+
+
+def test_a_hub_that_does_not_answer_is_a_problem(paths: Paths, broken: Broken) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        found = of(examine(paths, f"http://127.0.0.1:{unused.getsockname()[1]}"), "hub")
+    assert found.level == "problem" and "cannot be reached" in found.what
+
+
+@pytest.mark.parametrize(
+    ("url", "words"), [("http://10.0.0.1:1", "--insecure"), ("hub", "looks like"), ("http://127.0.0.1:x", "looks like")]
+)
+def test_an_address_that_join_would_refuse_is_a_problem(paths: Paths, broken: Broken, url: str, words: str) -> None:
+    found = of(examine(paths, url), "hub")
+    assert found.level == "problem" and words in found.do
+
+
+def test_the_hub_that_was_joined_last_is_asked(paths: Paths, broken: Broken) -> None:
+    Hubs(paths).save(HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, run_name="a run"))
+    diagnosis = examine(paths, None)
+    assert of(diagnosis, "joined").what == "a run at http://127.0.0.1:1"
+    assert of(diagnosis, "hub").level == "problem"

@@ -1,0 +1,146 @@
+"""An engine is measured once, before it reports what it can do; on real processes that behave as they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_node.backends import registry
+from echo_node.backends.base import EngineSettings
+from echo_node.backends.process import Limits
+from echo_node.backends.registry import BackendChoice
+from echo_node.choices import Choices
+from echo_node.config import NodeConfig
+from echo_node.core.events import BackendLost, BackendReady
+from echo_node.engine import Engine, EngineFiles, EngineParts, limits_of, measured_rates, place_of, settings_of
+from echo_node.host import hardware
+from echo_node.host.hardware import Hardware
+from echo_node.host.speeds import SpeedBook, Speeds
+from echo_node.host.widths import Widths
+
+pytestmark = pytest.mark.usefixtures("odd_worker")
+
+CHOICE = BackendChoice(name="torch", device="cpu", reason="test")
+PATIENCE_S = 60.0
+
+
+class Node:
+    """Starts engines on one base; they open 64 wide unless they are told otherwise."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.found = hardware.detect()
+        self.book = SpeedBook(directory / "speeds.json")
+        self.place = place_of(CHOICE, self.found, "base")
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._runs: list[asyncio.Task[None]] = []
+
+    def describe_base(self) -> None:
+        """The odd engine's prompts begin with what goes wrong: of one token, all is well."""
+        (self.directory / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')
+
+    def speeds(self) -> Speeds | None:
+        return self.book.find(self.place, EngineSettings())
+
+    async def _unchanged(self) -> None:
+        raise AssertionError("the choice changed")
+
+    def _look(self) -> tuple[Hardware, BackendChoice]:
+        return self.found, CHOICE
+
+    async def start(self, *, width: int = 0, bench_seconds: float = 0.2) -> Any:
+        """The first event of a new engine."""
+        parts = EngineParts(
+            choices=Choices(self._look, on_change=self._unchanged),
+            widths=Widths(self.directory / "widths.json"),
+            speeds=self.book,
+            settings=EngineSettings(width=width),
+            limits=Limits(memory_bytes=2**33),
+            bench_seconds=bench_seconds,
+            deliver=self._events.put,
+        )
+        files = EngineFiles(
+            base_dir=self.directory, base_content="base", derived_dir=self.directory, log=self.directory / "log"
+        )
+        self._runs.append(asyncio.create_task(Engine(parts, files).run(0.0, 0)))
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._events.get()
+
+    async def end(self) -> None:
+        for run in self._runs:
+            run.cancel()
+        await asyncio.gather(*self._runs, return_exceptions=True)
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    await node.end()
+
+
+async def test_it_is_measured_before_it_reports_and_only_once(node: Node) -> None:
+    node.describe_base()
+    ready = await node.start()
+    speeds = node.speeds()
+    assert speeds is not None and set(speeds.decode) == {1, 8, 32, 64}
+    assert ready == BackendReady(width=speeds.width, tokens_per_s=speeds.rate(speeds.width))
+    assert await node.start() == ready
+    assert node.speeds() == speeds
+
+
+async def test_what_is_known_decides_the_width(node: Node) -> None:
+    rows = [
+        {"kind": "decode", "width": width, "tokens": 10, "seconds": 1.0, "tokens_per_s": rate}
+        for width, rate in ((1, 5.0), (8, 40.0), (32, 41.0))
+    ]
+    node.book.remember(node.place, EngineSettings(), Speeds.now(rows))
+    assert await node.start() == BackendReady(width=8, tokens_per_s=40.0)
+    assert await node.start(width=32) == BackendReady(width=32, tokens_per_s=41.0)
+    assert await node.start(width=16) == BackendReady(width=16, tokens_per_s=40.0)
+
+
+@pytest.mark.parametrize("settings", [{"width": 4}, {"bench_seconds": 0.0}])
+async def test_it_is_not_measured_when_that_is_of_no_use_or_not_wanted(node: Node, settings: dict[str, Any]) -> None:
+    node.describe_base()
+    assert await node.start(**settings) == BackendReady(width=settings.get("width", 64))
+    assert node.speeds() is None
+
+
+async def test_one_that_fails_at_it_works_without_the_next_time(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    lost = await node.start()  # There is no description of the base, which only measuring asks for.
+    assert isinstance(lost, BackendLost) and lost.cause == "died"
+    assert "it goes on unmeasured" in caplog.text
+    assert await node.start() == BackendReady(width=64)
+
+
+async def test_a_narrow_memory_counts_more_than_the_best_width(node: Node) -> None:
+    node.describe_base()
+    (node.directory / "enough.json").write_text(json.dumps(4))
+    Widths(node.directory / "widths.json").remember(node.place, 2**33, 4)
+    ready = await node.start()
+    assert isinstance(ready, BackendReady) and ready.width <= 4
+
+
+def test_what_the_node_is_told_goes_to_the_engine() -> None:
+    config = NodeConfig(threads=3, width=7, memory_limit_bytes=2**30)
+    assert settings_of(config) == EngineSettings(threads=3, width=7)
+    assert limits_of(config, hardware.detect()).memory_bytes == 2**30
+
+
+def test_rates_are_those_of_usable_engines_on_this_base(node: Node) -> None:
+    settings = EngineSettings()
+    assert measured_rates(node.book, node.found, "base", settings) == {}
+    row = {"kind": "decode", "width": 8, "tokens": 10, "seconds": 1.0, "tokens_per_s": 10.0}
+    expected = {}
+    for possible in registry.survey(node.found):
+        node.book.remember(place_of(possible.choice, node.found, "base"), settings, Speeds.now([row]))
+        if possible.missing is None:
+            expected[possible.choice.name, possible.choice.device] = 10.0
+    assert expected and measured_rates(node.book, node.found, "base", settings) == expected
+    assert measured_rates(node.book, node.found, "another", settings) == {}
