@@ -3,13 +3,18 @@
 #   make test         the tests, but for those marked slow (minutes each), which `make test-slow` runs
 #   make lint         ruff and mypy; `make format` mends what ruff can
 #   make constraints  pins the newest releases that pyproject.toml allows
-# Variables: PYTHON (makes the environment), VENV (where), PYTEST_ARGS and DEMO_ARGS (passed on).
+# Variables: PYTHON (makes the environment), VENV (where), PYTEST_ARGS and DEMO_ARGS (passed on), CMAKE_ARGS (how
+# llama.cpp is compiled; CMAKE_ARGS=-DGGML_CUDA=ON for NVIDIA GPUs).
 #   make test PYTEST_ARGS="tests/echo_shared -x"
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+
+# llama.cpp joins several machines only if it is compiled with RPC.
+override CMAKE_ARGS := $(strip -DGGML_RPC=ON $(CMAKE_ARGS))
+export CMAKE_ARGS
 
 BIN := $(VENV)/bin
 TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node benchmarks scripts
@@ -42,8 +47,8 @@ constraints:
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
 	grep '^torch==' constraints.txt > build/torch.txt
-	build/constraints/bin/python -m pip install -c build/torch.txt ".[hub,cpu,cuda,dev]"
-	{ head -n 1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude echo-swarm --exclude pip | sed 's/+.*//' | LC_ALL=C sort -f; } > build/constraints.txt
+	build/constraints/bin/python -m pip install -c build/torch.txt ".[hub,cpu,cuda,mlx,dev]"
+	{ head -n 1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude echo-swarm --exclude pip | sed 's/+.*//' | tr 'A-Z_' 'a-z-' | grep -v '^nvidia-\|^cuda-\|^triton' | LC_ALL=C sort -t = -k 1,1; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/constraints build/torch.txt
 
@@ -58,8 +63,9 @@ $(VENV)/bin/python:
 
 # Made anew when the requirements or their pins change. The source itself is installed editable.
 $(VENV)/.stamp-demo: EXTRAS := hub,cpu
-$(VENV)/.stamp-dev: EXTRAS := hub,cpu,dev
+$(VENV)/.stamp-dev: EXTRAS := hub,cpu,mlx,dev
 $(VENV)/.stamp-demo $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing [$(EXTRAS)] into $(VENV). llama-cpp-python is compiled: some minutes, the first time."
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@installers/llama_with_rpc.sh $(BIN)/python -c constraints.txt
 	@touch $@

@@ -72,11 +72,15 @@ make_environment() {
 install_package() {
     set -- --upgrade --disable-pip-version-check
     [ ! -f "$source/constraints.txt" ] || set -- "$@" -c "$source/constraints.txt"
+    # llama.cpp joins several machines only if it is compiled with RPC.
+    export CMAKE_ARGS="-DGGML_RPC=ON${CMAKE_ARGS:+ $CMAKE_ARGS}"
     say "Installing $source${extra:+ with [$extra]}; this can take minutes"
     "$environment/bin/python" -m pip install "$@" "$source${extra:+[$extra]}"
     case $source in # pip leaves a wheel of the same version as it is, unless it is told
         *.whl) "$environment/bin/python" -m pip install --quiet --force-reinstall --no-deps "$source" ;;
     esac
+    shift 2 # the constraints are left
+    "$installers/llama_with_rpc.sh" "$environment/bin/python" "$@"
 }
 
 is_our_link() {
@@ -105,7 +109,8 @@ Installs echo-node for this user, or upgrades it: an environment of its own in
 and a link to its command, $link. uninstall.sh removes both.
 
   --source SOURCE  what to install: a checkout, a wheel or a package's name; default: the checkout this script lies in
-  --extra EXTRA    cpu (llama.cpp), cuda (PyTorch) or none; default: by hardware, here $detected_extra
+  --extra EXTRA    cpu (llama.cpp), cuda (PyTorch), mlx (Apple silicon), vllm (big CUDA GPUs) or none;
+                   several with commas; default: by hardware, here $detected_extra
   --python PYTHON  the interpreter to use, 3.11 or newer
   --join URL       join this hub afterwards, with --token TOKEN if the hub asks for an invitation
   --insecure       with --join: allow http:// to another machine, in a network that you trust

@@ -1,6 +1,6 @@
 # What posix.sh wants to know about macOS; sourced.
-# Every Mac gets llama.cpp: on Apple Silicon it is compiled with Metal, its default there. On an Intel Mac libtorrent
-# has no wheel and is left out; artefacts then come over HTTP alone.
+# Apple silicon gets MLX, which computes on the GPU and needs no compiler; an Intel Mac gets llama.cpp. On an Intel Mac
+# libtorrent has no wheel and is left out; artefacts then come over HTTP alone.
 # shellcheck shell=sh disable=SC2034
 
 home_dir="$HOME/Library/Application Support/echo-swarm"
@@ -9,4 +9,8 @@ config_dir=$data_dir
 service_dir=$HOME/Library/LaunchAgents
 python_hint="For example: brew install python@3.13"
 compiler_hint="Get one with: xcode-select --install"
-detected_extra=cpu
+if [ "$(uname -m)" = arm64 ]; then
+    detected_extra=mlx
+else
+    detected_extra=cpu
+fi

@@ -81,6 +81,21 @@ function Select-Extra {
     return 'cuda'
 }
 
+# Does what llama_with_rpc.sh does elsewhere: pip may have taken a llama.cpp out of its cache that lacks RPC.
+function Restore-Rpc([string] $File) {
+    if ($env:CMAKE_ARGS -match 'GGML_RPC=OFF') { return }
+    $ErrorActionPreference = 'Continue'
+    $found = & $File -c 'import llama_cpp; print(llama_cpp.llama_supports_rpc(), llama_cpp.__version__)' 2>$null
+    if ($LASTEXITCODE -ne 0 -or $found -notmatch '^False (.+)$') { return }
+    $version = $Matches[1]
+    Write-Host "llama-cpp-python $version came from pip's cache, compiled without RPC, which joins several machines."
+    Write-Host 'It is compiled anew.'
+    & $File -m pip cache remove "llama_cpp_python-$version*" 2>$null | Out-Null
+    $ErrorActionPreference = 'Stop'
+    Invoke-Program $File @('-m', 'pip', 'install', '--disable-pip-version-check', '--force-reinstall', '--no-deps',
+        '--no-binary', 'llama-cpp-python', "llama-cpp-python==$version")
+}
+
 if (($Token -or $Insecure -or $Service) -and -not $Join) { throw '-Token, -Insecure and -Service go with -Join URL.' }
 if (-not $Source) {
     $Source = Join-Path $PSScriptRoot '..\..'
@@ -109,12 +124,15 @@ if (-not $env:PIP_CACHE_DIR) { $env:PIP_CACHE_DIR = Join-Path $HomeDir 'pip-cach
 $options = @('-m', 'pip', 'install', '--upgrade', '--disable-pip-version-check')
 $constraints = Join-Path $Source 'constraints.txt'
 if (Test-Path -LiteralPath $constraints) { $options += @('-c', $constraints) }
+# llama.cpp joins several machines only if it is compiled with RPC.
+$env:CMAKE_ARGS = "-DGGML_RPC=ON $env:CMAKE_ARGS".Trim()
 Write-Host "Installing $package; this can take minutes"
 Invoke-Program $interpreter ($options + @($package))
 if ($Source -like '*.whl') {
     # pip leaves a wheel of the same version as it is, unless it is told.
     Invoke-Program $interpreter @('-m', 'pip', 'install', '--quiet', '--force-reinstall', '--no-deps', $Source)
 }
+Restore-Rpc $interpreter
 
 $shim = Join-Path $BinDir 'echo-node.cmd'
 Set-Content -LiteralPath $shim -Encoding Ascii -Value '@"%~dp0..\venv\Scripts\echo-node.exe" %*'

@@ -26,6 +26,7 @@ def test_install_use_upgrade_uninstall(home: Any) -> None:
     assert "join" in home.run(command, "--help").stdout
     python = command.resolve().parent / "python"
     assert home.run(python, "-c", "import echo_node.main, llama_cpp, libtorrent").returncode == 0
+    assert home.run(python, "-c", "import llama_cpp; assert llama_cpp.llama_supports_rpc()").returncode == 0
     assert home.run(python, "-c", "import torch").returncode == 1
 
     installed = home.tree()

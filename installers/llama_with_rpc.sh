@@ -1,0 +1,16 @@
+#!/bin/sh
+# llama_with_rpc.sh PYTHON [PIP OPTION...]: compiles llama-cpp-python in PYTHON's environment anew if it lacks RPC.
+# pip keeps compiled wheels and takes no notice of CMAKE_ARGS, so one that was compiled otherwise may have come from its
+# cache. The new one takes its place there. Without llama-cpp-python, and where CMAKE_ARGS turns RPC off, nothing is done.
+set -eu
+python=$1
+shift
+case ${CMAKE_ARGS:-} in *GGML_RPC=OFF*) exit ;; esac
+found=$("$python" -c 'import llama_cpp; print(llama_cpp.llama_supports_rpc(), llama_cpp.__version__)' 2>/dev/null) || exit 0
+case $found in True*) exit ;; esac
+version=${found#* }
+echo "llama-cpp-python $version came from pip's cache, compiled without RPC, which joins several machines."
+echo "It is compiled anew."
+"$python" -m pip cache remove "llama_cpp_python-$version*" >/dev/null 2>&1 || true # there may be no cache
+CMAKE_ARGS="-DGGML_RPC=ON ${CMAKE_ARGS:-}" "$python" -m pip install --disable-pip-version-check --force-reinstall \
+    --no-deps --no-binary llama-cpp-python "$@" "llama-cpp-python==$version"
