@@ -8,7 +8,18 @@ import platform
 from dataclasses import dataclass, field
 from typing import Any
 
-PACKAGES = ("echo-swarm", "torch", "transformers", "peft", "llama-cpp-python", "libtorrent", "aiohttp", "websockets")
+PACKAGES = (
+    "echo-swarm",
+    "torch",
+    "transformers",
+    "peft",
+    "llama-cpp-python",
+    "mlx",
+    "mlx-lm",
+    "libtorrent",
+    "aiohttp",
+    "websockets",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

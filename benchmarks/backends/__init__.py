@@ -1,0 +1,34 @@
+"""Every sampling engine beside the others: speed and its ceiling, agreement, adapter swaps, shared prompts, RPC.
+
+Each engine runs in a process of its own; for each width they take turns within seconds of each other, for the machine
+may be slower a minute later. All tokens are completion tokens, prompts' prefill included in the time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.backends import parts
+from benchmarks.backends.models import LORA_RANK, MID, make_models
+from benchmarks.measurement import Measurement
+from echo_node.host import hardware
+
+DESCRIPTION: Final = "Sampling engines on a tiny trained and a mid-size random model, side by side on this machine"
+
+
+def measure(seed: int) -> Measurement:
+    threads = hardware.sensible_threads()
+    with tempfile.TemporaryDirectory(prefix="echo-backends-") as directory:
+        scratch = Path(directory)
+        models = make_models(scratch, seed)
+        rows: list[dict[str, Any]] = []
+        headline: dict[str, Any] = {}
+        for part in parts.ALL:
+            figures, part_rows = part(models, scratch, seed=seed, threads=threads)
+            headline |= figures
+            rows += part_rows
+    return Measurement(
+        headline=headline, rows=rows, conditions={"threads": threads, "mid": MID, "lora_rank": LORA_RANK}
+    )

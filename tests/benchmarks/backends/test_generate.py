@@ -1,0 +1,34 @@
+"""The baseline counts what its users would keep, and no more."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from benchmarks.backends import generate
+from benchmarks.backends.models import sums
+from echo_hub.base_model import resolve_base
+
+
+def test_tokens_after_an_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = resolve_base("builtin:tiny")
+    generate._open(base, "f32", 1)
+    (group,) = sums(1, seed=0, group_size=4)
+    stop_id = json.loads((base / "config.json").read_text())["eos_token_id"]
+    assert group.stop_ids == (stop_id,)
+    completions = torch.tensor([[5, stop_id, 0, 0], [5, 6, 7, stop_id], [5, 6, 7, 8], [stop_id, 0, 0, 0]])
+
+    def answer(*, input_ids: torch.Tensor, **_: object) -> torch.Tensor:
+        return torch.cat([input_ids, completions], dim=1)
+
+    monkeypatch.setattr(generate._model, "generate", answer)
+    assert generate._sample([group], 4)[1] == 2 + 4 + 4 + 1
+
+
+def test_a_real_run() -> None:
+    with generate.GenerateProcess(resolve_base("builtin:tiny"), "f32", 1) as process:
+        seconds, tokens = process.sample(sums(3, seed=0), width=8)
+    assert seconds > 0
+    assert 24 <= tokens <= 24 * 8

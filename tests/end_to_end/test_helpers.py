@@ -1,0 +1,36 @@
+"""A model on two machines: a node samples with a helper, through death and return of the helper."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.slow
+async def test_a_node_with_a_helper_trains_and_bears_its_loss(site: Any, until: Any) -> None:
+    pytest.importorskip("llama_cpp")
+    run = await site.make_run(training={"steps": 20})
+    _, url = await site.hub(run)
+    where = ("--host", "127.0.0.1", "--threads", "1", "--data-dir", site.root / "helper")
+    helper = await site.start("echo_node.main", "lend", "--port", "0", *where)
+    address = (await helper.printed(r"echo-node join URL --with (\S+#\S+)"))[1]
+    node = await site.node(url, "node", "--with", address, backend="auto")
+    await node.printed(r"Engine: llama_cpp on cpu")
+    await until(url, lambda view: view["trained_step"] >= 1)
+
+    (server,) = psutil.Process(helper.process.pid).children()
+    server.send_signal(signal.SIGKILL)
+    await node.printed(r"The sampling engine ended.*\n.*RPC server")
+    view = await until(url, lambda view: view["state"] == "finished")
+    books = view["accounting"]
+    assert books["leased"] == books["trained"] + sum(books["dropped"].values())
+    assert books["trained"] == 20 * 8 * 4
+    status, said = await node.end()
+    assert status == 0 and "Traceback" not in said, said
+    status, said = await helper.end()
+    assert status == 0 and said.count("Lent to 127.0.0.1.") >= 2, said
