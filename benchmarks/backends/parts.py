@@ -21,7 +21,7 @@ AGREEMENT_ENGINES: Final = (
     ("torch", ("f32", "bf16")),
     ("mlx", ("f32", "f16", "q8_0", "q4_0")),
 )
-AGREEMENT_GROUPS: Final = 256
+AGREEMENT_GROUPS: Final = 128
 AGREEMENT_WIDTH: Final = 64
 SWAPS: Final = 200
 MID_SWAPS: Final = 12
@@ -99,7 +99,7 @@ def prefix_sharing(models: Models, scratch: Path, *, seed: int, threads: int) ->
     lengths = {"prompt_tokens": SHARED_PROMPT_TOKENS}
     together = texts([SHARED_MAX_TOKENS], seed, group_size=SHARED_GROUP, **lengths)
     apart = texts([SHARED_MAX_TOKENS] * SHARED_GROUP, seed + 1, group_size=1, **lengths)
-    with EngineProcess("llama_cpp", models.mid, scratch / "mid-gguf", "q8_0") as process:
+    with EngineProcess("llama_cpp", models.mid, scratch / "mid-gguf", "auto") as process:
         process.open(width=SHARED_GROUP, threads=threads)
         process.sample(texts([SHARED_MAX_TOKENS], seed + 2, group_size=SHARED_GROUP))
         shared, single = process.sample(together), process.sample(apart)
@@ -107,7 +107,7 @@ def prefix_sharing(models: Models, scratch: Path, *, seed: int, threads: int) ->
         "part": "prefix sharing",
         "model": "mid",
         "backend": "llama_cpp",
-        "precision": "q8_0",
+        "precision": "auto",
         "width": SHARED_GROUP,
         "shared_s": shared.seconds,
         "single_s": single.seconds,

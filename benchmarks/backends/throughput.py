@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,9 @@ from benchmarks.backends.models import GROUP_SIZE, Models, sums, texts
 from echo_shared.sampling import GroupRequest
 
 WIDTHS: Final = (1, 8, 32, 64)
-TINY_REPETITIONS: Final = 5
-MID_REPETITIONS: Final = 2
+TINY_REPETITIONS: Final = {1: 3, 8: 3, 32: 7, 64: 3}
+MID_REPETITIONS: Final = {1: 1, 8: 2, 32: 2, 64: 1}
+"""By width; more where a headline comes from."""
 TINY_ENGINES: Final = (("llama_cpp", "f32"), ("torch", "f32"), ("mlx", "f32"))
 MID_ENGINES: Final = (("llama_cpp", "f32"), ("llama_cpp", "q8_0"), ("torch", "f32"), ("torch", "bf16"))
 GENERATE: Final = ("f32", "bf16")
@@ -87,7 +88,8 @@ class Subject:
     baselines: tuple[str, ...]
     """Precisions of model.generate."""
     workload: Workload
-    repetitions: int
+    repetitions: Mapping[int, int]
+    """By width."""
 
 
 def on_tiny(models: Models, scratch: Path, *, seed: int, threads: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -155,7 +157,7 @@ def _take_turns(
     cells = [Cell(backend=process.backend, precision=process.precision, width=width) for process in processes]
     for process in processes:  # What is recorded warms up as well.
         process.record(groups) if process.backend == "llama_cpp" else process.sample(groups[:1])
-    for _ in range(subject.repetitions):
+    for _ in range(subject.repetitions[width]):
         for process, cell in zip(processes, cells, strict=True):
             if process.backend == "llama_cpp":
                 cell.ceilings.append(process.replay())
