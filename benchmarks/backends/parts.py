@@ -76,7 +76,7 @@ def swaps(models: Models, scratch: Path, *, seed: int, threads: int) -> Part:
 def _swap(backend: str, model: str, models: Models, scratch: Path, *, seed: int, threads: int) -> dict[str, Any]:
     is_tiny = model == "tiny"
     base, adapters = (models.tiny, models.tiny_adapters) if is_tiny else (models.mid, models.mid_adapters)
-    groups = sums(4, seed) if is_tiny else texts([1], seed, prompt_tokens=8)
+    groups = sums(1, seed) if is_tiny else texts([1], seed, prompt_tokens=8)
     times = SWAPS if is_tiny else MID_SWAPS
     with EngineProcess(backend, base, scratch / ("tiny" if is_tiny else "mid-gguf"), "f32") as process:
         process.open(width=GROUP_SIZE, threads=threads)

@@ -13,7 +13,7 @@ from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
 
 GPU = BackendChoice(name="torch", device="cuda", reason="a CUDA GPU is here")
-CPU = BackendChoice(name="llama_cpp", device="cpu", reason="the fastest on this machine's CPU")
+CPU = BackendChoice(name="llama_cpp", device="cpu", reason="no better device is here")
 FOUND = hardware.detect()
 
 

@@ -121,7 +121,7 @@ _PREFERENCE: Final = (
         needs="llama.cpp that was built for a GPU",
     ),
     _Candidate(
-        backend="llama_cpp", device="cpu", fits=lambda hardware: True, reason="the fastest on this machine's CPU"
+        backend="llama_cpp", device="cpu", fits=lambda hardware: True, reason="no better device is here"
     ),
     _Candidate(backend="torch", device="cpu", fits=lambda hardware: True, reason="llama.cpp is not installed"),
     # On a CPU, MLX is for tests: llama.cpp and PyTorch are faster.

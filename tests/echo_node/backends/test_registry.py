@@ -160,7 +160,7 @@ def test_figures_do_not_override_the_request() -> None:
 def test_figures_of_what_is_no_longer_installed_do_not_count(without: set[str]) -> None:
     without.add("transformers")
     choice = registry.choose(PLAIN, "auto", BOTH)
-    assert (choice.name, choice.reason) == ("llama_cpp", "the fastest on this machine's CPU")
+    assert (choice.name, choice.reason) == ("llama_cpp", "no better device is here")
 
 
 def test_the_survey_says_what_is_missing(without: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
