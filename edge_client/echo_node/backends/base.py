@@ -45,6 +45,9 @@ EngineEvent = FinishedRollout | GroupFailed
 OUT_OF_MEMORY: Final = "out_of_memory"
 """Code of the BackendError that a smaller width may avoid; the engine is then of no more use."""
 
+TOO_LONG: Final = "too_long"
+"""Code of the BackendError for a group that does not fit into the model's or the machine's memory of a rollout."""
+
 
 class PreparedPolicy(Protocol):
     """An adapter in the form that the engine which prepared it swaps in at once."""
@@ -102,7 +105,7 @@ def check_request(request: GroupRequest, *, vocab_size: int, max_positions: int)
         raise BackendError(
             "A prompt and its completion do not fit into the context.",
             got=f"{len(request.prompt_ids)} + {request.max_tokens} tokens, {max_positions} at most",
-            code="too_long",
+            code=TOO_LONG,
         )
     if request.prompt_ids.min() < 0 or request.prompt_ids.max() >= vocab_size:
         raise BackendError(

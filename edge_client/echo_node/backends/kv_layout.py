@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from echo_node.backends.base import check_request
+from echo_node.backends.base import TOO_LONG, check_request
 from echo_shared.errors import BackendError
 from echo_shared.sampling import GroupRequest
 
@@ -54,7 +54,7 @@ class KvPlanner:
                 got=f"{_length(request)} tokens, room for {self.affordable_cells}; "
                 f"the model itself would take {self.max_positions}",
                 do="Raise the node's kv_cache_bytes.",
-                code="too_long",
+                code=TOO_LONG,
             )
 
     def plan(self, request: GroupRequest) -> KvLayout:

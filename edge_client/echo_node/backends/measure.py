@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from echo_node.backends.base import Engine, GroupFailed
+from echo_node.backends.base import TOO_LONG, Engine, GroupFailed
 from echo_shared.draws import derive_seed
 from echo_shared.errors import BackendError
 from echo_shared.sampling import GroupRequest
@@ -123,7 +123,7 @@ class _Bench:
         return (tokens, seconds) if tokens else (width * warm_up, warm_up_s)
 
     def _run(self, width: int, *, prompt_tokens: int, new_tokens: int, limit_s: float) -> float | None:
-        """Seconds for one group; None when it was given up. Raises BackendError when the engine fails."""
+        """Seconds for one group; None when it was given up, or does not fit. Raises BackendError."""
         self.runs += 1
         rng = np.random.default_rng(self.runs)
         request = GroupRequest(
@@ -141,6 +141,8 @@ class _Bench:
         began = time.perf_counter()
         for events in self.engine.sample(_one(request)):
             for event in events:
+                if isinstance(event, GroupFailed) and event.code == TOO_LONG:
+                    return None  # The model takes it, the memory for keys and values does not.
                 if isinstance(event, GroupFailed):
                     raise BackendError("The engine cannot sample what it is measured on.", got=event.what)
             finished += len(events)

@@ -120,9 +120,7 @@ _PREFERENCE: Final = (
         reason="llama.cpp was built for a GPU",
         needs="llama.cpp that was built for a GPU",
     ),
-    _Candidate(
-        backend="llama_cpp", device="cpu", fits=lambda hardware: True, reason="no better device is here"
-    ),
+    _Candidate(backend="llama_cpp", device="cpu", fits=lambda hardware: True, reason="no better device is here"),
     _Candidate(backend="torch", device="cpu", fits=lambda hardware: True, reason="llama.cpp is not installed"),
     # On a CPU, MLX is for tests: llama.cpp and PyTorch are faster.
     _Candidate(backend="mlx", device="cpu", fits=lambda hardware: True, reason="requested", on_request=True),

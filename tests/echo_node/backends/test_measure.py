@@ -173,3 +173,16 @@ def test_a_model_without_a_description_raises(timed: Callable[..., Slow], tmp_pa
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(BackendError, match=r"config\.json cannot be used"):
         measure(timed(prompt_s=0.1, step_s=lambda width: 0.1), tmp_path, widths=(1,), budget_s=1.0)
+
+
+def test_a_prompt_that_the_memory_does_not_take_is_not_measured(base_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """The short one counts then."""
+    base = base_of("qwen3")
+    engine = registry.make_engine("llama_cpp")
+    shape_bytes = 2 * 4 * 2 * 32 * 4  # Keys and values, layers, heads, their size, float32.
+    engine.open(base, tmp_path, EngineSettings(width=1, threads=1, kv_cache_bytes=100 * shape_bytes))
+    engine.set_policy(None)
+    bench = measuring._Bench(engine=engine, bounds=measuring._Bounds(vocab_size=100, max_positions=512))
+    found = bench.prefill(1.0)
+    engine.close()
+    assert found is not None and found[0] == 32
