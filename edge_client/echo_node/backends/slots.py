@@ -71,7 +71,7 @@ class SlotTable:
     def take(self, slot: int) -> tuple[NDArray[np.int32], NDArray[np.float32], FinishReason]:
         """Frees the slot of a complete rollout; returns its ids, log-probabilities and why it ended."""
         count = int(self._drawn[slot])
-        stopped = self._ids[slot, count - 1] in self._stops[slot]
+        stopped = count < self._max_tokens[slot] or self._ids[slot, count - 1] in self._stops[slot]
         self.active[slot] = False
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         return self._ids[slot, :count].copy(), self._logprobs[slot, :count].copy(), reason
