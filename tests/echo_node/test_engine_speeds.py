@@ -112,8 +112,14 @@ async def test_it_is_not_measured_when_that_is_of_no_use_or_not_wanted(node: Nod
     assert node.speeds() is None
 
 
+async def test_a_base_that_does_not_say_its_bounds_is_not_measured(node: Node) -> None:
+    assert await node.start() == BackendReady(width=64)
+    assert node.speeds() is None
+
+
 async def test_one_that_fails_at_it_works_without_the_next_time(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    lost = await node.start()  # There is no description of the base, which only measuring asks for.
+    (node.directory / "config.json").write_text("{}")  # Only measuring reads it here.
+    lost = await node.start()
     assert isinstance(lost, BackendLost) and lost.cause == "died"
     assert "it goes on unmeasured" in caplog.text
     assert await node.start() == BackendReady(width=64)
