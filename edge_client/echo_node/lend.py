@@ -54,7 +54,7 @@ class Helper:
         """Raises EchoError when this machine cannot lend."""
         registry.choose(await asyncio.to_thread(hardware.detect), "llama_cpp")  # Raises BackendError without it.
         async with self._lend() as lent:
-            log.info("llama.cpp %s is ready; %.1f GiB can be lent.", lent.library, sum(lent.free_bytes) / _GIB)
+            log.info("llama.cpp %s is ready; %.1f GiB can be lent.", lent.release, sum(lent.free_bytes) / _GIB)
         pairing = Pairing.load_or_create(self._paths.data_dir / "lend.pem")
         relay = Relay(pairing, self._lend)
         stopping = asyncio.Event()
@@ -95,7 +95,7 @@ class Helper:
             raise BackendError("The device server does not start.", got=f"nothing after {START_S:.0f} s") from error
         if frame["type"] != "serving":
             raise BackendError(frame["what"], got=frame["got"], do=frame["do"], code=frame["code"])
-        return Lent(port=frame["port"], library=frame["library"], free_bytes=self._limited(frame))
+        return Lent(port=frame["port"], release=frame["release"], free_bytes=self._limited(frame))
 
     def _limited(self, frame: Frame) -> tuple[int, ...]:
         free_bytes: list[int] = frame["free_bytes"]

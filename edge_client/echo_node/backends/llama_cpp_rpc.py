@@ -139,10 +139,10 @@ class Helpers:
         for address in map(HelperAddress.parse, addresses):
             entering = self._tunnels.enter_async_context(tunnel(address))
             lent = asyncio.run_coroutine_threadsafe(entering, self._loop).result()
-            if lent.library != llama_cpp.__version__:
+            if lent.release != llama_cpp.__version__:
                 raise BackendError(
                     "A helper has another version of llama.cpp than this node.",
-                    got=f"{lent.library} on {address}, {llama_cpp.__version__} here",
+                    got=f"{lent.release} on {address}, {llama_cpp.__version__} here",
                     do=f"On the helper: pip install --upgrade llama-cpp-python=={llama_cpp.__version__}",
                     code="helper_version",
                 )
@@ -215,7 +215,7 @@ def main() -> None:
     devices = ggml.gpus() or [ggml.cpu()]
     port = _free_port()
     free_bytes = [ggml.free_bytes(device) for device in devices]
-    serving = {"type": "serving", "port": port, "library": llama_cpp.__version__, "free_bytes": free_bytes}
+    serving = {"type": "serving", "port": port, "release": llama_cpp.__version__, "free_bytes": free_bytes}
     threading.Thread(target=_announce, args=(pipe, serving), daemon=True).start()
     threads = frame["threads"] or hardware.sensible_threads()
     handles = (ctypes.c_void_p * len(devices))(*devices)

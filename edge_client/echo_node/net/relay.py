@@ -63,7 +63,7 @@ class Answer(_Line):
     status: Literal["lent", "busy", "wrong_code", "broken"]
     what: Annotated[str, Field(max_length=_TEXT)] = ""
     do: Annotated[str, Field(max_length=_TEXT)] = ""
-    library: Annotated[str, Field(max_length=64)] = ""
+    release: Annotated[str, Field(max_length=64)] = ""
     free_bytes: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] = []
 
 
@@ -72,7 +72,7 @@ class Lent:
     """A device server that listens on loopback."""
 
     port: int
-    library: str
+    release: str
     """Version of the native library that serves; the node's must be the same."""
     free_bytes: tuple[int, ...]
     """By device."""
@@ -204,7 +204,7 @@ class Relay:
         async with self._lend() as lent:
             local = await _connect_locally(lent.port)
             try:
-                _send(writer, Answer(status="lent", library=lent.library, free_bytes=list(lent.free_bytes)))
+                _send(writer, Answer(status="lent", release=lent.release, free_bytes=list(lent.free_bytes)))
                 log.info("Lent to %s.", peer)
                 inward, outward = _join(_transport(writer), local)
                 await _follow(peer, inward, outward)
@@ -237,7 +237,7 @@ async def tunnel(address: HelperAddress) -> AsyncIterator[Lent]:
 
         door = await asyncio.get_running_loop().create_server(lambda: _Door(enter), LOOPBACK, 0)
         port: int = door.sockets[0].getsockname()[1]
-        yield Lent(port=port, library=answer.library, free_bytes=tuple(answer.free_bytes))
+        yield Lent(port=port, release=answer.release, free_bytes=tuple(answer.free_bytes))
     finally:
         if door is not None:
             door.close()

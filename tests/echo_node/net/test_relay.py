@@ -38,7 +38,7 @@ class Device:
         self.lent += 1
         self.present += 1
         try:
-            yield Lent(port=server.sockets[0].getsockname()[1], library="1.2.3", free_bytes=(5, 7))
+            yield Lent(port=server.sockets[0].getsockname()[1], release="1.2.3", free_bytes=(5, 7))
         finally:
             self.present -= 1
             server.close()
@@ -83,7 +83,7 @@ async def exchange(port: int, data: bytes) -> bytes:
 async def test_bytes_pass_both_ways_as_they_are(address: HelperAddress, device: Device) -> None:
     data = bytes(range(256)) * 2**15
     async with tunnel(address) as lent:
-        assert (lent.library, lent.free_bytes) == ("1.2.3", (5, 7))
+        assert (lent.release, lent.free_bytes) == ("1.2.3", (5, 7))
         assert await exchange(lent.port, data) == data
     async with tunnel(replace(address, code=None)) as lent:  # From the helper's own machine.
         assert await exchange(lent.port, data) == data
