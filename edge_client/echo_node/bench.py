@@ -27,6 +27,7 @@ from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import Paths
 from echo_node.host.speeds import SpeedBook, Speeds
+from echo_node.host.widths import Widths
 from echo_node.net.fetcher import content_here
 from echo_shared.errors import BackendError, ConfigError, StorageError
 
@@ -136,6 +137,7 @@ class Bench:
     def __init__(self, paths: Paths, config: NodeConfig, hardware: Hardware, base: Base) -> None:
         self._log = paths.logs / "bench.log"
         self._book = SpeedBook(paths.speeds)
+        self._widths = Widths(paths.widths)
         self._config = config
         self._hardware = hardware
         self._base = base
@@ -143,10 +145,15 @@ class Bench:
     async def run(self, *, backend: str, seconds: float, begin: Callable[[BackendChoice], None]) -> Report:
         """Every usable engine, or only `backend` unless that is "auto", `seconds` each; `begin` is told of each.
 
-        Raises ConfigError when there is no such backend.
+        What was learnt of memory that did not suffice is forgotten: it may be free now. Raises ConfigError when
+        there is no such backend.
         """
         if backend not in ("auto", *registry.NAMES):
             raise ConfigError("There is no such backend.", got=backend, do=f"One of auto, {', '.join(registry.NAMES)}")
+        try:
+            self._widths.forget()
+        except OSError as error:
+            log.warning("What was learnt of too little memory stays: %s", error)
         outcomes = []
         for possible in registry.survey(self._hardware):
             choice, missing = possible.choice, possible.missing

@@ -18,6 +18,7 @@ from echo_node.host import hardware
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import Paths
 from echo_node.host.speeds import SpeedBook, Speeds
+from echo_node.host.widths import Widths
 from echo_node.net.fetcher import content_here
 from echo_shared.errors import ConfigError, StorageError
 
@@ -104,6 +105,7 @@ async def test_where_memory_is_short_less_width_is_tried(paths: Paths, tmp_path:
 
 
 async def test_one_engine_only(paths: Paths, fetched: HubRecord) -> None:
+    Widths(paths.widths).remember(place_of(TORCH, hardware.detect(), "base"), 2**33, 4)
     with base_for(paths, fetched, None) as base:
         bench = Bench(paths, CONFIG, hardware.detect(), base)
         report = await bench.run(backend="llama_cpp", seconds=0.5, begin=ignore)
@@ -111,6 +113,7 @@ async def test_one_engine_only(paths: Paths, fetched: HubRecord) -> None:
         assert report.chosen is not None and "measured the fastest" not in report.chosen.reason
         with pytest.raises(ConfigError, match="no such backend"):
             await bench.run(backend="abacus", seconds=0.5, begin=ignore)
+    assert not paths.widths.exists()  # Learnt again if need be.
 
 
 def test_without_a_hub_the_model_is_random_and_gone_afterwards(paths: Paths) -> None:
