@@ -19,12 +19,13 @@ from rich.logging import RichHandler
 from echo_node.config import NodeConfig
 from echo_node.host import control, service
 from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
-from echo_node.host.paths import HOME_VARIABLE, Paths, write_private
+from echo_node.host.paths import HOME_VARIABLE, Paths
 from echo_node.host.spool import Spool
 from echo_node.net.address import HubAddress
 from echo_node.net.pairing import DEFAULT_PORT
 from echo_node.view import from_json, open_view, rows
 from echo_shared.errors import ConfigError, ConnectError, EchoError, StorageError
+from echo_shared.files import write_private
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.settings import load_settings
 
@@ -388,7 +389,7 @@ def _confirm_loss(waiting: int, record: HubRecord) -> None:
 
 def _copy_key(source: Path, target: Path) -> None:
     try:
-        write_private(target, source.read_text(encoding="ascii"))
+        write_private(target, source.read_bytes())
     except OSError as error:
         raise StorageError("The key cannot be copied.", got=f"{target}: {error.strerror}") from error
 

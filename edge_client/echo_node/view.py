@@ -91,12 +91,13 @@ def open_view(console: Console, *, quiet: bool) -> Iterator[View]:
 def summary(snapshot: Snapshot) -> str:
     """One line."""
     counts = snapshot.rollouts
-    on_hub = sum(counts.get(state, 0) for state in ("received", "verified", "trained", "dropped"))
+    on_hub = sum(counts.get(state, 0) for state in ("received", "verified", "trained", "evaluated", "dropped"))
     sampled = on_hub + counts.get("sent", 0)
     version = "no version" if snapshot.policy_version is None else f"version {snapshot.policy_version}"
     return (
         f"{snapshot.activity}, {version}: {sampled} rollouts sampled, {on_hub} received by the hub, "
-        f"{counts.get('trained', 0)} trained, {counts.get('dropped', 0)} dropped; {snapshot.tokens_per_s:.0f} tokens/s"
+        f"{counts.get('trained', 0)} trained, {counts.get('evaluated', 0)} evaluated, "
+        f"{counts.get('dropped', 0)} dropped; {snapshot.tokens_per_s:.0f} tokens/s"
     )
 
 
@@ -125,7 +126,7 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
             "rollouts",
             f"{snapshot.held_rollouts} leased, {counts.get('sent', 0)} waiting for the hub, "
             f"{counts.get('received', 0)} received, {counts.get('verified', 0)} verified, "
-            f"{counts.get('trained', 0)} trained, {dropped} dropped",
+            f"{counts.get('trained', 0)} trained, {counts.get('evaluated', 0)} evaluated, {dropped} dropped",
         ),
     ]
     for title, (done, total) in snapshot.fetching.items():

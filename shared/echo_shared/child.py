@@ -2,8 +2,9 @@
 
 Frames are a 4-byte little-endian length and one MessagePack map; numpy arrays of any shape may stand in it. Both ends
 are this project's own code on one machine, so frames are trusted. The child ends by itself when its parent dies: its
-standard input then ends. Whatever the child prints goes to its log file, never into the frames; a log that has grown
-beyond `LOG_BYTES` is set aside at the next start, and the one set aside before it is gone.
+standard input then ends. What it has started itself ends with it, on POSIX. Whatever the child prints goes to its log
+file, never into the frames; a log that has grown beyond `LOG_BYTES` is set aside at the next start, and the one set
+aside before it is gone.
 """
 
 from __future__ import annotations
@@ -29,8 +30,13 @@ Frame = dict[str, Any]
 _HEADER = struct.Struct("<I")
 _ARRAY = 1
 
+HEADER_BYTES: Final = _HEADER.size
+"""Of what `pack_frame` makes; `unpack_frame` takes the rest."""
+
 LOG_BYTES: Final = 2**20
 _LAST_WORDS_BYTES: Final = 4_096
+_LOOK_S: Final = 1.0
+"""Between two looks whether a child has ended while its pipes are open: what it has started may hold them."""
 
 
 def _default(value: Any) -> msgpack.ExtType:
@@ -96,21 +102,26 @@ class Child:
         self._name = name
         self._log = log
         self._log_begin = log_begin
+        self._header: bytes | None = None
+        self._over = False
 
     @classmethod
-    async def start(cls, module: str, *, name: str, log: Path, env: Mapping[str, str] | None = None) -> Child:
-        """Runs `python -m module`, its standard error appended to `log`; `env` adds to this process's environment."""
+    async def start(
+        cls, module: str, *arguments: str, name: str, log: Path, env: Mapping[str, str] | None = None
+    ) -> Child:
+        """Runs `python -m module arguments`, its standard error appended to `log`; `env` adds to this process's own."""
         with _open_log(log) as log_file:
             log_begin = log_file.tell()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 module,
+                *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
                 env={**os.environ, **(env or {})},
-                start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle.
+                start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle; and `kill` needs a group.
             )
         return cls(process, name=name, log=log, log_begin=log_begin)
 
@@ -128,13 +139,27 @@ class Child:
             raise await self._exited() from error
 
     async def receive(self) -> Frame:
-        """The child's next frame. Raises ChildExited at its end. Not cancel-safe in mid-frame: use one reader task."""
+        """The child's next frame. Raises ChildExited at its end. Cancel-safe, with one reader at a time."""
+        ended = False
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    return await self._read()
+            except asyncio.IncompleteReadError as error:
+                raise await self._exited() from error
+            except TimeoutError:
+                if ended:  # At the last look already, so all that it had sent has been read.
+                    raise await self._exited() from None
+                ended = self._process.returncode is not None
+
+    async def _read(self) -> Frame:
+        """Keeps its place in a frame when it is cancelled."""
         assert self._process.stdout is not None
-        try:
-            header = await self._process.stdout.readexactly(_HEADER.size)
-            return unpack_frame(await self._process.stdout.readexactly(_HEADER.unpack(header)[0]))
-        except asyncio.IncompleteReadError as error:
-            raise await self._exited() from error
+        if self._header is None:
+            self._header = await self._process.stdout.readexactly(_HEADER.size)
+        body = await self._process.stdout.readexactly(_HEADER.unpack(self._header)[0])
+        self._header = None
+        return unpack_frame(body)
 
     async def frames(self) -> AsyncIterator[Frame]:
         """All frames until the child ends, which raises ChildExited."""
@@ -142,9 +167,23 @@ class Child:
             yield await self.receive()
 
     async def _exited(self) -> ChildExited:
-        returncode = await self._process.wait()
+        returncode = await self._end()
         last_words = await asyncio.to_thread(self._last_words)
         return ChildExited(self._name, returncode=returncode, last_words=last_words, log=self._log)
+
+    async def _end(self) -> int:
+        """Its exit status, once it has ended; then nothing that it has started is left.
+
+        `Process.wait` alone would also wait for whoever else holds its pipes, in some releases of Python
+        (https://github.com/python/cpython/issues/119710).
+        """
+        while self._process.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._process.wait()
+        self.kill()
+        self._over = True  # From here on its number may be another's.
+        return self._process.returncode
 
     def _last_words(self) -> str:
         try:
@@ -157,9 +196,15 @@ class Child:
         return next((line.strip() for line in reversed(said) if line.strip()), "")
 
     def kill(self) -> None:
-        """Ends it at once; `receive` then tells. Harmless when it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        """Ends it and, on POSIX, all that it has started, at once; `receive` then tells. Harmless when it has ended."""
+        if self._over:
+            return
+        # PermissionError: what macOS says of a group in which all have ended.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if sys.platform == "win32":
+                self._process.kill()
+            else:
+                os.killpg(self.pid, signal.SIGKILL)
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """Closes its input, which asks it to end; kills it after `timeout_s`. Harmless when it has ended."""
@@ -168,10 +213,10 @@ class Child:
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    await self._process.wait()
+                    await self._end()
         finally:
             self.kill()
-        await self._process.wait()
+        await self._end()
 
 
 class ParentPipe:
@@ -202,16 +247,16 @@ class ParentPipe:
         """The parent has closed the pipe, or is gone; there will be no more frames."""
         return self._ended
 
-    def receive(self) -> Frame | None:
-        """The next frame; None once the parent has closed the pipe or is gone."""
-        return None if self._ended else self._take(self._frames.get())
+    def receive(self, *, timeout_s: float | None = None) -> Frame | None:
+        """The next frame; None once the parent has closed the pipe or is gone, or after `timeout_s` (see `ended`)."""
+        try:
+            return None if self._ended else self._take(self._frames.get(timeout=timeout_s))
+        except queue.Empty:
+            return None
 
     def poll(self) -> Frame | None:
         """The next frame if one is there; None otherwise (look at `ended`)."""
-        try:
-            return None if self._ended else self._take(self._frames.get_nowait())
-        except queue.Empty:
-            return None
+        return self.receive(timeout_s=0)
 
     def _take(self, frame: Frame | None) -> Frame | None:
         self._ended = frame is None

@@ -10,7 +10,8 @@ EchoError
 ├── StorageError          disk or database: full, locked, in use, damaged
 ├── SwarmError            an artefact that could not be fetched, seeded or verified
 ├── BackendError          the sampling engine failed
-└── LearnerError          the training process failed
+├── LearnerError          the training process failed
+└── ScorerError           a task's scorer failed, crashed or took too long
 """
 
 from __future__ import annotations
@@ -79,3 +80,7 @@ class BackendError(EchoError):
 
 class LearnerError(EchoError):
     default_code = "learner"
+
+
+class ScorerError(EchoError):
+    default_code = "scorer"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -16,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from echo_shared.errors import ConfigError
+from echo_shared.files import write_private
 
 
 class Identity:
@@ -48,12 +48,7 @@ class Identity:
         if path.exists():
             return cls.load(path)
         identity = cls.generate()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(identity._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        temporary.replace(path)
+        write_private(path, identity._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return identity
 
     @property

@@ -31,10 +31,10 @@ from echo_shared.errors import CodecError
 
 _T = TypeVar("_T")
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """What this software speaks. It rises when an old peer could misread a new one."""
 
-OLDEST_PROTOCOL_VERSION: Final = 1
+OLDEST_PROTOCOL_VERSION: Final = 2
 """The oldest peer version that this software still understands."""
 
 MAX_FRAME_BYTES: Final = 8 * 2**20
@@ -129,17 +129,19 @@ class FinishReason(StrEnum):
 
 
 class ReceiptState(StrEnum):
-    """Where a rollout is on its way; TRAINED and DROPPED are final."""
+    """Where a rollout is on its way; TRAINED, EVALUATED and DROPPED are final."""
 
     LEASED = "leased"
     RECEIVED = "received"
     VERIFIED = "verified"
     TRAINED = "trained"
+    EVALUATED = "evaluated"
+    """It has shown how good its version is, on a problem that is never trained on."""
     DROPPED = "dropped"
 
 
 class DropReason(StrEnum):
-    """Why a leased rollout was not trained on. Every dropped rollout has exactly one."""
+    """Why a leased rollout was of no use. Every dropped rollout has exactly one."""
 
     STALE = "stale"
     EXPIRED = "expired"
@@ -148,6 +150,7 @@ class DropReason(StrEnum):
     REVOKED = "revoked"
     INVALID = "invalid"
     SCORER_FAILED = "scorer_failed"
+    NO_ADVANTAGE = "no_advantage"
     RUN_ENDED = "run_ended"
 
 
@@ -193,6 +196,14 @@ class Proof(Message):
     """TCP port on which the node's BitTorrent peer listens; 0 = none."""
 
 
+class SharedMemory(Message):
+    """Where an artefact lies in the memory of the hub's own host, for a node there: see `echo_shared.shared_memory`."""
+
+    pid: Annotated[int, Field(ge=1, lt=2**31)]
+    descriptor: Annotated[int, Field(ge=0, lt=2**31)]
+    name: Annotated[str, Field(pattern=r"^echo-[0-9a-f]{32}$")]
+
+
 class ArtefactOffer(Message):
     """All that a node needs to fetch one artefact (the base model, or one policy version) and to trust it."""
 
@@ -202,6 +213,8 @@ class ArtefactOffer(Message):
     torrent: Annotated[bytes, Field(max_length=4 * 2**20)]
     web_seed_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
     peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)] = ()
+    shared_memory: SharedMemory | None = None
+    """For a node that connects from the hub's own host."""
 
 
 class Welcome(Message):
@@ -258,6 +271,8 @@ class Lease(Message):
     stop_ids: Annotated[tuple[Count, ...], Field(max_length=64, strict=False)]
     deadline_s: Annotated[float, Field(gt=0)]
     """Seconds from sending until the hub leases the work elsewhere."""
+    offer: ArtefactOffer | None = None
+    """Of the version, where it need not be the newest: an evaluation's lease."""
 
 
 class LeaseRevoked(Message):
@@ -305,6 +320,7 @@ class Fetched(Message):
     seconds: Annotated[float, Field(ge=0)]
     swarm_bytes: Count
     web_seed_bytes: Count
+    shared_memory_bytes: Count = 0
 
 
 class Rollout(Message):

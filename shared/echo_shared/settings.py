@@ -23,8 +23,11 @@ _Settings = TypeVar("_Settings", bound=BaseSettings)
 _Location = tuple[int | str, ...]
 
 
-def load_settings(cls: type[_Settings], path: Path | None, overrides: Mapping[str, Any]) -> _Settings:
+def load_settings(
+    cls: type[_Settings], path: Path | None, overrides: Mapping[str, Any], *, moved: Mapping[str, str] = {}
+) -> _Settings:
     """The settings that hold. `path` None = no file; `overrides` are the flags, nested like `cls`, None = not given.
+    `moved`: where settings are found that had another name.
 
     Raises ConfigError when the file cannot be read or is no TOML, and for every setting that is unknown or not valid.
     """
@@ -39,7 +42,7 @@ def load_settings(cls: type[_Settings], path: Path | None, overrides: Mapping[st
         places = [
             _place(item["loc"], text=text, path=path, sources=(flags, from_environment), cls=cls) for item in details
         ]
-        raise _refusal(details, places, cls) from error
+        raise _refusal(details, places, cls, moved) from error
 
 
 def line_of(text: str, location: _Location) -> int | None:
@@ -139,12 +142,15 @@ def _place(
     return "the settings" if path is None else str(path) if line is None else f"{path}, line {line}"
 
 
-def _refusal(details: list[ErrorDetails], places: list[str], cls: type[BaseSettings]) -> ConfigError:
+def _refusal(
+    details: list[ErrorDetails], places: list[str], cls: type[BaseSettings], moved: Mapping[str, str]
+) -> ConfigError:
     complaints = []
     for item, place in zip(details, places, strict=True):
         name = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
-            complaints.append(f"{place}: there is no setting {name}{_suggestion(item['loc'], cls)}")
+            hint = f"; it is {moved[name]} now" if name in moved else _suggestion(item["loc"], cls)
+            complaints.append(f"{place}: there is no setting {name}{hint}")
         elif item["loc"] and not isinstance(item["input"], Mapping | BaseModel):
             complaints.append(f"{place}: {name} = {item['input']!r}: {item['msg']}")
         else:

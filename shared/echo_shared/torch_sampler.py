@@ -41,13 +41,15 @@ Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(logits [R, V], uniforms [R], temperatures [R]) -> token ids [R] and their logprobs [R]."""
 
 
-def sample_groups(model: Any, groups: Sequence[GroupRequest]) -> Iterator[FinishedRollout]:
+def sample_groups(model: Any, groups: Sequence[GroupRequest], choose: Choose = draw) -> Iterator[FinishedRollout]:
     """Draws all rollouts of `groups` in one batch and yields each as soon as it is finished.
 
-    `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. Raises BackendError when its logits are
-    not finite.
+    `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. With `torch_draws.most_likely` for
+    `choose` the completions are greedy. Raises BackendError when its logits are not finite.
     """
-    yield from _sample_at_once(model, groups, draw)
+    batch = Batch(model, width=sum(len(group.indices) for group in groups), choose=choose)
+    for finished in batch.sample(iter(groups)):
+        yield from finished
 
 
 def greedy(
@@ -73,15 +75,9 @@ def greedy(
         )
         for number, prompt in enumerate(prompts)
     ]
-    for rollout in _sample_at_once(model, groups, most_likely):
+    for rollout in sample_groups(model, groups, most_likely):
         completions[rollout.group_id] = rollout.completion_ids
     return completions
-
-
-def _sample_at_once(model: Any, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[FinishedRollout]:
-    batch = Batch(model, width=sum(len(group.indices) for group in groups), choose=choose)
-    for finished in batch.sample(iter(groups)):
-        yield from finished
 
 
 @dataclass(slots=True, eq=False)

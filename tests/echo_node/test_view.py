@@ -41,7 +41,8 @@ def test_all_that_matters_is_shown() -> None:
 
 def test_one_line_sums_it_up() -> None:
     assert summary(SNAPSHOT) == (
-        "sampling, version 12: 48 rollouts sampled, 46 received by the hub, 40 trained, 5 dropped; 812 tokens/s"
+        "sampling, version 12: 48 rollouts sampled, 46 received by the hub, 40 trained, 0 evaluated, 5 dropped; "
+        "812 tokens/s"
     )
 
 

@@ -1,6 +1,7 @@
 """Real child processes over real pipes."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from echo_shared.child import LOG_BYTES, Child, ChildExited, describe_end, pack_frame, unpack_frame
@@ -38,19 +40,36 @@ pipe.send({"ready": True})
 while True:
     signal.pause() if hasattr(signal, "pause") else time.sleep(1)
 """
-Starter = Callable[[str], Awaitable[Child]]
+FORKING = """
+import os, signal, sys
+from echo_shared.child import ParentPipe
+pipe = ParentPipe()
+if (grandchild := os.fork()) == 0:
+    if "leave" in sys.argv:
+        os.setsid()
+    pipe.send({"left": os.getpid()})
+    while True:
+        signal.pause()
+pipe.receive()
+sys.exit(3)
+"""
+Starter = Callable[..., Awaitable[Child]]
 
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Starter]:
-    """Starts a child that runs the given source."""
+    """Starts a child that runs the given source, with arguments."""
     children: list[Child] = []
 
-    async def starter(source: str) -> Child:
+    async def starter(source: str, *arguments: str) -> Child:
         (tmp_path / "child_under_test.py").write_text(source)
         path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
         child = await Child.start(
-            "child_under_test", name="test", log=tmp_path / "logs" / "child.log", env={"PYTHONPATH": path}
+            "child_under_test",
+            *arguments,
+            name="test",
+            log=tmp_path / "logs" / "child.log",
+            env={"PYTHONPATH": path},
         )
         children.append(child)
         return child
@@ -97,6 +116,22 @@ async def test_polling_sees_what_has_come(start: Starter) -> None:
     for n in range(3):
         await child.send({"n": n})
     assert await child.receive() == {"polled": [0, 1, 2], "then": True, "ended": False}
+
+
+async def test_it_is_given_arguments_and_may_wait_for_a_while(start: Starter) -> None:
+    child = await start(
+        "import sys\n"
+        "from echo_shared.child import ParentPipe\n"
+        "pipe = ParentPipe()\n"
+        "nothing = pipe.receive(timeout_s=0.01) is None and not pipe.ended\n"
+        "pipe.send({'arguments': sys.argv[1:], 'nothing': nothing})\n"
+        "pipe.send(pipe.receive(timeout_s=60))\n",
+        "one",
+        "two words",
+    )
+    assert await child.receive() == {"arguments": ["one", "two words"], "nothing": True}
+    await child.send({"n": 1})
+    assert await child.receive() == {"n": 1}
 
 
 async def test_prints_go_to_the_log(start: Starter, tmp_path: Path) -> None:
@@ -199,6 +234,66 @@ async def test_one_that_does_not_end_is_killed(start: Starter) -> None:
     with pytest.raises(ChildExited) as caught:
         await child.receive()
     assert caught.value.returncode != 0
+
+
+def is_running(pid: int) -> bool:
+    """Nobody may be there to reap it."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="fork")
+@pytest.mark.parametrize("how", ["it ends", "it is killed", "it is stopped"])
+async def test_what_a_child_has_started_ends_with_it(start: Starter, how: str) -> None:
+    child = await start(FORKING)
+    grandchild = (await child.receive())["left"]
+    async with asyncio.timeout(30):
+        if how == "it ends":
+            await child.send({})
+        elif how == "it is killed":
+            child.kill()
+        else:
+            await child.stop(timeout_s=5.0)
+        with pytest.raises(ChildExited) as caught:
+            await child.receive()
+    assert caught.value.returncode == (-signal.SIGKILL if how == "it is killed" else 3)
+    await asyncio.to_thread(psutil.wait_procs, [psutil.Process(grandchild)] if is_running(grandchild) else [], 20)
+    assert not is_running(grandchild)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="fork")
+async def test_the_end_of_a_child_is_told_even_while_another_process_has_its_pipes(start: Starter) -> None:
+    child = await start(FORKING, "leave")
+    grandchild = (await child.receive())["left"]
+    try:
+        await child.send({})
+        async with asyncio.timeout(30):
+            with pytest.raises(ChildExited) as caught:
+                await child.receive()
+            await child.stop()
+        assert caught.value.returncode == 3
+        assert is_running(grandchild), "it has made a session of its own"
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+        with pytest.raises(ChildExited):
+            await child.receive()
+
+
+async def test_a_reader_that_is_cancelled_in_mid_frame_loses_nothing(start: Starter) -> None:
+    child = await start(
+        "from echo_shared.child import ParentPipe, pack_frame\n"
+        "pipe = ParentPipe()\n"
+        "packed = pack_frame({'n': bytes(1_000)})\n"
+        "pipe._output.write(packed[:500])\n"
+        "pipe._output.flush()\n"
+        "pipe.receive()\n"
+        "pipe._output.write(packed[500:])\n"
+        "pipe._output.flush()\n"
+    )
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.5):
+            await child.receive()
+    await child.send({})
+    assert await child.receive() == {"n": bytes(1_000)}
 
 
 async def test_a_child_ends_when_its_parent_dies_in_mid_frame(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from echo_shared.messages import (
     ReceiptsWanted,
     Refused,
     Rollout,
+    SharedMemory,
     Welcome,
     decode_from_hub,
     decode_from_node,
@@ -46,6 +47,9 @@ from echo_shared.messages import (
 
 OFFER = ArtefactOffer(
     manifest=b"{}", signature=bytes(64), torrent=b"d1:ae", web_seed_path="/artefacts/", peers=(("10.0.0.1", 6881),)
+)
+IN_MEMORY = OFFER.model_copy(
+    update={"shared_memory": SharedMemory(pid=4_321, descriptor=17, name=f"echo-{'0123456789abcdef' * 2}")}
 )
 LEASE = Lease(
     lease_id=3,
@@ -72,7 +76,7 @@ ROLLOUT = Rollout(
     sampling_s=0.125,
 )
 FROM_HUB: list[FromHub] = [
-    Challenge(protocol_version=1, software_version="1", hub_key=bytes(32), nonce=bytes(32), signature=bytes(64)),
+    Challenge(protocol_version=2, software_version="1", hub_key=bytes(32), nonce=bytes(32), signature=bytes(64)),
     Welcome(
         run_id="r",
         run_name="n",
@@ -84,17 +88,19 @@ FROM_HUB: list[FromHub] = [
         heartbeat_s=5.0,
     ),
     Refused(code="bad_token", what="No."),
-    PolicyPublished(policy_version=3, offer=OFFER),
+    PolicyPublished(policy_version=3, offer=IN_MEMORY),
     Peers(info_hash=bytes(20), peers=(("::1", 1), ("host", 65_535))),
     LEASE,
     LeaseRevoked(lease_id=1, reason=DropReason.STALE),
     Receipts(receipts=(Receipt(rollout_id="3-5", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE),)),
 ]
 FROM_NODE: list[FromNode] = [
-    Hello(protocol_version=1, software_version="1", node_key=bytes(32), nonce=bytes(32)),
+    Hello(protocol_version=2, software_version="1", node_key=bytes(32), nonce=bytes(32)),
     Proof(signature=bytes(64), name="n", invite_token=None, backend="b", device="d", swarm_port=1),
     NodeStatus(activity="waiting", capacity=16, policy_version=None, tokens_per_s=0.0),
-    Fetched(info_hash=bytes(20), policy_version=None, seconds=1.5, swarm_bytes=1, web_seed_bytes=2),
+    Fetched(
+        info_hash=bytes(20), policy_version=None, seconds=1.5, swarm_bytes=1, web_seed_bytes=2, shared_memory_bytes=3
+    ),
     ROLLOUT,
     LeaseReturned(lease_id=1, indices=(0, 1), reason="full"),
     ReceiptsWanted(rollout_ids=("3-5", "3-0")),
@@ -123,6 +129,11 @@ def test_neither_side_takes_the_others_words(message: FromHub) -> None:
 
 
 GOLDEN = {
+    "hello": (
+        "85a474797065a568656c6c6fb070726f746f636f6c5f76657273696f6e02b0736f6674776172655f76657273696f6ea131a86e6f64655f"
+        "6b6579c4200000000000000000000000000000000000000000000000000000000000000000a56e6f6e6365c42000000000000000000000"
+        "00000000000000000000000000000000000000000000"
+    ),
     "rollout": (
         "8ba474797065a7726f6c6c6f7574aa726f6c6c6f75745f6964a3332d35a86c656173655f696403a867726f75705f696404a5696e646578"
         "05b4706f6c6963795f76657273696f6e5f737461727407b2706f6c6963795f76657273696f6e5f656e6407ae636f6d706c6574696f6e5f"
@@ -131,12 +142,24 @@ GOLDEN = {
         "616d706c696e675f73cb3fc0000000000000"
     ),
     "receipts_wanted": ("82a474797065af72656365697074735f77616e746564ab726f6c6c6f75745f69647392a3332d35a3332d30"),
+    "policy_published": (
+        "83a474797065b0706f6c6963795f7075626c6973686564ae706f6c6963795f76657273696f6e03a56f6666657286a86d616e6966657374"
+        "c4027b7da97369676e6174757265c440000000000000000000000000000000000000000000000000000000000000000000000000000000"
+        "00000000000000000000000000000000000000000000000000a7746f7272656e74c40564313a6165ad7765625f736565645f70617468ab"
+        "2f6172746566616374732fa570656572739192a831302e302e302e31cd1ae1ad7368617265645f6d656d6f727983a3706964cd10e1aa64"
+        "657363726970746f7211a46e616d65d9256563686f2d3031323334353637383961626364656630313233343536373839616263646566"
+    ),
+    "fetched": (
+        "87a474797065a766657463686564a9696e666f5f68617368c4140000000000000000000000000000000000000000ae706f6c6963795f76"
+        "657273696f6ec0a77365636f6e6473cb3ff8000000000000ab737761726d5f627974657301ae7765625f736565645f627974657302b373"
+        "68617265645f6d656d6f72795f627974657303"
+    ),
     "goodbye": "82a474797065a7676f6f64627965a6726561736f6ea0",
 }
 
 
-@pytest.mark.parametrize("message", [m for m in FROM_NODE if m.type in GOLDEN], ids=lambda m: m.type)
-def test_the_bytes_on_the_wire_never_change(message: FromNode) -> None:
+@pytest.mark.parametrize("message", [m for m in [*FROM_HUB, *FROM_NODE] if m.type in GOLDEN], ids=lambda m: m.type)
+def test_the_bytes_on_the_wire_never_change(message: FromHub | FromNode) -> None:
     assert encode(message).hex() == GOLDEN[message.type]
 
 
@@ -226,6 +249,37 @@ def test_a_rollout_out_of_bounds_is_refused(fields: dict[str, Any]) -> None:
 def test_receipts_wanted_out_of_bounds_are_refused(ids: Any) -> None:
     with pytest.raises(CodecError):
         decode_from_node(changed(ReceiptsWanted(rollout_ids=("3-5",)), rollout_ids=ids))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pid": 0},
+        {"pid": -1},
+        {"pid": 2**31},
+        {"pid": "1/../self"},
+        {"pid": ...},
+        {"descriptor": -1},
+        {"descriptor": 2**31},
+        {"descriptor": True},
+        {"name": "echo-"},
+        {"name": "echo-" + "0" * 33},
+        {"name": "echo-" + "0" * 31 + "\n"},
+        {"name": "echo-" + "0" * 30 + "/."},
+    ],
+    ids=str,
+)
+def test_an_address_in_memory_out_of_bounds_is_refused(fields: dict[str, Any]) -> None:
+    offered = PolicyPublished(policy_version=3, offer=IN_MEMORY)
+    with pytest.raises(CodecError):
+        decode_from_hub(changed(offered, **{f"offer__shared_memory__{name}": new for name, new in fields.items()}))
+
+
+def test_peers_that_know_nothing_of_shared_memory_are_understood() -> None:
+    published = PolicyPublished(policy_version=3, offer=OFFER)
+    assert plain(decode_from_hub(changed(published, offer__shared_memory=...))) == plain(published)
+    fetched = Fetched(info_hash=bytes(20), policy_version=1, seconds=1.0, swarm_bytes=1, web_seed_bytes=0)
+    assert plain(decode_from_node(changed(fetched, shared_memory_bytes=...))) == plain(fetched)
 
 
 def test_fields_that_a_newer_peer_adds_are_ignored() -> None:

@@ -53,12 +53,13 @@ class Policies:
     def published(self, version: int, offer: ArtefactOffer | None) -> list[Effect]:
         """`version` is now the newest. An offer that contradicts an earlier one replaces what that one brought."""
         self.newest_published = version
-        effects: list[Effect] = []
-        if offer is not None:
-            known = self._offers.get(version)
-            if known is not None and known.manifest != offer.manifest:
-                effects = self._forget(version)
-            self._offers[version] = offer
+        return [] if offer is None else self.offered(version, offer)
+
+    def offered(self, version: int, offer: ArtefactOffer) -> list[Effect]:
+        """`version`, new or old, can be fetched."""
+        known = self._offers.get(version)
+        effects = self._forget(version) if known is not None and known.manifest != offer.manifest else []
+        self._offers[version] = offer
         return effects
 
     def fetched(self, version: int) -> None:

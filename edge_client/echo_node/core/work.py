@@ -191,6 +191,8 @@ class WorkLoop:
         if self.held_rollouts + len(pending) > MAX_BATCHED:
             self._send(LeaseReturned(lease_id=event.lease_id, indices=indices, reason="the node holds enough work"))
             return
+        if event.offer is not None:
+            self._effects += self._policies.offered(event.policy_version, event.offer)
         self._pace.leased(event.deadline_s, event.max_tokens)
         self._held[event.lease_id] = _Held(lease=event, pending=pending, due_at=now + event.deadline_s)
         self._effects.append(SpoolLease(lease_id=event.lease_id, indices=indices))

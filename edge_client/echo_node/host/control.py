@@ -21,8 +21,8 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
-from echo_node.host.paths import write_private
 from echo_shared.errors import ConnectError
+from echo_shared.files import write_private
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ async def control_server(file: Path, verbs: Verbs) -> AsyncIterator[None]:
 
     async with serve(answer, LOOPBACK, 0, origins=[None], max_size=MAX_REQUEST_BYTES, compression=None) as server:
         port = next(iter(server.sockets)).getsockname()[1]
-        write_private(file, json.dumps({"port": port, "token": token, "pid": os.getpid()}) + "\n")
+        write_private(file, json.dumps({"port": port, "token": token, "pid": os.getpid()}).encode())
         try:
             yield
         finally:

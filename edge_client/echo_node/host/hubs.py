@@ -10,10 +10,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from echo_node.host.paths import Paths, write_private
+from echo_node.host.paths import Paths
 from echo_node.net.address import HubAddress
 from echo_shared.artefacts import artefact_name
 from echo_shared.errors import StorageError
+from echo_shared.files import write_private
 
 Flag = str | int | bool | list[str]
 
@@ -79,7 +80,7 @@ class Hubs:
                     self.delete_run(other.run_id)
             elif other.url == record.url:
                 (self.directory(other) / "hub.json").unlink()
-        write_private(self.directory(record) / "hub.json", record.model_dump_json(indent=2) + "\n")
+        write_private(self.directory(record) / "hub.json", f"{record.model_dump_json(indent=2)}\n".encode())
 
     def directory(self, record: HubRecord) -> Path:
         return self._paths.hub(record.hub_key)

@@ -115,15 +115,3 @@ class Paths:
                 do="Make it writable, or choose another: --data-dir DIR",
             ) from error
         return lock
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replaces `path`, whole or not at all; only its owner may read it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

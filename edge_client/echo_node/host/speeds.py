@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from echo_node.backends.base import EngineSettings
 from echo_node.host import hardware
-from echo_node.host.paths import write_private
 from echo_node.host.widths import Place
+from echo_shared.files import write_private
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class SpeedBook:
         entries = {**self._entries(), _key(place, settings): speeds}
         newest = sorted(entries.items(), key=lambda item: item[1].measured_at)[-MOST_ENTRIES:]
         try:
-            write_private(self._file, _Entries.dump_json(dict(newest), indent=1).decode())
+            write_private(self._file, _Entries.dump_json(dict(newest), indent=1))
         except OSError as error:
             log.warning("The engine's speed cannot be remembered: %s: %s", self._file, error.strerror)
 

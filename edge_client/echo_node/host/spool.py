@@ -21,7 +21,8 @@ from echo_shared.errors import StorageError
 from echo_shared.messages import ReceiptState, Rollout, decode_from_node, encode, rollout_id
 
 SENT: Final = "sent"
-_ORDER: Final = ("leased", SENT, "received", "verified", "trained", "dropped")
+_ORDER: Final = ("leased", SENT, "received", "verified", "trained", "dropped", "evaluated")
+"""A state is stored as its place here; from `trained` on they are final."""
 RESEND_BATCH: Final = 64
 MAX_ASKED: Final = 4_096
 """Rollouts whose receipts are asked for on one connection; older ones come up once these are final."""
@@ -70,8 +71,8 @@ class Spool:
             row = connection.execute("SELECT run_id FROM run").fetchone()
             if row is not None and row[0] == run_id:
                 return 0
-            final = (_ORDER.index("trained"), _ORDER.index("dropped"))
-            (lost,) = connection.execute("SELECT count(*) FROM rollouts WHERE state NOT IN (?, ?)", final).fetchone()
+            final = _ORDER.index("trained")
+            (lost,) = connection.execute("SELECT count(*) FROM rollouts WHERE state < ?", (final,)).fetchone()
             connection.execute("DELETE FROM rollouts")
             connection.execute("DELETE FROM run")
             connection.execute("INSERT INTO run VALUES (?)", (run_id,))

@@ -15,7 +15,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
-from echo_node.host.paths import write_private
+from echo_shared.files import write_private
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Widths:
     def remember(self, place: Place, memory_bytes: int, width: int) -> None:
         entries = {**self._entries(), _key(place, memory_bytes): _Entry(width=width, learnt_at=time.time())}
         try:
-            write_private(self._file, _ENTRIES.dump_json(entries, indent=1).decode())
+            write_private(self._file, _ENTRIES.dump_json(entries, indent=1))
         except OSError as error:
             log.warning("The engine's width cannot be remembered: %s: %s", self._file, error.strerror)
 

@@ -1,4 +1,6 @@
-"""Artefacts on this node's disk: fetched through the swarm, verified against the hub's signature, seeded, removed.
+"""Artefacts on this node's disk: fetched, verified against the hub's signature, seeded, removed.
+
+They come through the swarm; what the hub on this very host holds in memory is read from there, and verified the same.
 
 An artefact counts only when its marker, `<name>.verified` beside its directory, names the signed manifest and every
 file still has the size and time it had when it was hashed. The marker is written last and deleted first.
@@ -11,6 +13,7 @@ import json
 import logging
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +21,10 @@ from pathlib import Path
 from typing import Final
 
 from echo_node.net.address import HubAddress
-from echo_shared import artefacts
+from echo_shared import artefacts, shared_memory
 from echo_shared.artefacts import Manifest
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
-from echo_shared.messages import ArtefactOffer, Fetched
+from echo_shared.messages import ArtefactOffer, Fetched, SharedMemory
 from echo_shared.swarm import Swarm, read_torrent
 from echo_shared.swarm.base import OnProgress, storage_error
 
@@ -51,6 +54,7 @@ class Fetcher:
         self._swarm = swarm
         self._directory = directory
         self._source = source
+        self._trackers = (source.address.url(source.tracker_path),)
         self._info_hashes: dict[int | None, bytes] = {}
         self._base: Manifest | None = None
 
@@ -76,34 +80,62 @@ class Fetcher:
         serves it or its files are wrong, StorageError. Cancel-safe: what has arrived is kept for the next call.
         """
         manifest = self._open(offer, policy_version)
-        info_hash = bytes.fromhex(manifest.info_hash)
-        self._info_hashes[policy_version] = info_hash
+        self._info_hashes[policy_version] = bytes.fromhex(manifest.info_hash)
         directory = self._directory / manifest.name
-        trackers = (self._source.address.url(self._source.tracker_path),)
         if policy_version is None:
             self._base = manifest
         if await asyncio.to_thread(_is_marked, directory, manifest):
-            await self._swarm.seed(offer.torrent, directory, trackers)
+            await self._swarm.seed(offer.torrent, directory, self._trackers)
             return None
         await asyncio.to_thread(_clear_marked, directory)
         await asyncio.to_thread(_check_room, directory, manifest)
+        fetched = await self._from_memory(offer, manifest)
+        if fetched is None:
+            fetched = await self._through_swarm(offer, manifest, on_progress)
+        await asyncio.to_thread(_mark, directory, manifest)
+        return fetched
+
+    async def _from_memory(self, offer: ArtefactOffer, manifest: Manifest) -> Fetched | None:
+        """None when the artefact, as the hub signed it, cannot be read from this host's memory."""
+        if offer.shared_memory is None:
+            return None
+        directory, started_at = self._directory / manifest.name, time.monotonic()
+        reading = asyncio.ensure_future(asyncio.to_thread(_read_from_memory, offer.shared_memory, manifest, directory))
+        try:
+            is_here = await asyncio.shield(reading)
+        finally:
+            await asyncio.wait({reading})  # A thread cannot be cancelled, and what comes next may delete its files.
+        if not is_here:
+            return None
+        seconds = time.monotonic() - started_at
+        await self._swarm.seed(offer.torrent, directory, self._trackers)
+        return Fetched(
+            info_hash=bytes.fromhex(manifest.info_hash),
+            policy_version=manifest.policy_version or None,
+            seconds=seconds,
+            swarm_bytes=0,
+            web_seed_bytes=0,
+            shared_memory_bytes=manifest.total_bytes,
+        )
+
+    async def _through_swarm(self, offer: ArtefactOffer, manifest: Manifest, on_progress: OnProgress | None) -> Fetched:
+        info_hash = bytes.fromhex(manifest.info_hash)
         stats = await self._swarm.fetch(
             offer.torrent,
             self._directory,
             peers=offer.peers,
-            tracker_urls=trackers,
+            tracker_urls=self._trackers,
             web_seed_url=self._source.address.url(offer.web_seed_path),
             on_progress=on_progress,
         )
         try:
-            await asyncio.to_thread(_verify, manifest, directory)
+            await asyncio.to_thread(_verify, manifest, self._directory / manifest.name)
         except SwarmError:
             await self._swarm.remove(info_hash, delete_files=True)
             raise
-        await asyncio.to_thread(_mark, directory, manifest)
         return Fetched(
             info_hash=info_hash,
-            policy_version=policy_version,
+            policy_version=manifest.policy_version or None,
             seconds=stats.seconds,
             swarm_bytes=stats.swarm_bytes,
             web_seed_bytes=stats.web_seed_bytes,
@@ -133,9 +165,9 @@ class Fetcher:
     def _open(self, offer: ArtefactOffer, policy_version: int | None) -> Manifest:
         """The manifest; the hub signed it, and it and the torrent are for this artefact and no other."""
         manifest = artefacts.open_offer(offer, self._source.hub_key)
-        wanted = self.directory(policy_version).name
-        if (manifest.name, manifest.run_id) != (wanted, self._source.run_id):
-            raise RemoteProtocolError("The hub offers one artefact as another.", got=f"{manifest.name} for {wanted}")
+        wanted = (self.directory(policy_version).name, self._source.run_id, policy_version or 0)
+        if (manifest.name, manifest.run_id, manifest.policy_version) != wanted:
+            raise RemoteProtocolError("The hub offers one artefact as another.", got=f"{manifest.name} for {wanted[0]}")
         layout = read_torrent(offer.torrent)
         files = tuple((file.path, file.size_bytes) for file in manifest.files)
         if layout.info_hash.hex() != manifest.info_hash or layout.name != manifest.name:
@@ -211,6 +243,17 @@ def _allocated_bytes(path: Path) -> int:
         return 0
     blocks: int | None = getattr(found, "st_blocks", None)  # Windows does not say.
     return found.st_size if blocks is None else min(found.st_size, 512 * blocks)
+
+
+def _read_from_memory(address: SharedMemory, manifest: Manifest, directory: Path) -> bool:
+    """Whether all of the artefact is in `directory` then, with the signed hashes. Blocks."""
+    try:
+        shared_memory.read(address, manifest, directory)
+        artefacts.verify_files(manifest, directory)
+    except (OSError, SwarmError) as error:
+        log.debug("%s is not read from the hub's memory: %s", manifest.name, error)
+        return False
+    return True
 
 
 def _verify(manifest: Manifest, directory: Path) -> None:

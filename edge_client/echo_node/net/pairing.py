@@ -19,9 +19,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from echo_node.host.paths import write_private
 from echo_node.net.address import is_loopback
 from echo_shared.errors import ConfigError
+from echo_shared.files import write_private
 
 DEFAULT_PORT: Final = 50_052
 _FINGERPRINT_BYTES: Final = 16
@@ -135,7 +135,7 @@ def client_context() -> ssl.SSLContext:
     return context
 
 
-def _make() -> str:
+def _make() -> bytes:
     key = Ed25519PrivateKey.generate()
     certificate = (
         x509.CertificateBuilder()
@@ -148,7 +148,7 @@ def _make() -> str:
         .sign(key, None)
     )
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return (private + certificate.public_bytes(Encoding.PEM)).decode()
+    return private + certificate.public_bytes(Encoding.PEM)
 
 
 def _fingerprint(certificate: bytes) -> bytes:

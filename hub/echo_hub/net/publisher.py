@@ -20,9 +20,11 @@ from typing import Final, Literal
 
 from pydantic import ValidationError
 
+from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.tracker import Tracker
 from echo_shared.artefacts import Manifest, artefact_name, describe_files, sign_offer
 from echo_shared.errors import CodecError, ConfigError, StorageError, SwarmError
+from echo_shared.files import write_private
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer
 from echo_shared.swarm import Swarm, make_torrent, read_torrent
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 WEB_SEED_PATH: Final = "/artefacts/"
 """Where `echo_hub.net.artefact_routes` serves what is published; the artefact's name and the file's path follow."""
+KEPT_VERSIONS: Final = 8
+"""Newest policy versions that stay published."""
 _MANIFEST_SUFFIX: Final = ".manifest.json"
 _TORRENT_SUFFIX: Final = ".torrent"
 _POLICY_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
@@ -69,14 +73,16 @@ class Publisher:
     """All that this run has published. Version 0 is the base model. Call `reopen` first."""
 
     def __init__(
-        self, run_dir: Path, run_id: str, hub: Identity, *, swarm: Swarm, tracker: Tracker, kept_versions: int = 8
+        self, run_dir: Path, run_id: str, hub: Identity, *, swarm: Swarm, tracker: Tracker, memory: HostMemory
     ) -> None:
         self._artefacts = run_dir / "artefacts"
         self._run_id = run_id
         self._hub = hub
         self._swarm = swarm
         self._tracker = tracker
-        self._kept_versions = kept_versions
+        self._memory = memory
+        self._kept = 0
+        self._publishing = asyncio.Lock()
         self._published: dict[int, _Published] = {}
 
     async def reopen(self) -> None:
@@ -108,15 +114,26 @@ class Publisher:
         """
         if version < 1:
             raise ValueError("policy versions count from 1; 0 is the base")
-        if version not in self._published:
-            await self._publish(version, {name: adapter_dir / name for name in _POLICY_FILES})
-            await self._retire()
+        async with self._publishing:
+            if version not in self._published:
+                await self._publish(version, {name: adapter_dir / name for name in _POLICY_FILES})
+                published = self._published[version]
+                await self._memory.hold(published.manifest, published.directory)
+                await self._retire()
         return self.offer(version)
+
+    def keep(self, version: int) -> None:
+        """This version, in place of the one named before, stays published however old it gets."""
+        self._kept = version
 
     def knows(self, info_hash: bytes, policy_version: int | None) -> bool:
         """Whether this is the artefact of that version, None for the base, and still published."""
         published = self._published.get(policy_version or 0)
         return policy_version != 0 and published is not None and published.info_hash == info_hash
+
+    def has(self, version: int) -> bool:
+        """Whether nodes can fetch it now."""
+        return version in self._published
 
     def offer(self, version: int) -> ArtefactOffer:
         """The signed offer, without peers. Raises SwarmError for a version that is not published, or no longer."""
@@ -128,12 +145,14 @@ class Publisher:
         return self._published[version].offer
 
     def offer_for(self, version: int, *, node_ip: str, hub_host: str) -> ArtefactOffer:
-        """The offer with the peers that a node at `node_ip`, which reached the hub as `hub_host`, can connect to."""
+        """The offer with the peers that a node at `node_ip`, which reached the hub as `hub_host`, can connect to, and
+        with the version's place in memory if that is this host."""
         offer = self.offer(version)
         peers = self._tracker.peers(
             self._published[version].info_hash, node_ip=node_ip, hub_host=hub_host, now=time.monotonic()
         )
-        return offer.model_copy(update={"peers": peers})
+        shared_memory = self._memory.address(version, node_ip=node_ip)
+        return offer.model_copy(update={"peers": peers, "shared_memory": shared_memory})
 
     def file(self, name: str, path: str) -> Path | None:
         """Where this file of a published artefact lies; None when no manifest names it."""
@@ -164,9 +183,9 @@ class Publisher:
         self._published[manifest.policy_version] = published
 
     async def _retire(self) -> None:
-        """Ends all but the newest versions: no node needs them any more."""
-        policies = sorted(version for version in self._published if version > 0)
-        for version in policies[: -self._kept_versions]:
+        """Ends all but the newest versions, and the one to keep: no node needs them any more."""
+        policies = sorted(version for version in self._published if version not in (0, self._kept))
+        for version in policies[:-KEPT_VERSIONS]:
             published = self._published.pop(version)
             self._tracker.forget(published.info_hash)
             await self._swarm.remove(published.info_hash)
@@ -194,8 +213,8 @@ class Publisher:
             info_hash=torrent.info_hash.hex(),
             files=describe_files(directory),
         )
-        _write_whole(directory.with_name(directory.name + _TORRENT_SUFFIX), torrent.torrent)
-        _write_whole(directory.with_name(directory.name + _MANIFEST_SUFFIX), manifest.encode())
+        write_private(directory.with_name(directory.name + _TORRENT_SUFFIX), torrent.torrent)
+        write_private(directory.with_name(directory.name + _MANIFEST_SUFFIX), manifest.encode())
         return manifest, torrent.torrent
 
 
@@ -269,13 +288,3 @@ def _copy(source: Path, target: Path, *, link: bool) -> None:
         else:
             return
     shutil.copyfile(source, target)
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """All of `data` or nothing, even when the power fails."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

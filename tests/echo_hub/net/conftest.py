@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from echo_hub.net import artefact_routes, tracker
+from echo_hub.net import artefact_routes, publisher, tracker
+from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
 from echo_shared.identity import Identity
@@ -61,29 +62,36 @@ async def open_swarm() -> AsyncIterator[SwarmOpener]:
 
 
 @pytest.fixture
-async def open_hub(open_swarm: SwarmOpener, tmp_path: Path) -> AsyncIterator[Callable[[], Awaitable[Hub]]]:
+async def open_hub(
+    open_swarm: SwarmOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[[], Awaitable[Hub]]]:
     """Opens the hub of one run directory; again, for a restart."""
     runners: list[web.AppRunner] = []
+    memories: list[HostMemory] = []
 
     async def opener(*, kept_versions: int = 8) -> Hub:
+        monkeypatch.setattr(publisher, "KEPT_VERSIONS", kept_versions)
+        memories.append(HostMemory(enabled=True))
         run_dir = tmp_path / "run"
         identity = Identity.load_or_create(run_dir / "hub.key")
         swarm, trk = await open_swarm(), Tracker(identity)
-        publisher = Publisher(run_dir, "tiny run", identity, swarm=swarm, tracker=trk, kept_versions=kept_versions)
-        await publisher.reopen()
+        published = Publisher(run_dir, "tiny run", identity, swarm=swarm, tracker=trk, memory=memories[-1])
+        await published.reopen()
         app = web.Application()
         app.router.add_routes(tracker.routes(trk))
-        app.router.add_routes(artefact_routes.routes(publisher))
+        app.router.add_routes(artefact_routes.routes(published))
         runner = web.AppRunner(app)
         runners.append(runner)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        return Hub(run_dir, identity, swarm, trk, publisher, url)
+        return Hub(run_dir, identity, swarm, trk, published, url)
 
     yield opener
     for runner in runners:
         await runner.cleanup()
+    for memory in memories:
+        memory.close()
 
 
 @pytest.fixture

@@ -237,7 +237,7 @@ async def test_an_open_hub_does_not_look_at_tokens(hub: Hub) -> None:
 
 
 async def test_another_protocol_version_is_refused_with_who_must_upgrade(hub: Hub) -> None:
-    for version, who in ((0, "Upgrade the node"), (99, "Ask the hub's operator")):
+    for version, who in ((1, "Upgrade the node"), (99, "Ask the hub's operator")):
         node = await hub.connect()
         node.session.hello()  # Its end waits for an answer from here on.
         hello = Hello(protocol_version=version, software_version="0.0.1", node_key=node.me.public_key, nonce=bytes(32))

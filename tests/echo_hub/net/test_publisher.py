@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
+from echo_shared import shared_memory
 from echo_shared.artefacts import open_offer, verify_files
 from echo_shared.errors import ConfigError, StorageError, SwarmError
+from echo_shared.messages import ArtefactOffer
 
 
 @pytest.fixture
@@ -59,6 +62,22 @@ async def test_two_nodes_fetch_a_version_from_its_offer_and_then_serve_a_third(
     offer, _, stats = await fetch(2)
     assert {port for _, port in offer.peers} == {hub.swarm.port, swarms[0].port, swarms[1].port}
     assert stats.web_seed_bytes == 0
+
+
+@pytest.mark.skipif(not shared_memory.AVAILABLE, reason="this system or Python has no such memory")
+async def test_a_node_on_this_host_is_offered_new_versions_in_memory(hub, make_adapter, model_dir, tmp_path) -> None:
+    def offer_to(ip: str, version: int) -> ArtefactOffer:
+        return hub.publisher.offer_for(version, node_ip=ip, hub_host="localhost")
+
+    await hub.publisher.publish_base(model_dir)
+    assert offer_to("127.0.0.1", 0).shared_memory is None
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    offer = offer_to("127.0.0.1", 1)
+    manifest = open_offer(offer, hub.identity.public_key)
+    assert offer.shared_memory is not None
+    shared_memory.read(offer.shared_memory, manifest, tmp_path / "node")
+    verify_files(manifest, tmp_path / "node")
+    assert offer_to("192.0.2.1", 1).shared_memory is None
 
 
 async def test_the_base_has_what_loading_takes_and_nothing_else(hub, model_dir) -> None:
@@ -250,12 +269,30 @@ async def test_only_the_newest_versions_are_kept_in_the_swarm(open_hub, make_ada
     assert not (fewer.run_dir / "artefacts" / "tiny-run-v000003").exists()
 
 
+async def test_the_version_that_is_evaluated_stays_however_old_it_is(open_hub, make_adapter) -> None:
+    hub = await open_hub(kept_versions=2)
+    publish = hub.publisher.publish_policy
+    adapters = {version: make_adapter(version) for version in range(1, 7)}
+    for version in (1, 2, 3, 4):
+        await publish(version, adapters[version])
+    hub.publisher.keep(1)
+    both = await asyncio.gather(publish(1, adapters[1]), publish(1, adapters[1]))
+    assert both[0] == both[1]
+    await publish(5, adapters[5])
+    assert [version for version in range(6) if hub.publisher.has(version)] == [1, 4, 5]
+    hub.publisher.keep(4)
+    await publish(6, adapters[6])
+    assert [version for version in range(7) if hub.publisher.has(version)] == [4, 5, 6]
+
+
 async def test_a_hub_without_libtorrent_offers_its_web_seed(make_adapter, tmp_path, hub, open_swarm) -> None:
     from echo_shared.swarm import SwarmSettings
     from echo_shared.swarm.web_seed import WebSeedSwarm
 
     swarm = WebSeedSwarm(SwarmSettings())
-    publisher = Publisher(tmp_path / "other", "r", hub.identity, swarm=swarm, tracker=hub.tracker)
+    publisher = Publisher(
+        tmp_path / "other", "r", hub.identity, swarm=swarm, tracker=hub.tracker, memory=HostMemory(enabled=False)
+    )
     await publisher.reopen()
     await publisher.publish_policy(1, make_adapter(1))
     assert publisher.offer_for(1, node_ip="127.0.0.1", hub_host="localhost").peers == ()

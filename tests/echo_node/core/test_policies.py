@@ -120,3 +120,15 @@ def test_a_version_that_nobody_offers_is_hopeless() -> None:
     assert shelf.is_hopeless(7)
     assert not shelf.is_hopeless(1)
     assert not shelf.is_hopeless(0)
+
+
+def test_an_older_version_that_a_lease_brings_is_fetched_for_it_and_given_up_after() -> None:
+    shelf = policies()
+    have(shelf, *range(5, 20))
+    assert shelf.is_hopeless(2)
+    assert shelf.offered(2, offer(2)) == [] and shelf.newest_published == 19
+    assert settle(shelf, 2) == [FetchArtefact(policy_version=2, offer=offer(2))]
+    shelf.fetched(2)
+    assert settle(shelf, 2) == [AddPolicy(policy_version=2)]
+    assert shelf.newest_loaded == 19
+    assert settle(shelf) == [DropPolicy(policy_version=2), RemoveArtefact(policy_version=2)]

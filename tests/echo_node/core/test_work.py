@@ -187,6 +187,16 @@ def test_a_lease_is_fetched_for_then_sampled_by_exactly_its_version() -> None:
     assert node.of(SubmitGroup)[0].request.policy_version == 1
 
 
+def test_a_lease_may_bring_the_offer_of_its_version() -> None:
+    node = Node().ready()
+    node(PolicyPublished(policy_version=9, offer=offer(9)))
+    node(lease(7, version=2).model_copy(update={"offer": offer(2)}))
+    assert FetchArtefact(policy_version=2, offer=offer(2)) in node.turn and node.sent(LeaseReturned) == []
+    assert node.loop.newest_published == 9
+    node(ArtefactReady(policy_version=2, fetched=None))
+    assert node.of(SubmitGroup)[0].request.policy_version == 2
+
+
 def test_a_lease_for_a_version_that_nobody_offers_is_returned() -> None:
     node = Node().ready()(lease(1, version=5))
     assert node.sent(LeaseReturned)[0].indices == (0, 1)

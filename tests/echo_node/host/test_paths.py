@@ -1,11 +1,10 @@
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from echo_node.host.paths import Paths, write_private
+from echo_node.host.paths import Paths
 from echo_shared.errors import StorageError
 
 
@@ -44,13 +43,3 @@ def test_a_place_that_is_no_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be used"), Paths.find(tmp_path / "file" / "below").lock():
         pass
-
-
-def test_private_files_are_replaced_whole_and_nobody_else_reads_them(tmp_path: Path) -> None:
-    file = tmp_path / "dir" / "secret.json"
-    write_private(file, "one")
-    write_private(file, "two")
-    assert file.read_text() == "two"
-    assert [path.name for path in file.parent.iterdir()] == ["secret.json"]
-    if sys.platform != "win32":
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600

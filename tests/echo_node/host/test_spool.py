@@ -88,6 +88,15 @@ def test_a_receipt_ends_the_resending_and_states_never_go_back(spool: Spool) -> 
     assert (counts["sent"], counts["trained"], counts["dropped"], counts["dropped:stale"]) == (1, 1, 1, 1)
 
 
+def test_what_was_evaluated_is_final(spool: Spool) -> None:
+    spool.write([spooled(1, 0), receipts(("1-0", ReceiptState.VERIFIED))])
+    assert spool.without_final_receipt() == ["1-0"]
+    spool.write([receipts(("1-0", ReceiptState.EVALUATED))])
+    spool.write([receipts(("1-0", ReceiptState.DROPPED), ("1-0", ReceiptState.VERIFIED))])
+    assert spool.counts()["evaluated"] == 1 and spool.without_final_receipt() == []
+    assert spool.begin_run("another") == 0
+
+
 def test_receipts_for_unknown_rollouts_are_nothing(spool: Spool) -> None:
     spool.write([receipts(("99-9", ReceiptState.TRAINED))])
     assert set(spool.counts().values()) == {0}

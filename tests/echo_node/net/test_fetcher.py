@@ -1,7 +1,11 @@
 """The fetcher with a real swarm, from a hub that seeds for real."""
 
+import asyncio
 import errno
+import logging
+import os
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +15,12 @@ import pytest
 
 from echo_node.net.address import HubAddress
 from echo_node.net.fetcher import Fetcher, Source, delete_artefact
-from echo_shared.artefacts import artefact_name, open_offer, sign_offer
+from echo_shared import shared_memory
+from echo_shared.artefacts import Manifest, artefact_name, open_offer, sign_offer
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer
+from echo_shared.shared_memory import Segment
 from echo_shared.swarm import Swarm, SwarmSettings, make_torrent
 
 
@@ -135,6 +141,95 @@ async def test_comes_by_the_web_seed_when_there_is_no_peer(hub: Any, tmp_path: P
     finally:
         await swarm.close()
     assert fetched is not None and fetched.web_seed_bytes > 0 and fetched.swarm_bytes == 0
+
+
+needs_memory = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="this system or Python has no such memory")
+
+
+@pytest.fixture
+async def in_memory(hub: Any) -> AsyncIterator[tuple[ArtefactOffer, Segment]]:
+    """Version 1, which the hub also holds in memory."""
+    await hub.publish(1, announce=False)
+    manifest = open_offer(hub.offers[1], hub.me.public_key)
+    segment = Segment.of(manifest, hub.directory / manifest.name)
+    yield hub.offers[1].model_copy(update={"shared_memory": segment.address}), segment
+    if memory_of(segment).is_symlink():
+        segment.close()
+
+
+def memory_of(segment: Segment) -> Path:
+    return Path(f"/proc/self/fd/{segment.address.descriptor}")
+
+
+@needs_memory
+async def test_what_the_hub_holds_in_memory_is_read_and_verified_and_seeded(
+    hub: Any, fetcher: Fetcher, swarm: Swarm, in_memory: tuple[ArtefactOffer, Segment]
+) -> None:
+    offer, _ = in_memory
+    manifest = open_offer(offer, hub.me.public_key)
+    fetched = await fetcher.fetch(offer.model_copy(update={"peers": ()}), 1)
+    assert fetched is not None and (fetched.policy_version, fetched.info_hash.hex()) == (1, manifest.info_hash)
+    assert fetched.shared_memory_bytes == manifest.total_bytes
+    assert fetched.swarm_bytes == fetched.web_seed_bytes == 0
+    assert same_files(fetcher.directory(1), hub.directory / manifest.name)
+    assert [torrent.complete for torrent in (await swarm.stats()).values()] == [True]
+    assert await fetcher.fetch(offer, 1) is None
+
+
+@needs_memory
+@pytest.mark.parametrize("change", ["closed", "other bytes", "short", "elsewhere"])
+async def test_the_swarm_takes_over_when_memory_does_not_have_it(
+    hub: Any,
+    fetcher: Fetcher,
+    in_memory: tuple[ArtefactOffer, Segment],
+    change: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    offer, segment = in_memory
+    match change:
+        case "closed":
+            segment.close()
+        case "other bytes":
+            with memory_of(segment).open("r+b") as memory:
+                memory.seek(-1, os.SEEK_END)
+                memory.write(b"!")
+        case "short":
+            os.truncate(memory_of(segment), 1_000)
+        case "elsewhere":
+            address = segment.address.model_copy(update={"pid": 2**31 - 1})
+            offer = offer.model_copy(update={"shared_memory": address})
+    with caplog.at_level(logging.DEBUG, "echo_node"):
+        fetched = await fetcher.fetch(offer, 1)
+    assert fetched is not None and fetched.swarm_bytes > 0
+    assert fetched.shared_memory_bytes == 0
+    assert same_files(fetcher.directory(1), hub.directory / fetcher.directory(1).name)
+    (told,) = [record for record in caplog.records if "memory" in record.message]
+    assert told.levelno == logging.DEBUG
+
+
+@needs_memory
+async def test_a_reader_that_is_cancelled_has_ended_before_its_files_are_deleted(
+    fetcher: Fetcher, in_memory: tuple[ArtefactOffer, Segment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, begun, may_go_on = shared_memory.read, asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(address: Any, manifest: Manifest, directory: Path) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        may_go_on.wait()
+        honest(address, manifest, directory)
+
+    monkeypatch.setattr(shared_memory, "read", slow)
+    fetch = asyncio.create_task(fetcher.fetch(in_memory[0], 1))
+    await begun.wait()
+    fetch.cancel()
+    await asyncio.sleep(0)
+    assert not fetch.done()
+    may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await fetch
+    await fetcher.remove(1)
+    assert not fetcher.directory(1).exists()
 
 
 async def test_removing_deletes_files_and_stops_seeding(hub: Any, fetcher: Fetcher, swarm: Swarm) -> None:

@@ -1,0 +1,67 @@
+"""The newest policy versions in this host's memory, for the nodes that run on it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from echo_shared.artefacts import Manifest
+from echo_shared.messages import SharedMemory
+from echo_shared.shared_memory import AVAILABLE, Segment
+
+log = logging.getLogger(__name__)
+
+HELD_VERSIONS: Final = 2
+"""The newest one, and the one before for nodes that are slow to begin; who has begun reads to the end in any case."""
+
+
+class HostMemory:
+    """Takes no memory before a node on this host has asked for an `address`. Call `close` at the end."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled and AVAILABLE
+        self._has_readers = False
+        self._segments: dict[int, Segment] = {}
+
+    async def hold(self, manifest: Manifest, directory: Path) -> None:
+        """Copies this version, which lies in `directory`, into memory if there is anybody to read it there."""
+        if not self._has_readers:
+            return
+        version = manifest.policy_version
+        try:
+            self._segments[version] = await asyncio.to_thread(Segment.of, manifest, directory)
+        except OSError as error:
+            log.warning("Policy version %d is not held in memory; nodes here use the swarm: %s", version, error)
+        for old in sorted(self._segments)[:-HELD_VERSIONS]:
+            self._segments.pop(old).close()
+
+    def address(self, version: int, *, node_ip: str) -> SharedMemory | None:
+        """Where a node at `node_ip` finds this version; None for a node elsewhere, or a version that is not held."""
+        if not self._enabled or not _is_own_address(node_ip):
+            return None
+        self._has_readers = True
+        segment = self._segments.get(version)
+        return None if segment is None else segment.address
+
+    def close(self) -> None:
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+
+
+@lru_cache(4_096)
+def _is_own_address(ip: str) -> bool:
+    """Whether it is one of this host's: a socket cannot be bound to another's. As it was when `ip` was first asked for:
+    of an address that is lost or won later, nodes use the swarm."""
+    family = socket.AF_INET6 if ipaddress.ip_address(ip).version == 6 else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((ip, 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,192 @@
+"""Artefacts in memory: read by other processes, and gone with the process that held them, however it ends."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from echo_shared import shared_memory
+from echo_shared.artefacts import Manifest, describe_files, verify_files
+from echo_shared.messages import SharedMemory
+from echo_shared.shared_memory import Segment, read
+
+pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="this system or Python has no such memory")
+
+HOLDER = """
+import sys
+from pathlib import Path
+from echo_shared.artefacts import Manifest
+from echo_shared.shared_memory import Segment
+segment = Segment.of(Manifest.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
+print(segment.address.model_dump_json(), flush=True)
+sys.stdin.read()
+"""
+READER = """
+import os, sys
+from pathlib import Path
+from echo_shared.artefacts import Manifest
+from echo_shared.messages import SharedMemory
+from echo_shared.shared_memory import read
+os.setuid(int(sys.argv[1]))
+read(SharedMemory.model_validate_json(sys.argv[2]), Manifest.model_validate_json(sys.argv[3]), Path(sys.argv[4]))
+"""
+NOBODY = 65_534
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "run-v000003"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "adapter_model.safetensors").write_bytes(os.urandom(3_000_000))
+    (directory / "sub" / "config.json").write_bytes(b"{}")
+    (directory / "sub" / "empty.txt").touch()
+    return directory
+
+
+@pytest.fixture
+def manifest(directory: Path) -> Manifest:
+    return Manifest(
+        kind="policy",
+        run_id="run",
+        name=directory.name,
+        policy_version=3,
+        info_hash="ab" * 20,
+        files=describe_files(directory),
+    )
+
+
+@pytest.fixture
+def segment(manifest: Manifest, directory: Path) -> Iterator[Segment]:
+    segment = Segment.of(manifest, directory)
+    yield segment
+    if path_of(segment.address).is_symlink():
+        segment.close()
+
+
+@pytest.fixture
+def holder(manifest: Manifest, directory: Path) -> Iterator[tuple[subprocess.Popen[str], SharedMemory]]:
+    """Another process that holds the artefact."""
+    arguments = [sys.executable, "-c", HOLDER, manifest.model_dump_json(), str(directory)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, SharedMemory.model_validate(json.loads(process.stdout.readline()))
+        process.kill()
+
+
+def path_of(address: SharedMemory) -> Path:
+    return Path(f"/proc/{address.pid}/fd/{address.descriptor}")
+
+
+def test_another_process_reads_what_was_put_in(
+    holder: tuple[object, SharedMemory], manifest: Manifest, tmp_path: Path
+) -> None:
+    for reader in ("one", "two"):
+        read(holder[1], manifest, tmp_path / reader)
+        verify_files(manifest, tmp_path / reader)
+
+
+def test_after_kill_9_nothing_is_left(
+    holder: tuple[subprocess.Popen[str], SharedMemory], manifest: Manifest, tmp_path: Path
+) -> None:
+    process, address = holder
+    with path_of(address).open("rb") as late_reader:
+        process.kill()
+        process.wait()
+        with pytest.raises(OSError):
+            read(address, manifest, tmp_path / "node")
+        assert len(late_reader.read()) == manifest.total_bytes, "who has begun reads to the end"
+    left = [*descriptors(), *Path("/dev/shm").iterdir()]
+    assert not any(address.name in str(path) for path in left)
+
+
+def descriptors() -> Iterator[Path]:
+    """What every process of ours holds open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            yield link.readlink()
+        except OSError:
+            continue  # It was closed while we looked.
+
+
+def test_what_is_closed_is_found_no_more_and_read_to_its_end(
+    segment: Segment, manifest: Manifest, tmp_path: Path
+) -> None:
+    with path_of(segment.address).open("rb") as early_reader:
+        segment.close()
+        with pytest.raises(OSError):
+            read(segment.address, manifest, tmp_path / "node")
+        assert len(early_reader.read()) == manifest.total_bytes
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        lambda address: address.model_copy(update={"pid": 2**31 - 1}),
+        lambda address: address.model_copy(update={"descriptor": 2**31 - 1}),
+        lambda address: address.model_copy(update={"name": f"echo-{'0' * 32}"}),
+    ],
+)
+def test_what_the_same_numbers_mean_elsewhere_is_not_opened(
+    segment: Segment, manifest: Manifest, tmp_path: Path, elsewhere: Callable[[SharedMemory], SharedMemory]
+) -> None:
+    with pytest.raises(OSError):
+        read(elsewhere(segment.address), manifest, tmp_path / "node")
+    assert not (tmp_path / "node").exists()
+
+
+def test_a_pipe_in_its_place_is_left_alone(manifest: Manifest, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"not yours")
+    with pytest.raises(OSError, match="is not echo-"):
+        read(SharedMemory(pid=os.getpid(), descriptor=reading, name=f"echo-{'0' * 32}"), manifest, tmp_path / "node")
+    assert os.read(reading, 100) == b"not yours"
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_pipe_that_takes_its_place_while_we_look_is_noticed(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(writing)
+    check, looks = shared_memory._check_name, []
+
+    def only_the_second(link: Path, address: SharedMemory) -> None:
+        looks.append(link)
+        if len(looks) == 2:
+            check(link, address)
+
+    monkeypatch.setattr(shared_memory, "_check_name", only_the_second)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError, match="is not echo-"):
+        read(SharedMemory(pid=os.getpid(), descriptor=reading, name=f"echo-{'0' * 32}"), manifest, tmp_path / "node")
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    os.close(reading)
+
+
+def test_memory_that_was_cut_short_is_an_error(segment: Segment, manifest: Manifest, tmp_path: Path) -> None:
+    os.truncate(path_of(segment.address), 1_000)
+    with pytest.raises(OSError, match="too early"):
+        read(segment.address, manifest, tmp_path / "node")
+
+
+def test_an_artefact_that_is_not_whole_is_not_put_in(manifest: Manifest, directory: Path) -> None:
+    (directory / "sub" / "config.json").unlink()
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError):
+        Segment.of(manifest, directory)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_reads_nothing(holder: tuple[object, SharedMemory], manifest: Manifest, tmp_path: Path) -> None:
+    given = (holder[1].model_dump_json(), manifest.model_dump_json(), str(tmp_path / "node"))
+    assert subprocess.run([sys.executable, "-c", READER, "0", *given], check=False).returncode == 0
+    refused = subprocess.run(
+        [sys.executable, "-c", READER, str(NOBODY), *given], check=False, capture_output=True, text=True
+    )
+    assert "PermissionError" in refused.stderr and "/proc/" in refused.stderr
