@@ -11,13 +11,27 @@ import json
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from echo_hub.learner.objectives.published import PUBLISHED
 from echo_shared.errors import ConfigError
 from echo_shared.settings import load_settings
+
+_TASK_NAME: Final = r"^(arithmetic|jsonl|environment:guess|reasoning-gym:[a-z0-9_]+|python:[\w.]+:\w+)$"
+_MOVED: Final = {
+    "task.heldout_problems": "evaluation.problems",
+    "training.clip_epsilon": "objective.clip_low and objective.clip_high",
+    "training.micro_batch_tokens": "learner.micro_batch_tokens",
+    "training.checkpoint_every": "learner.checkpoint_every",
+    "training.checkpoints_kept": "learner.checkpoints_kept",
+    "training.adapters_kept": "learner.adapters_kept",
+    "training.threads": "learner.threads",
+    "training.device": "learner.device",
+}
+"""Where to find settings that a run's file may have under another name."""
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -50,12 +64,22 @@ class ModelConfig(Section):
 class TaskConfig(Section):
     """Where problems and rewards come from."""
 
-    name: Annotated[str, Field(pattern=r"^(arithmetic|reasoning-gym:[a-z0-9_]+)$")] = "arithmetic"
-    """arithmetic, or reasoning-gym:DATASET with the name of any of its datasets."""
+    name: Annotated[str, Field(pattern=_TASK_NAME)] = "arithmetic"
+    """arithmetic; reasoning-gym:DATASET with the name of any of its datasets; jsonl, with options.path;
+    environment:guess, a game of several turns; or python:MODULE:FUNCTION, a function of yours that is given the options
+    and returns a task or an environment."""
     options: dict[str, Any] = {}
     """Passed to the task as they are."""
-    heldout_problems: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Problems for evaluation, disjoint from all training problems."""
+    system_prompt: str = ""
+    """Put before every problem: as the chat template's system turn, or as text where the base has no chat template."""
+    prompt_suffix: str = ""
+    """Put behind every problem's text as it is, to say what form an answer should have."""
+    scorer_processes: Annotated[int, Field(ge=1, le=256)] = 2
+    """Processes that scorers run in."""
+    scorer_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    """A scorer that takes longer is ended, and the rollout is dropped."""
+    scorer_memory_mb: Annotated[int, Field(ge=64)] = 2048
+    """What each of the processes may allocate while it scores; on Linux alone."""
 
 
 class SamplingConfig(Section):
@@ -68,40 +92,168 @@ class SamplingConfig(Section):
 
 
 class TrainingConfig(Section):
-    """GRPO with LoRA."""
+    """Reinforcement learning of a LoRA adapter, step by step."""
 
     steps: Annotated[int, Field(ge=1)] = 60
-    """Optimizer steps of the whole run."""
+    """Steps of the whole run; each turns a policy version into the next."""
     groups_per_step: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Prompts in the batch of one optimizer step."""
+    """Prompts in the batch of one step."""
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
     """Completions of one prompt, compared with each other."""
     max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
     """Async mode: how many steps old a rollout may be when it is trained on."""
     publish_every: Annotated[int, Field(ge=1)] = 1
     """Steps between published versions."""
+    tokens_per_step: Annotated[int, Field(ge=0)] = 0
+    """A step takes complete groups, oldest first, until they have this many sampled tokens, and the loss is divided by
+    this number, so that no step weighs more than another (C3PO). At least one group, at most groups_per_step; 0 = off:
+    always groups_per_step."""
+    dynamic_sampling: bool = False
+    """A group whose rewards are all equal teaches nothing: it is dropped, and another one is sampled in its place
+    (DAPO). After four batches of such groups in search of one step's, they are trained on as they are."""
+    updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimizer updates in one step, each on its share of the step's groups."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """Adam's, constant. For LoRA about ten times that of full fine-tuning."""
-    clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The importance ratio is clipped to 1 - clip_epsilon .. 1 + clip_epsilon."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients with a larger norm are scaled down to it."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] = 16
     """Of the adapter on every linear layer."""
     lora_alpha: Annotated[int, Field(ge=1)] = 32
     """The adapter is scaled by lora_alpha / lora_rank."""
+
+
+class ObjectiveConfig(Section):
+    """What a step minimises (docs/learner.md). Where a number is 0 or a choice is "published", the objective's own
+    paper decides."""
+
+    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "decoupled_ppo", "two_sided"] = "grpo"
+    """The loss of a token, given its importance ratio and its advantage."""
+    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The ratio is clipped at 1 - clip_low below. Not for cispo and aipo."""
+    clip_high: Annotated[float, Field(ge=0)] = 0.0
+    """The ratio is clipped at 1 + clip_high above. Not for cispo and aipo."""
+    cap: Annotated[float, Field(ge=0)] = 0.0
+    """Largest ratio, at least 1: cispo's and aipo's weight of a token; decoupled_ppo's between the proximal and the
+    behaviour policy, more than 1, beyond which a token is left out; two_sided's delta, more than 1 + clip_high."""
+    aggregation: Literal["published", "token_mean", "sequence_mean", "group_mean", "constant"] = "published"
+    """How the losses of a step's tokens become one: mean over all tokens, over rollouts of their means, over groups of
+    their token means, or the sum over a constant (rollouts times sampling.max_tokens)."""
+    advantage: Literal["published", "mean", "mean_std", "batch_std", "leave_one_out"] = "published"
+    """A rollout's reward less its group's mean, as it is, over the group's or the whole step's standard deviation; or
+    less the mean of the group's others."""
+    old_policy: Literal["behavior", "proximal"] = "behavior"
+    """What the ratio is taken against: the engine's log-probabilities of the version that sampled, or the learner's own
+    at the start of the step. aipo's and decoupled_ppo's formulas say it themselves."""
+    correction: Literal["none", "tis", "masked_is"] = "none"
+    """With old_policy = "proximal", what a token's loss is multiplied by: 1, or the ratio between the proximal and the
+    behaviour policy, truncated at correction_high, or 0 instead of it outside correction_low .. correction_high."""
+    correction_low: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """masked_is only."""
+    correction_high: Annotated[float, Field(ge=1)] = 2.0
+    """tis and masked_is."""
+    sequence_veto: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """A rollout with a token whose ratio between the learner at the start of the step and the behaviour policy is below
+    this is left out; 0 = off. 1e-4 is usual."""
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the divergence from the base model; costs a second forward pass. A token that the base finds more than
+    e^3 times likelier pulls no harder than one at that bound."""
+    overlong: Literal["keep", "mask", "penalty"] = "keep"
+    """Completions (with an environment: any turn) that were cut off at sampling.max_tokens: trained on as they are; or
+    left out of the loss and of its denominator; or, like all of nearly that length (of several turns the last one's),
+    with a reward that is the smaller the longer they are, down to one less (DAPO)."""
+    overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
+    """With overlong = "penalty": how many tokens before the limit the penalty begins."""
+    selection: Literal["all", "shuffle_r1"] = "all"
+    """Which rollouts of a group are trained on: all, or the most unlike pairs by advantage, half of them."""
+
+    def resolved(self) -> ObjectiveConfig:
+        """With the paper's own choices and numbers in place of "published" and 0."""
+        paper = PUBLISHED[self.name]
+        return self.model_copy(
+            update={
+                **{name: getattr(self, name) or number for name, number in paper.numbers.items()},
+                "aggregation": paper.aggregation if self.aggregation == "published" else self.aggregation,
+                "advantage": paper.advantage if self.advantage == "published" else self.advantage,
+            }
+        )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ObjectiveConfig:
+        paper = PUBLISHED[self.name]
+        unused = [
+            name for name in ("clip_low", "clip_high", "cap") if getattr(self, name) and name not in paper.numbers
+        ]
+        if unused:
+            raise ValueError(f"{self.name} does not use {', '.join(unused)}: remove the line, or set it to 0")
+        if self.old_policy == "proximal" and not paper.takes_old_policy:
+            raise ValueError(f"{self.name} says itself what its ratios are taken against: remove old_policy")
+        resolved = self.resolved()
+        # The ratio of a token that nothing has moved is 1, but for rounding.
+        if "cap" in paper.numbers and (resolved.cap < 1 or (self.name == "decoupled_ppo" and resolved.cap == 1)):
+            least = "cap > 1" if self.name == "decoupled_ppo" else "cap >= 1"
+            raise ValueError(f"{self.name} needs {least}, got {resolved.cap}")
+        if self.name == "two_sided" and resolved.cap <= 1 + resolved.clip_high:
+            raise ValueError(f"two_sided needs cap > 1 + clip_high, got {resolved.cap} and {resolved.clip_high}")
+        if self.correction != "none" and self.old_policy != "proximal":
+            raise ValueError('correction needs old_policy = "proximal": the ratio to "behavior" corrects already')
+        used = {"none": (), "tis": ("correction_high",), "masked_is": ("correction_low", "correction_high")}
+        for name in ("correction_low", "correction_high"):
+            default = type(self).model_fields[name].default
+            if getattr(self, name) != default and name not in used[self.correction]:
+                raise ValueError(f'correction = "{self.correction}" does not use {name}: remove the line')
+        if (self.overlong == "penalty") != (self.overlong_buffer_tokens > 0):
+            raise ValueError('overlong = "penalty" and overlong_buffer_tokens > 0 need each other')
+        return self
+
+
+class LearnerConfig(Section):
+    """How the learner computes and what it keeps."""
+
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    """Where the learner trains: auto, cpu, cuda, cuda:1, mps."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the base model and of the computation; the adapter is always float32. auto: bfloat16 on CUDA, else float32."""
+    base_bits: Literal[0, 4, 8] = 0
+    """Bits of the base's weights in training: 4 or 8 by bitsandbytes (extra `quantized`), 0 = by precision."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of the learner; 0 = PyTorch's own choice."""
+    processes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that train together on each host, one a GPU; the base model is spread over all of them."""
+    hosts: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Hosts that train together, this one among them. On each of the others: `echo-hub learner`."""
+    address: Annotated[str, Field(pattern=r"^([^:\s]+:\d{1,5})?$")] = ""
+    """HOST:PORT of this host at which learner processes of other hosts meet. They trust whoever comes: it belongs on a
+    network of your own."""
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384
-    """Tokens, prompts and padding included, of one forward and backward pass."""
+    """Tokens of one forward and backward pass, a prompt counted once for each of its rollouts."""
+    gradient_checkpointing: bool = False
+    """Keeps only each layer's input for the backward pass: far less memory, about a third more time."""
+    offload_optimizer: bool = True
+    """Co-located mode, on a GPU: the optimizer's state is in the host's memory while the learner samples."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
     """Steps between checkpoints; a killed learner repeats the steps since the last one."""
     checkpoints_kept: Annotated[int, Field(ge=1)] = 3
     """Older checkpoints are removed; published versions stay."""
+    checkpoint_milestones: Annotated[int, Field(ge=0)] = 0
+    """Checkpoints of the steps that this divides are never removed; 0 = none is kept for ever."""
     adapters_kept: Annotated[int, Field(ge=1)] = 200
     """Newest published adapters that stay in RUN/adapters, for `echo-hub export` and `echo-hub eval`."""
-    threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads of the learner; 0 = PyTorch's own choice."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    """Where the learner trains: auto, cpu, cuda, cuda:1, mps."""
+
+
+class EvaluationConfig(Section):
+    """How well a version does on problems that are never trained on."""
+
+    problems: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Held-out problems, disjoint from all training problems."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Versions between evaluations; 0 = only the base and the last version."""
+    samples: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Completions of each problem at the run's temperature, for mean@k, beside the greedy one; 0 = none."""
+    by: Literal["hub", "nodes"] = "hub"
+    """Who generates: hub is the learner's own device, between two steps; nodes do it as leased work, for at most a
+    quarter of what is leased while training wants it. After the last step the hub takes over if no node works any
+    more."""
 
 
 class LeaseConfig(Section):
@@ -124,6 +276,9 @@ class ServerConfig(Section):
     """Addresses of proxies in front of the hub: what they say in X-Forwarded-For is taken for the client's address."""
     swarm_port: Port = 0
     """BitTorrent port of the hub's own peer; 0 = any free one."""
+    shared_memory: bool = True
+    """Nodes on the hub's own host, run by the hub's own user, read new versions from memory, without the swarm (on
+    Linux). From the first connection of such a node on, the hub holds the newest two adapters in memory for it."""
     join: Literal["open", "invite"] = "open"
     """open: anyone. invite: whoever has one of the invite_tokens."""
     invite_tokens: tuple[Annotated[str, Field(min_length=8, max_length=256)], ...] = ()
@@ -149,6 +304,9 @@ class HubConfig(BaseSettings):
     task: TaskConfig = TaskConfig()
     sampling: SamplingConfig = SamplingConfig()
     training: TrainingConfig = TrainingConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     leases: LeaseConfig = LeaseConfig()
     server: ServerConfig = ServerConfig()
     store: StoreConfig = StoreConfig()
@@ -157,9 +315,25 @@ class HubConfig(BaseSettings):
     def _fits_together(self) -> HubConfig:
         if self.run.mode == "sequential" and self.training.publish_every != 1:
             raise ValueError('training.publish_every must be 1 when run.mode = "sequential": every step samples anew')
+        if self.run.mode == "colocated" and self.evaluation.by == "nodes":
+            raise ValueError('evaluation.by must be "hub" when run.mode = "colocated": there are no nodes')
         if self.run.mode == "async" and self.training.publish_every > self.training.max_staleness + 1:
             raise ValueError(
                 "training.publish_every must be at most training.max_staleness + 1, or nothing is fresh enough"
+            )
+        if self.objective.overlong_buffer_tokens > self.sampling.max_tokens:
+            raise ValueError("objective.overlong_buffer_tokens must be at most sampling.max_tokens")
+        if self.training.tokens_per_step and self.objective.aggregation != "published":
+            raise ValueError(
+                "objective.aggregation must be left out with training.tokens_per_step, which the loss is divided by"
+            )
+        learner = self.learner
+        if learner.hosts > 1 and not learner.address:
+            raise ValueError("learner.address must be HOST:PORT when learner.hosts is more than 1")
+        if learner.processes * learner.hosts > 1 and learner.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(
+                'learner.device must be "auto", "cpu" or "cuda" when there are several learner processes: '
+                "each takes a GPU of its own"
             )
         if self.server.join == "invite" and not self.server.invite_tokens:
             raise ValueError('server.invite_tokens must hold a token when server.join = "invite"')
@@ -171,7 +345,7 @@ def load_config(path: Path | None, overrides: Mapping[str, Any]) -> HubConfig:
 
     Raises ConfigError, which names the setting, its value and the line, variable or flag that set it.
     """
-    return load_settings(HubConfig, path, overrides)
+    return load_settings(HubConfig, path, overrides, moved=_MOVED)
 
 
 def render_config(config: HubConfig) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from echo_hub.config import (
+    _MOVED,
     HubConfig,
     RunConfig,
     ServerConfig,
@@ -56,7 +57,10 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ("[trainig]\nsteps = 10\n", ("trainig", "line 1", "did you mean training?")),
         ("[server]\nport = 'http'\n", ("server.port", "'http'", "line 2")),
         ("[run]\nmode = 'fast'\n", ("run.mode", "'fast'", "line 2", "'async'")),
-        ("[training]\ndevice = 'gpu'\n", ("training.device", "'gpu'", "line 2")),
+        ("[learner]\ndevice = 'gpu'\n", ("learner.device", "'gpu'", "line 2")),
+        ("[learner]\naddress = 'here'\n", ("learner.address", "'here'", "line 2")),
+        ("[learner]\nhosts = 2\n", ("learner.address must be HOST:PORT",)),
+        ("[learner]\nprocesses = 2\ndevice = 'cuda:1'\n", ("learner.device", "a GPU of its own")),
         ("[server]\npublic_url = 'hub.example.org'\n", ("server.public_url", "'hub.example.org'", "line 2")),
         ("[training]\nsteps = = 3\n", ("not valid TOML", "line 2")),
         ("\x00", ("not valid TOML", "line 1")),
@@ -81,12 +85,32 @@ def test_a_wrong_variable_or_flag_is_named_as_such(tmp_path: Path, monkeypatch: 
     assert "ECHO_HUB_TRAINING__STEPS: training.steps = 'many'" in str(refusal(tmp_path, "[training]\nsteps = 3\n"))
 
 
+@pytest.mark.parametrize(("name", "places"), _MOVED.items())
+def test_a_setting_that_has_moved_is_named_with_its_place(tmp_path: Path, name: str, places: str) -> None:
+    section, key = name.split(".")
+    message = str(refusal(tmp_path, f"[{section}]\n{key} = 1\n"))
+    assert f"line 2: there is no setting {name}; it is {places} now" in message
+    known = {known for known, _ in all_fields(HubConfig)}
+    assert name not in known and set(places.split(" and ")) <= known
+
+
 @pytest.mark.parametrize(
     ("text", "keys"),
     [
         ("[run]\nmode = 'sequential'\n[training]\npublish_every = 2\n", ("training.publish_every", "run.mode")),
+        ("[run]\nmode = 'colocated'\n[evaluation]\nby = 'nodes'\n", ("evaluation.by", "run.mode")),
         ("[training]\nmax_staleness = 1\npublish_every = 3\n", ("training.publish_every", "training.max_staleness")),
         ("[server]\njoin = 'invite'\n", ("server.invite_tokens", "server.join")),
+        (
+            "[objective]\noverlong = 'penalty'\noverlong_buffer_tokens = 17\n",
+            ("objective.overlong_buffer_tokens", "sampling.max_tokens"),
+        ),
+        (
+            "[training]\ntokens_per_step = 9\n[objective]\naggregation = 'token_mean'\n",
+            ("objective.aggregation", "training.tokens_per_step"),
+        ),
+        ("[objective]\nname = 'grpo'\ncap = 3\n", ("objective", "grpo does not use cap", "line 1")),
+        ("[objective]\nname = 'two_sided'\ncap = 1.1\n", ("objective", "cap > 1 + clip_high", "line 1")),
     ],
 )
 def test_settings_that_do_not_fit_together_name_each_other(tmp_path: Path, text: str, keys: tuple[str, ...]) -> None:
@@ -113,7 +137,7 @@ def test_the_written_file_holds_every_setting_under_its_comment() -> None:
     values = tomllib.loads(text)
     names = {f"{section}.{key}" for section, keys in values.items() for key in keys} | set(values)
     assert names == {name for name, _ in all_fields(HubConfig)}
-    assert "# Optimizer steps of the whole run. (at least 1)\nsteps = 60\n" in text
+    assert "# Steps of the whole run; each turns a policy version into the next. (at least 1)\nsteps = 60\n" in text
     assert max(len(line) for line in text.splitlines()) <= 110
 
 

@@ -1,14 +1,13 @@
-"""A step's rollouts as micro-batches of at most `micro_batch_tokens` tokens each, prompts and padding included.
+"""A step's rollouts as micro-batches of at most `micro_batch_tokens` tokens each, packed without padding.
 
-Short rollouts of one prompt share a row: the prompt once, then the completions side by side, each of which attends to
-the prompt and itself and counts its positions from the prompt's end. That is the same computation as one row a rollout,
-without the repeated prompts. Longer rollouts get a row of their own, where attention needs no mask at all: padding
-stands on the right and is looked at by nobody.
+A micro-batch is one sequence: a prompt once, then the completions of it side by side, each of which counts its
+positions from the prompt's end, then the next prompt. `packing.Rows` says which prompt and which completion attention
+takes together. That is the same computation as one row a rollout, without padding and without repeated prompts.
 
-Which positions predict a token that is trained on is listed, from the rollouts' own lengths; it is never inferred from
-padding or from what a token is. The last token of a completion is predicted but is no input.
+Which positions predict a token that is trained on is listed, from the rollouts' own loss masks; it is never inferred
+from padding or from what a token is. The last token of a completion is predicted but is no input.
 
-Dimensions: B rows, T positions in a row, N completion tokens.
+Dimensions: T positions of the packed sequence, N trained tokens, R rows of L positions.
 """
 
 from __future__ import annotations
@@ -22,128 +21,135 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echo_hub.learner.settings import TrainingGroup, TrainingRollout
+from echo_hub.learner.packing import Rows
+from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 
-SHARED_ROW_TOKENS: Final = 256
-"""Rollouts of a group share a row up to this length: below any sliding window, and short enough that the attention
-between completions, which is computed and masked, stays cheap."""
-
-_PROMPT: Final = 0
-_PADDING: Final = -1
+_ROW_FILL: Final = 0.75
+"""Rows that are laid out together are at least this full; attention grows with the square of the length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """One forward and backward pass."""
 
-    input_ids_BT: Tensor
-    position_ids_BT: Tensor
-    segments_BT: Tensor | None
-    """0 = prompt, 1.. = completion, -1 = padding; None when no row holds more than one completion."""
+    input_ids_T: Tensor
+    position_ids_T: Tensor
+    rows: Rows
     predictors_N: Tensor
-    """Position b * T + t whose output predicts the token: together, the loss mask."""
+    """Position whose output predicts the token: together, the loss mask."""
     target_ids_N: Tensor
     behavior_logprobs_N: Tensor
     advantages_N: Tensor
+    weights_N: Tensor
+    """Of each token's loss in the step's: the loss is the sum of weight times loss over all micro-batches."""
+    rollouts_N: Tensor
+    """Which rollout of this micro-batch the token belongs to, 0 .. num_rollouts - 1. No rollout is split."""
+    num_rollouts: int
 
     def to(self, device: torch.device) -> MicroBatch:
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {name: None if value is None else value.to(device) for name, value in tensors.items()}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {
+            name: value.to(device) if isinstance(value, Tensor | Rows) else value for name, value in values.items()
+        }
         return MicroBatch(**moved)
-
-    def attention_mask(self) -> Tensor | None:
-        """What each position attends to, bool [B, 1, T, T]; None = everything before it."""
-        if self.segments_BT is None:
-            return None
-        query, key = self.segments_BT[:, :, None], self.segments_BT[:, None, :]
-        # Padding attends to itself and what is left of it, so that no softmax is over nothing.
-        return ((query == key) | (key == _PROMPT)).tril()[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """A prompt and completions that follow it, each with its advantage."""
+class _Family:
+    """A prompt and those of its rollouts that are in one micro-batch."""
 
     prompt_ids: NDArray[np.int32]
-    completions: list[tuple[TrainingRollout, float]]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt_ids) + sum(_input_tokens(rollout) for rollout, _ in self.completions)
+    rollouts: list[WeightedRollout]
 
 
-def build_micro_batches(
-    groups: Sequence[TrainingGroup],
-    advantages: Sequence[NDArray[np.float64]],
-    *,
-    micro_batch_tokens: int,
-    shared_row_tokens: int = SHARED_ROW_TOKENS,
-) -> list[MicroBatch]:
-    """The groups that have an advantage, longest rows first; a row longer than the budget goes alone.
+def build_micro_batches(groups: Sequence[WeightedGroup], *, micro_batch_tokens: int) -> list[MicroBatch]:
+    """All rollouts of `groups`, in order; a rollout longer than the budget goes alone.
 
-    `advantages` has an array a group, one value a rollout. `shared_row_tokens` 0 gives each rollout its own row.
+    In the budget a prompt counts once for each of its rollouts, for that is what attention holds of it.
     """
-    rows = [
-        row
-        for group, values in zip(groups, advantages, strict=True)
-        if values.any()
-        for row in _rows(group, values, shared_row_tokens)
-    ]
-    rows.sort(key=lambda row: row.num_tokens, reverse=True)
-    return [_micro_batch(part) for part in _split(rows, micro_batch_tokens)]
+    return [_micro_batch(families) for families in _split(groups, micro_batch_tokens)]
 
 
-def _input_tokens(rollout: TrainingRollout) -> int:
+def _input_tokens(rollout: WeightedRollout) -> int:
     return len(rollout.completion_ids) - 1
 
 
-def _rows(group: TrainingGroup, advantages: NDArray[np.float64], shared_row_tokens: int) -> Iterator[_Row]:
-    row = _Row(prompt_ids=group.prompt_ids, completions=[])
-    for rollout, advantage in zip(group.rollouts, advantages, strict=True):
-        if row.completions and row.num_tokens + _input_tokens(rollout) > shared_row_tokens:
-            yield row
-            row = _Row(prompt_ids=group.prompt_ids, completions=[])
-        row.completions.append((rollout, float(advantage)))
-    yield row
+def _split(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> Iterator[list[_Family]]:
+    families: list[_Family] = []
+    total = 0
+    for group in groups:
+        family = _Family(prompt_ids=group.prompt_ids, rollouts=[])
+        for rollout in group.rollouts:
+            tokens = len(group.prompt_ids) + _input_tokens(rollout)
+            if total and total + tokens > micro_batch_tokens:
+                yield [*families, family] if family.rollouts else families
+                families, total = [], 0
+                family = _Family(prompt_ids=group.prompt_ids, rollouts=[])
+            family.rollouts.append(rollout)
+            total += tokens
+        if family.rollouts:
+            families.append(family)
+    if families:
+        yield families
 
 
-def _split(rows: Sequence[_Row], micro_batch_tokens: int) -> Iterator[Sequence[_Row]]:
-    """`rows` come longest first, so a part's first row says how wide it is."""
-    start = 0
-    while start < len(rows):
-        count = max(1, micro_batch_tokens // rows[start].num_tokens)
-        yield rows[start : start + count]
-        start += count
-
-
-def _micro_batch(rows: Sequence[_Row]) -> MicroBatch:
-    shape = (len(rows), rows[0].num_tokens)
-    input_ids_BT = np.zeros(shape, dtype=np.int64)
-    # Padding counts on: transformers takes a position that starts anew for another sequence, and builds a mask.
-    position_ids_BT = np.tile(np.arange(shape[1]), (shape[0], 1))
-    segments_BT = np.full(shape, _PADDING, dtype=np.int64)
-    predictors, advantages = [], []
-    for b, row in enumerate(rows):
-        prompt_length = end = len(row.prompt_ids)
-        input_ids_BT[b, :end] = row.prompt_ids
-        segments_BT[b, :end] = _PROMPT
-        for segment, (rollout, advantage) in enumerate(row.completions, start=1):
-            start, end = end, end + _input_tokens(rollout)
-            input_ids_BT[b, start:end] = rollout.completion_ids[:-1]
-            position_ids_BT[b, start:end] = np.arange(prompt_length, prompt_length + end - start)
-            segments_BT[b, start:end] = segment
-            predictors.append(b * shape[1] + np.concatenate(([prompt_length - 1], np.arange(start, end))))
-            advantages.append(np.full(len(rollout.completion_ids), advantage, dtype=np.float32))
-    rollouts = [rollout for row in rows for rollout, _ in row.completions]
-    shared = any(len(row.completions) > 1 for row in rows)
+def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
+    input_ids, position_ids, rows, predictors = [], [], [], []
+    end = 0
+    for family in families:
+        prompt_length = len(family.prompt_ids)
+        prompt = np.arange(end, end + prompt_length)
+        input_ids.append(family.prompt_ids)
+        position_ids.append(np.arange(prompt_length))
+        end += prompt_length
+        for rollout in family.rollouts:
+            length = _input_tokens(rollout)
+            row = np.concatenate((prompt, np.arange(end, end + length)))
+            input_ids.append(rollout.completion_ids[:-1])
+            position_ids.append(np.arange(prompt_length, prompt_length + length))
+            predictors.append(row[prompt_length - 1 :][rollout.loss_mask])
+            rows.append(row)
+            end += length
+    rollouts = [rollout for family in families for rollout in family.rollouts]
+    drawn = [int(rollout.loss_mask.sum()) for rollout in rollouts]
+    targets = np.concatenate([rollout.completion_ids[rollout.loss_mask] for rollout in rollouts])
+    logprobs = np.concatenate([rollout.behavior_logprobs[rollout.loss_mask] for rollout in rollouts])
     return MicroBatch(
-        input_ids_BT=torch.from_numpy(input_ids_BT),
-        position_ids_BT=torch.from_numpy(position_ids_BT),
-        segments_BT=torch.from_numpy(segments_BT) if shared else None,
+        input_ids_T=torch.from_numpy(np.concatenate(input_ids).astype(np.int64)),
+        position_ids_T=torch.from_numpy(np.concatenate(position_ids)),
+        rows=_lay_out(rows, end),
         predictors_N=torch.from_numpy(np.concatenate(predictors)),
-        target_ids_N=torch.from_numpy(
-            np.concatenate([rollout.completion_ids for rollout in rollouts]).astype(np.int64)
-        ),
-        behavior_logprobs_N=torch.from_numpy(np.concatenate([rollout.behavior_logprobs for rollout in rollouts])),
-        advantages_N=torch.from_numpy(np.concatenate(advantages)),
+        target_ids_N=torch.from_numpy(targets.astype(np.int64)),
+        behavior_logprobs_N=torch.from_numpy(logprobs),
+        advantages_N=_of_each([rollout.advantage for rollout in rollouts], drawn),
+        weights_N=_of_each([rollout.weight for rollout in rollouts], drawn),
+        rollouts_N=torch.from_numpy(np.repeat(np.arange(len(rollouts)), drawn)),
+        num_rollouts=len(rollouts),
     )
+
+
+def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
+    """Longest first, a new rectangle whenever a row would fill too little of the one before."""
+    rectangles: list[list[NDArray[np.int64]]] = []
+    for row in sorted(rows, key=len, reverse=True):
+        if not rectangles or len(row) < _ROW_FILL * len(rectangles[-1][0]):
+            rectangles.append([])
+        rectangles[-1].append(row)
+    places_T = np.full(length, -1)
+    positions_RL = []
+    offset = 0
+    for members in rectangles:
+        width = len(members[0])
+        filled = np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in members])
+        for number, row in enumerate(members):
+            new = row[places_T[row] < 0]
+            # What is new in a row is its end, or all of it.
+            places_T[new] = offset + number * width + np.arange(len(row) - len(new), len(row))
+        offset += filled.size
+        positions_RL.append(torch.from_numpy(filled))
+    return Rows(positions_RL=tuple(positions_RL), places_T=torch.from_numpy(places_T))
+
+
+def _of_each(values: Sequence[float], counts: Sequence[int]) -> Tensor:
+    """A rollout's value at each of its tokens, float32."""
+    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), counts))

@@ -4,6 +4,8 @@
     optimizer.safetensors                            Adam's state and the states of PyTorch's random generators
     checkpoint.json                                  the step, its metrics, the other files' sizes; written last
 
+Of a learner of several processes, rank 0 writes it. All in it is whole, so that any number of processes may go on.
+
 A directory is written under a temporary name, synced to disk and renamed. One whose checkpoint.json is missing or does
 not match its files is never picked up.
 """
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 MARKER: Final = "checkpoint.json"
 OPTIMIZER: Final = "optimizer.safetensors"
+_ADAPTER: Final = "adapter:"
 _UNFINISHED: Final = ".unfinished-"
 _REPLACED: Final = ".replaced-"
 
@@ -75,17 +78,22 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 
 def save(
-    root: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, step: int, metrics: Mapping[str, float], kept: int
+    root: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, step: int, metrics: Mapping[str, float]
 ) -> None:
-    """Writes the checkpoint of `step` below `root`, then removes all but the newest `kept`."""
+    """Writes the checkpoint of `step` below `root`."""
     with atomic_directory(root / f"step-{step:06d}") as directory:
         policy.save_adapter(directory)
         save_file(_optimizer_tensors(policy, optimizer), directory / OPTIMIZER)
         sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
         marker = {"step": step, "metrics": dict(metrics), "files": sizes}
         (directory / MARKER).write_text(json.dumps(marker, indent=2), encoding="utf-8")
+
+
+def prune(root: Path, *, kept: int, milestones: int) -> None:
+    """Removes all but the newest `kept` and those of the steps that `milestones` divides; 0 = there are none."""
     for checkpoint in complete(root)[kept:]:
-        shutil.rmtree(checkpoint.directory, ignore_errors=True)
+        if not milestones or checkpoint.step % milestones:
+            shutil.rmtree(checkpoint.directory, ignore_errors=True)
 
 
 def complete(root: Path) -> list[Checkpoint]:
@@ -94,10 +102,19 @@ def complete(root: Path) -> list[Checkpoint]:
     return sorted((item for item in found if item is not None), key=lambda item: item.step, reverse=True)
 
 
-def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+def read(checkpoint: Checkpoint, policy: Policy) -> dict[str, Tensor]:
+    """What `restore` takes, in the host's memory. Raises LearnerError unless it is of this policy's shapes."""
+    adapter = policy.read_adapter(checkpoint.directory)
+    return {
+        **{f"{_ADAPTER}{name}": tensor for name, tensor in adapter.items()},
+        **load_file(checkpoint.directory / OPTIMIZER),
+    }
+
+
+def restore(tensors: dict[str, Tensor], policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """Puts policy, optimizer and random generators where they stood when the checkpoint was written."""
-    policy.load_adapter(checkpoint.directory)
-    tensors = load_file(checkpoint.directory / OPTIMIZER)
+    tensors = dict(tensors)
+    policy.set_adapter({name: tensors.pop(f"{_ADAPTER}{name}") for name in policy.parameters})
     torch.set_rng_state(tensors.pop("rng.cpu"))
     if "rng.cuda" in tensors:
         torch.cuda.set_rng_state(tensors.pop("rng.cuda"), policy.device)

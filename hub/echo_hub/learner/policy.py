@@ -1,13 +1,15 @@
 """The policy: a frozen base model with one trainable LoRA adapter, held by PEFT.
 
-The adapter's weights are float32 everywhere. On CUDA the base is bfloat16 and the computation runs under autocast.
+The adapter's weights are float32 everywhere; the base and the computation are of `learner.precision`, and the base's
+linear layers of `learner.base_bits`. The reference policy is the base with the adapter off: there is no second model.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,10 +19,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from echo_hub.learner.batch import SHARED_ROW_TOKENS, MicroBatch
+from echo_hub.config import LearnerConfig
+from echo_hub.learner import lora, packing
+from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.logprobs import selected_logprobs
+from echo_hub.learner.ranks import ALONE, Ranks
 from echo_hub.learner.settings import LearnerSettings
 from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE
 from echo_shared.draws import derive_seed
@@ -33,78 +40,86 @@ _PROCESSED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_
 class Policy:
     """Made by `load`. `model` is in eval mode (there is no dropout) and ready for `echo_shared.torch_sampler`."""
 
-    def __init__(self, model: PeftModel, *, device: torch.device, temperature: float) -> None:
+    def __init__(
+        self, model: PeftModel, *, device: torch.device, dtype: torch.dtype, temperature: float, ranks: Ranks
+    ) -> None:
         self.model = model
         self.device = device
+        self.ranks = ranks
         self.parameters: dict[str, torch.nn.Parameter] = {
             name.replace(".default.", "."): parameter
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
         """The adapter's weights by their names in PEFT's files."""
+        self._dtype = dtype
         self._temperature = temperature
+        self._packs_up_to = 0
+        """Tokens of the longest row that may be packed; longer ones are computed each by itself."""
 
     @classmethod
-    def load(cls, settings: LearnerSettings) -> Policy:
+    def load(cls, settings: LearnerSettings, ranks: Ranks = ALONE) -> Policy:
         """The base with a fresh adapter, which changes nothing yet: policy version 0. The same seed, the same adapter.
 
-        Raises LearnerError when the base cannot be loaded or is of a kind that cannot be trained here.
+        Raises LearnerError when the base cannot be loaded or is of a kind that cannot be trained here; at every rank
+        when it is so at one.
         """
-        device = _device(settings.training.device)
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        try:
-            base = AutoModelForCausalLM.from_pretrained(
-                settings.base_dir, dtype=dtype, attn_implementation="sdpa", local_files_only=True, use_safetensors=True
-            )
-        except (OSError, ValueError, SafetensorError) as error:
-            raise LearnerError(
-                "The base model cannot be loaded.",
-                got=f"{settings.base_dir}: {error}",
-                do="Give model.base a causal LM in Hugging Face layout, with safetensors weights.",
-            ) from error
-        _check(base.config)
-        lora = LoraConfig(
-            r=settings.training.lora_rank,
-            lora_alpha=settings.training.lora_alpha,
-            target_modules=sorted(PROJECTIONS),
-            lora_dropout=0.0,
-            bias="none",
-            task_type="CAUSAL_LM",
-        )
-        torch.manual_seed(derive_seed("learner", settings.seed))
-        with warnings.catch_warnings():
-            # PEFT reads an attribute that transformers has renamed.
-            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-            model = get_peft_model(base, lora)
-        model.peft_config["default"].base_model_name_or_path = settings.base_name
-        return cls(model.to(device).eval(), device=device, temperature=settings.temperature)
+        model = ranks.agree(lambda: _load_model(settings))
+        device = _device(settings.learner.device)
+        dtype = _dtype(settings.learner, device)
+        policy = cls(model, device=device, dtype=dtype, temperature=settings.temperature, ranks=ranks)
+        policy._prepare(settings.learner)
+        return policy
+
+    def _prepare(self, settings: LearnerConfig) -> None:
+        if self.ranks.count == 1:
+            self.model.to(self.device)  # Else layer by layer, for all of it may be more than the device can hold.
+        if settings.base_bits == 4:
+            for module in self._body.modules():
+                if type(module).__name__ == "Linear4bit":
+                    # In eval mode, bitsandbytes lays its weights out for CPU kernels that have no gradient.
+                    module.train()
+        with self.autocast():
+            if packing.can_pack(self._body, next(self._body.parameters()).device):
+                # Transformers limits attention to a window by a mask, which packed rows do without.
+                config = self._body.config
+                windows = [getattr(config, key, None) for key in ("sliding_window", "attention_chunk_size")]
+                self._packs_up_to = min((window for window in windows if window), default=sys.maxsize)
+        for layer in self._body.modules():
+            if settings.gradient_checkpointing and isinstance(layer, GradientCheckpointingLayer):
+                layer.forward = _checkpointed(layer.forward)
+        # Ranks that share a base go through its layers together. One that is not packed they hold whole, each of them.
+        if self._packs_up_to == sys.maxsize and not settings.base_bits:
+            self.ranks.shard(self.model, self.device.type)
+        self.model.to(self.device)
 
     @property
-    def shared_row_tokens(self) -> int:
-        """Up to which length rollouts may share a row: 0 for models that mix positions other than by attention."""
-        layers = getattr(self.model.get_base_model().config, "layer_types", None) or ()
-        return (
-            SHARED_ROW_TOKENS if all(layer.endswith("attention") and "linear" not in layer for layer in layers) else 0
-        )
+    def _body(self) -> Any:
+        """All but the output layer."""
+        return self.model.get_base_model().base_model
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16)
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
-        """The learner's log-probabilities of the batch's completion tokens, float32 nats [N], with their graph."""
-        base: Any = self.model.get_base_model()
+        """The learner's log-probabilities of the batch's drawn tokens, float32 nats [N], with their graph."""
         with self.autocast():
-            # The body, without the output layer: logits are only wanted where they predict a completion's token.
-            output = base.base_model(
-                input_ids=batch.input_ids_BT,
-                position_ids=batch.position_ids_BT,
-                attention_mask=batch.attention_mask(),
-                use_cache=False,
-            )
-            hidden_NH = output.last_hidden_state.flatten(0, 1)[batch.predictors_N]
+            if batch.rows.longest <= self._packs_up_to:
+                hidden_TH = packing.packed_states(self._body, batch.input_ids_T, batch.position_ids_T, batch.rows)
+            else:
+                hidden_TH = packing.separate_states(self._body, batch.input_ids_T, batch.rows)
+            # Logits are only wanted where they predict a drawn token.
+            hidden_NH = packing.take(hidden_TH, batch.predictors_N)
+            base: Any = self.model.get_base_model()
             return selected_logprobs(
                 hidden_NH, base.get_output_embeddings(), batch.target_ids_N, temperature=self._temperature
             )
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: MicroBatch) -> Tensor:
+        """Those of the base with the adapter off, float32 nats [N]."""
+        with self.model.disable_adapter():
+            return self.logprobs(batch)
 
     def save_adapter(self, directory: Path) -> None:
         """Writes the adapter in PEFT's layout; the same weights give the same bytes."""
@@ -114,8 +129,8 @@ class Policy:
         config["target_modules"] = sorted(config["target_modules"])
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
-    def load_adapter(self, directory: Path) -> None:
-        """Takes over the adapter in `directory`. Raises LearnerError unless it has exactly this policy's tensors."""
+    def read_adapter(self, directory: Path) -> dict[str, Tensor]:
+        """The adapter in `directory`. Raises LearnerError unless it has exactly this policy's tensors."""
         try:
             weights = load_file(directory / WEIGHTS_FILE)
         except (OSError, SafetensorError) as error:
@@ -127,21 +142,103 @@ class Policy:
                 got=f"{directory}: {len(weights)} tensors, {len(shapes)} expected",
                 do="Use the base model and training.lora_rank that it was trained with.",
             )
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(weights[name])
+        return weights
+
+    @torch.no_grad()
+    def set_adapter(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes over weights of `read_adapter`."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(weights[name])
 
     @contextmanager
-    def holding(self, directory: Path) -> Iterator[None]:
-        """The adapter in `directory` in place of the policy's own, for as long as the block runs."""
+    def holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Weights of `read_adapter` in place of the policy's own, for as long as the block runs."""
         own = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self.set_adapter(weights)
         try:
-            self.load_adapter(directory)
             yield
         finally:
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    parameter.copy_(own[name])
+            self.set_adapter(own)
+
+
+def _load_model(settings: LearnerSettings) -> PeftModel:
+    """In the host's memory, but for a base of fewer bits, which is made on its device."""
+    device = _device(settings.learner.device)
+    base = _load_base(settings, device, _dtype(settings.learner, device))
+    _check(base.config)
+    config = LoraConfig(
+        r=settings.training.lora_rank,
+        lora_alpha=settings.training.lora_alpha,
+        target_modules=sorted(PROJECTIONS),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    if not settings.learner.base_bits:
+        lora.use_in(config)
+    torch.manual_seed(derive_seed("learner", settings.seed))
+    with warnings.catch_warnings():
+        # PEFT reads an attribute that transformers has renamed.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        model = get_peft_model(base, config)
+    model.peft_config["default"].base_model_name_or_path = settings.base_name
+    return model.eval()
+
+
+def _load_base(settings: LearnerSettings, device: torch.device, dtype: torch.dtype) -> Any:
+    packing.register()
+    options: dict[str, Any] = {}
+    if settings.learner.base_bits:
+        options = {"quantization_config": _quantization(settings.learner.base_bits, dtype), "device_map": {"": device}}
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            settings.base_dir,
+            dtype=dtype,
+            attn_implementation=packing.ATTENTION,
+            local_files_only=True,
+            use_safetensors=True,
+            **options,
+        )
+    except (ImportError, RuntimeError) as error:
+        if not settings.learner.base_bits:
+            raise
+        raise LearnerError(
+            "The base model cannot be loaded in fewer bits here.",
+            got=f"learner.base_bits = {settings.learner.base_bits}: {error}",
+            do="Install the extra `quantized` (bitsandbytes), choose another device, or set learner.base_bits to 0.",
+        ) from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise LearnerError(
+            "The base model cannot be loaded.",
+            got=f"{settings.base_dir}: {error}",
+            do="Give model.base a causal LM in Hugging Face layout, with safetensors weights.",
+        ) from error
+
+
+def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
+    """NF4 with double quantization is QLoRA's choice (arXiv 2305.14314, section 3)."""
+    if bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps what a layer is given, and computes the layer again in the backward pass."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return run
+
+
+def _dtype(settings: LearnerConfig, device: torch.device) -> torch.dtype:
+    if settings.precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
 
 
 def _device(name: str) -> torch.device:
@@ -149,7 +246,7 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise LearnerError(
-            "PyTorch finds no CUDA device.", got=f"training.device = {name}", do="Set training.device to auto or cpu."
+            "PyTorch finds no CUDA device.", got=f"learner.device = {name}", do="Set learner.device to auto or cpu."
         )
     return torch.device(name)
 

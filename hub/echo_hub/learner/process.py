@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from echo_hub.config import LearnerConfig
 from echo_hub.learner import frames
+from echo_hub.learner.launch import Launch
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.child import Child, ChildExited, Frame
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -39,13 +39,17 @@ class Learner:
 
     @classmethod
     async def start(cls, settings: LearnerSettings, run_dir: Path) -> Learner:
-        """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log."""
+        """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log.
+
+        With learner.processes or learner.hosts more than 1 it is the launcher of several (`echo_hub.learner.launch`),
+        which end and start together; this waits until the other hosts have come.
+        """
         # Without the first, matrix products on CUDA may differ from run to run.
         environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        if settings.training.threads:
-            environment["OMP_NUM_THREADS"] = str(settings.training.threads)
+        if settings.learner.threads:
+            environment["OMP_NUM_THREADS"] = str(settings.learner.threads)
         child = await Child.start(
-            "echo_hub.learner.worker", name="learner", log=run_dir / "logs" / "learner.log", env=environment
+            *_command(settings.learner), name="learner", log=run_dir / "logs" / "learner.log", env=environment
         )
         learner = cls(child)
         try:
@@ -82,14 +86,19 @@ class Learner:
                     yield frames.unpack_rollout(frame["rollout"])
 
     async def evaluate(
-        self, prompts: Sequence[NDArray[np.int32]], *, base: bool = False, adapter: Path | None = None
-    ) -> list[NDArray[np.int32]]:
-        """Greedy completions of `prompts`, in order: by the current policy, by the base, or by the PEFT `adapter`."""
-        result = await self._result(
-            "evaluate", prompts=list(prompts), base=base, adapter=None if adapter is None else str(adapter)
-        )
-        completions: list[NDArray[np.int32]] = result["completions"]
-        return completions
+        self, groups: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool
+    ) -> list[FinishedRollout]:
+        """All rollouts of `groups`, by the PEFT `adapter` in a directory or, None, by the base; whatever is held.
+
+        Greedy, or drawn from the requests' seeds.
+        """
+        fields = {
+            "groups": [frames.pack_request(group) for group in groups],
+            "adapter": None if adapter is None else str(adapter),
+            "greedy": greedy,
+        }
+        async with contextlib.aclosing(self._call("evaluate", **fields)) as answers:
+            return [frames.unpack_rollout(frame["rollout"]) async for frame in answers if frame["kind"] == "item"]
 
     async def stop(self) -> None:
         """Ends the process, after its step if that does not take long. Harmless when it has ended."""
@@ -136,3 +145,10 @@ class Learner:
             self._ended = error
             for answers in self._answers.values():
                 answers.put_nowait(error)
+
+
+def _command(learner: LearnerConfig) -> Sequence[str]:
+    if learner.processes * learner.hosts == 1:
+        return ("echo_hub.learner.worker",)
+    launch = Launch(processes=learner.processes, hosts=learner.hosts, address=learner.address, parent_pid=os.getpid())
+    return ("echo_hub.learner.launch", launch.model_dump_json())

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from echo_hub.config import HubConfig, Section, TrainingConfig
+from echo_hub.config import HubConfig, LearnerConfig, ObjectiveConfig, Section, TrainingConfig
 
 
 class LearnerSettings(Section):
@@ -25,11 +25,15 @@ class LearnerSettings(Section):
     temperature: Annotated[float, Field(gt=0)]
     """What rollouts are sampled at, and so what the learner's own log-probabilities are taken at."""
     max_tokens: Annotated[int, Field(ge=1)]
-    """Of a completion in an evaluation, the stop token included."""
+    """Of a completion, the stop token included."""
     stop_ids: tuple[int, ...]
     """Each of these ends a completion in an evaluation."""
     training: TrainingConfig
-    """The objective and the optimizer."""
+    """The optimizer and the adapter."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """What a step minimises."""
+    learner: LearnerConfig = LearnerConfig()
+    """How it is computed, and what is kept."""
     lock_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """How long to wait for a predecessor that still finishes its step in the same run directory."""
 
@@ -45,16 +49,23 @@ class LearnerSettings(Section):
             max_tokens=config.sampling.max_tokens,
             stop_ids=stop_ids,
             training=config.training,
+            objective=config.objective,
+            learner=config.learner,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRollout:
-    """One completion: ids and behaviour log-probabilities (nats, at the sampling temperature), both [T], T >= 1."""
+    """All that followed the prompt, [T] tokens: a completion, or several with what an environment said between them."""
 
     completion_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    """[T], whether the policy drew the token; at least one is true, and the last."""
     behavior_logprobs: NDArray[np.float32]
+    """[T] nats at the sampling temperature; 0 where the policy drew nothing."""
     reward: float
+    truncated: bool
+    """It, or any of its turns, was cut off at sampling.max_tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

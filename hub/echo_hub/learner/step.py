@@ -1,23 +1,25 @@
-"""One optimizer step: a batch of groups turns policy version k - 1 into k.
-
-Groups whose rewards are all equal have no gradient. They cost no computation, but their tokens count in the loss's
-denominator: the step is the same as if they had been computed.
-"""
+"""One step: a batch of groups turns policy version k - 1 into k."""
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from echo_hub.config import TrainingConfig
-from echo_hub.learner import grpo
-from echo_hub.learner.batch import MicroBatch, build_micro_batches
+from echo_hub.config import ObjectiveConfig, TrainingConfig
+from echo_hub.learner.batch import MicroBatch
+from echo_hub.learner.objectives.loss import STATISTICS, StepLoss
 from echo_hub.learner.policy import Policy
-from echo_hub.learner.settings import TrainingGroup
+from echo_hub.learner.ranks import Ranks
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.weighting import WeightedStep, weigh
+
+log = logging.getLogger(__name__)
 
 
 def make_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.AdamW:
@@ -26,70 +28,136 @@ def make_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.Adam
 
 
 def train_step(
-    policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[TrainingGroup], settings: TrainingConfig
+    policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[TrainingGroup], settings: LearnerSettings
 ) -> dict[str, float]:
-    """Trains on `groups` and returns the step's metrics.
+    """Trains on `groups`, the same at every rank, and returns the step's metrics, which are the same as well.
 
-    Always: mean_reward, share_without_advantage (of the groups), completion_tokens, computed_tokens (those in groups
-    with an advantage), loss, grad_norm (before clipping), updated (0 when there was no gradient, or one that is not
-    finite: the weights then stay), train_s. Over the computed tokens, if there are any: ratio_mean, ratio_max,
-    clip_fraction, mismatch_kl.
+    Always: mean_reward (as the task gave it), groups_without_advantage and share_without_advantage, share_truncated
+    (of the rollouts), rollouts_masked (cut off, and so left out), rollouts_unselected, rollouts_vetoed,
+    completion_tokens, computed_tokens (those that have a gradient), loss, grad_norm (before clipping; of several
+    updates the mean), updated (how many optimizer updates were made: none without a gradient, nor with one that is
+    not finite), train_s.
+    One that is not finite is left out, with a warning: of a step whose gradient is not, loss or grad_norm.
+    Over the computed tokens, if there are any, with the weights that they were computed with: ratio_mean, ratio_max and
+    mismatch_kl against the behaviour policy; clip_fraction; with a correction, correction_weight (its mean) and
+    correction_share (of tokens truncated or masked by it); with a KL term, base_kl.
     """
     started = time.perf_counter()
-    advantages = [grpo.group_advantages(np.array([rollout.reward for rollout in group.rollouts])) for group in groups]
-    completion_tokens = sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts)
-    batches = build_micro_batches(
-        groups,
-        advantages,
-        micro_batch_tokens=settings.micro_batch_tokens,
-        shared_row_tokens=policy.shared_row_tokens,
-    )
-    optimizer.zero_grad(set_to_none=True)
-    statistics = [
-        accumulate_gradient(policy, batch, completion_tokens=completion_tokens, clip_epsilon=settings.clip_epsilon)
-        for batch in batches
+    loss = StepLoss(settings.objective)
+    step = weigh(groups, settings)
+    shares = _shares(policy.ranks, step, settings)
+    # Of the first share, the pass that is differentiated is itself the one at the start of the step.
+    proximal = [
+        [_proximal_logprobs(policy, batch) if number and loss.needs_proximal else None for batch in share]
+        for number, share in enumerate(shares)
     ]
-    grad_norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters.values(), settings.max_grad_norm))
-    updated = bool(batches) and np.isfinite(grad_norm)
-    if updated:
-        optimizer.step()
-    return {
-        "mean_reward": float(np.mean([rollout.reward for group in groups for rollout in group.rollouts])),
-        "share_without_advantage": sum(not values.any() for values in advantages) / len(groups),
-        "completion_tokens": float(completion_tokens),
-        **_token_metrics(statistics, completion_tokens),
-        "grad_norm": grad_norm,
-        "updated": float(updated),
+    statistics: list[Tensor] = []
+    norms: list[float] = []
+    for share, known in zip(shares, proximal, strict=True):
+        optimizer.zero_grad(set_to_none=True)
+        for batch, proximal_N in zip(share, known, strict=True):
+            statistics.append(accumulate_gradient(policy, batch, loss, proximal_N=proximal_N, scale=len(shares)))
+        norms.append(_update(policy, optimizer, settings.training))
+    metrics = {
+        **_step_metrics(groups, step),
+        **_token_metrics(_total(policy.ranks, statistics), settings.objective),
+        "grad_norm": float(np.mean(norms)) if norms else 0.0,
+        "updated": float(sum(map(_is_usable, norms))),
         "train_s": time.perf_counter() - started,
     }
+    return _finite(metrics)
 
 
-def accumulate_gradient(policy: Policy, batch: MicroBatch, *, completion_tokens: int, clip_epsilon: float) -> Tensor:
-    """Adds the batch's part of the loss's gradient; `completion_tokens` are the whole step's.
+def accumulate_gradient(
+    policy: Policy, batch: MicroBatch, loss: StepLoss, *, proximal_N: Tensor | None = None, scale: float = 1.0
+) -> Tensor:
+    """Adds `scale` times the batch's part of the loss's gradient; its STATISTICS, on the policy's device.
 
-    Returns float64 [6]: tokens, sum of losses, sum of ratios, clipped tokens, sum of mismatch KL, largest ratio.
+    `proximal_N`: the learner's log-probabilities at the start of the step; None = it is there still.
     """
     batch = batch.to(policy.device)
-    log_ratio_N = grpo.log_importance_ratio(policy.logprobs(batch), batch.behavior_logprobs_N)
-    losses_N = grpo.clipped_losses(log_ratio_N, batch.advantages_N, clip_epsilon=clip_epsilon)
-    torch.autograd.backward(losses_N.sum() / completion_tokens)
-    with torch.no_grad():
-        clipped_N = grpo.is_clipped(log_ratio_N, batch.advantages_N, clip_epsilon=clip_epsilon)
-        ratio_N = log_ratio_N.exp()
-        columns = (torch.ones_like(ratio_N), losses_N, ratio_N, clipped_N, grpo.mismatch_kl(log_ratio_N))
-        return torch.stack([*(column.sum().cpu().double() for column in columns), ratio_N.max().cpu().double()])
+    reference_N = policy.reference_logprobs(batch) if loss.needs_reference else None
+    value, statistics = loss(
+        batch, policy.logprobs(batch), proximal_logprobs_N=proximal_N, reference_logprobs_N=reference_N
+    )
+    torch.autograd.backward(value * scale)
+    return statistics
 
 
-def _token_metrics(statistics: Sequence[Tensor], completion_tokens: int) -> dict[str, float]:
+def _total(ranks: Ranks, statistics: Sequence[Tensor]) -> Tensor:
+    """STATISTICS of all micro-batches of all ranks as one: float64 on the CPU; zeros of none."""
     if not statistics:
-        return {"loss": 0.0, "computed_tokens": 0.0}
-    table = torch.stack(list(statistics))
-    tokens, losses, ratios, clipped, kl = table[:, :-1].sum(dim=0).tolist()
+        return torch.zeros(len(STATISTICS), dtype=torch.float64)
+    table = ranks.collect(torch.stack(list(statistics))).cpu().double()
+    return torch.cat((table[:, :-1].sum(dim=0), table[:, -1:].amax(dim=0)))
+
+
+def _shares(ranks: Ranks, step: WeightedStep, settings: LearnerSettings) -> list[list[MicroBatch]]:
+    """This process's micro-batches of each update, whose groups are dealt out in turn; no share is empty."""
+    updates = min(len(step.groups), settings.training.updates_per_step)
+    return [
+        ranks.micro_batches(step.groups[first::updates], micro_batch_tokens=settings.learner.micro_batch_tokens)
+        for first in range(updates)
+    ]
+
+
+def _proximal_logprobs(policy: Policy, batch: MicroBatch) -> Tensor:
+    with torch.no_grad():
+        return policy.logprobs(batch.to(policy.device))
+
+
+def _update(policy: Policy, optimizer: torch.optim.Optimizer, settings: TrainingConfig) -> float:
+    """One optimizer update with all ranks' gradients, unless there is none or one that is not finite; its norm before
+    clipping."""
+    policy.ranks.add_up(parameter.grad for parameter in policy.parameters.values() if parameter.grad is not None)
+    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters.values(), settings.max_grad_norm))
+    if _is_usable(norm):
+        optimizer.step()
+    return norm
+
+
+def _is_usable(norm: float) -> bool:
+    """Adam's momentum moves the weights even where the gradient is zero, as when every rollout is vetoed."""
+    return 0 < norm < float("inf")
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without those that are not numbers: JSON and PostgreSQL have no word for them."""
+    lost = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+    if lost:
+        log.warning("metrics that are not finite are left out: %s", lost)
+    return {name: value for name, value in metrics.items() if name not in lost}
+
+
+def _step_metrics(groups: Sequence[TrainingGroup], step: WeightedStep) -> dict[str, float]:
     return {
-        "loss": losses / completion_tokens,
-        "computed_tokens": tokens,
-        "ratio_mean": ratios / tokens,
-        "ratio_max": float(table[:, -1].max()),
-        "clip_fraction": clipped / tokens,
-        "mismatch_kl": kl / tokens,
+        "mean_reward": float(np.mean([rollout.reward for group in groups for rollout in group.rollouts])),
+        "groups_without_advantage": float(step.groups_without_advantage),
+        "share_without_advantage": step.groups_without_advantage / len(groups),
+        "rollouts_masked": float(step.rollouts_masked),
+        "rollouts_unselected": float(step.rollouts_unselected),
+        "share_truncated": float(np.mean([rollout.truncated for group in groups for rollout in group.rollouts])),
+        "completion_tokens": float(sum(rollout.loss_mask.sum() for group in groups for rollout in group.rollouts)),
     }
+
+
+def _token_metrics(statistics: Tensor, objective: ObjectiveConfig) -> dict[str, float]:
+    values = dict(zip(STATISTICS, statistics.tolist(), strict=True))
+    tokens = values["tokens"]
+    metrics = {"loss": values["loss"], "computed_tokens": tokens, "rollouts_vetoed": values["vetoed_rollouts"]}
+    if not tokens:
+        return metrics
+    metrics |= {
+        "ratio_mean": values["ratio"] / tokens,
+        "ratio_max": values["ratio_max"],
+        "clip_fraction": values["clipped"] / tokens,
+        "mismatch_kl": values["mismatch_kl"] / tokens,
+    }
+    if objective.correction != "none":
+        metrics |= {
+            "correction_weight": values["correction_weight"] / tokens,
+            "correction_share": values["corrected"] / tokens,
+        }
+    if objective.kl_coefficient:
+        metrics["base_kl"] = values["base_kl"] / tokens
+    return metrics

@@ -3,67 +3,116 @@
 One command at a time, in order. Only one learner works in a run directory: it holds RUN/learner.lock, which the system
 frees when the process dies. A command that is refused changes nothing (LearnerError); any other failure ends the
 process, and the next one starts from the newest checkpoint.
+
+Of several processes (`echo_hub.learner.launch`), rank 0 speaks with the hub, refuses commands, and has the run
+directory; every rank carries out what was not refused.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
+import os
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
+from torch import distributed
 
 from echo_hub.learner import checkpoint, frames
+from echo_hub.learner.launch import end_with
+from echo_hub.learner.offload import Offload
+from echo_hub.learner.parts import parts
 from echo_hub.learner.policy import Policy
-from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.ranks import ALONE, Ranks
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_shared import torch_sampler
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
 from echo_shared.sampling import GroupRequest
+from echo_shared.torch_draws import draw, most_likely
 
 log = logging.getLogger(__name__)
+
+TICK_S: Final = 60.0
+"""Well below `ranks.SILENCE`."""
 
 
 class Worker:
     """Made by `open`; holds policy version `policy_version`."""
 
-    def __init__(self, settings: LearnerSettings, run_dir: Path, policy: Policy, lock: FileLock) -> None:
+    def __init__(self, settings: LearnerSettings, run_dir: Path, policy: Policy, lock: FileLock | None) -> None:
         self._settings = settings
         self._checkpoints = run_dir / "checkpoints"
         self._policy = policy
+        self._ranks = policy.ranks
         self._lock = lock  # Let go of, it would unlock.
         self._optimizer = make_optimizer(policy, settings.training)
+        self._offload = Offload(self._optimizer, policy.device)
         self.policy_version = 0
         self.metrics: Mapping[str, float] = {}
 
     @classmethod
-    def open(cls, frame: Frame) -> Worker:
+    def open(cls, frame: Frame, ranks: Ranks = ALONE) -> Worker:
         """Locks the run directory, loads the base and the newest checkpoint, if there is one."""
-        settings = LearnerSettings.model_validate(frame["settings"])
+        given = LearnerSettings.model_validate(frame["settings"])
+        settings = ranks.agree(lambda: ranks.place(given))
         run_dir = Path(frame["run_dir"])
-        if settings.training.threads:
-            torch.set_num_threads(settings.training.threads)
+        if settings.learner.threads:
+            torch.set_num_threads(settings.learner.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        lock = _lock(run_dir, wait_s=settings.lock_wait_s)
-        worker = cls(settings, run_dir, Policy.load(settings), lock)
+        lock = ranks.agree(lambda: None if ranks.rank else _lock(run_dir, wait_s=settings.lock_wait_s))
+        worker = cls(settings, run_dir, Policy.load(settings, ranks), lock)
         worker._resume()
         return worker
 
     def _resume(self) -> None:
-        found = checkpoint.complete(self._checkpoints)
-        if found:
-            checkpoint.restore(found[0], self._policy, self._optimizer)
-            self.policy_version, self.metrics = found[0].step, found[0].metrics
+        """At every rank from rank 0's newest checkpoint, if there is one."""
+        found = checkpoint.complete(self._checkpoints)[:1] if self._ranks.rank == 0 else []
+        tensors = self._ranks.agree(lambda: checkpoint.read(found[0], self._policy) if found else {})
+        newest = {"step": found[0].step, "metrics": dict(found[0].metrics)} if found else {"step": 0, "metrics": {}}
+        told = self._ranks.tell(newest if self._ranks.rank == 0 else None)
+        tensors = self._ranks.tell_tensors(tensors)
+        if tensors:
+            checkpoint.restore(tensors, self._policy, self._optimizer)
+            self.policy_version, self.metrics = told["step"], told["metrics"]
+
+    def admitted(self, frame: Frame) -> Frame:
+        """The command, with all that ranks on other hosts need. Raises LearnerError when it is refused."""
+        if frame["command"] == "train":
+            if frame["step"] != self.policy_version + 1:
+                raise LearnerError(
+                    "This step does not follow the version that the learner holds.",
+                    got=f"step {frame['step']}, version {self.policy_version}",
+                    do=f"Train step {self.policy_version + 1}.",
+                )
+            check_groups(frames.unpack_groups(frame["groups"]))
+        elif frame["command"] == "sample":
+            for request in frame["groups"]:
+                if request["policy_version"] != self.policy_version:
+                    raise LearnerError(
+                        "The learner samples from the version that it holds, and from no other.",
+                        got=f"version {request['policy_version']} asked for, {self.policy_version} held",
+                    )
+        elif frame["command"] == "evaluate":
+            if frame["adapter"] is not None:
+                weights = self._policy.read_adapter(Path(frame["adapter"]))
+                return {**frame, "adapter": {name: weight.numpy() for name, weight in weights.items()}}
+        else:
+            raise LearnerError("The learner does not know this command.", got=frame["command"])
+        return frame
 
     def handle(self, frame: Frame) -> Iterator[Frame]:
-        """The answer to a command: items, each of kind "item", and at last the result."""
+        """The answer to an admitted command: items, each of kind "item", and at last the result."""
         if frame["command"] == "train":
             metrics = self._train(frame["step"], frames.unpack_groups(frame["groups"]), frame["export_to"])
             yield {"kind": "result", "metrics": metrics}
@@ -72,70 +121,64 @@ class Worker:
                 yield {"kind": "item", "rollout": rollout}
             yield {"kind": "result"}
         elif frame["command"] == "evaluate":
-            yield {"kind": "result", "completions": self._evaluate(frame["prompts"], frame["base"], frame["adapter"])}
-        else:
-            raise LearnerError("The learner does not know this command.", got=frame["command"])
+            requests = [frames.unpack_request(request) for request in frame["groups"]]
+            for rollout in self._evaluate(requests, frame["adapter"], greedy=frame["greedy"]):
+                yield {"kind": "item", "rollout": rollout}
+            yield {"kind": "result"}
 
     def _train(self, step: int, groups: Sequence[TrainingGroup], export_to: str | None) -> dict[str, float]:
-        if step != self.policy_version + 1:
-            raise LearnerError(
-                "This step does not follow the version that the learner holds.",
-                got=f"step {step}, version {self.policy_version}",
-                do=f"Train step {self.policy_version + 1}.",
-            )
-        _check_groups(groups)
-        training = self._settings.training
-        metrics = train_step(self._policy, self._optimizer, groups, training)
+        training, learner = self._settings.training, self._settings.learner
+        self._offload.take_back()
+        metrics = train_step(self._policy, self._optimizer, groups, self._settings)
         self.policy_version, self.metrics = step, metrics
+        if self._ranks.rank:
+            return metrics
         # In this order: a step that is in a checkpoint has been exported, so that a crash between the two repeats it.
         if export_to is not None:
             with checkpoint.atomic_directory(Path(export_to)) as directory:
                 self._policy.save_adapter(directory)
-        if step % training.checkpoint_every == 0 or step == training.steps:
+        if step % learner.checkpoint_every == 0 or step == training.steps:
             checkpoint.save(
                 self._checkpoints,
                 self._policy,
                 self._optimizer,
                 step=step,
                 metrics=metrics,
-                kept=training.checkpoints_kept,
             )
+            checkpoint.prune(self._checkpoints, kept=learner.checkpoints_kept, milestones=learner.checkpoint_milestones)
         return metrics
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:
-        for group in groups:
-            if group.policy_version != self.policy_version:
-                raise LearnerError(
-                    "The learner samples from the version that it holds, and from no other.",
-                    got=f"version {group.policy_version} asked for, {self.policy_version} held",
-                )
-        sizes = [len(group.indices) * (len(group.prompt_ids) + group.max_tokens) for group in groups]
-        for part in _parts(sizes, self._settings.training.micro_batch_tokens):
-            with self._policy.autocast():
-                for rollout in torch_sampler.sample_groups(self._policy.model, groups[part]):
-                    yield frames.pack_rollout(rollout)
+        if self._settings.learner.offload_optimizer and self._policy.device.type == "cuda":
+            self._offload.make_room()
+        yield from self._draw(groups, draw)
 
     def _evaluate(
-        self, prompts: Sequence[NDArray[np.int32]], base: bool, adapter: str | None
-    ) -> list[NDArray[np.int32]]:
-        if base:
-            with self._policy.model.disable_adapter():
-                return self._complete(prompts)
-        if adapter is not None:
-            with self._policy.holding(Path(adapter)):
-                return self._complete(prompts)
-        return self._complete(prompts)
+        self, groups: Sequence[GroupRequest], adapter: Mapping[str, NDArray[np.float32]] | None, *, greedy: bool
+    ) -> Iterator[Frame]:
+        """By the given adapter, or by the base: never by what the learner happens to hold."""
+        if adapter is None:
+            held: AbstractContextManager[Any] = self._policy.model.disable_adapter()
+        else:
+            held = self._policy.holding({name: torch.tensor(weight) for name, weight in adapter.items()})
+        with held:
+            yield from self._draw(groups, most_likely if greedy else draw)
 
-    def _complete(self, prompts: Sequence[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
-        settings = self._settings
-        sizes = [len(prompt) + settings.max_tokens for prompt in prompts]
-        completions: list[NDArray[np.int32]] = []
-        for part in _parts(sizes, settings.training.micro_batch_tokens):
+    def _draw(self, groups: Sequence[GroupRequest], choose: torch_sampler.Choose) -> Iterator[Frame]:
+        """Each rank draws its share; rank 0 yields all."""
+        with self._ranks.whole(self._policy.model):
+            own = self._draw_own(self._ranks.share(groups), choose)
+            if self._ranks.rank == 0:
+                yield from own
+            others = self._ranks.gather({"rollouts": list(own)})
+        for frame in others:
+            yield from frame["rollouts"]
+
+    def _draw_own(self, groups: Sequence[GroupRequest], choose: torch_sampler.Choose) -> Iterator[Frame]:
+        for part in parts(groups, self._settings.learner.micro_batch_tokens):
             with self._policy.autocast():
-                completions += torch_sampler.greedy(
-                    self._policy.model, prompts[part], max_tokens=settings.max_tokens, stop_ids=settings.stop_ids
-                )
-        return completions
+                for rollout in torch_sampler.sample_groups(self._policy.model, groups[part], choose):
+                    yield frames.pack_rollout(rollout)
 
 
 def _lock(run_dir: Path, *, wait_s: float) -> FileLock:
@@ -151,51 +194,53 @@ def _lock(run_dir: Path, *, wait_s: float) -> FileLock:
     return lock
 
 
-def _check_groups(groups: Sequence[TrainingGroup]) -> None:
+def check_groups(groups: Sequence[TrainingGroup]) -> None:
+    """Raises LearnerError unless a step can be trained on `groups`."""
     if not groups:
         raise LearnerError("A step needs at least one group.", got="none")
     for position, group in enumerate(groups):
         if not len(group.prompt_ids) or not group.rollouts:
             raise LearnerError("A group needs a prompt and rollouts.", got=f"group {position} of the batch")
-        for rollout in group.rollouts:
-            tokens, logprobs = len(rollout.completion_ids), len(rollout.behavior_logprobs)
-            if not tokens or tokens != logprobs or not np.isfinite([*rollout.behavior_logprobs, rollout.reward]).all():
-                raise LearnerError(
-                    "A rollout needs tokens, one finite log-probability for each, and a finite reward.",
-                    got=f"{tokens} tokens, {logprobs} log-probabilities, reward {rollout.reward} "
-                    f"in group {position} of the batch",
-                )
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not all(map(_is_whole, rollouts)) or not _are_finite(rollouts):
+        position = next(
+            number
+            for number, group in enumerate(groups)
+            if not all(map(_is_whole, group.rollouts)) or not _are_finite(group.rollouts)
+        )
+        raise LearnerError(
+            "A rollout needs tokens, the last of them drawn, one finite log-probability for each, and a finite reward.",
+            got=f"group {position} of the batch",
+        )
 
 
-def _parts(sizes: Sequence[int], budget: int) -> Iterator[slice]:
-    """Slices of neighbours whose sizes add up to `budget` at most; what is larger by itself goes alone."""
-    start = total = 0
-    for position, size in enumerate(sizes):
-        if position > start and total + size > budget:
-            yield slice(start, position)
-            start, total = position, 0
-        total += size
-    if start < len(sizes):
-        yield slice(start, len(sizes))
+def _is_whole(rollout: TrainingRollout) -> bool:
+    tokens = len(rollout.completion_ids)
+    return tokens == len(rollout.behavior_logprobs) == len(rollout.loss_mask) > 0 and bool(rollout.loss_mask[-1])
 
 
-def serve(pipe: ParentPipe) -> int:
-    """Answers commands until the parent is gone; the exit status."""
+def _are_finite(rollouts: Sequence[TrainingRollout]) -> bool:
+    logprobs = np.concatenate([rollout.behavior_logprobs for rollout in rollouts])
+    return bool(np.isfinite(logprobs).all() and np.isfinite([rollout.reward for rollout in rollouts]).all())
+
+
+def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
+    """Rank 0's part: answers commands until the parent is gone; the exit status."""
     worker: Worker | None = None
-    while (frame := pipe.receive()) is not None:
+    while (frame := _next_command(pipe, ranks)) is not None:
         call: dict[str, Any] = {"call": frame["call"]}
         try:
             if frame["command"] == "open":
-                worker = Worker.open(frame)
+                worker = Worker.open(ranks.tell(frame), ranks)
                 pipe.send(
                     {**call, "kind": "result", "policy_version": worker.policy_version, "metrics": worker.metrics}
                 )
                 continue
             assert worker is not None, "the parent opens first"
-            for answer in worker.handle(frame):
+            for answer in worker.handle(ranks.tell(worker.admitted(frame))):
                 pipe.send({**call, "policy_version": worker.policy_version, **answer})
         except BrokenPipeError:
-            return 0
+            break
         except LearnerError as error:
             pipe.send({**call, "kind": "error", **frames.pack_error(error)})
         except EchoError as error:
@@ -204,14 +249,58 @@ def serve(pipe: ParentPipe) -> int:
             return 1
         except Exception as error:
             logging.exception("command %s failed", frame["command"])
+            if ranks.count > 1:
+                return 1  # Most likely another rank has died: nothing that ends a run.
             failure = LearnerError(
                 "The learner failed.", got=f"{type(error).__name__}: {error}", do="See logs/learner.log."
             )
             pipe.send({**call, "kind": "error", **frames.pack_error(failure)})
             return 1
+    ranks.tell({"command": "end"})
+    ranks.leave()
     return 0
 
 
-if __name__ == "__main__":
+def _next_command(pipe: ParentPipe, ranks: Ranks) -> Frame | None:
+    """The hub's, however long it takes: the other ranks wait for no silence longer than `TICK_S`."""
+    while (frame := pipe.receive(timeout_s=TICK_S)) is None and not pipe.ended:
+        ranks.tell({"command": "wait"})
+    return frame
+
+
+def follow(ranks: Ranks) -> int:
+    """What the ranks do that the hub does not speak with: the same as rank 0; the exit status."""
+    worker: Worker | None = None
+    while (frame := ranks.tell())["command"] != "end":
+        if frame["command"] == "open":
+            try:
+                worker = Worker.open(frame, ranks)
+            except LearnerError as error:
+                log.warning("rank 0 tells the hub: %s", error)
+        elif frame["command"] != "wait":
+            assert worker is not None, "rank 0 opens first"
+            deque(worker.handle(frame), maxlen=0)
+    ranks.leave()
+    return 0
+
+
+def main() -> int:
+    """The process's own: the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sys.exit(serve(ParentPipe()))
+    if not distributed.is_torchelastic_launched():
+        return serve(ParentPipe())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--launcher", type=int, required=True)
+    parser.add_argument("--base", type=Path)
+    given = parser.parse_args()
+    end_with(given.launcher)
+    # Before anything is printed: both streams are the hub's. Rank 0 speaks over them, the others have no say.
+    pipe = ParentPipe() if os.environ["RANK"] == "0" else None
+    if pipe is None:
+        os.dup2(2, 1)
+    ranks = Ranks.join(base_dir=given.base)
+    return follow(ranks) if pipe is None else serve(pipe, ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from echo_hub.config import TrainingConfig
+from echo_hub.config import LearnerConfig, ObjectiveConfig, TrainingConfig
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 
 VOCABULARY = 40
@@ -49,8 +49,11 @@ def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_settings(base_dir: Path) -> Callable[..., LearnerSettings]:
-    def make(**training: Any) -> LearnerSettings:
-        chosen = {"lora_rank": 4, "lora_alpha": 8, "threads": 1, "learning_rate": 1e-2, "device": "cpu", **training}
+    """Small settings; sections are given as dicts and go over them: make_settings(training={"steps": 2})."""
+
+    def make(**sections: dict[str, Any]) -> LearnerSettings:
+        training = {"lora_rank": 4, "lora_alpha": 8, "learning_rate": 1e-2, **sections.get("training", {})}
+        learner = {"threads": 1, "device": "cpu", **sections.get("learner", {})}
         return LearnerSettings(
             base_dir=base_dir,
             base_name="tiny",
@@ -58,7 +61,9 @@ def make_settings(base_dir: Path) -> Callable[..., LearnerSettings]:
             temperature=0.8,
             max_tokens=6,
             stop_ids=(1,),
-            training=TrainingConfig(**chosen),
+            training=TrainingConfig(**training),
+            objective=ObjectiveConfig(**sections.get("objective", {})),
+            learner=LearnerConfig(**learner),
             lock_wait_s=0.2,
         )
 
@@ -84,8 +89,10 @@ def make_groups() -> Callable[[int], list[TrainingGroup]]:
                 rollouts.append(
                     TrainingRollout(
                         completion_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+                        loss_mask=np.ones(length, dtype=bool),
                         behavior_logprobs=rng.uniform(-5, -1, length).astype(np.float32),
                         reward=0.25 if number == 4 else float(index % 2) + float(rng.random()),
+                        truncated=False,
                     )
                 )
             prompt = rng.integers(0, VOCABULARY, int(rng.integers(2, 10))).astype(np.int32)

@@ -1,97 +1,114 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
-from echo_hub.learner.grpo import group_advantages
-from echo_hub.learner.settings import TrainingGroup, TrainingRollout
+from echo_hub.learner.settings import TrainingGroup
+from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
+
+ANY_BUDGET = 10_000
 
 
-def advantages_of(groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
-    return [group_advantages(np.array([rollout.reward for rollout in group.rollouts])) for group in groups]
+def rollout(ids: Sequence[int], advantage: float = 1.0, *, mask: Sequence[bool] | None = None) -> WeightedRollout:
+    return WeightedRollout(
+        completion_ids=np.array(ids, dtype=np.int32),
+        loss_mask=np.array(mask or [True] * len(ids)),
+        behavior_logprobs=-np.arange(1, len(ids) + 1, dtype=np.float32),
+        advantage=advantage,
+        weight=0.25,
+    )
 
 
-def build(groups: Sequence[TrainingGroup], tokens: int = 10_000, shared: int = 256) -> list[MicroBatch]:
-    return build_micro_batches(groups, advantages_of(groups), micro_batch_tokens=tokens, shared_row_tokens=shared)
+def group(prompt: Sequence[int], *rollouts: WeightedRollout) -> WeightedGroup:
+    return WeightedGroup(prompt_ids=np.array(prompt, dtype=np.int32), rollouts=rollouts)
 
 
-def group(prompt: list[int], *completions: tuple[list[int], float]) -> TrainingGroup:
-    rollouts = [
-        TrainingRollout(
-            completion_ids=np.array(ids, dtype=np.int32),
-            behavior_logprobs=-np.arange(1, len(ids) + 1, dtype=np.float32),
-            reward=reward,
-        )
-        for ids, reward in completions
+def weighted(groups: Sequence[TrainingGroup]) -> list[WeightedGroup]:
+    return [
+        group(g.prompt_ids.tolist(), *(rollout(r.completion_ids.tolist(), r.reward) for r in g.rollouts))
+        for g in groups
     ]
-    return TrainingGroup(prompt_ids=np.array(prompt, dtype=np.int32), rollouts=tuple(rollouts))
 
 
-def test_a_shared_row_by_hand() -> None:
-    (batch,) = build([group([7, 8], ([1, 2, 3], 1.0), ([4], 0.0), ([5, 6], 0.5))])
-    assert batch.input_ids_BT.tolist() == [[7, 8, 1, 2, 5]]
-    assert batch.position_ids_BT.tolist() == [[0, 1, 2, 3, 2]]
-    assert batch.segments_BT is not None and batch.segments_BT.tolist() == [[0, 0, 1, 1, 3]]
-    assert batch.predictors_N.tolist() == [1, 2, 3, 1, 1, 4]
-    assert batch.target_ids_N.tolist() == [1, 2, 3, 4, 5, 6]
-    assert batch.behavior_logprobs_N.tolist() == [-1, -2, -3, -1, -1, -2]
-    np.testing.assert_allclose(batch.advantages_N, [0.5, 0.5, 0.5, -0.5, 0, 0], atol=1e-7)
+def rows_of(batch: MicroBatch) -> list[list[int]]:
+    """The token ids of each row, what is behind its end included."""
+    return [row for positions in batch.rows.positions_RL for row in batch.input_ids_T[positions].tolist()]
 
 
-def test_attention_within_a_shared_row() -> None:
-    (batch,) = build([group([7, 8], ([1, 2, 3], 1.0), ([5, 6], 0.0)), group([9], ([1, 2], 1.0), ([3], 0.0))])
-    mask = batch.attention_mask()
-    assert mask is not None and mask.shape == (2, 1, 5, 5)
-    assert mask[0, 0].int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 1, 1, 1, 0],
-        [1, 1, 0, 0, 1],
+def test_a_micro_batch_by_hand() -> None:
+    (batch,) = build_micro_batches(
+        [group([7, 8], rollout([1, 2, 3]), rollout([4], -1.0), rollout([5, 6], 0.5)), group([9], rollout([1, 2]))],
+        micro_batch_tokens=ANY_BUDGET,
+    )
+    assert batch.input_ids_T.tolist() == [7, 8, 1, 2, 5, 9, 1], "no padding, and a prompt once"
+    assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 2, 0, 1], "a completion counts on from the prompt"
+    assert [positions.tolist() for positions in batch.rows.positions_RL] == [
+        [[0, 1, 2, 3], [0, 1, 4, 4]],
+        [[0, 1], [5, 6]],
     ]
-    assert not mask[1, 0, :2, 2:].any(), "nothing real attends to padding"
-    assert mask.any(dim=-1).all(), "no softmax is over nothing"
+    assert batch.rows.places_T.tolist() == [0, 1, 2, 3, 6, 10, 11], "the prompt's own are in its first row"
+    assert batch.predictors_N.tolist() == [1, 2, 3, 1, 1, 4, 5, 6]
+    assert batch.target_ids_N.tolist() == [1, 2, 3, 4, 5, 6, 1, 2]
+    assert batch.behavior_logprobs_N.tolist() == [-1, -2, -3, -1, -1, -2, -1, -2]
+    assert batch.advantages_N.tolist() == [1, 1, 1, -1, 0.5, 0.5, 1, 1]
+    assert batch.weights_N.tolist() == [0.25] * 8
+    assert batch.rollouts_N.tolist() == [0, 0, 0, 1, 2, 2, 3, 3]
+    assert batch.num_rollouts == 4
 
 
-def test_rows_of_their_own_need_no_mask() -> None:
-    (batch,) = build([group([7, 8], ([1, 2, 3], 1.0), ([5], 0.0))], shared=0)
-    assert batch.attention_mask() is None
-    assert batch.input_ids_BT.tolist() == [[7, 8, 1, 2], [7, 8, 0, 0]]
-    assert batch.predictors_N.tolist() == [1, 2, 3, 5]
+def test_tokens_that_the_policy_did_not_draw_are_read_but_not_predicted() -> None:
+    (batch,) = build_micro_batches(
+        [group([7], rollout([1, 2, 3, 4], mask=[True, False, False, True]))], micro_batch_tokens=ANY_BUDGET
+    )
+    assert batch.input_ids_T.tolist() == [7, 1, 2, 3]
+    assert batch.predictors_N.tolist() == [0, 3]
+    assert batch.target_ids_N.tolist() == [1, 4]
+    assert batch.behavior_logprobs_N.tolist() == [-1, -4]
 
 
-def test_groups_without_advantage_cost_nothing() -> None:
-    assert build([group([7], ([1, 2], 0.5), ([3], 0.5))]) == []
+def test_a_prompt_is_repeated_where_its_group_is_split() -> None:
+    batches = build_micro_batches([group([7, 8], rollout([1, 2]), rollout([3, 4]))], micro_batch_tokens=5)
+    assert [rows_of(batch) for batch in batches] == [[[7, 8, 1]], [[7, 8, 3]]]
+    assert [batch.num_rollouts for batch in batches] == [1, 1]
 
 
-@pytest.mark.parametrize("shared", [0, 12, 256])
-@pytest.mark.parametrize("tokens", [20, 64, 10_000])
-def test_budget_holds_with_padding_and_no_token_is_lost(
-    make_groups: Callable[[int], list[TrainingGroup]], tokens: int, shared: int
-) -> None:
-    groups = [group for seed in range(4) for group in make_groups(seed)]
-    batches = build(groups, tokens=tokens, shared=shared)
-    assert all(batch.input_ids_BT.numel() <= tokens or len(batch.input_ids_BT) == 1 for batch in batches)
-    widths = [batch.input_ids_BT.shape[1] for batch in batches]
-    assert widths == sorted(widths, reverse=True)
-    expected = [
-        pair
-        for group, values in zip(groups, advantages_of(groups), strict=True)
-        if values.any()
-        for rollout, value in zip(group.rollouts, values, strict=True)
-        for pair in zip(rollout.completion_ids.tolist(), [np.float32(value)] * len(rollout.completion_ids), strict=True)
-    ]
+def test_a_rollout_that_exceeds_the_budget_goes_alone() -> None:
+    batches = build_micro_batches(
+        [group([7], rollout([1]), rollout([1, 2, 3, 4, 5, 6]), rollout([1]))], micro_batch_tokens=3
+    )
+    assert [batch.input_ids_T.tolist() for batch in batches] == [[7], [7, 1, 2, 3, 4, 5], [7]]
+
+
+def test_nothing_makes_nothing() -> None:
+    assert build_micro_batches([], micro_batch_tokens=64) == []
+
+
+@pytest.mark.parametrize("tokens", [20, 64, ANY_BUDGET])
+def test_budget_holds_and_no_token_is_lost(make_groups: Callable[[int], list[TrainingGroup]], tokens: int) -> None:
+    groups = weighted([group for seed in range(4) for group in make_groups(seed)])
+    batches = build_micro_batches(groups, micro_batch_tokens=tokens)
+    for batch in batches:
+        assert batch.num_rollouts == 1 or len(batch.input_ids_T) <= tokens
+        places = torch.cat([positions.flatten() for positions in batch.rows.positions_RL])[batch.rows.places_T]
+        assert torch.equal(places, torch.arange(len(batch.input_ids_T))), "there and back"
+        for positions in batch.rows.positions_RL:
+            filled = [len(set(row)) for row in positions.tolist()]
+            assert min(filled) >= 0.75 * positions.shape[1]
+    expected = [(int(token), np.float32(r.advantage)) for g in groups for r in g.rollouts for token in r.completion_ids]
     found = [
         pair for batch in batches for pair in zip(batch.target_ids_N.tolist(), batch.advantages_N.numpy(), strict=True)
     ]
     assert sorted(found) == sorted(expected)
 
 
-def test_a_token_that_looks_like_padding_is_trained_on() -> None:
-    (batch,) = build([group([0, 0], ([0, 0, 0], 1.0), ([5], 0.0))], shared=0)
-    assert batch.predictors_N.tolist() == [1, 2, 3, 5]
-    assert torch.equal(batch.target_ids_N, torch.tensor([0, 0, 0, 5]))
+def test_everything_moves_to_the_device() -> None:
+    (batch,) = build_micro_batches([group([7], rollout([1, 2]))], micro_batch_tokens=64)
+    moved = batch.to(torch.device("meta"))
+    assert moved.predictors_N.is_meta and moved.rows.places_T.is_meta
+    assert all(positions.is_meta for positions in moved.rows.positions_RL)
+    assert replace(moved, num_rollouts=0).num_rollouts == 0

@@ -21,25 +21,30 @@ def started(settings: LearnerSettings) -> tuple[Policy, torch.optim.Optimizer]:
     return policy, make_optimizer(policy, settings.training)
 
 
-def write(root: Path, settings: LearnerSettings, steps: int, kept: int = 10) -> None:
+def write(root: Path, settings: LearnerSettings, steps: int, *, kept: int = 10, milestones: int = 0) -> None:
     policy, optimizer = started(settings)
     for step in range(1, steps + 1):
-        checkpoint.save(root, policy, optimizer, step=step, metrics={"loss": step / 2}, kept=kept)
+        checkpoint.save(root, policy, optimizer, step=step, metrics={"loss": step / 2})
+        checkpoint.prune(root, kept=kept, milestones=milestones)
+
+
+def resume(root: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    checkpoint.restore(checkpoint.read(checkpoint.complete(root)[0], policy), policy, optimizer)
 
 
 def test_resume_is_exact_to_the_bit(settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path) -> None:
     policy, optimizer = started(settings)
     for step in (1, 2):
-        train_step(policy, optimizer, make_groups(step), settings.training)
+        train_step(policy, optimizer, make_groups(step), settings)
     torch.rand(3)
-    checkpoint.save(tmp_path, policy, optimizer, step=2, metrics={}, kept=3)
+    checkpoint.save(tmp_path, policy, optimizer, step=2, metrics={})
     noise = torch.rand(4)
-    train_step(policy, optimizer, make_groups(3), settings.training)
+    train_step(policy, optimizer, make_groups(3), settings)
 
     resumed, resumed_optimizer = started(settings)
-    checkpoint.restore(checkpoint.complete(tmp_path)[0], resumed, resumed_optimizer)
+    resume(tmp_path, resumed, resumed_optimizer)
     assert torch.equal(torch.rand(4), noise)
-    train_step(resumed, resumed_optimizer, make_groups(3), settings.training)
+    train_step(resumed, resumed_optimizer, make_groups(3), settings)
     for name, parameter in policy.parameters.items():
         assert torch.equal(resumed.parameters[name], parameter), name
         for field, value in optimizer.state[parameter].items():
@@ -50,8 +55,8 @@ def test_a_changed_learning_rate_holds_after_resume(
     make_settings: Callable[..., LearnerSettings], tmp_path: Path
 ) -> None:
     write(tmp_path, make_settings(), steps=1)
-    policy, optimizer = started(make_settings(learning_rate=5e-4))
-    checkpoint.restore(checkpoint.complete(tmp_path)[0], policy, optimizer)
+    policy, optimizer = started(make_settings(training={"learning_rate": 5e-4}))
+    resume(tmp_path, policy, optimizer)
     assert optimizer.param_groups[0]["lr"] == 5e-4
 
 
@@ -60,6 +65,11 @@ def test_the_newest_are_kept(settings: LearnerSettings, tmp_path: Path) -> None:
     assert [item.step for item in checkpoint.complete(tmp_path)] == [5, 4]
     assert checkpoint.complete(tmp_path)[0].metrics == {"loss": 2.5}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000005"]
+
+
+def test_milestones_stay_for_ever(settings: LearnerSettings, tmp_path: Path) -> None:
+    write(tmp_path, settings, steps=8, kept=2, milestones=3)
+    assert [item.step for item in checkpoint.complete(tmp_path)] == [8, 7, 6, 3]
 
 
 def _no_marker(directory: Path) -> None:

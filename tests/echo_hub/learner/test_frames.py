@@ -57,8 +57,10 @@ def test_a_request_and_a_rollout_arrive_as_they_were() -> None:
 def test_groups_arrive_as_they_were() -> None:
     rollout = TrainingRollout(
         completion_ids=np.array([8], dtype=np.int32),
+        loss_mask=np.array([True]),
         behavior_logprobs=np.array([-0.25], dtype=np.float32),
         reward=0.5,
+        truncated=True,
     )
     group = TrainingGroup(prompt_ids=np.array([3, 4], dtype=np.int32), rollouts=(rollout, rollout))
     (back,) = frames.unpack_groups(travelled(frames.pack_groups([group])))  # type: ignore[arg-type]

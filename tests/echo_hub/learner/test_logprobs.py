@@ -1,41 +1,118 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from echo_hub.learner.logprobs import selected_logprobs
 
-
-@pytest.mark.parametrize("chunk_elements", [1, 50, 51 * 7, 10_000])
-def test_chunks_give_the_full_softmax_and_its_gradient(chunk_elements: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    head = torch.nn.Linear(8, 50, bias=False).requires_grad_(False)
-    hidden = torch.randn(23, 8, generator=generator)
-    ids = torch.randint(0, 50, (23,), generator=generator)
-    weights = torch.randn(23, generator=generator)
-
-    full_hidden = hidden.clone().requires_grad_()
-    full = (head(full_hidden) / 0.7).log_softmax(dim=-1)[torch.arange(23), ids]
-    (full * weights).sum().backward()
-
-    chunked_hidden = hidden.clone().requires_grad_()
-    chunked = selected_logprobs(chunked_hidden, head, ids, temperature=0.7, chunk_elements=chunk_elements)
-    (chunked * weights).sum().backward()
-
-    assert full_hidden.grad is not None and chunked_hidden.grad is not None
-    torch.testing.assert_close(chunked, full, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(chunked_hidden.grad, full_hidden.grad, atol=1e-6, rtol=1e-6)
+N, H, V = 23, 8, 50
+GENERATOR = torch.Generator().manual_seed(0)
+HIDDEN = torch.randn(N, H, generator=GENERATOR, dtype=torch.float64)
+IDS = torch.randint(0, V, (N,), generator=GENERATOR)
+WEIGHTS = torch.randn(N, generator=GENERATOR, dtype=torch.float64)
 
 
-def test_logits_of_a_chunk_are_all_that_is_kept() -> None:
-    head = torch.nn.Linear(4, 64, bias=False).requires_grad_(False)
-    hidden = torch.randn(32, 4, requires_grad=True)
-    saved = []
+def make_head(dtype: torch.dtype = torch.float64, *, bias: bool = False) -> torch.nn.Linear:
+    torch.manual_seed(1)
+    return torch.nn.Linear(H, V, bias=bias, dtype=torch.float64).to(dtype).requires_grad_(False)
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        saved.append(tensor.numel())
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        selected_logprobs(hidden, head, torch.zeros(32, dtype=torch.long), temperature=1.0, chunk_elements=64 * 8)
-    assert max(saved, default=0) <= 64 * 8
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("chunk_elements", [1, V, V * 7, 10_000])
+def test_chunks_give_the_full_softmax_and_its_gradient(chunk_elements: int, bias: bool) -> None:
+    head = make_head(bias=bias)
+    full_hidden = HIDDEN.clone().requires_grad_()
+    full = (head(full_hidden) / 0.7).log_softmax(dim=-1)[torch.arange(N), IDS]
+    (full * WEIGHTS).sum().backward()
+
+    hidden = HIDDEN.clone().requires_grad_()
+    chunked = selected_logprobs(hidden, head, IDS, temperature=0.7, chunk_elements=chunk_elements)
+    (chunked * WEIGHTS).sum().backward()
+
+    torch.testing.assert_close(chunked, full, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(hidden.grad, full_hidden.grad, atol=1e-12, rtol=1e-12)
+
+
+def test_gradient_is_that_of_finite_differences() -> None:
+    head = make_head()
+
+    def logprobs(hidden: torch.Tensor) -> torch.Tensor:
+        return selected_logprobs(hidden, head, IDS, temperature=0.7, chunk_elements=V * 7)
+
+    assert torch.autograd.gradcheck(logprobs, HIDDEN.clone().requires_grad_())
+
+
+def test_a_token_without_weight_has_no_gradient() -> None:
+    hidden = HIDDEN.clone().requires_grad_()
+    weights = WEIGHTS.clone()
+    weights[5] = 0
+    (selected_logprobs(hidden, make_head(), IDS, temperature=1.0) * weights).sum().backward()
+    assert hidden.grad is not None
+    assert not hidden.grad[5].any() and hidden.grad[4].all()
+
+
+def test_logits_far_apart_stay_finite() -> None:
+    hidden = (1e4 * HIDDEN).float().requires_grad_()
+    logprobs = selected_logprobs(hidden, make_head(torch.float32), IDS, temperature=0.1)
+    logprobs.sum().backward()
+    assert hidden.grad is not None
+    assert logprobs.isfinite().all() and hidden.grad.isfinite().all()
+
+
+def test_in_bfloat16_a_certain_token_keeps_its_gradient() -> None:
+    """p - 1 is far below what bfloat16 can tell from p = 1."""
+    head = make_head(torch.bfloat16)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.weight[3] = 1.0
+    hidden = torch.full((1, H), 1.5, dtype=torch.bfloat16).requires_grad_()
+    selected_logprobs(hidden, head, torch.tensor([3]), temperature=1.0).sum().backward()
+    rest = 49 / (49 + torch.tensor(12.0).exp())
+    assert hidden.grad is not None
+    torch.testing.assert_close(hidden.grad.float(), rest.expand(1, H), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("cast_elements", [1, H * 7, 10_000])
+def test_in_bfloat16_logits_are_not_rounded(monkeypatch: pytest.MonkeyPatch, cast_elements: int) -> None:
+    """Logits of tens, as of a trained model: in bfloat16 they are off by tenths."""
+    monkeypatch.setattr("echo_hub.learner.logprobs.CAST_ELEMENTS", cast_elements)
+    head, hidden = make_head(torch.bfloat16, bias=True), (40 * HIDDEN).bfloat16()
+    logits = hidden.double() @ head.weight.double().T + head.bias.double()
+    exact = logits.log_softmax(dim=-1)[torch.arange(N), IDS]
+    found = selected_logprobs(hidden, head, IDS, temperature=1.0, chunk_elements=V * 7)
+    torch.testing.assert_close(found, exact.float(), atol=2e-5, rtol=1e-6)
+
+
+def test_no_tokens_are_no_work() -> None:
+    hidden = HIDDEN[:0].clone().requires_grad_()
+    selected_logprobs(hidden, make_head(), IDS[:0], temperature=1.0).sum().backward()
+    assert hidden.grad is not None and hidden.grad.shape == (0, H)
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation gives back, in elements."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor):
+                self.elements = max(self.elements, value.numel())
+        return result
+
+
+@pytest.mark.parametrize("tokens", [100, 1_000])
+def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int) -> None:
+    vocabulary, chunk_elements = 5_000, 5_000 * 20
+    head = torch.nn.Linear(4, vocabulary, bias=False).requires_grad_(False)
+    hidden = torch.randn(tokens, 4, requires_grad=True)
+    ids = torch.zeros(tokens, dtype=torch.long)
+    with _Largest() as largest:
+        logprobs = selected_logprobs(hidden, head, ids, temperature=1.0, chunk_elements=chunk_elements)
+        logprobs.sum().backward()
+    assert largest.elements == chunk_elements

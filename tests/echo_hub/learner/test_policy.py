@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,10 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from echo_hub.learner.batch import build_micro_batches
-from echo_hub.learner.grpo import group_advantages
+from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.weighting import WeightedGroup, weigh
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter
 from echo_shared.errors import LearnerError
 
@@ -25,14 +27,30 @@ MakeGroups = Callable[[int], list[TrainingGroup]]
 @pytest.fixture
 def policy(settings: LearnerSettings) -> Policy:
     """With an adapter that is not zero."""
-    policy = Policy.load(settings)
-    with torch.no_grad():
-        for parameter in policy.parameters.values():
-            parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(5))
-    return policy
+    return randomised(Policy.load(settings))
 
 
-def naive_logprobs(policy: Policy, groups: list[TrainingGroup], temperature: float) -> Iterator[tuple[int, float]]:
+def kept_elements(policy: Policy, batch: MicroBatch) -> int:
+    """What the forward pass keeps for the backward pass."""
+    sizes: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        policy.logprobs(batch)
+    return sum(sizes)
+
+
+def unpacked(policy: Policy) -> Policy:
+    """The same policy, for a model whose attention has a window of one token."""
+    twin = copy(policy)
+    twin._packs_up_to = 1
+    return twin
+
+
+def naive_logprobs(policy: Policy, groups: list[WeightedGroup], temperature: float) -> Iterator[tuple[int, float]]:
     """(token, logprob) of every completion token, one unpadded sequence after the other, by the full softmax."""
     for group in groups:
         for rollout in group.rollouts:
@@ -43,43 +61,166 @@ def naive_logprobs(policy: Policy, groups: list[TrainingGroup], temperature: flo
                 yield int(ids[position]), float(logprobs[position - 1, ids[position]])
 
 
-@pytest.mark.parametrize("shared", [0, 16, 256])
+def weighted(groups: list[TrainingGroup], settings: LearnerSettings) -> list[WeightedGroup]:
+    return weigh(groups, settings).groups
+
+
+def gradient(policy: Policy, batches: list[MicroBatch]) -> torch.Tensor:
+    """Of the sum of all log-probabilities, each times its advantage."""
+    policy.model.zero_grad(set_to_none=True)
+    for batch in batches:
+        torch.autograd.backward((policy.logprobs(batch) * batch.advantages_N).sum())
+    return torch.cat([p.grad.flatten() for p in policy.parameters.values() if p.grad is not None])
+
+
+def randomised(policy: Policy) -> Policy:
+    with torch.no_grad():
+        for parameter in policy.parameters.values():
+            parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(5))
+    return policy
+
+
+@pytest.mark.parametrize("packed", [True, False])
 def test_logprobs_are_those_of_each_sequence_alone(
-    policy: Policy, make_groups: MakeGroups, settings: LearnerSettings, shared: int
+    policy: Policy, make_groups: MakeGroups, settings: LearnerSettings, packed: bool
 ) -> None:
-    groups = make_groups(0)
-    values = [group_advantages(np.array([r.reward for r in group.rollouts])) for group in groups]
-    batches = build_micro_batches(groups, values, micro_batch_tokens=64, shared_row_tokens=shared)
+    policy = policy if packed else unpacked(policy)
+    groups = weighted(make_groups(0), settings)
+    batches = build_micro_batches(groups, micro_batch_tokens=64)
+    assert len(batches) > 1
     with torch.no_grad():
         found = [
             pair
             for batch in batches
             for pair in zip(batch.target_ids_N.tolist(), policy.logprobs(batch).tolist(), strict=True)
         ]
-        with_advantage = [group for group, value in zip(groups, values, strict=True) if value.any()]
-        expected = list(naive_logprobs(policy, with_advantage, settings.temperature))
+        expected = list(naive_logprobs(policy, groups, settings.temperature))
     for (token, logprob), (expected_token, expected_logprob) in zip(sorted(found), sorted(expected), strict=True):
         assert token == expected_token
         assert logprob == pytest.approx(expected_logprob, abs=1e-5)
 
 
-def test_what_stands_in_the_padding_changes_nothing(policy: Policy, make_groups: MakeGroups) -> None:
-    groups = make_groups(0)
-    values = [group_advantages(np.array([r.reward for r in group.rollouts])) for group in groups]
-    for shared in (0, 256):
-        (batch,) = build_micro_batches(groups, values, micro_batch_tokens=10_000, shared_row_tokens=shared)
-        assert (batch.input_ids_BT == 0).any()
-        before = policy.logprobs(batch)
-        lengths = [len(group.prompt_ids) for group in groups]
-        assert min(lengths) < batch.input_ids_BT.shape[1]
-        padded = torch.ones_like(batch.input_ids_BT, dtype=torch.bool)
-        padded.view(-1)[batch.predictors_N] = False
-        if batch.segments_BT is not None:
-            padded = batch.segments_BT == -1
-        else:  # In a row of its own, what stands right of the last predictor is padding.
-            padded &= padded.flip(1).cummin(dim=1).values.flip(1).bool()
-        batch.input_ids_BT[padded] = 39
-        assert torch.equal(policy.logprobs(batch), before)
+def test_packed_or_not_the_gradient_is_the_same(
+    policy: Policy, make_groups: MakeGroups, settings: LearnerSettings
+) -> None:
+    groups = weighted(make_groups(0) + make_groups(1), settings)
+    whole = gradient(policy, build_micro_batches(groups, micro_batch_tokens=100_000))
+    scale = whole.abs().max()
+    for tokens in (20, 64, 100_000):
+        batches = build_micro_batches(groups, micro_batch_tokens=tokens)
+        for found in (gradient(policy, batches), gradient(unpacked(policy), batches)):
+            torch.testing.assert_close(found / scale, whole / scale, atol=1e-6, rtol=0)
+
+
+def test_the_rest_of_a_row_changes_nothing(policy: Policy, make_groups: MakeGroups, settings: LearnerSettings) -> None:
+    (batch,) = build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=10_000)
+    rows = batch.rows
+    places = torch.cat([positions.flatten() for positions in rows.positions_RL])
+    behind = torch.cat(
+        [(positions == positions.roll(1, dims=1)).cumsum(dim=1).bool().flatten() for positions in rows.positions_RL]
+    )
+    assert behind.any(), "some rows are shorter than those they are computed with"
+    places[behind] = 0
+    sizes = [positions.numel() for positions in rows.positions_RL]
+    filled = [part.view_as(positions) for part, positions in zip(places.split(sizes), rows.positions_RL, strict=True)]
+    other = replace(batch, rows=replace(rows, positions_RL=tuple(filled)))
+    for each in (policy, unpacked(policy)):
+        assert torch.equal(each.logprobs(other), each.logprobs(batch))
+
+
+def test_rows_longer_than_a_window_see_no_further(
+    make_groups: MakeGroups, settings: LearnerSettings, base_dir: Path, tmp_path: Path
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(
+        base_dir, use_sliding_window=True, sliding_window=10, layer_types=["sliding_attention", "full_attention"]
+    )
+    base.save_pretrained(tmp_path)
+    policy = randomised(Policy.load(settings.model_copy(update={"base_dir": tmp_path})))
+    groups = weighted(make_groups(0), settings)
+    batches = build_micro_batches(groups, micro_batch_tokens=20)
+    lengths = [batch.rows.longest for batch in batches]
+    assert min(lengths) <= 10 < max(lengths)
+    with torch.no_grad():
+        found = sorted(float(value) for batch in batches for value in policy.logprobs(batch))
+        expected = sorted(value for _, value in naive_logprobs(policy, groups, settings.temperature))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_reference_logprobs_are_the_bases(policy: Policy, make_groups: MakeGroups, settings: LearnerSettings) -> None:
+    (batch,) = build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=10_000)
+    found = policy.reference_logprobs(batch)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, Policy.load(settings).logprobs(batch).detach())
+    assert not torch.allclose(policy.logprobs(batch), found)
+
+
+def test_layers_that_are_computed_again_give_the_same_gradient(
+    policy: Policy, make_groups: MakeGroups, make_settings: Callable[..., LearnerSettings]
+) -> None:
+    settings = make_settings(learner={"gradient_checkpointing": True})
+    batches = build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=64)
+    again = randomised(Policy.load(settings))
+    kept = {each: kept_elements(each, batches[0]) for each in (policy, again)}
+    assert kept[again] < kept[policy] / 2
+    assert torch.equal(gradient(again, batches), gradient(policy, batches))
+
+
+def test_bfloat16_is_close_to_float32(
+    policy: Policy, make_groups: MakeGroups, make_settings: Callable[..., LearnerSettings]
+) -> None:
+    settings = make_settings(learner={"precision": "bfloat16"})
+    batches = build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=10_000)
+    half = randomised(Policy.load(settings))
+    assert next(half.model.parameters()).dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in half.parameters.values()} == {torch.float32}
+    logprobs = half.logprobs(batches[0])
+    assert logprobs.dtype == torch.float32
+    assert (logprobs - policy.logprobs(batches[0])).abs().mean() < 0.05
+    exact = gradient(policy, batches)
+    assert (gradient(half, batches) - exact).norm() < 0.05 * exact.norm()
+
+
+def test_eight_bits_are_close_to_all(
+    policy: Policy, make_groups: MakeGroups, make_settings: Callable[..., LearnerSettings]
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    settings = make_settings(learner={"base_bits": 8})
+    batches = build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=10_000)
+    small = randomised(Policy.load(settings))
+    assert sum(parameter.dtype == torch.int8 for parameter in small.model.parameters()) == 14
+    exact = gradient(policy, batches)
+    assert (gradient(small, batches) - exact).norm() < 0.1 * exact.norm()
+
+
+def test_four_bits_train_as_the_weights_that_they_stand_for(
+    policy: Policy, make_groups: MakeGroups, make_settings: Callable[..., LearnerSettings]
+) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    settings = make_settings(learner={"base_bits": 4})
+    batches = build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=10_000)
+    small = randomised(Policy.load(settings))
+    plain = dict(policy.model.named_modules())
+    replaced = 0
+    for name, module in small.model.named_modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            weight = module.weight
+            plain[name].weight.data = bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
+            replaced += 1
+    assert replaced == 14
+    expected = gradient(policy, batches)
+    scale = expected.abs().max()
+    torch.testing.assert_close(gradient(small, batches) / scale, expected / scale, atol=1e-4, rtol=0)
+    small.reference_logprobs(batches[0])
+    found = gradient(small, batches)
+    torch.testing.assert_close(found / scale, expected / scale, atol=1e-4, rtol=0)
+
+
+def test_without_bitsandbytes_fewer_bits_are_a_clear_error(
+    make_settings: Callable[..., LearnerSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.quantizers.quantizer_bnb_8bit.is_bitsandbytes_available", lambda: False)
+    with pytest.raises(LearnerError, match="fewer bits"):
+        Policy.load(make_settings(learner={"base_bits": 8}))
 
 
 def test_a_fresh_policy_is_the_base_and_the_seed_decides_it(settings: LearnerSettings) -> None:
@@ -120,7 +261,7 @@ def test_save_is_deterministic_and_load_gives_the_same_bits(
     second.mkdir()
     policy.save_adapter(first)
     other = Policy.load(settings)
-    other.load_adapter(first)
+    other.set_adapter(other.read_adapter(first))
     other.save_adapter(second)
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         assert (first / name).read_bytes() == (second / name).read_bytes()
@@ -129,7 +270,7 @@ def test_save_is_deterministic_and_load_gives_the_same_bits(
 def test_holding_puts_the_own_adapter_back(policy: Policy, settings: LearnerSettings, tmp_path: Path) -> None:
     Policy.load(settings).save_adapter(tmp_path)
     before = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
-    with policy.holding(tmp_path):
+    with policy.holding(policy.read_adapter(tmp_path)):
         held = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
     stored = load_file(tmp_path / WEIGHTS_FILE)
     assert all(torch.equal(held[name], stored[name]) for name in stored)
@@ -139,9 +280,9 @@ def test_holding_puts_the_own_adapter_back(policy: Policy, settings: LearnerSett
 def test_an_adapter_of_another_rank_is_refused(
     policy: Policy, make_settings: Callable[..., LearnerSettings], tmp_path: Path
 ) -> None:
-    Policy.load(make_settings(lora_rank=2)).save_adapter(tmp_path)
+    Policy.load(make_settings(training={"lora_rank": 2})).save_adapter(tmp_path)
     with pytest.raises(LearnerError, match="does not fit"):
-        policy.load_adapter(tmp_path)
+        policy.read_adapter(tmp_path)
 
 
 def test_a_missing_base_is_a_clear_error(settings: LearnerSettings, tmp_path: Path) -> None:

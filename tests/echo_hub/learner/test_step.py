@@ -1,106 +1,327 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from echo_hub.config import LearnerConfig, TrainingConfig
 from echo_hub.learner.batch import build_micro_batches
-from echo_hub.learner.grpo import group_advantages
+from echo_hub.learner.objectives.loss import StepLoss
+from echo_hub.learner.objectives.registry import OBJECTIVES
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import accumulate_gradient, make_optimizer, train_step
+from echo_hub.learner.weighting import weigh
 from echo_shared.draws import derive_seed
 from echo_shared.sampling import GroupRequest
 from echo_shared.torch_sampler import sample_groups
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
+MakeSettings = Callable[..., LearnerSettings]
+
+PLAIN = {"aggregation": "token_mean", "advantage": "mean"}
+CORRECTED: list[dict[str, Any]] = [
+    {"name": name, "sequence_veto": veto} for name in OBJECTIVES for veto in (0.0, 0.02)
+] + [
+    {"old_policy": "proximal"},
+    {"old_policy": "proximal", "correction": "tis"},
+    {"name": "cispo", "old_policy": "proximal", "correction": "masked_is", "sequence_veto": 0.02},
+    {"name": "gspo", "old_policy": "proximal", "correction": "tis", "aggregation": "group_mean"},
+    {"name": "dapo", "kl_coefficient": 0.1, "overlong": "penalty", "overlong_buffer_tokens": 4},
+    {"name": "dr_grpo", "selection": "shuffle_r1", "kl_coefficient": 0.1, "sequence_veto": 0.02},
+]
+"""Every objective, and the corrections in company."""
 
 
-def gradient(policy: Policy, groups: list[TrainingGroup], *, tokens: int, shared: int = 256) -> torch.Tensor:
+def gradient(policy: Policy, groups: list[TrainingGroup], settings: LearnerSettings, *, tokens: int) -> torch.Tensor:
     """The whole step's gradient, in micro-batches of at most `tokens` tokens."""
     policy.model.zero_grad(set_to_none=True)
-    values = [group_advantages(np.array([r.reward for r in group.rollouts])) for group in groups]
-    completion_tokens = sum(len(r.completion_ids) for group in groups for r in group.rollouts)
-    for batch in build_micro_batches(groups, values, micro_batch_tokens=tokens, shared_row_tokens=shared):
-        accumulate_gradient(policy, batch, completion_tokens=completion_tokens, clip_epsilon=0.2)
+    loss = StepLoss(settings.objective)
+    for batch in build_micro_batches(weigh(groups, settings).groups, micro_batch_tokens=tokens):
+        accumulate_gradient(policy, batch, loss)
     return torch.cat([p.grad.flatten() for p in policy.parameters.values() if p.grad is not None])
 
 
+def with_turns(groups: Sequence[TrainingGroup], seed: int = 0) -> list[TrainingGroup]:
+    """The same, but an environment said about half of the tokens before each last one."""
+    rng = np.random.default_rng(seed)
+
+    def masked(rollout: TrainingRollout) -> TrainingRollout:
+        mask = rng.random(len(rollout.completion_ids)) < 0.5
+        mask[-1] = True
+        logprobs = np.where(mask, rollout.behavior_logprobs, 0).astype(np.float32)
+        return replace(rollout, loss_mask=mask, behavior_logprobs=logprobs)
+
+    return [replace(group, rollouts=tuple(masked(rollout) for rollout in group.rollouts)) for group in groups]
+
+
+@pytest.fixture(scope="module")
+def loaded(base_dir: Path) -> Policy:
+    return Policy.load(
+        LearnerSettings(
+            base_dir=base_dir,
+            seed=3,
+            temperature=0.8,
+            max_tokens=6,
+            stop_ids=(1,),
+            training=TrainingConfig(lora_rank=4, lora_alpha=8),
+            learner=LearnerConfig(threads=1, device="cpu"),
+        )
+    )
+
+
 @pytest.fixture
-def policy(settings: LearnerSettings) -> Policy:
-    policy = Policy.load(settings)
+def policy(loaded: Policy) -> Policy:
+    """Always the same one, and not the base."""
+    generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for parameter in policy.parameters.values():
-            parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(5))
-    return policy
+        for parameter in loaded.parameters.values():
+            parameter.normal_(std=0.1, generator=generator)
+    return loaded
 
 
-def test_the_split_does_not_change_the_gradient(policy: Policy, make_groups: MakeGroups) -> None:
+@pytest.mark.parametrize("turns", [False, True], ids=["one turn", "turns"])
+@pytest.mark.parametrize("objective", CORRECTED, ids=str)
+def test_the_split_does_not_change_the_gradient(
+    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, objective: dict[str, Any], turns: bool
+) -> None:
     groups = make_groups(0) + make_groups(1)
-    whole = gradient(policy, groups, tokens=100_000)
-    assert whole.abs().max() > 1e-3
-    for tokens, shared in ((64, 256), (20, 256), (100_000, 0), (30, 0), (64, 12)):
-        torch.testing.assert_close(gradient(policy, groups, tokens=tokens, shared=shared), whole, atol=1e-6, rtol=0)
+    groups = with_turns(groups) if turns else groups
+    settings = make_settings(objective=objective)
+    weighted = weigh(groups, settings).groups
+    # The budget that makes seven of one.
+    seven = bisect_left(
+        range(10_000), True, key=lambda budget: len(build_micro_batches(weighted, micro_batch_tokens=budget)) <= 7
+    )
+    assert len(build_micro_batches(weighted, micro_batch_tokens=seven)) == 7
+    assert len(build_micro_batches(weighted, micro_batch_tokens=100_000)) == 1
+    whole = gradient(policy, groups, settings, tokens=100_000)
+    assert whole.abs().max() > 1e-4
+    torch.testing.assert_close(gradient(policy, groups, settings, tokens=seven), whole, atol=1e-6, rtol=0)
+    if settings.objective.sequence_veto:
+        metrics = train_step(policy, make_optimizer(policy, settings.training), groups, settings)
+        assert 0 < metrics["rollouts_vetoed"] < sum(len(group.rollouts) for group in weighted)
 
 
-def test_groups_without_advantage_only_count_in_the_denominator(policy: Policy, make_groups: MakeGroups) -> None:
+def test_groups_without_advantage_only_count_in_the_denominator(
+    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(objective=PLAIN)
     groups = make_groups(0)
     equal = groups[4]
     without = groups[:4] + groups[5:]
     tokens = sum(len(r.completion_ids) for group in without for r in group.rollouts)
     more = sum(len(r.completion_ids) for r in equal.rollouts)
-    expected = gradient(policy, without, tokens=10_000) * tokens / (tokens + more)
-    torch.testing.assert_close(gradient(policy, groups, tokens=10_000), expected, atol=1e-7, rtol=1e-5)
+    expected = gradient(policy, without, settings, tokens=10_000) * tokens / (tokens + more)
+    torch.testing.assert_close(gradient(policy, groups, settings, tokens=10_000), expected, atol=1e-7, rtol=1e-5)
 
 
-def test_a_step_against_the_plain_formula(policy: Policy, make_groups: MakeGroups, settings: LearnerSettings) -> None:
-    groups = make_groups(2)
+def plain_logprobs(
+    policy: Policy, group: TrainingGroup, rollout: TrainingRollout, settings: LearnerSettings
+) -> torch.Tensor:
+    """Of all tokens after the prompt, by the full softmax over one unpadded sequence."""
+    ids = torch.from_numpy(np.concatenate([group.prompt_ids, rollout.completion_ids]).astype(np.int64))
+    logits: torch.Tensor = policy.model(input_ids=ids[None]).logits[0] / settings.temperature
+    start = len(group.prompt_ids)
+    return logits.log_softmax(-1)[torch.arange(start - 1, len(ids) - 1), ids[start:]]
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["one turn", "turns"])
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_a_step_against_the_plain_formula(
+    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, turns: bool, kl: float
+) -> None:
+    """GRPO as its paper has it: the mean over rollouts of the means over their drawn tokens."""
+    settings = make_settings(objective={"name": "grpo", "kl_coefficient": kl})
+    groups = with_turns(make_groups(2)) if turns else make_groups(2)
     policy.model.zero_grad(set_to_none=True)
-    total, tokens = torch.zeros(()), 0
+    losses, tokens = [], 0
     for group in groups:
         rewards = torch.tensor([rollout.reward for rollout in group.rollouts])
-        for rollout, advantage in zip(group.rollouts, rewards - rewards.mean(), strict=True):
-            ids = torch.from_numpy(np.concatenate([group.prompt_ids, rollout.completion_ids]).astype(np.int64))
-            logits = policy.model(input_ids=ids[None]).logits[0] / settings.temperature
-            start = len(group.prompt_ids)
-            logprobs = logits.log_softmax(-1)[torch.arange(start - 1, len(ids) - 1), ids[start:]]
-            ratio = (logprobs - torch.tensor(rollout.behavior_logprobs)).exp()
-            total = total - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum()
-            tokens += len(rollout.completion_ids)
-    (total / tokens).backward()
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        for rollout, advantage in zip(group.rollouts, advantages, strict=True):
+            drawn = torch.from_numpy(rollout.loss_mask)
+            with torch.no_grad(), policy.model.disable_adapter():
+                reference = plain_logprobs(policy, group, rollout, settings)[drawn]
+            logprobs = plain_logprobs(policy, group, rollout, settings)[drawn]
+            ratio = (logprobs - torch.tensor(rollout.behavior_logprobs)[drawn]).exp()
+            surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            log_ratio = reference - logprobs
+            line = math.exp(3) - 4 + (math.exp(3) - 1) * (log_ratio - 3)
+            k3 = torch.where(log_ratio > 3, line, log_ratio.clamp(max=3).exp() - 1 - log_ratio)
+            losses.append((kl * k3 - surrogate).mean())
+            tokens += int(drawn.sum())
+    total = torch.stack(losses).mean()
+    total.backward()
     expected = torch.cat([p.grad.flatten() for p in policy.parameters.values() if p.grad is not None])
-    torch.testing.assert_close(gradient(policy, groups, tokens=64), expected, atol=1e-6, rtol=1e-4)
-    metrics = train_step(policy, make_optimizer(policy, settings.training), groups, settings.training)
-    assert metrics["loss"] == pytest.approx(float(total.detach()) / tokens, abs=1e-6)
+    torch.testing.assert_close(gradient(policy, groups, settings, tokens=64), expected, atol=1e-6, rtol=1e-4)
+    metrics = train_step(policy, make_optimizer(policy, settings.training), groups, settings)
+    assert metrics["loss"] == pytest.approx(float(total.detach()), abs=1e-6)
     assert metrics["grad_norm"] == pytest.approx(float(expected.norm()), rel=1e-4)
     assert metrics["completion_tokens"] == tokens
     assert metrics["share_without_advantage"] == pytest.approx(1 / 6)
     assert metrics["updated"] == 1
+    assert ("base_kl" in metrics) == bool(kl)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_what_the_environment_said_is_not_trained_on(
+    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, name: str
+) -> None:
+    """Its logprobs mean nothing: a gradient that knew of them would change with them, or be infinite."""
+    settings = make_settings(objective={"name": name, "sequence_veto": 1e-4})
+    groups = with_turns(make_groups(3))
+    noisy = [
+        replace(
+            group,
+            rollouts=tuple(
+                replace(r, behavior_logprobs=np.where(r.loss_mask, r.behavior_logprobs, -np.inf).astype(np.float32))
+                for r in group.rollouts
+            ),
+        )
+        for group in groups
+    ]
+    before, after = (gradient(policy, given, settings, tokens=64) for given in (groups, noisy))
+    assert torch.equal(before, after) and before.abs().max() > 0
+
+
+def test_vetoed_rollouts_cost_their_weight_and_nothing_else(
+    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings
+) -> None:
+    """A step without them, scaled by what the denominator still holds of them, is the same step."""
+    groups = make_groups(0)
+    first = groups[0].rollouts[0]
+    impossible = replace(first, behavior_logprobs=np.full(len(first.completion_ids), 20.0, dtype=np.float32))
+    vetoed = [replace(groups[0], rollouts=(impossible, *groups[0].rollouts[1:])), *groups[1:]]
+    settings = make_settings(objective={"name": "dapo", "sequence_veto": 1e-8})
+    masked = [replace(groups[0], rollouts=(replace(first, truncated=True), *groups[0].rollouts[1:])), *groups[1:]]
+    leaving_out = make_settings(objective={"name": "dapo", "overlong": "mask"})
+    tokens = sum(len(r.completion_ids) for group in groups for r in group.rollouts)
+    expected = gradient(policy, masked, leaving_out, tokens=100) * (tokens - len(first.completion_ids)) / tokens
+    torch.testing.assert_close(gradient(policy, vetoed, settings, tokens=100), expected, atol=1e-7, rtol=1e-4)
+    metrics = train_step(policy, make_optimizer(policy, settings.training), vetoed, settings)
+    assert metrics["rollouts_vetoed"] == 1
+
+
+def test_a_step_whose_rollouts_are_all_vetoed_leaves_the_policy_alone(
+    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(objective={"sequence_veto": 0.9})
+    optimizer = make_optimizer(policy, settings.training)
+    train_step(policy, optimizer, make_groups(0), make_settings())  # Adam now has momentum.
+    before = [parameter.detach().clone() for parameter in policy.parameters.values()]
+    groups = [
+        replace(
+            group,
+            rollouts=tuple(replace(r, behavior_logprobs=np.zeros_like(r.behavior_logprobs)) for r in group.rollouts),
+        )
+        for group in make_groups(1)
+    ]
+    metrics = train_step(policy, optimizer, groups, settings)
+    assert metrics["rollouts_vetoed"] == 20 and metrics["updated"] == 0 and metrics["loss"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters.values(), strict=True))
+
+
+def trained(
+    settings: LearnerSettings, groups: list[TrainingGroup], steps: int = 1
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    policy = Policy.load(settings)
+    optimizer = make_optimizer(policy, settings.training)
+    for _ in range(steps):
+        metrics = train_step(policy, optimizer, groups, settings)
+    return [parameter.detach().clone() for parameter in policy.parameters.values()], metrics
+
+
+def test_several_updates_are_steps_on_the_shares(make_groups: MakeGroups, make_settings: MakeSettings) -> None:
+    """With the sampler's logprobs as the old ones, two updates are two steps, each on every other group."""
+    groups = make_groups(0)[:4]  # All with an advantage, so that the shares are as large as each other.
+    constant = {"objective": {"name": "dr_grpo"}}
+    expected = Policy.load(make_settings(**constant))
+    optimizer = make_optimizer(expected, make_settings().training)
+    single = [train_step(expected, optimizer, part, make_settings(**constant)) for part in (groups[::2], groups[1::2])]
+    weights, metrics = trained(make_settings(training={"updates_per_step": 2}, **constant), groups)
+    for ours, theirs in zip(weights, expected.parameters.values(), strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), atol=1e-6, rtol=1e-5)
+    assert metrics["updated"] == 2
+    assert metrics["loss"] == pytest.approx(np.mean([one["loss"] for one in single]), abs=1e-6)
+    assert metrics["grad_norm"] == pytest.approx(np.mean([one["grad_norm"] for one in single]), rel=1e-4)
+    assert metrics["computed_tokens"] == sum(one["computed_tokens"] for one in single)
+
+
+def test_updates_are_deterministic_and_never_more_than_groups(
+    make_groups: MakeGroups, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(training={"updates_per_step": 64}, objective={"name": "decoupled_ppo"})
+    (first, metrics), (again, _) = (trained(settings, make_groups(0), steps=2) for _ in range(2))
+    assert metrics["updated"] == 5, "the sixth group has no advantage"
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_the_proximal_policy_is_that_of_the_start_of_the_step(
+    make_groups: MakeGroups, make_settings: MakeSettings
+) -> None:
+    """One update: nothing has moved, so nothing is clipped. Several: what the first ones moved is."""
+    objective = {"name": "grpo", "old_policy": "proximal", "clip_low": 1e-6, "clip_high": 1e-6}
+    _, one = trained(make_settings(objective=objective), make_groups(0))
+    assert one["clip_fraction"] == 0
+    large = {"updates_per_step": 3, "learning_rate": 0.1}
+    _, several = trained(make_settings(objective=objective, training=large), make_groups(0), steps=2)
+    assert 0 < several["clip_fraction"] < 1
+
+
+def test_metrics_of_corrections(make_groups: MakeGroups, make_settings: MakeSettings) -> None:
+    objective = {"old_policy": "proximal", "correction": "masked_is", "selection": "shuffle_r1"}
+    metrics = trained(make_settings(objective=objective), make_groups(0))[1]
+    assert 0 < metrics["correction_share"] < 1 and 0 < metrics["correction_weight"] < 2
+    assert metrics["rollouts_unselected"] == 12 and metrics["groups_without_advantage"] == 1
+    assert "correction_share" not in trained(make_settings(), make_groups(0))[1]
 
 
 def test_equal_rewards_leave_the_policy_alone(
     policy: Policy, make_groups: MakeGroups, settings: LearnerSettings
 ) -> None:
     optimizer = make_optimizer(policy, settings.training)
-    train_step(policy, optimizer, make_groups(0), settings.training)  # Adam now has momentum.
+    train_step(policy, optimizer, make_groups(0), settings)  # Adam now has momentum.
     before = [parameter.detach().clone() for parameter in policy.parameters.values()]
     equal = [
         replace(group, rollouts=tuple(replace(rollout, reward=0.1) for rollout in group.rollouts))
         for group in make_groups(1)
     ]
-    metrics = train_step(policy, optimizer, equal, settings.training)
+    metrics = train_step(policy, optimizer, equal, settings)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters.values(), strict=True))
     assert (metrics["updated"], metrics["grad_norm"], metrics["loss"]) == (0, 0, 0)
     assert metrics["share_without_advantage"] == 1
     assert "mismatch_kl" not in metrics
 
 
+def test_only_finite_metrics_leave_a_step(
+    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A weight that is no number spoils everything that is computed, and neither the weights nor the report."""
+    settings = make_settings(objective={"kl_coefficient": 0.1})
+    optimizer = make_optimizer(policy, settings.training)
+    name, poisoned = list(policy.parameters.items())[-1]
+    with torch.no_grad():
+        poisoned.fill_(float("nan"))
+    before = {other: weight.detach().clone() for other, weight in policy.parameters.items()}
+    metrics = train_step(policy, optimizer, make_groups(0), settings)
+    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
+    assert metrics["updated"] == 0 and {"loss", "grad_norm", "base_kl"}.isdisjoint(metrics)
+    assert "not finite" in caplog.text and "grad_norm" in caplog.text
+    assert all(torch.equal(before[other], policy.parameters[other]) for other in before.keys() - {name})
+
+
 def test_it_learns(make_settings: Callable[..., LearnerSettings]) -> None:
     """Reward for tokens below 10: the share of such tokens rises well above a random policy's quarter."""
-    settings = make_settings(learning_rate=2e-2).model_copy(update={"temperature": 1.0})
+    settings = make_settings(training={"learning_rate": 2e-2}).model_copy(update={"temperature": 1.0})
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
     rewards, kls = [], []
@@ -124,15 +345,17 @@ def test_it_learns(make_settings: Callable[..., LearnerSettings]) -> None:
             by_group[rollout.group_id].append(
                 TrainingRollout(
                     completion_ids=rollout.completion_ids,
+                    loss_mask=np.ones(len(rollout.completion_ids), dtype=bool),
                     behavior_logprobs=rollout.behavior_logprobs,
                     reward=float((rollout.completion_ids < 10).mean()),
+                    truncated=False,
                 )
             )
         groups = [
             TrainingGroup(prompt_ids=request.prompt_ids, rollouts=tuple(by_group[request.group_id]))
             for request in requests
         ]
-        metrics = train_step(policy, optimizer, groups, settings.training)
+        metrics = train_step(policy, optimizer, groups, settings)
         rewards.append(metrics["mean_reward"])
         kls.append(metrics["mismatch_kl"])
     assert np.mean(rewards[:2]) < 0.45

@@ -1,0 +1,29 @@
+"""AIPO: policy gradient with the importance ratio to the engine that sampled, truncated.
+
+    l_t = -sg(min(π_θ(o_t) / μ(o_t), ρ)) A log π_θ(o_t), sg = no gradient
+
+μ is the behaviour policy: the generator's own log-probabilities. Unlike CISPO's, the ratio is never taken against the
+learner's own.
+
+Published: ρ in 2..10 (5 here), A = R - mean, the mean over tokens.
+
+Source: LlamaRL (arXiv 2505.24034).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echo_hub.learner.objectives.base import TokenLosses, Tokens, ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aipo:
+    cap: float
+
+    def losses(self, tokens: Tokens) -> TokenLosses:
+        ratio_N = ratio(tokens.learner_logprobs_N.detach(), tokens.behavior_logprobs_N)
+        weight_N = ratio_N.clamp(max=self.cap)
+        return TokenLosses(
+            losses_N=-weight_N * tokens.advantages_N * tokens.learner_logprobs_N, clipped_N=ratio_N > self.cap
+        )

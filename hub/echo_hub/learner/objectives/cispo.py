@@ -1,0 +1,27 @@
+"""CISPO: the importance ratio is a truncated constant, so that every token keeps a gradient.
+
+    l_t = -sg(min(r_t, cap)) A log π_θ(o_t), sg = no gradient
+
+Published: one bound, above; the mean over each group's tokens; A = (R - mean) / std. The paper gives no number; cap = 5
+is ScaleRL's (arXiv 2510.13786).
+
+Source: MiniMax-M1 (arXiv 2506.13585, section 3.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echo_hub.learner.objectives.base import TokenLosses, Tokens, ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cispo:
+    cap: float
+
+    def losses(self, tokens: Tokens) -> TokenLosses:
+        ratio_N = ratio(tokens.learner_logprobs_N.detach(), tokens.old_logprobs_N)
+        weight_N = ratio_N.clamp(max=self.cap)
+        return TokenLosses(
+            losses_N=-weight_N * tokens.advantages_N * tokens.learner_logprobs_N, clipped_N=ratio_N > self.cap
+        )

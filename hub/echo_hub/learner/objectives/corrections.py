@@ -1,0 +1,50 @@
+"""What a token's loss is multiplied by when its objective's ratio is not taken against the policy that sampled it.
+
+    k_t = π_prox(o_t) / μ(o_t), π_prox the learner at the start of the step, μ the behaviour policy
+    none        1: the engine's mismatch and the rollout's age go uncorrected
+    tis         min(k_t, C), C = 2: truncated importance sampling
+    masked_is   k_t, 0 outside a band
+    veto        0 for the whole rollout if k_t < threshold for any of its tokens; with every objective
+
+Tokens and rollouts of weight 0 still count in the aggregation's denominator, as published: a step with many of them is
+a smaller step.
+
+Sources: tis: https://fengyao.notion.site/off-policy-rl. masked_is: IcePop, in Every Step Evolves (arXiv 2510.18855).
+veto: https://yingru.notion.site/When-Speed-Kills-Stability-271211a558b7808d8b12d403fd15edda.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from echo_hub.config import ObjectiveConfig
+from echo_hub.learner.objectives.base import Tokens, ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """`weights_N` without a graph; `bounded_N` (bool): truncated or masked; `vetoed_R` (bool) of the rollouts."""
+
+    weights_N: Tensor
+    bounded_N: Tensor
+    vetoed_R: Tensor
+
+
+def correct(tokens: Tokens, settings: ObjectiveConfig) -> Correction:
+    """The weights of `settings.correction`; those of vetoed rollouts are for the caller to take away."""
+    ratio_N = ratio(tokens.proximal_logprobs_N, tokens.behavior_logprobs_N)
+    low, high = settings.correction_low, settings.correction_high
+    match settings.correction:
+        case "none":
+            weights_N, bounded_N = torch.ones_like(ratio_N), torch.zeros_like(ratio_N, dtype=torch.bool)
+        case "tis":
+            weights_N, bounded_N = ratio_N.clamp(max=high), ratio_N > high
+        case "masked_is":
+            bounded_N = (ratio_N < low) | (ratio_N > high)
+            weights_N = ratio_N.masked_fill(bounded_N, 0)
+    below_N = (ratio_N < settings.sequence_veto).to(ratio_N.dtype)
+    below_R = ratio_N.new_zeros(tokens.num_rollouts).index_add(0, tokens.rollouts_N, below_N)
+    return Correction(weights_N=weights_N, bounded_N=bounded_N, vetoed_R=below_R > 0)

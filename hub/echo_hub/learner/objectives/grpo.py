@@ -1,0 +1,26 @@
+"""GRPO: the clipped importance-weighted advantage.
+
+    r_t = π_θ(o_t) / π_old(o_t)
+    l_t = -min(r_t A, clip(r_t, 1 - ε_low, 1 + ε_high) A)
+
+Published: ε = 0.2 on both sides, the mean over rollouts of their token means, A = (R - mean) / std. Its KL term, with
+weight 0.04 there, is `objective.kl_coefficient`.
+
+Source: DeepSeekMath (arXiv 2402.03300, eq. 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echo_hub.learner.objectives.base import TokenLosses, Tokens, clipped_losses, ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grpo:
+    clip_low: float
+    clip_high: float
+
+    def losses(self, tokens: Tokens) -> TokenLosses:
+        ratio_N = ratio(tokens.learner_logprobs_N, tokens.old_logprobs_N)
+        return clipped_losses(ratio_N, tokens.advantages_N, low=self.clip_low, high=self.clip_high)

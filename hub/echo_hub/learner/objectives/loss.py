@@ -1,0 +1,103 @@
+"""What a step minimises: an objective, corrected, with a KL term.
+
+    Σ_t weight_t (1 - veto) (correction_t l_t + β (π_ref / π_θ - log(π_ref / π_θ) - 1))
+
+π_ref is the base model. Source of the KL term: GRPO (DeepSeekMath, arXiv 2402.03300, eq. 4). As there, it is not
+corrected for tokens that another policy than π_θ drew. Its value estimates KL(π_θ ‖ π_ref); its gradient, of each token
+(1 - π_ref / π_θ) ∇ log π_θ, has the mean ∇ KL(π_ref ‖ π_θ): it pulls towards all that the base holds for likely.
+Departure: from log(π_ref / π_θ) = MAX_KL_LOG_RATIO on the term is a straight line.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from echo_hub.config import ObjectiveConfig
+from echo_hub.learner.batch import MicroBatch
+from echo_hub.learner.objectives.base import Tokens, k3, ratio
+from echo_hub.learner.objectives.corrections import correct
+from echo_hub.learner.objectives.registry import make_objective
+
+STATISTICS: Final = (
+    "loss",
+    "tokens",
+    "ratio",
+    "clipped",
+    "mismatch_kl",
+    "correction_weight",
+    "corrected",
+    "vetoed_rollouts",
+    "base_kl",
+    "ratio_max",
+)
+"""What a micro-batch adds to its step, in the order of the tensor: sums over its tokens or rollouts, and at last a
+maximum."""
+
+
+MAX_KL_LOG_RATIO: Final = 3.0
+"""Up to where the KL term is exact. A token's gradient is at most e³ - 1 = 19 times β, so that at GRPO's own β = 0.04 a
+token that the base finds far likelier than the learner does outweighs no advantage of 1."""
+
+
+class StepLoss:
+    """Of one run; it holds no state."""
+
+    def __init__(self, settings: ObjectiveConfig) -> None:
+        self._settings = settings
+        self._objective = make_objective(settings)
+        self.needs_proximal = (
+            settings.old_policy == "proximal" or settings.name == "decoupled_ppo" or settings.sequence_veto > 0
+        )
+        """Whether the log-probabilities at the start of the step count."""
+        self.needs_reference = settings.kl_coefficient > 0
+
+    def __call__(
+        self,
+        batch: MicroBatch,
+        learner_logprobs_N: Tensor,
+        *,
+        proximal_logprobs_N: Tensor | None = None,
+        reference_logprobs_N: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The micro-batch's part of the loss, and its STATISTICS: float32 without a graph, on the same device. It may
+        hold no token.
+
+        `proximal_logprobs_N` None: the learner is where it was at the start of the step.
+        """
+        proximal_N = learner_logprobs_N.detach() if proximal_logprobs_N is None else proximal_logprobs_N
+        tokens = Tokens(
+            learner_logprobs_N=learner_logprobs_N,
+            old_logprobs_N=proximal_N if self._settings.old_policy == "proximal" else batch.behavior_logprobs_N,
+            proximal_logprobs_N=proximal_N,
+            behavior_logprobs_N=batch.behavior_logprobs_N,
+            advantages_N=batch.advantages_N,
+            rollouts_N=batch.rollouts_N,
+            num_rollouts=batch.num_rollouts,
+        )
+        result = self._objective.losses(tokens)
+        correction = correct(tokens, self._settings)
+        losses_N = correction.weights_N * result.losses_N
+        base_kl_N = torch.zeros_like(losses_N)
+        if reference_logprobs_N is not None:
+            base_kl_N = k3(reference_logprobs_N - learner_logprobs_N, bound=MAX_KL_LOG_RATIO)
+            losses_N = losses_N + self._settings.kl_coefficient * base_kl_N
+        # Filled, not multiplied: nothing times 0 may be anything but 0.
+        loss = (losses_N.masked_fill(correction.vetoed_R[tokens.rollouts_N], 0) * batch.weights_N).sum()
+        with torch.no_grad():
+            ratio_N = ratio(learner_logprobs_N, batch.behavior_logprobs_N)
+            mismatch_kl_N = k3(learner_logprobs_N - batch.behavior_logprobs_N)
+            columns = (
+                torch.ones_like(ratio_N),
+                ratio_N,
+                result.clipped_N,
+                mismatch_kl_N,
+                correction.weights_N,
+                correction.bounded_N,
+                correction.vetoed_R,
+                base_kl_N,
+            )
+            largest = ratio_N.max() if len(ratio_N) else ratio_N.sum()
+            return loss, torch.stack([loss.detach(), *(column.sum().float() for column in columns), largest])

@@ -1,0 +1,47 @@
+"""What each objective's own paper chooses, and which settings it takes. Loads no torch: settings are checked by it.
+
+Where a paper's formula and its code differ, the code counts. Departures and gaps:
+
+- DeepSeekMath, DAPO and GSPO divide by a standard deviation without an epsilon; `weighting.STD_EPSILON` is added.
+- AReaL normalises returns over the batch without a group's baseline; the nearest choice here is batch_std.
+- LlamaRL gives a range for its cap, 2 to 10; the value below lies in it.
+- CISPO's bound is not in its paper; the value is from ScaleRL (arXiv 2510.13786), which finds 4 to 8 alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Aggregation = Literal["token_mean", "sequence_mean", "group_mean", "constant"]
+Advantage = Literal["mean", "mean_std", "batch_std", "leave_one_out"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One objective's own choices."""
+
+    aggregation: Aggregation
+    advantage: Advantage
+    numbers: Mapping[str, float]
+    """The settings among clip_low, clip_high and cap that it takes, and their values."""
+    takes_old_policy: bool = True
+    """Whether `objective.old_policy` says what its ratio is taken against; else its formula does."""
+
+
+_CLIP: Final = {"clip_low": 0.2, "clip_high": 0.2}
+
+PUBLISHED: Final[Mapping[str, Published]] = {
+    "grpo": Published(aggregation="sequence_mean", advantage="mean_std", numbers=_CLIP),
+    "dr_grpo": Published(aggregation="constant", advantage="mean", numbers=_CLIP),
+    "dapo": Published(aggregation="token_mean", advantage="mean_std", numbers={"clip_low": 0.2, "clip_high": 0.28}),
+    "gspo": Published(aggregation="sequence_mean", advantage="mean_std", numbers={"clip_low": 3e-4, "clip_high": 4e-4}),
+    "cispo": Published(aggregation="group_mean", advantage="mean_std", numbers={"cap": 5.0}),
+    "aipo": Published(aggregation="token_mean", advantage="mean", numbers={"cap": 5.0}, takes_old_policy=False),
+    "decoupled_ppo": Published(
+        aggregation="token_mean", advantage="batch_std", numbers={**_CLIP, "cap": 5.0}, takes_old_policy=False
+    ),
+    "two_sided": Published(aggregation="token_mean", advantage="mean_std", numbers={**_CLIP, "cap": 4.0}),
+}
+"""By the objective's name in the configuration."""

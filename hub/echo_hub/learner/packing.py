@@ -1,0 +1,127 @@
+"""Attention over a packed sequence: the linear layers see every token once, attention sees rows.
+
+A micro-batch is one sequence without padding: each prompt once, and behind it its completions. All that a transformer
+does token by token (projections, norms, feed-forward) is done on that sequence. Only attention mixes tokens: there the
+sequence is laid out in rows, a prompt and one completion in each, computed causally without a mask, and laid back. So
+a prompt's tokens are computed once for all of its completions, however long, and by the same kernels that rows of
+their own would use.
+
+Dimensions: T positions of the packed sequence, R rows of L positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+ATTENTION: Final = "echo_packed"
+"""What models are loaded with (`attn_implementation`); the same as "sdpa" wherever no rows are given."""
+
+_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Relative to the largest value; models that mix rows are off by the size of the values themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Where the rows' tokens stand in the packed sequence, and back."""
+
+    positions_RL: tuple[Tensor, ...]
+    """Rows of similar length together, each [R, L] int64; what is behind a row's end is any position at all."""
+    places_T: Tensor
+    """Where each position's result stands when all of `positions_RL` are laid end to end. A prompt's is in its first
+    row: in the others it is computed as well, but nothing comes of it."""
+
+    def to(self, device: torch.device) -> Rows:
+        return Rows(
+            positions_RL=tuple(positions.to(device) for positions in self.positions_RL),
+            places_T=self.places_T.to(device),
+        )
+
+    @property
+    def longest(self) -> int:
+        return max(positions.shape[1] for positions in self.positions_RL)
+
+
+def take(values_TF: Tensor, index: Tensor) -> Tensor:
+    """`values_TF[index]`. The gradient of repeated positions is summed by the embedding's backward pass, which is
+    deterministic on every device and the fastest there is on a CPU."""
+    return embedding(index, values_TF)
+
+
+def register() -> None:
+    """Makes ATTENTION known to transformers."""
+    AttentionInterface.register(ATTENTION, packed_attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    rows: Rows | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Of transformers' interface: [1, heads, T, size] each in, [1, T, heads, size] out."""
+    if rows is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    packed = [states[0].transpose(0, 1) for states in (query, key, value)]
+    results = []
+    for positions_RL in rows.positions_RL:
+        laid_out = [
+            take(states.flatten(1), positions_RL).unflatten(-1, states.shape[1:]).transpose(1, 2) for states in packed
+        ]
+        query_RL, key_RL, value_RL = laid_out
+        result, _ = sdpa_attention_forward(module, query_RL, key_RL, value_RL, None, **kwargs)
+        results.append(result.flatten(0, 1))
+    together = torch.cat(results)
+    return take(together.flatten(1), rows.places_T).unflatten(-1, together.shape[1:])[None], None
+
+
+def packed_states(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, rows: Rows) -> Tensor:
+    """The last hidden states [T, H] of a transformers model without its head, computed packed."""
+    output = body(
+        input_ids=input_ids_T[None],
+        position_ids=position_ids_T[None],
+        # Of four dimensions, so that no mask is made; `packed_attention` needs none.
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=input_ids_T.device),
+        use_cache=False,
+        rows=rows,
+    )
+    return output.last_hidden_state[0]  # type: ignore[no-any-return]
+
+
+def separate_states(body: Any, input_ids_T: Tensor, rows: Rows) -> Tensor:
+    """The same, each row computed by itself: for models that mix tokens other than by attention."""
+    results = [
+        body(input_ids=input_ids_T[positions_RL], use_cache=False).last_hidden_state.flatten(0, 1)
+        for positions_RL in rows.positions_RL
+    ]
+    return take(torch.cat(results), rows.places_T)
+
+
+@torch.no_grad()
+def can_pack(body: Any, device: torch.device) -> bool:
+    """Whether the model computes packed rows as it computes each by itself; tried on two rows with a common prompt."""
+    ids = torch.arange(7, device=device) % body.config.vocab_size
+    position_ids = torch.tensor([0, 1, 2, 3, 4, 2, 3], device=device)
+    rows = Rows(
+        positions_RL=(torch.tensor([[0, 1, 2, 3, 4], [0, 1, 5, 6, 6]]),),
+        places_T=torch.tensor([0, 1, 2, 3, 4, 7, 8]),
+    ).to(device)
+    expected = separate_states(body, ids, rows)
+    try:
+        found = packed_states(body, ids, position_ids, rows)
+    except (TypeError, ValueError, RuntimeError):
+        return False  # It does not know `rows`, or what to do with a mask of four dimensions.
+    error = (found - expected).abs().max() / expected.abs().max()
+    return bool(error < _TOLERANCE[expected.dtype])

@@ -1,0 +1,20 @@
+"""Which requests are sampled at once on the learner's device. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from echo_shared.sampling import GroupRequest
+
+
+def parts(requests: Sequence[GroupRequest], budget_tokens: int) -> Iterator[slice]:
+    """Slices of neighbours that take `budget_tokens` at most, prompts included; what is larger by itself goes alone."""
+    start = total = 0
+    for position, request in enumerate(requests):
+        size = len(request.indices) * (len(request.prompt_ids) + request.max_tokens)
+        if position > start and total + size > budget_tokens:
+            yield slice(start, position)
+            start, total = position, 0
+        total += size
+    if start < len(requests):
+        yield slice(start, len(requests))

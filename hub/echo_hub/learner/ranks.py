@@ -1,0 +1,235 @@
+"""The processes of one learner, as each of them sees the others: PyTorch's distributed package, and FSDP2 for the base.
+
+Rank 0 speaks with the hub and tells the others what it was told. The frozen base is sharded, layer by layer. The
+adapter, which is small, is whole everywhere: a step's gradients are summed once, before the optimizer, and every rank
+takes the same optimizer step. The loss is a sum of weighted token losses over the whole step, so nothing is averaged.
+
+A learner of one process is the same without company: `Ranks()`, whose methods then cost nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from echo_hub.learner.batch import MicroBatch, build_micro_batches
+from echo_hub.learner.frames import pack_error, unpack_error
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
+from echo_shared.child import HEADER_BYTES, Frame, pack_frame, unpack_frame
+from echo_shared.errors import EchoError, LearnerError
+
+SILENCE: Final = timedelta(minutes=30)
+"""A rank that the others wait for longer than this is given up. One whose process ends is missed within a second; this
+is for a host that vanishes without a word, and longer than ranks that sample wait for the one with the most to do."""
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """Made by `join` in a process that `echo_hub.learner.launch` has started."""
+
+    def __init__(self, *, rank: int = 0, count: int = 1, base_dir: Path | None = None) -> None:
+        self.rank = rank
+        self.count = count
+        self._base_dir = base_dir
+
+    @classmethod
+    def join(cls, *, base_dir: Path | None) -> Ranks:
+        """Meets the others; `base_dir` is the base model on this host, None where it is the hub's."""
+        cuda = torch.cuda.is_available()
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=SILENCE)
+        return cls(rank=distributed.get_rank(), count=distributed.get_world_size(), base_dir=base_dir)
+
+    def leave(self) -> None:
+        """At the end, by all."""
+        if self.count > 1:
+            distributed.destroy_process_group()
+
+    def place(self, settings: LearnerSettings) -> LearnerSettings:
+        """What holds in this process: its own GPU, its share of the processor, the base model of its host.
+
+        Raises LearnerError when there is no GPU for it.
+        """
+        if self.count == 1:
+            return settings
+        local_rank = int(os.environ["LOCAL_RANK"])
+        learner: dict[str, Any] = {}
+        if settings.learner.device != "cpu" and (gpus := torch.cuda.device_count()):
+            if local_rank >= gpus:
+                raise LearnerError(
+                    "There are more learner processes on a host than it has GPUs.",
+                    got=f"learner.processes = {settings.learner.processes}, {gpus} GPUs",
+                    do=f"Set learner.processes to {gpus}, or learner.device to cpu.",
+                )
+            learner["device"] = f"cuda:{local_rank}"
+            torch.cuda.set_device(local_rank)
+        if not settings.learner.threads:
+            learner["threads"] = max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"]))
+        return settings.model_copy(
+            update={
+                "learner": settings.learner.model_copy(update=learner),
+                "base_dir": self._base_dir or settings.base_dir,
+            }
+        )
+
+    def tell(self, frame: Frame | None = None, *, by: int = 0) -> Frame:
+        """The frame of rank `by`, at every rank; the others give none."""
+        if self.count == 1:
+            assert frame is not None
+            return frame
+        body = b"" if frame is None else pack_frame(frame)
+        size = torch.tensor([len(body)])
+        distributed.broadcast(size, by)
+        data = _bytes(body) if body else torch.empty(int(size), dtype=torch.uint8)
+        distributed.broadcast(data, by)
+        return _frame(data) if frame is None else frame
+
+    def tell_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Rank 0's tensors, in the host's memory at every rank; what the others give does not count."""
+        if self.count == 1:
+            return dict(tensors)
+        names = self.tell({"names": list(tensors)} if self.rank == 0 else None)["names"]
+        told = {}
+        for name in names:  # One by one: together they may be more than a frame can hold.
+            frame = self.tell({"tensor": tensors[name].numpy(force=True)} if self.rank == 0 else None)
+            told[name] = torch.from_numpy(frame["tensor"].copy())
+        return told
+
+    def agree(self, make: Callable[[], T]) -> T:
+        """`make()`, if it succeeds at every rank; else the first rank's EchoError, at every rank."""
+        if self.count == 1:
+            return make()
+        problem: Frame = {}
+        try:
+            made = make()
+        except EchoError as error:
+            problem = pack_error(error)
+        problems = [self.tell(problem if rank == self.rank else None, by=rank) for rank in range(self.count)]
+        for first in filter(None, problems):
+            raise unpack_error(first)
+        return made
+
+    def gather(self, frame: Frame) -> list[Frame]:
+        """Every rank's frame, in the order of ranks, at rank 0; nothing elsewhere."""
+        if self.rank:
+            body = _bytes(pack_frame(frame))
+            distributed.send(torch.tensor([len(body)]), 0)
+            distributed.send(body, 0)
+            return []
+        frames = [frame]
+        for rank in range(1, self.count):
+            size = torch.zeros(1, dtype=torch.int64)
+            distributed.recv(size, rank)
+            data = torch.empty(int(size), dtype=torch.uint8)
+            distributed.recv(data, rank)
+            frames.append(_frame(data))
+        return frames
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """What of `items`, the same at all ranks, is this one's: every `count`-th."""
+        return items[self.rank :: self.count]
+
+    def micro_batches(self, groups: Sequence[WeightedGroup], *, micro_batch_tokens: int) -> list[MicroBatch]:
+        """This rank's part of `groups`: as many micro-batches as any other's, for ranks go through the layers together.
+
+        The i-th of all ranks are of about one size. Where ranks would go idle, micro-batches are smaller than
+        `micro_batch_tokens`; what is missing in the end is filled up with ones that hold no trained token.
+        """
+        if self.count == 1:
+            return build_micro_batches(groups, micro_batch_tokens=micro_batch_tokens)
+        tokens = sum(
+            len(group.prompt_ids) + len(rollout.completion_ids) for group in groups for rollout in group.rollouts
+        )
+        fair = -(-tokens // self.count)
+        batches = build_micro_batches(groups, micro_batch_tokens=min(micro_batch_tokens, fair))
+        batches.sort(key=lambda batch: len(batch.input_ids_T), reverse=True)
+        batches += build_micro_batches([_NOTHING], micro_batch_tokens=1) * (-len(batches) % self.count)
+        return list(self.share(batches))
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Sums each tensor over all ranks, in place; all are of one type and on one device."""
+        if self.count == 1:
+            return
+        own = list(tensors)
+        if own:
+            flat = torch.cat([tensor.flatten() for tensor in own])
+            distributed.all_reduce(flat)
+            for tensor, total in zip(own, flat.split([tensor.numel() for tensor in own]), strict=True):
+                tensor.copy_(total.view_as(tensor))
+
+    def collect(self, rows: Tensor) -> Tensor:
+        """All ranks' rows [R, ...], one rank's after the other's, at every rank; all have equally many."""
+        if self.count == 1:
+            return rows
+        parts = [torch.empty_like(rows) for _ in range(self.count)]
+        distributed.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+
+    def shard(self, model: Any, device_type: str) -> None:
+        """Spreads the base's layers over the ranks' devices: each layer is gathered for as long as it computes.
+
+        What lies outside of the layers (embeddings, output layer) stays whole, and so does the adapter.
+        """
+        if self.count == 1:
+            return
+        body = model.get_base_model().base_model
+        layers = [module for module in body.modules() if isinstance(module, GradientCheckpointingLayer)]
+        adapter = {parameter for parameter in model.parameters() if parameter.requires_grad}
+        spread = {parameter for layer in layers for parameter in layer.parameters()} - adapter
+        mesh = init_device_mesh(device_type, (self.count,))
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, ignored_params=adapter)
+        # Nothing of its own: it makes the layers one model, whose next layer is gathered while one computes.
+        fully_shard(body, mesh=mesh, ignored_params=set(model.parameters()) - spread)
+
+    @contextmanager
+    def whole(self, model: torch.nn.Module) -> Iterator[None]:
+        """The base gathered at every rank for as long as the block runs, in which each may compute what it likes."""
+        sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for module in sharded:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in sharded:
+                module.reshard()
+                module.set_reshard_after_forward(True, recurse=False)
+
+
+def _bytes(packed: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
+def _frame(packed: Tensor) -> Frame:
+    return unpack_frame(packed.numpy().tobytes()[HEADER_BYTES:])
+
+
+_NOTHING: Final = WeightedGroup(
+    prompt_ids=np.zeros(1, dtype=np.int32),
+    rollouts=(
+        WeightedRollout(
+            completion_ids=np.zeros(1, dtype=np.int32),
+            loss_mask=np.zeros(1, dtype=bool),
+            behavior_logprobs=np.zeros(1, dtype=np.float32),
+            advantage=0.0,
+            weight=0.0,
+        ),
+    ),
+)
+"""Goes through the model and counts for nothing: it has no drawn token."""
+
+ALONE: Final = Ranks()
+"""A learner of one process."""

@@ -1,0 +1,198 @@
+"""From a step's groups to what is computed: each rollout's advantage, and the weight of its tokens in the loss.
+
+All of it is decided here, on the host, for the whole step: the loss is Σ weight · loss over the tokens, so that it does
+not matter how the tokens are split into micro-batches, or over processes. In this order:
+
+    reward      less DAPO's soft penalty, if `objective.overlong` is "penalty"
+    advantage   of every rollout, against its group: those that are left out below count in the others' mean and
+                standard deviation all the same (as in DAPO and TRL: they are part of what the prompt makes likely)
+    left out    what was cut off, if `objective.overlong` is "mask"; then what `objective.selection` does not choose.
+                Out of the denominators below too, whatever the aggregation (TRL keeps N in grpo's and dr_grpo's)
+    weight      by the aggregation, over what is left: N rollouts with T_i drawn tokens each, in M groups
+
+    token_mean      1 / Σ_j T_j
+    sequence_mean   1 / (N T_i)
+    group_mean      1 / (M Σ_j T_j), j in the group
+    constant        1 / (N sampling.max_tokens)
+    training.tokens_per_step Φ > 0: 1 / Φ, whatever the aggregation (C3PO of Ring-lite, arXiv 2506.14731)
+
+What is left but has no advantage costs no computation, and counts in the denominators. With a KL weight it has a
+gradient and is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_hub.learner.selection import most_unlike
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_shared.rewards import all_equal
+
+STD_EPSILON: Final = 1e-4
+"""Added to a standard deviation before rewards are divided by it. Source: GRPOTrainer of TRL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedRollout:
+    """A rollout of `TrainingRollout`'s shapes; `advantage` and `weight` hold for each of its drawn tokens."""
+
+    completion_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    behavior_logprobs: NDArray[np.float32]
+    advantage: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedGroup:
+    """The rollouts of one prompt that are computed: none of them is without effect on the gradient."""
+
+    prompt_ids: NDArray[np.int32]
+    rollouts: tuple[WeightedRollout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedStep:
+    """A whole step's; groups of which nothing is computed are not in `groups`."""
+
+    groups: tuple[WeightedGroup, ...]
+    groups_without_advantage: int
+    """Whose rewards, less any penalty, are all equal, but for rounding."""
+    rollouts_masked: int
+    """Left out because they were cut off."""
+    rollouts_unselected: int
+
+
+def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> WeightedStep:
+    """What of a step is computed, with which advantages and weights."""
+    objective = settings.objective.resolved()
+    rewards = [
+        np.array([rollout.reward + _penalty(rollout, settings) for rollout in group.rollouts]) for group in groups
+    ]
+    values = advantages(rewards, objective.advantage)
+    complete = [
+        np.array([objective.overlong != "mask" or not rollout.truncated for rollout in group.rollouts])
+        for group in groups
+    ]
+    kept = [
+        _selected(value, there) if objective.selection == "shuffle_r1" else there
+        for value, there in zip(values, complete, strict=True)
+    ]
+    lengths = [np.array([rollout.loss_mask.sum() for rollout in group.rollouts]) for group in groups]
+    weights = _weights(lengths, kept, settings)
+    computed = [
+        there & ((value != 0) | (objective.kl_coefficient > 0)) for there, value in zip(kept, values, strict=True)
+    ]
+    return WeightedStep(
+        groups=tuple(
+            _weighted(group, value, weight, there)
+            for group, value, weight, there in zip(groups, values, weights, computed, strict=True)
+            if there.any()
+        ),
+        groups_without_advantage=sum(not value.any() for value in values),
+        rollouts_masked=sum(int((~there).sum()) for there in complete),
+        rollouts_unselected=sum(int((a & ~b).sum()) for a, b in zip(complete, kept, strict=True)),
+    )
+
+
+def advantages(rewards: Sequence[NDArray[np.float64]], kind: str) -> list[NDArray[np.float64]]:
+    """Each group's advantages; exactly zero where a group's rewards are `all_equal`. `kind` is one of `Advantage`.
+
+        mean            R_i - mean(R)                                     Dr. GRPO (arXiv 2503.20783)
+        mean_std        (R_i - mean(R)) / (std(R) + ε)                    DeepSeekMath (arXiv 2402.03300)
+        batch_std       (R_i - mean(R)) / (std(all of the step) + ε)      Lite PPO (arXiv 2508.08221)
+        leave_one_out   R_i - mean(R without i)                           RLOO (arXiv 2402.14740)
+
+    Standard deviations are those of a sample (n - 1).
+    """
+    centred = [_centred(rewards_G) for rewards_G in rewards]
+    match kind:
+        case "mean":
+            return centred
+        case "mean_std":
+            return [values / (_std(group) + STD_EPSILON) for values, group in zip(centred, rewards, strict=True)]
+        case "batch_std":
+            std = _std(np.concatenate(rewards))
+            return [values / (std + STD_EPSILON) for values in centred]
+        case "leave_one_out":
+            return [values * (len(values) / max(1, len(values) - 1)) for values in centred]
+    raise ValueError(kind)
+
+
+def _centred(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    # Rounding's own differences would be made as large as any other by dividing by their deviation.
+    return np.zeros_like(rewards_G) if all_equal(rewards_G.tolist()) else rewards_G - rewards_G.mean()
+
+
+def _std(rewards: NDArray[np.float64]) -> float:
+    return float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0
+
+
+def _penalty(rollout: TrainingRollout, settings: LearnerSettings) -> float:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13): 0 down to -1 over the last tokens before the limit.
+
+    Of several turns the last counts: the limit is one turn's.
+    """
+    if settings.objective.overlong != "penalty":
+        return 0.0
+    buffer = settings.objective.overlong_buffer_tokens
+    length = int(np.logical_and.accumulate(rollout.loss_mask[::-1]).sum())
+    return -float(np.clip((length - (settings.max_tokens - buffer)) / buffer, 0, 1))
+
+
+def _selected(advantages_G: NDArray[np.float64], there_G: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    kept = there_G.copy()
+    kept[there_G] = most_unlike(advantages_G[there_G])
+    return kept
+
+
+def _weights(
+    lengths: Sequence[NDArray[np.int64]], kept: Sequence[NDArray[np.bool_]], settings: LearnerSettings
+) -> list[NDArray[np.float64]]:
+    """The weight of each rollout's tokens, [G] for each group; those that are not kept have one without meaning."""
+    rollouts = sum(int(there.sum()) for there in kept)
+    groups = sum(bool(there.any()) for there in kept)
+    tokens = [int(length[there].sum()) for length, there in zip(lengths, kept, strict=True)]
+    aggregation = settings.objective.resolved().aggregation
+    if settings.training.tokens_per_step:
+        return [np.full(len(length), 1 / settings.training.tokens_per_step) for length in lengths]
+
+    def of_group(length: NDArray[np.int64], own_tokens: int) -> NDArray[np.float64]:
+        match aggregation:
+            case "token_mean":
+                return np.full(len(length), 1 / sum(tokens))
+            case "sequence_mean":
+                return 1 / (rollouts * length)
+            case "group_mean":
+                return np.full(len(length), 1 / (groups * own_tokens))
+            case "constant":
+                return np.full(len(length), 1 / (rollouts * settings.max_tokens))
+        raise ValueError(aggregation)
+
+    return [
+        of_group(length, own) if own else np.zeros(len(length)) for length, own in zip(lengths, tokens, strict=True)
+    ]
+
+
+def _weighted(
+    group: TrainingGroup, values: NDArray[np.float64], weights: NDArray[np.float64], computed: NDArray[np.bool_]
+) -> WeightedGroup:
+    return WeightedGroup(
+        prompt_ids=group.prompt_ids,
+        rollouts=tuple(
+            WeightedRollout(
+                completion_ids=rollout.completion_ids,
+                loss_mask=rollout.loss_mask,
+                behavior_logprobs=rollout.behavior_logprobs,
+                advantage=float(value),
+                weight=float(weight),
+            )
+            for rollout, value, weight, there in zip(group.rollouts, values, weights, computed, strict=True)
+            if there
+        ),
+    )

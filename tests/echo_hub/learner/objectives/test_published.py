@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+
+from echo_hub.config import ObjectiveConfig
+from echo_hub.learner.objectives.published import PUBLISHED, Advantage, Aggregation
+from echo_hub.learner.objectives.registry import OBJECTIVES
+
+
+def test_every_objective_has_a_recipe_of_choices_that_exist() -> None:
+    assert set(PUBLISHED) == set(OBJECTIVES) == set(get_args(ObjectiveConfig.model_fields["name"].annotation))
+    for paper in PUBLISHED.values():
+        assert paper.aggregation in get_args(Aggregation) and paper.advantage in get_args(Advantage)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_takes_the_numbers_that_its_recipe_names(name: str) -> None:
+    objective = OBJECTIVES[name]
+    assert isinstance(objective, type)
+    assert {field.name for field in dataclasses.fields(objective)} == set(PUBLISHED[name].numbers)
+
+
+def test_cispo_is_a_mean_within_each_group() -> None:
+    """MiniMax-M1's eq. 4: one over the tokens of a question's rollouts, in the expectation over questions."""
+    assert PUBLISHED["cispo"].aggregation == "group_mean"
+
+
+def test_the_settings_offer_what_the_table_knows() -> None:
+    fields = ObjectiveConfig.model_fields
+    assert get_args(fields["aggregation"].annotation) == ("published", *get_args(Aggregation))
+    assert get_args(fields["advantage"].annotation) == ("published", *get_args(Advantage))
+
+
+def test_it_loads_no_torch() -> None:
+    script = "import echo_hub.learner.objectives.published, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

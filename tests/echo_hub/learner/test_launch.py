@@ -1,0 +1,236 @@
+"""Real learners of several processes, and of several hosts on the loopback interface."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from echo_hub import trainer as trainer_module
+from echo_hub.core.events import LearnerLost, LearnerReady, StepDone
+from echo_hub.learner import checkpoint, frames
+from echo_hub.learner.launch import Launch, run
+from echo_hub.learner.process import Learner
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.worker import Worker
+from echo_hub.trainer import LearnerEvent, Trainer
+from echo_shared.errors import LearnerError
+from echo_shared.sampling import GroupRequest
+
+MakeGroups = Callable[[int], list[TrainingGroup]]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+
+
+def request(number: int, policy_version: int) -> GroupRequest:
+    return GroupRequest(
+        lease_id=number,
+        group_id=number,
+        indices=(0, 1, 2),
+        prompt_ids=np.array([3 + number, 4], dtype=np.int32),
+        seed=number,
+        policy_version=policy_version,
+        temperature=0.8,
+        max_tokens=6,
+        stop_ids=(1,),
+    )
+
+
+REQUESTS = [request(number, 3) for number in range(5)]
+Drawn = dict[tuple[int, int], list[int]]
+
+
+def alone(settings: LearnerSettings, make_groups: MakeGroups, run_dir: Path) -> tuple[Path, Drawn, Drawn]:
+    """Three steps by one process, which is this one: the adapter, and what the third version and the base draw."""
+    run_dir.mkdir()
+    worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
+
+    def ask(command: str, **fields: object) -> Drawn:
+        answers = list(worker.handle(worker.admitted({"command": command, **fields})))
+        rollouts = [frames.unpack_rollout(answer["rollout"]) for answer in answers if answer["kind"] == "item"]
+        return {(r.group_id, r.index): r.completion_ids.tolist() for r in rollouts}
+
+    for step in (1, 2, 3):
+        export_to = str(run_dir / "v3") if step == 3 else None
+        ask("train", step=step, groups=frames.pack_groups(make_groups(step)), export_to=export_to)
+    requests = [frames.pack_request(one) for one in REQUESTS]
+    sampled = ask("sample", groups=requests)
+    by_base = ask("evaluate", groups=requests, adapter=None, greedy=True)
+    torch.use_deterministic_algorithms(False)
+    return run_dir / "v3", sampled, by_base
+
+
+def assert_close(one: Path, other: Path) -> None:
+    left, right = (load_file(directory / "adapter_model.safetensors") for directory in (one, other))
+    assert left.keys() == right.keys()
+    for name, weight in left.items():
+        np.testing.assert_allclose(right[name], weight, rtol=0, atol=2e-5, err_msg=name)
+
+
+def ranks_below(pid: int | None) -> list[psutil.Process]:
+    """The processes below a launcher, by rank."""
+    found = {process.environ()["RANK"]: process for process in psutil.Process(pid).children(recursive=True)}
+    return [found[rank] for rank in sorted(found)]
+
+
+def assert_gone(processes: Sequence[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+class Hub:
+    """As the coordinator does: asks for the step after the version that the learner holds, until the third is done."""
+
+    def __init__(self, settings: LearnerSettings, run_dir: Path, make_groups: MakeGroups) -> None:
+        self.events: list[LearnerEvent] = []
+        self.killed: list[psutil.Process] = []
+        self.done = asyncio.Event()
+        self._make_groups = make_groups
+        self.trainer = Trainer(
+            settings=settings,
+            run_dir=run_dir,
+            load_batch=self._load_batch,
+            export_path=lambda step: run_dir / f"v{step}",
+        )
+
+    async def _load_batch(self, step: int) -> Sequence[TrainingGroup]:
+        if step == 3 and not self.killed:
+            self.killed = ranks_below(self.trainer.pid)
+            # Rank 0 takes the step up and waits for rank 1, which is dead before it has done its part.
+            self.killed[1].suspend()
+            asyncio.get_running_loop().call_later(0.3, self.killed[1].kill)
+        return self._make_groups(step)
+
+    async def report(self, event: LearnerEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, LearnerReady):
+            self.trainer.train(event.policy_version + 1)
+        elif isinstance(event, StepDone):
+            if event.step == 3:
+                self.done.set()
+            else:
+                self.trainer.train(event.step + 1)
+
+
+@pytest.mark.slow
+async def test_a_rank_that_is_killed_in_mid_step_costs_nothing_but_time(
+    make_settings: Callable[..., LearnerSettings],
+    make_groups: MakeGroups,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    training = {"steps": 3}
+    hub = Hub(make_settings(training=training, learner={"processes": 2}), tmp_path, make_groups)
+    running = asyncio.create_task(hub.trainer.run(hub.report))
+    try:
+        async with asyncio.timeout(240):
+            await hub.done.wait()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert [type(event) for event in hub.events[:6]] == [
+        LearnerReady,
+        StepDone,
+        StepDone,
+        LearnerLost,
+        LearnerReady,
+        StepDone,
+    ]
+    assert hub.events[4] == LearnerReady(policy_version=2), "from the newest checkpoint"
+    assert_gone(hub.killed)
+    expected, _, _ = alone(make_settings(training=training), make_groups, tmp_path / "alone")
+    assert_close(expected, tmp_path / "v3")
+    # What two processes wrote, one goes on with.
+    worker = Worker.open({"settings": make_settings().model_dump(mode="json"), "run_dir": str(tmp_path)})
+    assert worker.policy_version == 3 == checkpoint.complete(tmp_path / "checkpoints")[0].step
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def other_host(address: str, base_dir: Path, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "echo_hub.main", "learner"),
+            *("--address", address, "--host-rank", "1", "--base", str(base_dir)),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+HUB = """
+import asyncio, sys
+from pathlib import Path
+from echo_hub.learner.process import Learner
+from echo_hub.learner.settings import LearnerSettings
+async def main():
+    learner = await Learner.start(LearnerSettings.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
+    print(learner.pid, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_two_hosts_train_as_one_process_and_outlive_the_hub(
+    make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, base_dir: Path, tmp_path: Path
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    settings = make_settings(learner={"hosts": 2, "address": address})
+    expected, sampled, by_base = alone(make_settings(), make_groups, tmp_path / "alone")
+    async with other_host(address, base_dir, tmp_path / "host.log") as host, asyncio.timeout(280):
+        killed = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", HUB, settings.model_dump_json(), str(tmp_path)), stdout=subprocess.PIPE
+        )
+        assert killed.stdout is not None
+        launcher = psutil.Process(int(await killed.stdout.readline()))
+        ranks = ranks_below(launcher.pid) + ranks_below(host.pid)
+        assert len(ranks) == 2
+        killed.kill()
+        await killed.wait()
+        await asyncio.to_thread(assert_gone, [launcher, *ranks])
+        assert host.returncode is None, "it waits for the hub to come back"
+        # A learner that starts anew finds the other host at the same address.
+        learner = await Learner.start(settings, tmp_path)
+        for step in (1, 2, 3):
+            await learner.train(step, make_groups(step), tmp_path / f"v{step}")
+        drawn = [rollout async for rollout in learner.sample(REQUESTS)]
+        assert {(r.group_id, r.index): r.completion_ids.tolist() for r in drawn} == sampled
+        drawn = await learner.evaluate(REQUESTS, adapter=None, greedy=True)
+        assert {(r.group_id, r.index): r.completion_ids.tolist() for r in drawn} == by_base
+        ranks = ranks_below(learner.pid) + ranks_below(host.pid)
+        await learner.stop()
+        await asyncio.to_thread(assert_gone, ranks)
+        host.send_signal(signal.SIGTERM)
+        await host.wait()
+    assert_close(expected, tmp_path / "v3")
+
+
+def test_an_address_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(variable, "lo")  # So that it is put back.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        launch = Launch(processes=1, hosts=2, address=f"127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(LearnerError, match=r"(?s)cannot listen on its address.*learner\.address"):
+            run(launch)

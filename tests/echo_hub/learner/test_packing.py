@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Qwen3Config, Qwen3NextConfig
+
+from echo_hub.learner import packing
+from echo_hub.learner.packing import Rows
+
+SMALL = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2}
+ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
+CPU = torch.device("cpu")
+
+ROWS = Rows(
+    positions_RL=(torch.tensor([[0, 1, 2, 3, 4]]), torch.tensor([[0, 1, 5, 5], [6, 7, 8, 9]])),
+    places_T=torch.tensor([0, 1, 2, 3, 4, 7, 9, 10, 11, 12]),
+)
+IDS = torch.tensor([3, 4, 5, 6, 7, 8, 9, 10, 11, 12])
+POSITION_IDS = torch.tensor([0, 1, 2, 3, 4, 2, 0, 1, 2, 3])
+
+
+def make_body(config: Any) -> Any:
+    packing.register()
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=packing.ATTENTION).base_model.eval()
+
+
+@pytest.fixture(scope="module")
+def bodies() -> Iterator[dict[str, Any]]:
+    yield {
+        "qwen3": make_body(Qwen3Config(**SMALL, **ATTENTION)),
+        "llama": make_body(LlamaConfig(**SMALL, **ATTENTION)),
+    }
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_packed_rows_are_each_row_alone(bodies: dict[str, Any], name: str) -> None:
+    packed = packing.packed_states(bodies[name], IDS, POSITION_IDS, ROWS)
+    alone = [bodies[name](input_ids=IDS[None, row]).last_hidden_state[0] for row in ([0, 1, 2, 3, 4], [6, 7, 8, 9])]
+    other = bodies[name](input_ids=IDS[None, [0, 1, 5]]).last_hidden_state[0]
+    expected = torch.cat([alone[0], other[2:], alone[1]])
+    torch.testing.assert_close(packed, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packing.separate_states(bodies[name], IDS, ROWS), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_packed_and_separate_rows_have_the_same_gradient(bodies: dict[str, Any]) -> None:
+    body = bodies["qwen3"]
+    weights = torch.randn(10, 32, generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for states in (
+        packing.packed_states(body, IDS, POSITION_IDS, ROWS),
+        packing.separate_states(body, IDS, ROWS),
+    ):
+        body.zero_grad(set_to_none=True)
+        (states * weights).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in body.parameters()]))
+    scale = gradients[0].abs().max()
+    assert scale > 0
+    torch.testing.assert_close(gradients[0] / scale, gradients[1] / scale, atol=1e-6, rtol=0)
+
+
+def test_without_rows_it_is_sdpa(bodies: dict[str, Any]) -> None:
+    body = bodies["qwen3"]
+    mask = torch.tensor([[0, 0, 1, 1, 1]])
+    ours = body(input_ids=IDS[None, :5], attention_mask=mask).last_hidden_state
+    body.set_attn_implementation("sdpa")
+    theirs = body(input_ids=IDS[None, :5], attention_mask=mask).last_hidden_state
+    body.set_attn_implementation(packing.ATTENTION)
+    assert torch.equal(ours[:, 2:], theirs[:, 2:])
+
+
+def test_transformers_of_attention_alone_pack(bodies: dict[str, Any]) -> None:
+    assert packing.can_pack(bodies["qwen3"], CPU)
+    assert packing.can_pack(bodies["llama"], CPU)
+
+
+@pytest.mark.filterwarnings("ignore")  # Both warn that their fast kernels are not installed.
+def test_models_that_mix_tokens_otherwise_do_not_pack() -> None:
+    linear = Qwen3NextConfig(
+        **SMALL,
+        **ATTENTION,
+        linear_num_value_heads=2,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=0,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    assert not packing.can_pack(make_body(linear), CPU)
+    assert not packing.can_pack(make_body(MambaConfig(**SMALL, state_size=4)), CPU)
+
+
+def test_take_sums_the_gradient_of_what_is_taken_twice() -> None:
+    values = torch.arange(6.0).reshape(3, 2).requires_grad_()
+    taken = packing.take(values, torch.tensor([[0, 2], [2, 2]]))
+    assert taken.tolist() == [[[0, 1], [4, 5]], [[4, 5], [4, 5]]]
+    taken.sum().backward()
+    assert values.grad is not None and values.grad.tolist() == [[1, 1], [0, 0], [3, 3]]

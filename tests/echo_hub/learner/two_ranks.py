@@ -1,0 +1,129 @@
+"""One of two ranks that train what `test_ranks` gives them; rank 0 does the same alone and compares.
+
+`python two_ranks.py CASES`, with torchrun's environment variables.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from echo_hub.learner import frames
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.ranks import ALONE, Ranks
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.step import make_optimizer, train_step
+from echo_hub.learner.weighting import weigh
+from echo_shared.child import HEADER_BYTES, unpack_frame
+from echo_shared.errors import LearnerError, StorageError
+from echo_shared.torch_sampler import greedy
+
+PROMPTS = [np.array([3, 4, 5], dtype=np.int32), np.array([9], dtype=np.int32)]
+
+
+def trained(
+    settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: Ranks
+) -> tuple[Policy, list[dict[str, float]]]:
+    policy = Policy.load(settings, ranks)
+    optimizer = make_optimizer(policy, settings.training)
+    return policy, [train_step(policy, optimizer, groups, settings) for groups in steps]
+
+
+def check_training(
+    name: str, settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: Ranks, tolerance: float
+) -> None:
+    policy, curve = trained(settings, steps, ranks)
+    base = [p for p in policy.model.parameters() if isinstance(p, DTensor)]
+    assert sum(p.to_local().numel() for p in base) == sum(p.numel() for p in base) // 2, "each rank has half"
+    with ranks.whole(policy.model):
+        mine = greedy(policy.model, PROMPTS[: 1 + ranks.rank], max_tokens=4 + ranks.rank, stop_ids=(1,))
+    if ranks.rank:
+        return
+    alone, expected = trained(settings, steps, ALONE)
+    for step, (one, both) in enumerate(zip(expected, curve, strict=True), start=1):
+        assert one.keys() == both.keys()
+        for key in one.keys() - {"train_s"}:
+            np.testing.assert_allclose(both[key], one[key], rtol=1e-5, atol=1e-5, err_msg=f"{name}, {step}: {key}")
+    for parameter, weight in alone.parameters.items():
+        torch.testing.assert_close(
+            policy.parameters[parameter], weight, rtol=0, atol=tolerance, msg=f"{name}: {parameter}"
+        )
+    its = greedy(alone.model, PROMPTS[:1], max_tokens=4, stop_ids=(1,))
+    assert [ids.tolist() for ids in mine] == [ids.tolist() for ids in its]
+
+
+def check_shares(settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: Ranks) -> None:
+    """As many everywhere, nothing twice and nothing left out, and there was something to fill up."""
+    groups = weigh(steps[0], settings).groups
+    mine = ranks.micro_batches(groups, micro_batch_tokens=settings.learner.micro_batch_tokens)
+    tokens = [len(batch.target_ids_N) for batch in mine]
+    told = ranks.gather({"tokens": tokens, "weight": float(sum(batch.weights_N.sum() for batch in mine))})
+    if told:
+        whole = ALONE.micro_batches(groups, micro_batch_tokens=settings.learner.micro_batch_tokens)
+        assert len(told[0]["tokens"]) == len(told[1]["tokens"]) == (len(whole) + 1) // 2
+        assert len(whole) % 2 == 1 and told[1]["tokens"][-1] == 0
+        assert sum(told[0]["tokens"] + told[1]["tokens"]) == sum(len(batch.target_ids_N) for batch in whole)
+        weight = float(sum(batch.weights_N.sum() for batch in whole))
+        np.testing.assert_allclose(told[0]["weight"] + told[1]["weight"], weight, rtol=1e-6)
+
+
+def check_words(ranks: Ranks) -> None:
+    array = np.arange(3, dtype=np.float32)
+    assert ranks.tell({"n": 1, "array": array} if ranks.rank == 0 else None)["array"].tolist() == [0, 1, 2]
+    assert ranks.tell({"by": 1} if ranks.rank == 1 else None, by=1) == {"by": 1}
+    given: dict[str, Tensor] = (
+        {"a": torch.ones(2, 2), "b": torch.tensor([7], dtype=torch.uint8)} if ranks.rank == 0 else {}
+    )
+    told = ranks.tell_tensors(given)
+    assert torch.equal(told["a"], torch.ones(2, 2)) and told["b"].dtype == torch.uint8
+    assert ranks.gather({"rank": ranks.rank}) == ([] if ranks.rank else [{"rank": 0}, {"rank": 1}])
+    values = [torch.full((2, 2), 1.0 + ranks.rank), torch.tensor(10.0 * ranks.rank)]
+    ranks.add_up(values)
+    assert values[0].tolist() == [[3.0, 3.0], [3.0, 3.0]] and float(values[1]) == 10
+    assert ranks.collect(torch.tensor([[float(ranks.rank)]])).tolist() == [[0.0], [1.0]]
+    assert ranks.agree(lambda: ranks.rank) == ranks.rank
+
+    def fail() -> None:
+        if ranks.rank == 1:
+            raise StorageError("Only here.")
+
+    try:
+        ranks.agree(fail)
+        raise AssertionError("rank 1 had failed")
+    except StorageError as error:
+        assert error.what == "Only here."
+
+
+def check_place(settings: LearnerSettings, ranks: Ranks) -> None:
+    placed = ranks.place(settings)
+    assert placed.base_dir == Path("elsewhere") and placed.learner.threads == 1
+    try:
+        ranks.agree(lambda: Policy.load(placed))
+        raise AssertionError("there is no base model elsewhere")
+    except LearnerError as error:
+        assert error.what == "The base model cannot be loaded."
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks.join(base_dir=Path("elsewhere"))
+    check_words(ranks)
+    cases = unpack_frame(Path(sys.argv[1]).read_bytes()[HEADER_BYTES:])
+    for name, case in cases.items():
+        settings = LearnerSettings.model_validate(case["settings"])
+        steps = [frames.unpack_groups(groups) for groups in case["steps"]]
+        check_training(name, settings, steps, ranks, case["tolerance"])
+        if name == "uneven":
+            check_shares(settings, steps, ranks)
+    check_place(settings, ranks)
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()
