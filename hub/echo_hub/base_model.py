@@ -6,7 +6,7 @@ Tokens are made and read on the hub alone: nodes are sent ids and return ids.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from echo_hub.config import HubConfig
 from echo_shared.errors import ConfigError
+from echo_shared.messages import MAX_TOKENS
 
 BUILTIN: Final = {"builtin:tiny": "tiny_base"}
 """Base models in the box, by the name of their directory in `echo_hub/assets`."""
 
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+_REPLY: Final = "(echo:reply)"
+"""Stands for any assistant's turn where only what follows it is wanted."""
+_TEMPLATE_DATE: Final = "26 Jul 2024"
+"""For templates that show `date_string`, which would else be today's: a prompt is the same on any day."""
 
 
 def resolve_base(reference: str) -> Path:
@@ -82,15 +88,27 @@ class PromptCodec:
         stop_ids: tuple[int, ...],
         chat_template: str | None,
         special_tokens: Mapping[str, str],
+        system_prompt: str = "",
+        prompt_suffix: str = "",
+        context_tokens: int = MAX_TOKENS,
     ) -> None:
         """`special_tokens` are what the chat template may refer to, such as bos_token."""
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._special_tokens = special_tokens
+        self._system_prompt = system_prompt
+        self._prompt_suffix = prompt_suffix
         self.stop_ids = stop_ids
+        self.context_tokens = context_tokens
+        """How long a prompt and its completion may be together."""
 
     @classmethod
-    def load(cls, directory: Path) -> PromptCodec:
+    def of_run(cls, config: HubConfig, base_dir: Path) -> PromptCodec:
+        """The codec of the run's base model, which puts the run's own words around each problem."""
+        return cls.load(base_dir, system_prompt=config.task.system_prompt, prompt_suffix=config.task.prompt_suffix)
+
+    @classmethod
+    def load(cls, directory: Path, *, system_prompt: str = "", prompt_suffix: str = "") -> PromptCodec:
         """The codec of the model in `directory`. Raises ConfigError when its tokenizer cannot be used."""
         tokenizer = _load_tokenizer(directory / "tokenizer.json")
         config = _read_json(directory / "tokenizer_config.json")
@@ -100,38 +118,73 @@ class PromptCodec:
             stop_ids=_stop_ids(directory, tokenizer.token_to_id(special_tokens.get("eos_token", ""))),
             chat_template=_chat_template(directory, config),
             special_tokens=special_tokens,
+            system_prompt=system_prompt,
+            prompt_suffix=prompt_suffix,
+            context_tokens=_context_tokens(directory),
         )
 
     def encode_prompt(self, prompt: str) -> NDArray[np.int32]:
-        """The ids of `prompt` as one user turn, ready for the reply; as plain text without a chat template."""
+        """The ids of `prompt`, with its suffix, as a user turn behind the system's, if any, ready for the reply.
+
+        Without a chat template it is plain text: the system prompt, an empty line, the prompt.
+        """
+        messages = self._messages(prompt)
         if self._chat_template is None:
-            encoding = self._tokenizer.encode(prompt)
+            encoding = self._tokenizer.encode("\n\n".join(message["content"] for message in messages))
         else:
-            encoding = self._tokenizer.encode(self._render(prompt), add_special_tokens=False)
+            encoding = self._tokenizer.encode(self._render(messages), add_special_tokens=False)
         return np.array(encoding.ids, dtype=np.int32)
+
+    def encode_observation(self, text: str, *, after: int) -> NDArray[np.int32]:
+        """The ids from a completion, whose last id is `after`, to the next one: what ends the assistant's turn, unless
+        `after` is that, then `text` as a user turn, ready for the reply.
+
+        The completion itself is never tokenised again: these ids are what the chat template puts behind any. Without
+        a chat template they are those of `text`.
+        """
+        if self._chat_template is None:
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            turns = ({"role": "assistant", "content": _REPLY}, {"role": "user", "content": text})
+            _, found, behind = self._render([*self._messages(""), *turns]).partition(_REPLY)
+            if not found:
+                raise ConfigError(
+                    "The base model's chat template leaves out what the assistant said.",
+                    do="Use a model whose template takes several turns.",
+                )
+            ids = self._tokenizer.encode(behind, add_special_tokens=False).ids
+            ids = ids[1:] if ids[:1] == [after] else ids
+        return np.array(ids, dtype=np.int32)
 
     def decode(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
         """The text of `ids`, special tokens left out."""
         text: str = self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
         return text
 
-    def _render(self, prompt: str) -> str:
+    def _messages(self, prompt: str) -> list[dict[str, str]]:
+        """The conversation that `prompt` opens."""
+        system = [{"role": "system", "content": self._system_prompt}] if self._system_prompt else []
+        return [*system, {"role": "user", "content": prompt + self._prompt_suffix}]
+
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
         from jinja2 import TemplateError
         from transformers.utils import chat_template_utils
 
         render: Callable[..., Any] = chat_template_utils.render_jinja_template
         try:
             rendered, _ = render(
-                [[{"role": "user", "content": prompt}]],
+                [list(messages)],
                 chat_template=self._chat_template,
                 add_generation_prompt=True,
+                date_string=_TEMPLATE_DATE,
                 **self._special_tokens,
             )
         except TemplateError as error:
             raise ConfigError(
                 "The base model's chat template cannot be rendered.",
                 got=str(error),
-                do="Use a model whose template takes a single user turn, or take the template out of its directory.",
+                do="Use a model whose template takes a user turn (behind a system turn, with task.system_prompt), "
+                "or take the template out of its directory.",
             ) from error
         return str(rendered[0])
 
@@ -177,6 +230,13 @@ def _chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str 
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     return template
+
+
+def _context_tokens(directory: Path) -> int:
+    """What the model's config says, of itself or of its text part; at most what a message may hold."""
+    config = _read_json(directory / "config.json")
+    known = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    return min(int(known), MAX_TOKENS) if known else MAX_TOKENS
 
 
 def _stop_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:

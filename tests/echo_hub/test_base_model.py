@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from echo_hub.base_model import PromptCodec, resolve_base
+from echo_hub.config import HubConfig, TaskConfig
+from echo_hub.tasks.registry import make_task
 from echo_shared.artefacts import describe_files
 from echo_shared.errors import ConfigError
+from echo_shared.messages import MAX_TOKENS
 
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}{% endfor %}"
@@ -70,6 +74,98 @@ def test_a_chat_template_is_applied_as_transformers_does_it(model: Path, place: 
     reference: Any = AutoTokenizer.from_pretrained(model)
     assert ids.tolist() == reference.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
     assert ids.tolist().count(reference.eos_token_id) == 1
+
+
+def test_an_observation_is_what_the_template_puts_between_two_replies(model: Path) -> None:
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    codec, reference = PromptCodec.load(model), AutoTokenizer.from_pretrained(model)
+    prompt, eos = codec.encode_prompt("guess"), reference.eos_token_id
+    turns = [{"role": "user", "content": "guess"}, {"role": "assistant", "content": "42"}]
+    whole = reference.apply_chat_template([*turns, {"role": "user", "content": "more"}], add_generation_prompt=True)
+    reply = reference.encode("42")
+    for drawn in ([*reply, eos], reply):  # It ended its turn itself, or it was cut off: the turn ends either way.
+        between = codec.encode_observation("more", after=drawn[-1])
+        assert [*prompt.tolist(), *drawn, *between.tolist()] == whole["input_ids"]
+    assert codec.encode_observation("more", after=7).tolist()[0] == eos
+
+
+def test_an_observation_without_a_template_is_its_text() -> None:
+    codec = PromptCodec.load(resolve_base("builtin:tiny"))
+    assert codec.decode(codec.encode_observation(">=", after=codec.stop_ids[0])) == ">="
+    assert len(codec.encode_observation(">=", after=codec.stop_ids[0])) == 2
+
+
+def test_a_template_that_hides_replies_has_no_observations(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    with pytest.raises(ConfigError, match="leaves out what the assistant said"):
+        PromptCodec.load(model).encode_observation("more", after=1)
+
+
+def test_how_long_a_conversation_may_be(model: Path) -> None:
+    assert PromptCodec.load(model).context_tokens == 256
+    change(model / "config.json", max_position_embeddings=None, text_config={"max_position_embeddings": 64})
+    assert PromptCodec.load(model).context_tokens == 64
+    change(model / "config.json", text_config=None)
+    assert PromptCodec.load(model).context_tokens == MAX_TOKENS
+
+
+CHATML = (
+    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
+)
+
+
+@pytest.fixture
+def chat_model(model: Path) -> Path:
+    """The builtin model with a tokenizer as chat models have it: bytes as a base, two special tokens, ChatML."""
+    tokenizer = Tokenizer(
+        models.BPE(vocab={c: n for n, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=CHATML).save_pretrained(
+        model
+    )
+    return model
+
+
+@pytest.mark.parametrize("system_prompt", ["", "Think first. Give the answer as <answer>...</answer>."])
+@pytest.mark.parametrize("name", ["arithmetic", "reasoning-gym:knights_knaves", "reasoning-gym:sokoban"])
+def test_a_runs_words_are_put_around_each_problem(chat_model: Path, name: str, system_prompt: str) -> None:
+    suffix = "\nAnswer in <answer> tags."
+    task = TaskConfig(name=name, system_prompt=system_prompt, prompt_suffix=suffix)
+    codec = PromptCodec.of_run(HubConfig(task=task), chat_model)
+    problem = make_task(name, {}).sample(5)
+    ids = codec.encode_prompt(problem.prompt).tolist()
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    conversation = [*system, {"role": "user", "content": problem.prompt + suffix}]
+    reference: Any = AutoTokenizer.from_pretrained(chat_model)
+    assert ids == reference.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
+    assert ids.count(reference.eos_token_id) == len(conversation)
+    assert codec.stop_ids[-1] == reference.eos_token_id
+    assert codec.decode([*reference.encode("<answer>7</answer>"), reference.eos_token_id]) == "<answer>7</answer>"
+
+
+def test_without_a_chat_template_the_system_prompt_stands_above_the_problem() -> None:
+    codec = PromptCodec.load(resolve_base("builtin:tiny"), system_prompt="Add.", prompt_suffix="?")
+    assert codec.decode(codec.encode_prompt("1+1=")) == "Add.\n\n1+1=?"
+
+
+def test_a_template_without_a_system_turn_says_so(chat_model: Path) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+    (chat_model / "chat_template.jinja").write_text(refuses + CHATML)
+    assert len(PromptCodec.load(chat_model).encode_prompt("1+1="))
+    with pytest.raises(ConfigError, match="chat template") as caught:
+        PromptCodec.load(chat_model, system_prompt="Add.").encode_prompt("1+1=")
+    assert "task.system_prompt" in str(caught.value)
+
+
+def test_a_template_that_shows_the_date_gives_the_same_prompt_on_any_day(chat_model: Path) -> None:
+    dated = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}"
+    (chat_model / "chat_template.jinja").write_text(dated + CHATML)
+    codec = PromptCodec.load(chat_model)
+    assert codec.decode(codec.encode_prompt("1+1=")).startswith("26 Jul 2024")
 
 
 def test_a_template_that_fails_is_a_config_error(model: Path) -> None:

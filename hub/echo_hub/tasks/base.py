@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +25,23 @@ class Task(Protocol):
 
     def score(self, problem: Problem, completion: str) -> float:
         """The reward of `completion` (decoded, no special tokens), usually in 0..1. When it raises, there is none."""
+
+
+@runtime_checkable
+class FileTask(Task, Protocol):
+    """A task whose problems are those in files, and no more."""
+
+    @property
+    def num_problems(self) -> int:
+        """Those that `sample` draws from."""
+
+    @property
+    def num_heldout(self) -> int:
+        """Those for evaluation alone; 0 = the held-out ones are drawn like the others."""
+
+    @property
+    def content_hash(self) -> str:
+        """Another one when a file has changed."""
+
+    def heldout(self, number: int) -> Problem:
+        """Problem `number` (0 .. num_heldout - 1) of those for evaluation alone."""

@@ -12,33 +12,53 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from echo_hub.tasks.answers import extract_answer
 from echo_hub.tasks.base import Problem
 from echo_shared.draws import derive_seed
 from echo_shared.errors import ConfigError
 
-_ANSWER: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _SUM: Final = re.compile(r"[\d\s+\-*/().]*")
+_CAPITALS: Final = re.compile(r"[A-Z]+")
+_PRODUCT: Final = re.compile(r"\s*\d+\s*(×\s*\d+\s*)*")
 _PLAIN_DATA: Final = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub)
 
 
 def _is_plain_data(answer: str) -> bool:
-    """Whether Python's `eval` of `answer` can do no more than build lists of constants, or fail."""
+    """Whether Python's `eval` of `answer` can do no more than build lists of constants, or fail.
+
+    Names are of capital letters alone: a scorer's own variables hold the right answer.
+    """
     try:
         tree = ast.parse(answer.strip(), mode="eval")
     except SyntaxError:
         return True
     except (ValueError, MemoryError, RecursionError):
         return False
-    return all(isinstance(node, _PLAIN_DATA) for node in ast.walk(tree))
+    nodes = list(ast.walk(tree))
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    return all(isinstance(node, _PLAIN_DATA) for node in nodes) and all(map(_CAPITALS.fullmatch, names))
 
 
 def _is_plain_sum(answer: str) -> bool:
     """Whether `answer` is only numbers, the four operations and brackets. Powers can take for ever."""
     return _SUM.fullmatch(answer) is not None and "**" not in answer
+
+
+def _is_product(answer: str) -> bool:
+    """Whether `answer` is whole numbers with a × between them."""
+    return _PRODUCT.fullmatch(answer) is not None
+
+
+def _is_json_object(answer: str) -> bool:
+    try:
+        return isinstance(json.loads(answer), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 _GUARDS: Final[Mapping[str, Callable[[str], bool]]] = {
@@ -48,11 +68,15 @@ _GUARDS: Final[Mapping[str, Callable[[str], bool]]] = {
     "string_insertion": _is_plain_data,
     "countdown": _is_plain_sum,
     "puzzle24": _is_plain_sum,
+    "prime_factorization": _is_product,
+    "boxnet": _is_json_object,
 }
-"""Datasets whose scorer evaluates the answer, each with what an answer must be for that to be harmless."""
+"""Datasets whose scorer evaluates the answer as code, or fails on what does not look like one, each with what an answer
+must be to reach it. No other scorer of reasoning-gym compiles any part of an answer."""
 
 _REFUSED: Final[Mapping[str, str]] = {
     "composite": "it is a mixture of other datasets",
+    "game_of_life_halting": "its scorer takes any answer but an empty one for yes",
     "intermediate_integration": "its scorer would run completions as code",
     "polynomial_multiplication": "its scorer would run completions as code",
     "simple_integration": "its scorer would run completions as code",
@@ -78,8 +102,7 @@ class ReasoningGymTask:
 
         An answer that the dataset's scorer must not evaluate earns nothing.
         """
-        tagged = _ANSWER.findall(completion)
-        answer = (tagged[-1] if tagged else completion).strip()
+        answer = extract_answer(completion)
         if self._guard is not None and not self._guard(answer):
             return 0.0
         return float(self._scorer.score_answer(answer, dict(problem.metadata)))

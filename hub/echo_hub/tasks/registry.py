@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from echo_hub.tasks.arithmetic import make_arithmetic
 from echo_hub.tasks.base import Task
+from echo_hub.tasks.environments.base import Environment
+from echo_hub.tasks.environments.guess import make_guess
+from echo_hub.tasks.jsonl import make_jsonl
 from echo_hub.tasks.reasoning_gym import make_reasoning_gym
 from echo_shared.errors import ConfigError
 
 
-def make_task(name: str, options: Mapping[str, Any]) -> Task:
-    """The task called `name`: `arithmetic`, or `reasoning-gym:<dataset>`. Raises ConfigError for any other."""
+def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
+    """The task called `name`: `arithmetic`, `jsonl`, `reasoning-gym:<dataset>`, `environment:guess`, or one's own.
+
+    That is `python:<module>:<function>`: the function is given the options. Raises ConfigError for any other.
+    """
     kind, _, dataset = name.partition(":")
     match kind:
         case "arithmetic" if not dataset:
             return make_arithmetic(options)
+        case "jsonl" if not dataset:
+            return make_jsonl(options)
+        case "python":
+            return _make_own(dataset, options)
         case "reasoning-gym":
             return make_reasoning_gym(dataset, options)
+        case "environment" if dataset == "guess":
+            return make_guess(options)
     raise ConfigError(
-        "There is no such task.", got=f"task.name = {name!r}", do="Use arithmetic or reasoning-gym:<dataset>."
+        "There is no such task.",
+        got=f"task.name = {name!r}",
+        do="Use arithmetic, jsonl, reasoning-gym:<dataset>, environment:guess or python:<module>:<function>.",
     )
+
+
+def _make_own(place: str, options: Mapping[str, Any]) -> Task | Environment:
+    module, _, function = place.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            "The function that makes the task cannot be imported.",
+            got=f"task.name = 'python:{place}': {error}",
+            do="Write python:MODULE:FUNCTION, with a module that this hub's Python finds (see PYTHONPATH).",
+        ) from error
+    task: Task | Environment = make(options)
+    return task

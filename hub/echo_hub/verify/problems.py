@@ -1,7 +1,10 @@
-"""The problem behind each group: its prompt's token ids, its seed, and the reward of a completion.
+"""The problem behind each group: its prompt's token ids, its seed, and what follows a completion: reward or next turn.
 
 A group's problem is a pure function of (run seed, group id), so prompts are never stored: after a restart they are
-sampled again and come out the same.
+sampled again and come out the same. The groups of evaluations have held-out problems, whose number is in their id.
+
+An episode whose next turn would not fit the base model's context ends there, with the reward that its environment names
+for this case.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from numpy.typing import NDArray
 
 from echo_hub.base_model import PromptCodec
 from echo_hub.config import HubConfig
-from echo_hub.tasks.base import Problem, Task
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.tasks.base import FileTask, Problem, Task
+from echo_hub.tasks.environments.base import Ending, Environment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared.draws import derive_seed
@@ -34,50 +39,116 @@ class Problems:
     """Safe to use from several threads: nothing changes but the caches."""
 
     def __init__(
-        self, *, task: Task, stream: ProblemStream, codec: PromptCodec, run_seed: int, num_heldout: int
+        self,
+        *,
+        task: Task | Environment,
+        stream: ProblemStream,
+        codec: PromptCodec,
+        run_seed: int,
+        max_tokens: int,
+        cached: int = CACHED_PROBLEMS,
     ) -> None:
+        """`max_tokens` of a completion: an episode has no room for another turn of that length when it ends. `cached`:
+        so many problems of each kind are kept."""
         self._task = task
         self._stream = stream
         self._codec = codec
         self._run_seed = run_seed
-        self._num_heldout = num_heldout
-        self._train = lru_cache(CACHED_PROBLEMS)(self._sample)
+        self._max_tokens = max_tokens
+        self._train = lru_cache(cached)(stream.train)
+        self._heldout = lru_cache(cached)(stream.heldout)
+        self._encoded = lru_cache(cached)(self._encode)
 
     @classmethod
-    def of_run(cls, config: HubConfig, codec: PromptCodec, *, num_heldout: int | None = None) -> Problems:
-        """What the run's settings say; `num_heldout` asks for other than its number of held-out problems."""
+    def of_run(
+        cls,
+        config: HubConfig,
+        codec: PromptCodec,
+        *,
+        cached: int = CACHED_PROBLEMS,
+        heldout_prompts: Sequence[str] | None = None,
+    ) -> Problems:
+        """What the run's settings say. `heldout_prompts`: as another of the same run has drawn them."""
         task = make_task(config.task.name, config.task.options)
-        count = num_heldout or config.task.heldout_problems
+        room = codec.context_tokens - config.sampling.max_tokens
+        stream = ProblemStream(
+            task,
+            run_seed=config.run.seed,
+            heldout_problems=config.evaluation.problems,
+            fits=lambda prompt: len(codec.encode_prompt(prompt)) <= room,
+            heldout_prompts=heldout_prompts,
+        )
         return cls(
             task=task,
-            stream=ProblemStream(task, run_seed=config.run.seed, heldout_problems=count),
+            stream=stream,
             codec=codec,
             run_seed=config.run.seed,
-            num_heldout=count,
+            max_tokens=config.sampling.max_tokens,
+            cached=cached,
         )
 
+    @property
+    def multi_turn(self) -> bool:
+        """Whether an episode may have several turns."""
+        return isinstance(self._task, Environment)
+
     def seed(self, group_id: int) -> int:
-        """The seed of the group's draws."""
+        """The seed of the draws of a group of training."""
         return derive_seed(self._run_seed, "draws", group_id)
 
     def prompt_ids(self, group_id: int) -> NDArray[np.int32]:
-        return self._train(group_id)[1]
+        return self._encoded(group_id)
 
-    def reward(self, group_id: int, completion_ids: NDArray[np.int32]) -> float:
-        """Raises whatever the task's scorer raises."""
-        return float(self._task.score(self._train(group_id)[0], self._codec.decode(completion_ids)))
+    def respond(
+        self, group_id: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
+    ) -> float | NDArray[np.int32]:
+        """What follows the last of an episode's turns so far: its reward, or all ids between this turn and the next.
 
-    def heldout_prompts(self) -> list[NDArray[np.int32]]:
+        `observed_tokens`: all ids between the turns so far. Raises whatever the task raises.
+        """
+        return self._respond(self._problem(group_id), completions, observed_tokens)
+
+    @property
+    def heldout_prompts(self) -> tuple[str, ...]:
+        """All held-out problems."""
+        return self._stream.heldout_prompts
+
+    def heldout_prompt_ids(self) -> list[NDArray[np.int32]]:
         """All held-out problems as token ids."""
-        return [self._codec.encode_prompt(self._stream.heldout(n).prompt) for n in range(self._num_heldout)]
+        return [self._codec.encode_prompt(prompt) for prompt in self.heldout_prompts]
 
-    def heldout_rewards(self, completions: Sequence[NDArray[np.int32]]) -> list[float]:
-        """The rewards of one completion of each held-out problem, in order."""
-        return [
-            float(self._task.score(self._stream.heldout(number), self._codec.decode(ids)))
-            for number, ids in enumerate(completions)
-        ]
+    def heldout_respond(
+        self, number: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
+    ) -> float | NDArray[np.int32]:
+        """`respond`, for an episode of a held-out problem."""
+        return self._respond(self._heldout(number), completions, observed_tokens)
 
-    def _sample(self, group_id: int) -> tuple[Problem, NDArray[np.int32]]:
-        problem = self._stream.train(group_id)
-        return problem, self._codec.encode_prompt(problem.prompt)
+    @property
+    def content_hash(self) -> str:
+        """Of the files that the task's problems come from; empty for a task without any."""
+        return self._task.content_hash if isinstance(self._task, FileTask) else ""
+
+    def prepare(self) -> None:
+        """Samples the held-out set, which no training problem may be in: what is asked first takes no longer then."""
+        self._stream.prepare()
+
+    def _respond(
+        self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int
+    ) -> float | NDArray[np.int32]:
+        replies = [self._codec.decode(ids) for ids in completions]
+        if not isinstance(self._task, Environment):
+            return float(self._task.score(problem, replies[-1]))
+        response = self._task.respond(problem, replies)
+        if isinstance(response, Ending):
+            return float(response.reward)
+        observation_ids = self._codec.encode_observation(response.text, after=int(completions[-1][-1]))
+        said = len(self._codec.encode_prompt(problem.prompt)) + sum(map(len, completions)) + observed_tokens
+        has_room = said + len(observation_ids) + self._max_tokens <= self._codec.context_tokens
+        return observation_ids if has_room else float(response.reward_if_cut)
+
+    def _encode(self, group_id: int) -> NDArray[np.int32]:
+        return self._codec.encode_prompt(self._problem(group_id).prompt)
+
+    def _problem(self, group_id: int) -> Problem:
+        about = EvaluationGroup.of(group_id)
+        return self._train(group_id) if about is None else self._heldout(about.number)

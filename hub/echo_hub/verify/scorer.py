@@ -8,16 +8,19 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from echo_hub.core.events import RolloutRejected, RolloutScored
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.verify.checks import SamplingBounds, check_payload
-from echo_hub.verify.problems import Problems
-from echo_shared.errors import RemoteProtocolError
+from echo_hub.verify.pool import PART_CALLS, ScorerDeath, ScoringPool
+from echo_shared.errors import RemoteProtocolError, ScorerError
 from echo_shared.messages import DropReason
 
 log = logging.getLogger(__name__)
 
-Verdict = RolloutScored | RolloutRejected
+Verdict = RolloutScored | RolloutContinued | RolloutRejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,10 @@ class ScoringJob:
 
     rollout_id: str
     group_id: int
+    earlier_turns: tuple[NDArray[np.int32], ...] = ()
+    """What was drawn before in its episode."""
+    observed_tokens: int = 0
+    """All that the environment said to these."""
     payload: RolloutPayload
 
 
@@ -35,11 +42,11 @@ class Scorer:
     def __init__(
         self,
         *,
-        problems: Problems,
+        pool: ScoringPool,
         bounds: SamplingBounds,
         load: Callable[[Sequence[str]], Awaitable[Sequence[ScoringJob]]],
     ) -> None:
-        self._problems = problems
+        self._pool = pool
         self._bounds = bounds
         self._load = load
         self._waiting: asyncio.Queue[str] = asyncio.Queue()
@@ -48,29 +55,58 @@ class Scorer:
         self._waiting.put_nowait(rollout_id)
 
     async def run(self, report: Callable[[Verdict], Awaitable[None]]) -> None:
-        """Scores for ever; whatever waits is loaded and scored in one go."""
-        while True:
-            ids = [await self._waiting.get()]
-            while not self._waiting.empty():
-                ids.append(self._waiting.get_nowait())
-            jobs = await self._load(ids)
-            for verdict in await asyncio.to_thread(self._judge_all, jobs):
-                await report(verdict)
+        """Scores for ever; whatever waits is loaded in one go. Raises ScorerError when nothing can be scored.
 
-    def _judge_all(self, jobs: Sequence[ScoringJob]) -> list[Verdict]:
-        return [self._judge(job) for job in jobs]
+        A slow scorer holds up the verdicts of at most `PART_CALLS` rollouts.
+        """
+        async with asyncio.TaskGroup() as parts:
+            while True:
+                ids = [await self._waiting.get()]
+                while not self._waiting.empty():
+                    ids.append(self._waiting.get_nowait())
+                jobs = await self._load(ids)
+                for start in range(0, len(jobs), PART_CALLS):
+                    parts.create_task(self._judge(jobs[start : start + PART_CALLS], report))
 
-    def _judge(self, job: ScoringJob) -> Verdict:
-        try:
-            check_payload(job.payload, self._bounds)
-        except RemoteProtocolError as error:
-            return RolloutRejected(rollout_id=job.rollout_id, reason=DropReason.INVALID, detail=str(error))
-        try:
-            reward = self._problems.reward(job.group_id, job.payload.completion_ids)
-            if not math.isfinite(reward):
-                raise ValueError(f"the reward is {reward}")
-        except Exception as error:
-            # A task is a plug-in: whatever it raises is its failure, never a reward and never the hub's end.
-            log.exception("the scorer failed on rollout %s", job.rollout_id)
-            return RolloutRejected(rollout_id=job.rollout_id, reason=DropReason.SCORER_FAILED, detail=repr(error))
-        return RolloutScored(rollout_id=job.rollout_id, reward=reward)
+    async def _judge(self, jobs: Sequence[ScoringJob], report: Callable[[Verdict], Awaitable[None]]) -> None:
+        refused = await asyncio.to_thread(self._check_all, jobs)
+        possible = [job for job in jobs if job.rollout_id not in refused]
+        turns = [
+            (job.group_id, [*job.earlier_turns, job.payload.completion_ids], job.observed_tokens) for job in possible
+        ]
+        responses = await self._pool.call("respond", turns)
+        verdicts = [_verdict(job, response) for job, response in zip(possible, responses, strict=True)]
+        failed = [verdict for verdict in verdicts if isinstance(verdict, RolloutRejected)]
+        if failed:
+            log.warning("the scorer failed on %d rollouts of %d: %s", len(failed), len(jobs), failed[-1].detail)
+        for verdict in (*refused.values(), *verdicts):
+            await report(verdict)
+
+    def _check_all(self, jobs: Sequence[ScoringJob]) -> dict[str, RolloutRejected]:
+        """The verdicts on payloads that no honest backend can send, by rollout id."""
+        refused = {}
+        for job in jobs:
+            try:
+                check_payload(job.payload, self._bounds)
+            except RemoteProtocolError as error:
+                refused[job.rollout_id] = RolloutRejected(
+                    rollout_id=job.rollout_id, reason=DropReason.INVALID, detail=str(error)
+                )
+        return refused
+
+
+def _verdict(job: ScoringJob, response: float | NDArray[np.int32] | ScorerError) -> Verdict:
+    if isinstance(response, ScorerError):
+        detail = str(response)
+    elif isinstance(response, np.ndarray):
+        return RolloutContinued(rollout_id=job.rollout_id, observation_ids=response)
+    elif not math.isfinite(response):
+        detail = f"the reward is {response}"
+    else:
+        return RolloutScored(rollout_id=job.rollout_id, reward=response)
+    return RolloutRejected(
+        rollout_id=job.rollout_id,
+        reason=DropReason.SCORER_FAILED,
+        detail=detail,
+        killed_scorer=isinstance(response, ScorerDeath),
+    )

@@ -7,9 +7,16 @@ from reasoning_gym.factory import DATASETS
 
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.reasoning_gym import make_reasoning_gym
+from echo_hub.verify.problems import FULL_REWARD
 from echo_shared.errors import ConfigError
 
-REFUSED = {"composite", "intermediate_integration", "polynomial_multiplication", "simple_integration"}
+REFUSED = {
+    "composite",
+    "game_of_life_halting",
+    "intermediate_integration",
+    "polynomial_multiplication",
+    "simple_integration",
+}
 COSTLY = {"arc_agi", "rearc", "codeio", "knight_swap", "figlet_font", "group_anagrams"}
 """Tenths of a second or more for one problem; the others show the same."""
 
@@ -69,7 +76,7 @@ def test_values_that_do_not_fit_are_refused(options: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("dataset", sorted(REFUSED))
-def test_datasets_that_would_run_completions_as_code_are_refused(dataset: str) -> None:
+def test_datasets_whose_scorers_cannot_be_trusted_are_refused(dataset: str) -> None:
     with pytest.raises(ConfigError, match="cannot be a task of its own"):
         make_reasoning_gym(dataset, {})
 
@@ -85,6 +92,8 @@ def test_datasets_that_would_run_completions_as_code_are_refused(dataset: str) -
         "f'{print(\"ran\")}'",
         "[9**9**9]",
         "().__class__",
+        "oracle_answer",
+        "[oracle_answer]",
         "(" * 5_000,
     ],
 )
@@ -116,3 +125,117 @@ def test_reasoning_gym_is_loaded_only_when_it_is_used() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("dataset", ["prime_factorization", "boxnet"])
+@pytest.mark.parametrize("completion", ["", "no idea", "[1]", "7", "2 × x", "{", "2 3"])
+def test_an_answer_without_the_form_that_a_scorer_needs_earns_little_and_is_no_error(
+    dataset: str, completion: str
+) -> None:
+    task = make_reasoning_gym(dataset, {})
+    assert task.score(task.sample(0), completion) <= 0.05
+
+
+def test_answers_in_the_form_that_a_scorer_needs_reach_it() -> None:
+    task = make_reasoning_gym("prime_factorization", {})
+    problem = task.sample(0)
+    assert task.score(problem, f"<answer>{problem.metadata['answer']}</answer>") == 1.0
+    boxes = make_reasoning_gym("boxnet", {})
+    assert boxes.score(boxes.sample(0), "<answer>{}</answer>") == 0.05
+
+
+PROVEN = {
+    "knights_knaves": {"n_people": 2},
+    "sokoban": {"max_w": 7, "max_h": 7, "max_boxes": 4},
+}
+SEEDS = range(40)
+
+
+@pytest.mark.parametrize("dataset", PROVEN)
+def test_the_right_answer_in_tags_earns_one_and_wrong_ones_less(dataset: str) -> None:
+    task = make_reasoning_gym(dataset, PROVEN[dataset])
+    for seed in SEEDS:
+        problem = task.sample(seed)
+        right, wrong = problem.metadata["answer"], wrong_answers(dataset, problem)
+        for other in wrong:
+            assert task.score(problem, f"<answer>{other}</answer>") < FULL_REWARD, (seed, other)
+        assert task.score(problem, f"<think>Let me see.</think>\n<answer>{right}</answer>") == 1.0
+        assert task.score(problem, f"<answer>{right}</answer> No: <answer>{wrong[0]}</answer>") < FULL_REWARD
+
+
+def wrong_answers(dataset: str, problem: Problem) -> list[str]:
+    """Wrong in one thing or in all, or right in nothing but the form."""
+    right = problem.metadata["answer"]
+    if dataset == "sokoban":
+        return [right[:-1], "", "?", "the boxes are on their goals", "<answer>"]
+    terms = problem.metadata["metadata"]["knight_knave_terms"]
+    knight, knave = terms["knight"], terms["knave"]
+    one = right.replace(knight, knave, 1) if knight in right else right.replace(knave, knight, 1)
+    forms = [f"Zoe is a {knight}, and Sam is a {knave}", "", knight, "and", f"is a {knight}, is a {knave}"]
+    return [one, right.replace(knight, "*").replace(knave, knight).replace("*", knave), *forms]
+
+
+@pytest.mark.parametrize("dataset", PROVEN)
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "__import__('os')._exit(1)",
+        "9**9**9**9",
+        "(" * 50_000,
+        "UDLR" * 50_000,
+        "Zoe is a knight, " * 5_000,
+        "\x00\ud7ff" * 1_000,
+        "<answer>" * 1_000,
+    ],
+)
+def test_hostile_answers_earn_nothing_to_speak_of(dataset: str, hostile: str) -> None:
+    task = make_reasoning_gym(dataset, PROVEN[dataset])
+    assert task.score(task.sample(0), hostile) < FULL_REWARD
+    assert task.score(task.sample(0), f"<answer>{hostile}</answer>") < FULL_REWARD
+
+
+AUDIT = """
+import os, sys
+from echo_hub.tasks.reasoning_gym import make_reasoning_gym
+MARK = "marked_by_the_test"
+ran = []
+
+def watch(event, arguments):
+    if event == "exec" and MARK in str((arguments[0].co_names, arguments[0].co_consts)):
+        ran.append(arguments[0])
+
+sys.addaudithook(watch)
+FORMS = ["{}", "{}()", "[{}]", "['a', {}()]", "1+{}", "({})", '{{"a": {}}}', "[[1, {}()]]", "{}*x**2", "x={}", "{}/2",
+         "1 2 {}", "1,{}", "({}, 1)", "!!python/object/apply:os.system ['{}']", "{}\\n{}"]
+for dataset in sys.argv[1:]:
+    task = make_reasoning_gym(dataset, {})
+    problem = task.sample(1)
+    words = str(problem.metadata["answer"]).split()[:5]
+    answers = [form.format(MARK, MARK) for form in FORMS]
+    answers += [" ".join([*words[:place], MARK, *words[place + 1:]]) for place in range(len(words))]
+    for answer in answers:
+        try:
+            task.score(problem, answer)
+        except Exception as error:
+            print("\\n!", dataset, "fails on", repr(answer), repr(error))
+    if ran:
+        print("\\n!", dataset, "runs", ran[0])
+        ran.clear()
+"""
+
+
+def audited(datasets: list[str]) -> list[str]:
+    """Who runs a part of marked completions, as Python's own audit hooks see it, or fails on one."""
+    command = [sys.executable, "-c", AUDIT, *datasets]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=280).stdout
+    return [line for line in said.splitlines() if line.startswith("!")]  # Some datasets print dots.
+
+
+def test_no_part_of_a_completion_is_run_by_the_scorers_that_evaluate_it() -> None:
+    evaluating = ["binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown", "puzzle24"]
+    assert audited([*evaluating, "knights_knaves", "sokoban"]) == []
+
+
+@pytest.mark.slow
+def test_no_part_of_a_completion_is_run_by_any_scorer() -> None:
+    assert audited(sorted(DATASETS.keys() - REFUSED)) == []

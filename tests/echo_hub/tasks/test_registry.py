@@ -1,15 +1,19 @@
+from pathlib import Path
+
 import pytest
 
 from echo_hub.tasks.registry import make_task
 from echo_shared.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "reasoning-gym:knights_knaves"])
+@pytest.mark.parametrize("name", ["arithmetic", "reasoning-gym:knights_knaves", "environment:guess"])
 def test_a_task_bears_the_name_it_was_asked_for(name: str) -> None:
     assert make_task(name, {}).name == name
 
 
-@pytest.mark.parametrize("name", ["", "arithmetics", "arithmetic:hard", "knights_knaves", "reasoning_gym:chain_sum"])
+@pytest.mark.parametrize(
+    "name", ["", "arithmetics", "arithmetic:hard", "knights_knaves", "reasoning_gym:chain_sum", "environment:go"]
+)
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError, match="no such task") as caught:
         make_task(name, {})
@@ -20,3 +24,25 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
 def test_a_dataset_must_be_named(name: str) -> None:
     with pytest.raises(ConfigError, match="no such reasoning-gym dataset"):
         make_task(name, {})
+
+
+def test_a_task_of_ones_own_is_made_from_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "echo_task_of_a_test.py").write_text(
+        "class Own:\n    def __init__(self, options):\n        self.name = options['name']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make_task("python:echo_task_of_a_test:Own", {"name": "mine"}).name == "mine"
+
+
+@pytest.mark.parametrize(
+    "name", ["python:no_such_module:make", "python:json:no_such_function", "python:", "python:json"]
+)
+def test_a_function_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be imported") as caught:
+        make_task(name, {})
+    assert name in str(caught.value)
+
+
+def test_a_file_of_problems_must_be_named() -> None:
+    with pytest.raises(ConfigError, match=r"task\.options\.path"):
+        make_task("jsonl", {})

@@ -54,6 +54,56 @@ def test_a_task_too_small_for_its_held_out_set_is_refused(heldout: int) -> None:
         stream(heldout=heldout, options={"digits": 1}).train(0)
 
 
+def test_a_stream_that_is_told_the_held_out_prompts_does_not_draw_them() -> None:
+    task = Counted(make_task("arithmetic", {}))
+    told = ProblemStream(task, run_seed=0, heldout_problems=50, heldout_prompts=stream().heldout_prompts)
+    assert told.heldout(49) == stream().heldout(49)
+    assert told.train(3) == stream().train(3)
+    assert task.samples == 2
+
+
+class Counted:
+    """Another task's problems."""
+
+    def __init__(self, task: Any) -> None:
+        self.name = task.name
+        self.samples = 0
+        self._task = task
+
+    def sample(self, seed: int) -> Problem:
+        self.samples += 1
+        problem: Problem = self._task.sample(seed)
+        return problem
+
+    def score(self, problem: Problem, completion: str) -> float:
+        return 0.0
+
+
+def test_what_does_not_fit_is_passed_over_and_all_else_stays() -> None:
+    fitting = ProblemStream(
+        make_task("arithmetic", {}), run_seed=0, heldout_problems=50, fits=lambda prompt: prompt[0] != "1"
+    )
+    for some, same in (
+        ([fitting.train(n) for n in range(200)], [stream().train(n) for n in range(200)]),
+        ([fitting.heldout(n) for n in range(50)], [stream().heldout(n) for n in range(50)]),
+    ):
+        assert not [problem for problem in some if problem.prompt[0] == "1"]
+        assert [one == other for one, other in zip(some, same, strict=True)] == [p.prompt[0] != "1" for p in same]
+
+
+class Changing(Counted):
+    """Another problem each time."""
+
+    def sample(self, seed: int) -> Problem:
+        self.samples += 1
+        return Problem(prompt=str(self.samples))
+
+
+def test_a_task_that_gives_another_problem_for_the_same_seed_is_found_out() -> None:
+    with pytest.raises(ConfigError, match="same problem for the same seed"):
+        ProblemStream(Changing(make_task("arithmetic", {})), run_seed=0, heldout_problems=2).heldout(0)
+
+
 class Constant:
     """A task with a single problem."""
 
@@ -69,5 +119,11 @@ class Constant:
 def test_the_only_problem_can_be_held_out_or_trained_on_not_both() -> None:
     only = ProblemStream(Constant(), run_seed=0, heldout_problems=1)
     assert only.heldout(0).prompt == "?"
-    with pytest.raises(ConfigError, match="heldout_problems"):
+    with pytest.raises(ConfigError, match=r"evaluation\.problems"):
         only.train(0)
+
+
+def test_a_task_that_is_too_small_is_refused_when_the_stream_is_prepared() -> None:
+    with pytest.raises(ConfigError, match="too few different problems"):
+        stream(heldout=101, options={"digits": 1}).prepare()
+    stream(heldout=50).prepare()

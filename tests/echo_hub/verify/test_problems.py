@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from echo_hub.base_model import PromptCodec, resolve_base
-from echo_hub.config import HubConfig, RunConfig, TaskConfig
+from echo_hub.config import EvaluationConfig, HubConfig, RunConfig, SamplingConfig, TaskConfig
+from echo_hub.tasks.base import Problem
+from echo_hub.tasks.environments.base import Ending, Observation, Response
+from echo_hub.tasks.stream import ProblemStream
 from echo_hub.verify.problems import Problems, accuracy
 from echo_shared.errors import ConfigError
 
@@ -14,9 +21,9 @@ def codec() -> PromptCodec:
     return PromptCodec.load(resolve_base("builtin:tiny"))
 
 
-def problems(codec: PromptCodec, *, seed: int = 0, heldout: int = 4, num_heldout: int | None = None) -> Problems:
-    config = HubConfig(run=RunConfig(seed=seed), task=TaskConfig(heldout_problems=heldout))
-    return Problems.of_run(config, codec, num_heldout=num_heldout)
+def problems(codec: PromptCodec, *, seed: int = 0, heldout: int = 4) -> Problems:
+    config = HubConfig(run=RunConfig(seed=seed), evaluation=EvaluationConfig(problems=heldout))
+    return Problems.of_run(config, codec)
 
 
 def answer(codec: PromptCodec, prompt_ids: np.ndarray) -> np.ndarray:
@@ -37,23 +44,100 @@ def test_another_run_has_other_problems_but_is_judged_by_the_same(codec: PromptC
     one, other = problems(codec, seed=1), problems(codec, seed=2)
     assert [one.prompt_ids(n).tolist() for n in range(9)] != [other.prompt_ids(n).tolist() for n in range(9)]
     assert one.seed(0) != other.seed(0)
-    assert [ids.tolist() for ids in one.heldout_prompts()] == [ids.tolist() for ids in other.heldout_prompts()]
+    assert [ids.tolist() for ids in one.heldout_prompt_ids()] == [ids.tolist() for ids in other.heldout_prompt_ids()]
 
 
 def test_the_reward_is_the_tasks(codec: PromptCodec) -> None:
     mine = problems(codec)
     right = answer(codec, mine.prompt_ids(3))
     stopped = np.append(right, codec.stop_ids[0]).astype(np.int32)
-    assert [mine.reward(3, ids) for ids in (right, stopped, right[:-1], mine.prompt_ids(3))] == [1.0, 1.0, 0.0, 0.0]
-    assert mine.reward(4, right) == 0.0, "another group's answer"
+    tried = (right, stopped, right[:-1], mine.prompt_ids(3))
+    assert [mine.respond(3, [ids]) for ids in tried] == [1.0, 1.0, 0.0, 0.0]
+    assert mine.respond(4, [right]) == 0.0, "another group's answer"
+    assert not mine.multi_turn
 
 
 def test_held_out_problems_are_scored_in_order(codec: PromptCodec) -> None:
     mine = problems(codec)
-    completions = [answer(codec, ids) for ids in mine.heldout_prompts()]
-    assert mine.heldout_rewards(completions) == [1.0] * 4
-    assert mine.heldout_rewards(completions[:1] + completions[:0:-1]) == [1.0, 0.0, 1.0, 0.0]
-    assert len(problems(codec, num_heldout=7).heldout_prompts()) == 7
+    completions = [answer(codec, ids) for ids in mine.heldout_prompt_ids()]
+    assert [mine.heldout_respond(number, [ids]) for number, ids in enumerate(completions)] == [1.0] * 4
+    assert mine.heldout_respond(1, [completions[3]]) == 0.0
+    assert len(problems(codec, heldout=7).heldout_prompt_ids()) == 7
+
+
+class Count:
+    """Answers every turn with `?`; the one that was promised ends the episode."""
+
+    name = "count"
+    asked = 0
+
+    def sample(self, seed: int) -> Problem:
+        return Problem(prompt=f"{seed % 1000}=")
+
+    def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
+        self.asked += 1
+        if replies[-1] == "9":
+            return Ending(reward=len(replies))
+        return Observation(text="?=", reward_if_cut=0.25)
+
+
+def test_an_environment_answers_until_the_episode_ends(codec: PromptCodec) -> None:
+    mine = counting(codec)
+    assert mine.multi_turn
+    again, nine = codec.encode_prompt("1"), codec.encode_prompt("9")
+    answered = mine.respond(3, [again])
+    assert isinstance(answered, np.ndarray) and codec.decode(answered) == "?="
+    assert mine.respond(3, [again, again, nine]) == 3.0
+    assert mine.heldout_respond(0, [again, nine]) == 2.0
+
+
+def test_a_conversation_that_has_no_room_for_another_turn_ends(codec: PromptCodec) -> None:
+    mine = counting(codec)
+    again = codec.encode_prompt("1")
+    turn_tokens = len(again) + 2
+    most = (codec.context_tokens - 4 - len(mine.prompt_ids(3))) // turn_tokens
+    assert isinstance(mine.respond(3, [again] * most, 2 * (most - 1)), np.ndarray)
+    assert mine.respond(3, [again] * (most + 1), 2 * most) == 0.25
+
+
+def test_an_environment_is_asked_once_whatever_was_said_before(codec: PromptCodec) -> None:
+    task = Count()
+    mine = counting(codec, task)
+    mine.respond(3, [codec.encode_prompt("1")] * 8, 14)
+    assert task.asked == 1
+
+
+def counting(codec: PromptCodec, task: Count | None = None) -> Problems:
+    task = task or Count()
+    stream = ProblemStream(task, run_seed=0, heldout_problems=1)
+    return Problems(task=task, stream=stream, codec=codec, run_seed=0, max_tokens=4)
+
+
+def test_problems_that_leave_no_room_for_a_completion_are_passed_over(codec: PromptCodec, tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    texts = [f"{number}+1=" + "+1" * (number % 2) * codec.context_tokens for number in range(40)]
+    path.write_text("\n".join(json.dumps({"prompt": text, "answer": 1}) for text in texts))
+    config = HubConfig(
+        task=TaskConfig(name="jsonl", options={"path": str(path)}), evaluation=EvaluationConfig(problems=4)
+    )
+    mine = Problems.of_run(config, codec)
+    longest = codec.context_tokens - config.sampling.max_tokens
+    assert all(len(ids) <= longest for ids in (*mine.heldout_prompt_ids(), *map(mine.prompt_ids, range(200))))
+
+
+def test_a_task_of_which_no_problem_fits_is_refused_before_the_run(codec: PromptCodec) -> None:
+    config = HubConfig(sampling=SamplingConfig(max_tokens=codec.context_tokens - 2))
+    with pytest.raises(ConfigError, match=r"(?s)too long.*sampling\.max_tokens"):
+        Problems.of_run(config, codec).prepare()
+
+
+def test_another_that_is_told_the_held_out_prompts_has_the_same_problems(codec: PromptCodec) -> None:
+    config = HubConfig(evaluation=EvaluationConfig(problems=4))
+    first = Problems.of_run(config, codec)
+    second = Problems.of_run(config, codec, cached=1, heldout_prompts=first.heldout_prompts)
+    right = [answer(codec, ids) for ids in first.heldout_prompt_ids()]
+    assert [second.heldout_respond(number, [ids]) for number, ids in enumerate(right)] == [1.0] * 4
+    assert [second.prompt_ids(n).tolist() for n in range(9)] == [first.prompt_ids(n).tolist() for n in range(9)]
 
 
 def test_accuracy_counts_what_is_solved() -> None:

@@ -1,65 +1,43 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from echo_hub.base_model import PromptCodec, resolve_base
-from echo_hub.core.events import RolloutRejected, RolloutScored
+from echo_hub.config import EvaluationConfig, HubConfig, TaskConfig
+from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.tasks.base import Problem
-from echo_hub.tasks.stream import ProblemStream
 from echo_hub.verify.checks import SamplingBounds
+from echo_hub.verify.pool import PART_CALLS, ScoringPool
 from echo_hub.verify.problems import Problems
 from echo_hub.verify.scorer import Scorer, ScoringJob, Verdict
+from echo_shared.errors import ScorerError
 from echo_shared.messages import DropReason, FinishReason
-
-
-class NumberTask:
-    """Any plug-in: the reward is the completion read as a number, and its score fails where that fails."""
-
-    name = "number"
-
-    def __init__(self) -> None:
-        self.threads: set[threading.Thread] = set()
-
-    def sample(self, seed: int) -> Problem:
-        return Problem(prompt=f"{seed % 1000}=")
-
-    def score(self, problem: Problem, completion: str) -> float:
-        self.threads.add(threading.current_thread())
-        if completion == "13":
-            raise LookupError("13 brings bad luck")
-        return float("nan") if completion == "14" else float(completion) / 100
+from tests.echo_hub.verify.conftest import Opens
 
 
 class Bench:
     """A scorer whose committed rollouts lie in a dict."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: ScoringPool) -> None:
         self.codec = PromptCodec.load(resolve_base("builtin:tiny"))
-        self.task = NumberTask()
         self.committed: dict[str, ScoringJob] = {}
         self.loaded: list[list[str]] = []
         self.verdicts: list[Verdict] = []
-        stop = frozenset(self.codec.stop_ids)
         self.scorer = Scorer(
-            problems=Problems(
-                task=self.task,
-                stream=ProblemStream(self.task, run_seed=0, heldout_problems=1),
-                codec=self.codec,
-                run_seed=0,
-                num_heldout=1,
-            ),
-            bounds=SamplingBounds(vocabulary_size=64, max_tokens=4, stop_ids=stop),
+            pool=pool,
+            bounds=SamplingBounds(vocabulary_size=128, max_tokens=4, stop_ids=frozenset(self.codec.stop_ids)),
             load=self.load,
         )
 
-    def commit(self, rollout_id: str, text: str, *, whole: bool = True) -> None:
+    def commit(
+        self, rollout_id: str, text: str, *, whole: bool = True, earlier_turns: tuple[NDArray[np.int32], ...] = ()
+    ) -> None:
         ids = self.codec.encode_prompt(text)
         if whole:
             ids = np.append(ids, self.codec.stop_ids[0]).astype(np.int32)
@@ -69,7 +47,9 @@ class Bench:
             finish_reason=FinishReason.STOP,
             sampling_s=0.1,
         )
-        self.committed[rollout_id] = ScoringJob(rollout_id=rollout_id, group_id=3, payload=payload)
+        self.committed[rollout_id] = ScoringJob(
+            rollout_id=rollout_id, group_id=3, earlier_turns=earlier_turns, payload=payload
+        )
         self.scorer.submit(rollout_id)
 
     async def load(self, rollout_ids: Sequence[str]) -> Sequence[ScoringJob]:
@@ -94,18 +74,19 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+async def bench(numbers_pool: Opens) -> AsyncIterator[Bench]:
+    async with numbers_pool(scorer_processes=1) as pool:
+        yield Bench(pool)
 
 
-async def test_whatever_waits_is_loaded_and_scored_in_one_go(bench: Bench) -> None:
-    for number in range(5):
-        bench.commit(f"1-{number}", str(20 + number))
-    assert await bench.judge(5) == [
-        RolloutScored(rollout_id=f"1-{number}", reward=(20 + number) / 100) for number in range(5)
+async def test_whatever_waits_is_loaded_in_one_go(bench: Bench) -> None:
+    count = 2 * PART_CALLS + 1
+    for number in range(count):
+        bench.commit(f"1-{number}", str(30 + number % 50))
+    assert sorted(await bench.judge(count), key=lambda verdict: int(verdict.rollout_id[2:])) == [
+        RolloutScored(rollout_id=f"1-{number}", reward=(30 + number % 50) / 100) for number in range(count)
     ]
-    assert bench.loaded == [[f"1-{number}" for number in range(5)]]
-    assert threading.current_thread() not in bench.task.threads, "a slow scorer must not hold up the hub"
+    assert bench.loaded == [[f"1-{number}" for number in range(count)]]
 
 
 async def test_what_was_dropped_meanwhile_gets_no_verdict(bench: Bench) -> None:
@@ -115,24 +96,60 @@ async def test_what_was_dropped_meanwhile_gets_no_verdict(bench: Bench) -> None:
 
 
 async def test_an_impossible_completion_is_rejected_without_a_score(bench: Bench) -> None:
-    bench.commit("1-0", "77", whole=False)
+    bench.commit("1-0", "15", whole=False)
     (verdict,) = await bench.judge(1)
     assert isinstance(verdict, RolloutRejected)
     assert (verdict.rollout_id, verdict.reason) == ("1-0", DropReason.INVALID)
     assert "claims to have stopped" in verdict.detail
-    assert bench.task.threads == set()
 
 
-@pytest.mark.parametrize(("text", "why"), [("13", "LookupError('13 brings bad luck')"), ("14", "nan")])
-async def test_a_scorers_failure_is_never_a_reward(
-    bench: Bench, text: str, why: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [("13", "13 brings bad luck"), ("14", "the reward is nan"), ("15", "exit status 0"), ("x", "ValueError")],
+)
+async def test_a_scorers_failure_is_an_error_and_never_a_reward(
+    bench: Bench, text: str, detail: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.commit("1-0", text)
-    bench.commit("1-1", "15")
-    failed, scored = await bench.judge(2)
+    bench.commit("1-0", "50")
+    bench.commit("1-1", text)
+    bench.commit("1-2", "60")
+    first, failed, last = await bench.judge(3)
+    assert (first, last) == (
+        RolloutScored(rollout_id="1-0", reward=0.5),
+        RolloutScored(rollout_id="1-2", reward=0.6),
+    )
     assert isinstance(failed, RolloutRejected)
-    assert (failed.rollout_id, failed.reason) == ("1-0", DropReason.SCORER_FAILED)
-    assert why in failed.detail
-    assert scored == RolloutScored(rollout_id="1-1", reward=0.15)
-    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert "1-0" in record.getMessage() and record.exc_info is not None
+    assert (failed.rollout_id, failed.reason) == ("1-1", DropReason.SCORER_FAILED)
+    assert failed.killed_scorer == (text == "15")
+    assert detail in failed.detail
+    assert detail in caplog.text
+
+
+async def test_an_environments_answer_goes_on_with_the_episode(tmp_path: Path) -> None:
+    task = TaskConfig(name="environment:guess", scorer_processes=1)
+    config = HubConfig(task=task, evaluation=EvaluationConfig(problems=2))
+    base_dir = resolve_base("builtin:tiny")
+    problems = Problems.of_run(config, PromptCodec.load(base_dir))
+    async with ScoringPool.open(config, problems, base_dir=base_dir, logs=tmp_path) as pool:
+        bench = Bench(pool)
+        wasted = bench.codec.encode_prompt("x")
+        bench.commit("1-0", "x")
+        bench.commit("2-0", "x", earlier_turns=(wasted,))
+        bench.commit("3-0", "x", earlier_turns=(wasted, wasted))
+        first, second, last = sorted(await bench.judge(3), key=lambda verdict: verdict.rollout_id)
+    assert isinstance(first, RolloutContinued) and isinstance(second, RolloutContinued)
+    assert bench.codec.decode(first.observation_ids) == "?="
+    assert last == RolloutScored(rollout_id="3-0", reward=0.0)
+
+
+async def test_scoring_ends_when_no_process_can_be_started(tmp_path: Path) -> None:
+    config = HubConfig(task=TaskConfig(name="python:no_such_module:make"))
+    base_dir = resolve_base("builtin:tiny")
+    problems = Problems.of_run(HubConfig(), PromptCodec.load(base_dir))
+    async with ScoringPool.open(config, problems, base_dir=base_dir, logs=tmp_path) as pool:
+        bench = Bench(pool)
+        bench.commit("1-0", "50")
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.timeout(60):
+                await bench.scorer.run(bench.verdicts.append)  # type: ignore[arg-type]
+        assert caught.group_contains(ScorerError)

@@ -1,0 +1,45 @@
+"""Conversations of several turns as token ids: what the next turn is asked with, and what is trained on.
+
+Nothing is ever tokenised twice: a conversation is the prompt's ids, the drawn ids of each turn, and the ids that were
+made of each answer of the environment when it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_hub.learner.settings import TrainingRollout
+from echo_hub.store.reading import AnsweredTurn, BatchEpisode
+from echo_shared.messages import FinishReason
+
+
+def conversation(prompt_ids: NDArray[np.int32], turns: Sequence[AnsweredTurn]) -> NDArray[np.int32]:
+    """All that the turn after `turns` is drawn after."""
+    return np.concatenate(
+        [prompt_ids, *(part for turn in turns for part in (turn.completion_ids, turn.observation_ids))]
+    )
+
+
+def training_rollout(episode: BatchEpisode) -> TrainingRollout:
+    """The whole episode as one sequence. What the environment said has no log-probability and is masked out.
+
+    It counts as truncated if any of its turns was cut off at sampling.max_tokens: what followed answers a fragment. An
+    episode that ended because the next turn would not fit the base's context does not count: all that it holds is
+    whole, and its reward is the one that the environment names for this case.
+    """
+    ids, drawn, logprobs = [], [], []
+    for turn in episode.turns:
+        unseen = len(turn.observation_ids)
+        ids += [turn.completion_ids, turn.observation_ids]
+        drawn += [np.ones(len(turn.completion_ids), bool), np.zeros(unseen, bool)]
+        logprobs += [turn.behavior_logprobs, np.zeros(unseen, np.float32)]
+    return TrainingRollout(
+        completion_ids=np.concatenate(ids),
+        loss_mask=np.concatenate(drawn),
+        behavior_logprobs=np.concatenate(logprobs),
+        reward=episode.reward,
+        truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in episode.turns),
+    )

@@ -1,0 +1,79 @@
+"""Guess the hidden number: each wrong guess is answered with `>` (it is greater) or `<` (it is less).
+
+The prompt is the range, as `2-8=`; replies are numbers and nothing else. Small enough for `builtin:tiny`, with one
+digit and `sampling.max_tokens = 1`; there are few ranges of so small numbers, so `evaluation.problems` must be small
+as well.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from echo_hub.tasks.base import Problem
+from echo_hub.tasks.environments.base import Ending, Observation, Response
+from echo_shared.errors import ConfigError
+
+
+class GuessOptions(BaseModel):
+    """How hard it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    digits: Annotated[int, Field(ge=1, le=9)] = 1
+    """Of all numbers, which never start with a zero unless they are one digit long."""
+    numbers: Annotated[int, Field(ge=2, le=9)] = 7
+    """In the widest range; the narrowest has two."""
+    turns: Annotated[int, Field(ge=1, le=16)] = 3
+    """After so many wrong guesses the game is lost. Among 2**turns - 1 numbers it need not be."""
+
+
+class GuessEnvironment:
+    """The reward is 1 for the hidden number. A lost game earns up to 0.5, the nearer its last guess the more; a last
+    reply that is no number in the range earns nothing."""
+
+    name = "environment:guess"
+
+    def __init__(self, options: GuessOptions) -> None:
+        self._options = options
+
+    def sample(self, seed: int) -> Problem:
+        """The game of `seed`; its metadata holds the range, from `low` to `high`, and the `hidden` number."""
+        rng = random.Random(seed)
+        digits = self._options.digits
+        numbers = rng.randint(2, self._options.numbers)
+        low = rng.randint(0 if digits == 1 else 10 ** (digits - 1), 10**digits - numbers)
+        high = low + numbers - 1
+        return Problem(prompt=f"{low}-{high}=", metadata={"low": low, "high": high, "hidden": rng.randint(low, high)})
+
+    def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
+        """A reply that is no number in the range is a wasted turn, answered with `?`."""
+        low, high, hidden = (problem.metadata[name] for name in ("low", "high", "hidden"))
+        reply = replies[-1].strip()
+        guess = int(reply) if reply.isascii() and reply.isdigit() and len(reply) == self._options.digits else None
+        if guess == hidden:
+            return Ending(reward=1.0)
+        near = 0.0
+        hint = "?"
+        if guess is not None and low <= guess <= high:
+            near = 0.5 * (1 - abs(guess - hidden) / (high - low))
+            hint = ">" if hidden > guess else "<"
+        if len(replies) == self._options.turns:
+            return Ending(reward=near)
+        return Observation(text=f"{hint}=", reward_if_cut=near)
+
+
+def make_guess(options: Mapping[str, Any]) -> GuessEnvironment:
+    """Raises ConfigError for an option that does not exist or does not fit."""
+    try:
+        return GuessEnvironment(GuessOptions.model_validate(dict(options)))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            "The options of environment:guess are not valid.",
+            got=f"task.options.{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}",
+            do=f"Its options are {', '.join(GuessOptions.model_fields)}.",
+        ) from error

@@ -1,0 +1,176 @@
+"""Problems from a file of JSON lines, each with a `prompt` and its `answer`; further keys are kept as metadata.
+
+Every line is checked before the first is used, and none is kept: only where each begins. So a file of millions of lines
+needs 8 bytes a line, and a problem is read from the file whenever it is asked for. A file that changes meanwhile is
+noticed there; one that changes between two starts of a run has another `content_hash`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from echo_hub.tasks.answers import extract_answer
+from echo_hub.tasks.base import Problem
+from echo_hub.tasks.math_answers import is_equal
+from echo_shared.errors import ConfigError
+
+_SHOWN_CHARACTERS: Final = 200
+
+
+class JsonlOptions(BaseModel):
+    """Which file, and how answers are compared."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Annotated[str, Field(min_length=1)]
+    """The file; `~` is the home directory."""
+    heldout_path: str = ""
+    """A file of problems for evaluation alone, used in its order; without one, they are drawn from `path`."""
+    answer: Literal["math", "exact"] = "math"
+    """math: equal as mathematics, by math-verify. exact: the same text."""
+
+
+def _is_same_text(answer: str, expected: str) -> bool:
+    return extract_answer(answer) == expected.strip()
+
+
+_GRADERS: Final[Mapping[str, Callable[[str, str], bool]]] = {"math": is_equal, "exact": _is_same_text}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonlFile:
+    """A file whose lines have all been checked."""
+
+    path: Path
+    starts: array[int]
+    """Where each line begins; blank lines are left out."""
+    content_hash: str
+    stamp: tuple[int, int]
+
+    @classmethod
+    def open(cls, name: str) -> JsonlFile:
+        """Raises ConfigError for a file that cannot be read, or holds a line that is no problem, or none at all."""
+        path = Path(name).expanduser()
+        starts, position, digest = array("q"), 0, hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                stamp = _stamp(file.fileno())
+                for number, line in enumerate(file, start=1):
+                    if not line.isspace():
+                        _problem(line, place=f"{path}, line {number}")
+                        starts.append(position)
+                    digest.update(line)
+                    position += len(line)
+        except OSError as error:
+            raise ConfigError(
+                "The file of problems cannot be read.", got=str(error), do="Name another file."
+            ) from error
+        if not starts:
+            raise ConfigError("The file of problems is empty.", got=str(path), do="Give it a line for each problem.")
+        return cls(path=path, starts=starts, content_hash=digest.hexdigest(), stamp=stamp)
+
+    def __getitem__(self, number: int) -> Problem:
+        """Raises ConfigError when the file is no longer what was checked."""
+        try:
+            with self.path.open("rb") as file:
+                if _stamp(file.fileno()) == self.stamp:
+                    file.seek(self.starts[number])
+                    return _problem(file.readline(), place=f"{self.path}, problem {number + 1}")
+        except OSError as error:
+            raise ConfigError("The file of problems cannot be read any more.", got=str(error)) from error
+        raise ConfigError(
+            "The file of problems has changed while it is used.",
+            got=str(self.path),
+            do="Put back what was there. New problems go into a new file, for a new run.",
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    state = os.fstat(descriptor)
+    return state.st_size, state.st_mtime_ns
+
+
+def _problem(line: bytes, *, place: str) -> Problem:
+    """The problem of a line. Raises ConfigError, with its place, when it is none."""
+    try:
+        content = json.loads(line)
+    except ValueError as error:  # Bad JSON, and bad UTF-8 too.
+        raise _bad_line(place, line, f"is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise _bad_line(place, line, "is not a map")
+    prompt, answer = content.pop("prompt", None), content.pop("answer", None)
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise _bad_line(place, line, "has no text as prompt")
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
+        raise _bad_line(place, line, "has neither text nor a number as answer")
+    return Problem(prompt=prompt, metadata={**content, "answer": str(answer)})
+
+
+def _bad_line(place: str, line: bytes, what: str) -> ConfigError:
+    text = line.decode(errors="replace").strip()
+    shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return ConfigError(
+        f"A line of the file of problems {what}.",
+        got=f"{place}: {shown}",
+        do='Every line must look like {"prompt": "What is 1 + 1?", "answer": "2"}.',
+    )
+
+
+class JsonlTask:
+    """Training problems are drawn from all lines, with replacement; the reward is 1 for a right answer, else 0."""
+
+    name = "jsonl"
+
+    def __init__(self, options: JsonlOptions, *, problems: JsonlFile, heldout: JsonlFile | None) -> None:
+        self._problems = problems
+        self._heldout = heldout
+        self._is_right = _GRADERS[options.answer]
+
+    @property
+    def num_problems(self) -> int:
+        return len(self._problems)
+
+    @property
+    def num_heldout(self) -> int:
+        return len(self._heldout or ())
+
+    @property
+    def content_hash(self) -> str:
+        return "+".join(file.content_hash for file in (self._problems, self._heldout) if file is not None)
+
+    def sample(self, seed: int) -> Problem:
+        return self._problems[seed % len(self._problems)]
+
+    def heldout(self, number: int) -> Problem:
+        assert self._heldout is not None, "num_heldout is 0"
+        return self._heldout[number]
+
+    def score(self, problem: Problem, completion: str) -> float:
+        return float(self._is_right(completion, problem.metadata["answer"]))
+
+
+def make_jsonl(options: Mapping[str, Any]) -> JsonlTask:
+    """Raises ConfigError for an option that does not exist or does not fit, and for what is wrong with a file."""
+    try:
+        chosen = JsonlOptions.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            "The options of the task jsonl are not valid.",
+            got=f"task.options.{'.'.join(map(str, first['loc']))}: {first['msg']}",
+            do=f"Its options are {', '.join(JsonlOptions.model_fields)}.",
+        ) from error
+    heldout = JsonlFile.open(chosen.heldout_path) if chosen.heldout_path else None
+    return JsonlTask(chosen, problems=JsonlFile.open(chosen.path), heldout=heldout)

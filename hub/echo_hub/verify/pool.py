@@ -1,0 +1,210 @@
+"""Scorers in processes of their own: a crash, an endless loop or endless allocation is the end of one call alone.
+
+Each process holds the run's `Problems`, made from its settings, and calls any method of it by name. Calls are sent to a
+process many at a time and answered one by one, so the first call without an answer is the one that its process died of;
+those behind it are handed to another. A call for which a process has no memory left need not be the one that took it,
+and is repeated in a new process. Results are what MessagePack carries: numbers, text, lists, maps, arrays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from echo_hub.config import HubConfig
+from echo_hub.verify.problems import Problems
+from echo_hub.verify.worker import OUT_OF_MEMORY
+from echo_shared.child import Child, ChildExited
+from echo_shared.errors import ScorerError
+
+log = logging.getLogger(__name__)
+
+PART_CALLS: Final = 64
+"""Calls in one message."""
+GRACE_S: Final = 5.0
+"""Beyond the time limit, which a process keeps by itself where it can, until it is ended from here."""
+DEATHS_AT_START: Final = 3
+"""Deaths in a row before a first answer after which the pool gives up."""
+RESTART_S: Final = 0.25
+
+
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    """Calls that are sent together. One process at a time owns it; `results` grows until there is one a call."""
+
+    method: str
+    arguments: Sequence[Sequence[Any]]
+    results: list[Any] = field(default_factory=list)
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def answer(self, result: Any) -> None:
+        self.results.append(result)
+        if len(self.results) == len(self.arguments) and not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: ScorerError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class ScoringPool:
+    """Made by `open`. Its queue holds what callers wait for, so they bound it."""
+
+    def __init__(self, config: HubConfig, problems: Problems, *, base_dir: Path, logs: Path) -> None:
+        self._config = config
+        self._problems = problems
+        self._base_dir = base_dir
+        self._logs = logs
+        self._waiting: asyncio.Queue[_Part] = asyncio.Queue()
+        self._children: dict[int, Child] = {}
+        self._broken: ScorerError | None = None
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls, config: HubConfig, problems: Problems, *, base_dir: Path, logs: Path
+    ) -> AsyncIterator[ScoringPool]:
+        """Starts the processes, whose logs go to the directory `logs`; none is left when the block is.
+
+        `problems` are the run's own, prepared: what they have drawn, no process has to draw again.
+        """
+        pool = cls(config, problems, base_dir=base_dir, logs=logs)
+        workers = [asyncio.create_task(pool._work(number)) for number in range(config.task.scorer_processes)]
+        try:
+            yield pool
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+            for child in pool._children.values():  # Of workers that were cancelled while they ended theirs.
+                await child.stop()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that are there now."""
+        return [child.pid for child in self._children.values()]
+
+    async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """What `Problems.<method>` gives for each of `arguments`, in order; for a call that failed, a ScorerError.
+
+        Raises ScorerError when no process can be started.
+        """
+        if self._broken is not None:
+            raise self._broken
+        starts = range(0, len(arguments), PART_CALLS)
+        parts = [_Part(method=method, arguments=arguments[start : start + PART_CALLS]) for start in starts]
+        for part in parts:
+            self._waiting.put_nowait(part)
+        await asyncio.gather(*(part.done for part in parts))
+        return [result for part in parts for result in part.results]
+
+    async def _work(self, number: int) -> None:
+        """One process after the other, until cancelled or none can be started."""
+        deaths = 0
+        again: _Part | None = None
+        while self._broken is None:
+            try:
+                async with self._process(number) as child:
+                    deaths = 0
+                    again = await self._feed(child, again)
+            except ScorerError as error:
+                self._broken = error
+            except (ChildExited, OSError) as error:
+                deaths += 1
+                log.warning("a process for scoring cannot be started (%d in a row): %s", deaths, error)
+                if deaths == DEATHS_AT_START:
+                    self._broken = ScorerError("No process for scoring can be started.", got=str(error))
+                await asyncio.sleep(RESTART_S * 2**deaths)
+            except Exception as error:
+                # The edge of this task: nobody awaits it, and callers must not wait for ever.
+                log.exception("the scoring pool failed")
+                self._broken = ScorerError("The scoring pool failed.", got=repr(error), do="See the hub's log.")
+        if again is not None:
+            again.fail(self._broken)
+        while not self._waiting.empty():
+            self._waiting.get_nowait().fail(self._broken)
+
+    @contextlib.asynccontextmanager
+    async def _process(self, number: int) -> AsyncIterator[Child]:
+        """A process that is ready. Raises ScorerError when it cannot make the task, ChildExited when it dies before."""
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        log_file = self._logs / f"scorer-{number}.log"
+        child = await Child.start("echo_hub.verify.worker", name="scoring", log=log_file, env=environment)
+        self._children[number] = child
+        try:
+            await child.send(
+                {
+                    "config": self._config.model_dump(mode="json"),
+                    "base_dir": str(self._base_dir),
+                    "timeout_s": self._config.task.scorer_timeout_s,
+                    "memory_mb": self._config.task.scorer_memory_mb,
+                    "content_hash": self._problems.content_hash,
+                    "heldout_prompts": self._problems.heldout_prompts,
+                }
+            )
+            answer = await child.receive()
+            if "failed" in answer:
+                raise ScorerError("A process for scoring cannot make the run's task.", got=answer["failed"])
+            yield child
+        finally:
+            child.kill()
+            await child.stop()
+            del self._children[number]
+
+    async def _feed(self, child: Child, part: _Part | None) -> _Part | None:
+        """Gives it parts, first `part`, until it dies of one, or has died while it had nothing to do.
+
+        The part that the next process must begin with, if earlier calls may have taken the memory for its call.
+        """
+        is_new = True
+        while True:
+            part = part or await self._waiting.get()
+            try:
+                await child.send({"method": part.method, "arguments": part.arguments[len(part.results) :]})
+            except ChildExited:
+                self._waiting.put_nowait(part)  # Nobody has begun it.
+                return None
+            while len(part.results) < len(part.arguments):
+                result = await self._answer(child)
+                if isinstance(result, _OutOfMemory) and not is_new:
+                    return part
+                is_new = False
+                part.answer(result)
+                if isinstance(result, ScorerDeath):
+                    if len(part.results) < len(part.arguments):
+                        self._waiting.put_nowait(part)
+                    return None
+            part = None
+
+    async def _answer(self, child: Child) -> Any:
+        """The result of the call that `child` is at: a value, ScorerError, or ScorerDeath."""
+        limit_s = self._config.task.scorer_timeout_s
+        too_long = f"more than task.scorer_timeout_s = {limit_s:g}"
+        try:
+            async with asyncio.timeout(limit_s + GRACE_S):
+                answer = await child.receive()
+        except TimeoutError:
+            return ScorerDeath("The scorer took too long.", got=too_long)
+        except ChildExited as error:
+            if sys.platform != "win32" and error.returncode == -signal.SIGALRM:
+                return ScorerDeath("The scorer took too long.", got=too_long)
+            if error.returncode == OUT_OF_MEMORY:
+                limit = f"MemoryError at task.scorer_memory_mb = {self._config.task.scorer_memory_mb}"
+                return _OutOfMemory("The scorer ran out of memory.", got=limit)
+            return ScorerDeath("The scorer's process died.", got=error.got, do=error.do)
+        return ScorerError("The scorer failed.", got=answer["failed"]) if "failed" in answer else answer["value"]
+
+
+class ScorerDeath(ScorerError):
+    """The call ended its process, or the process had to be ended because of it."""
+
+
+class _OutOfMemory(ScorerDeath):
+    """Of a call in a new process, if it is the call's result."""

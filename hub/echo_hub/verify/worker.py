@@ -1,0 +1,116 @@
+"""A scoring process: `python -m echo_hub.verify.worker`, driven by `echo_hub.verify.pool`. Loads no torch.
+
+Scorers are plug-ins and completions come from strangers, so whatever a call does must end here: what it raises is
+answered, what takes too long is ended by the system's own timer even where no Python runs any more (a power of large
+numbers, a regular expression), and memory has a limit where the system can set one. A call that has none left ends the
+process, for all later ones would fail as well. The timer also ends a call that the hub, killed meanwhile, no longer
+waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from echo_hub.base_model import PromptCodec
+from echo_hub.config import HubConfig
+from echo_hub.tasks.math_answers import is_equal
+from echo_hub.verify.problems import Problems
+from echo_shared.child import Frame, ParentPipe
+from echo_shared.errors import ConfigError, EchoError
+
+log = logging.getLogger(__name__)
+
+DETAIL_CHARACTERS: Final = 500
+"""Of an exception's text that is handed on."""
+OUT_OF_MEMORY: Final = 70
+"""Exit status of a process that had no memory left for a call."""
+_CACHED_PROBLEMS: Final = 256
+
+
+def _open(frame: Frame) -> Problems:
+    """Raises ConfigError when the run's task cannot be made, or is not what the hub has opened."""
+    config = HubConfig.model_validate(frame["config"])
+    codec = PromptCodec.of_run(config, Path(frame["base_dir"]))
+    problems = Problems.of_run(config, codec, cached=_CACHED_PROBLEMS, heldout_prompts=frame["heldout_prompts"])
+    if problems.content_hash != frame["content_hash"]:
+        raise ConfigError(
+            "The files of the task's problems have changed while the hub runs.",
+            got=f"task.options = {config.task.options}",
+            do="Put back what was there. New problems go into new files, for a new run.",
+        )
+    if config.task.name == "jsonl":
+        is_equal("1", "1")  # Loads math-verify, which takes long, before calls have limits.
+    return problems
+
+
+def _limit_memory(megabytes: int) -> None:
+    """What this process may allocate from here on, where the system can limit it; then allocating fails."""
+    if sys.platform == "linux":
+        import resource
+
+        limit = psutil.Process().memory_info().vms + megabytes * 2**20
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _set_timer(seconds: float) -> None:
+    """The system ends this process in so many seconds; 0 = not at all. Where there is no such timer, the hub does."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _call(problems: Problems, method: str, arguments: Sequence[Any], timeout_s: float, failures: Counter[Any]) -> Frame:
+    _set_timer(timeout_s)
+    try:
+        return {"value": getattr(problems, method)(*arguments)}
+    except MemoryError:
+        raise
+    except Exception as error:
+        # A task is a plug-in: whatever it raises is its failure, never a reward and never this process's end.
+        *_, (raised_in, line) = traceback.walk_tb(error.__traceback__)
+        kind = (type(error).__name__, raised_in.f_code.co_filename, line)
+        failures[kind] += 1
+        if failures[kind].bit_count() == 1:  # The 1st, 2nd, 4th, 8th ...: the log of a long run stays small.
+            log.exception("%s%r failed, for the %d. time like this", method, tuple(arguments), failures[kind])
+        return {"failed": repr(error)[:DETAIL_CHARACTERS]}
+    finally:
+        _set_timer(0)
+
+
+def serve(pipe: ParentPipe) -> int:
+    """Answers calls, one by one, until the parent is gone; the exit status."""
+    frame = pipe.receive()
+    if frame is None:
+        return 0
+    try:
+        problems = _open(frame)
+    except EchoError as error:
+        pipe.send({"failed": str(error)})
+        return 1
+    timeout_s = frame["timeout_s"]
+    failures: Counter[Any] = Counter()
+    _limit_memory(frame["memory_mb"])
+    pipe.send({"value": "ready"})
+    while (frame := pipe.receive()) is not None:
+        for arguments in frame["arguments"]:
+            try:
+                pipe.send(_call(problems, frame["method"], arguments, timeout_s, failures))
+            except MemoryError:
+                return OUT_OF_MEMORY
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if sys.platform != "win32":
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    sys.exit(serve(ParentPipe()))

@@ -1,0 +1,177 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_hub.tasks.jsonl import make_jsonl
+from echo_hub.tasks.stream import ProblemStream
+from echo_shared.errors import ConfigError
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """100 sums."""
+    return write(tmp_path / "data.jsonl", *({"prompt": f"{n}+1=", "answer": n + 1, "level": n % 3} for n in range(100)))
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def stream(path: Path, *, heldout: int = 20, **options: Any) -> ProblemStream:
+    return ProblemStream(make_jsonl({"path": str(path), **options}), run_seed=0, heldout_problems=heldout)
+
+
+def test_a_line_is_a_problem_and_its_further_keys_are_metadata(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.jsonl", {"prompt": "Wie groß ist ½+½?", "answer": 1, "source": {"page": 3}})
+    problem = make_jsonl({"path": str(path)}).sample(2**64 - 1)
+    assert problem.prompt == "Wie groß ist ½+½?"
+    assert problem.metadata == {"answer": "1", "source": {"page": 3}}
+
+
+def test_every_line_is_drawn_and_blank_ones_are_none(data: Path) -> None:
+    data.write_bytes(b"\n" + data.read_bytes().replace(b"\n", b"\r\n\r\n").removesuffix(b"\r\n\r\n"))
+    task = make_jsonl({"path": str(data)})
+    assert task.num_problems == 100
+    assert {task.sample(seed).prompt for seed in range(1_000)} == {f"{n}+1=" for n in range(100)}
+
+
+@pytest.mark.parametrize(
+    ("grader", "completion", "reward"),
+    [
+        ("math", "I think it is \\boxed{0.5}", 1.0),
+        ("math", "\\boxed{0.6}", 0.0),
+        ("exact", " 1/2\n", 1.0),
+        ("exact", "Hm. <answer>1/2</answer>", 1.0),
+        ("exact", "0.5", 0.0),
+        ("exact", "I think it is 1/2", 0.0),
+    ],
+)
+def test_graders(tmp_path: Path, grader: str, completion: str, reward: float) -> None:
+    path = write(tmp_path / "one.jsonl", {"prompt": "1 over 2?", "answer": "1/2"})
+    task = make_jsonl({"path": str(path), "answer": grader})
+    assert task.score(task.sample(0), completion) == reward
+
+
+def test_held_out_problems_are_never_trained_on(data: Path) -> None:
+    problems = stream(data, heldout=95)
+    problems.prepare()
+    heldout = {problems.heldout(number).prompt for number in range(95)}
+    assert len(heldout) == 95
+    assert {problems.train(number).prompt for number in range(500)} == {f"{n}+1=" for n in range(100)} - heldout
+
+
+def test_a_file_of_held_out_problems_is_used_in_its_order_and_never_trained_on(data: Path, tmp_path: Path) -> None:
+    sums = [{"prompt": f"{n}+1=", "answer": n + 1} for n in (7, 3, 500)]
+    problems = stream(data, heldout=3, heldout_path=str(write(tmp_path / "heldout.jsonl", *sums)))
+    assert [problems.heldout(number).prompt for number in range(3)] == ["7+1=", "3+1=", "500+1="]
+    assert not {problems.train(number).prompt for number in range(1_000)} & {"7+1=", "3+1="}
+
+
+def test_a_set_that_is_too_small_is_refused_at_once(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too few problems") as caught:
+        stream(data, heldout=96).prepare()
+    assert "100 problems, evaluation.problems = 96" in str(caught.value)
+    assert "at most 95" in str(caught.value)
+    heldout = write(tmp_path / "heldout.jsonl", {"prompt": "?", "answer": "!"})
+    with pytest.raises(ConfigError, match="too few problems") as caught:
+        stream(data, heldout=2, heldout_path=str(heldout)).prepare()
+    assert "1 held-out problems" in str(caught.value)
+
+
+def test_the_same_prompt_again_and_again_is_too_small_a_set(tmp_path: Path) -> None:
+    path = write(tmp_path / "same.jsonl", *[{"prompt": "1+1=", "answer": 2}] * 50)
+    with pytest.raises(ConfigError, match="too few different problems"):
+        stream(path, heldout=2).prepare()
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ('{"prompt": "1+1="', "is not JSON"),
+        ("[1, 2]", "is not a map"),
+        ('"text"', "is not a map"),
+        ('{"answer": "2"}', "has no text as prompt"),
+        ('{"prompt": "  ", "answer": "2"}', "has no text as prompt"),
+        ('{"prompt": 5, "answer": "2"}', "has no text as prompt"),
+        ('{"prompt": "1+1="}', "has neither text nor a number as answer"),
+        ('{"prompt": "1+1=", "answer": ""}', "has neither text nor a number as answer"),
+        ('{"prompt": "1+1=", "answer": true}', "has neither text nor a number as answer"),
+        ('{"prompt": "1+1=", "answer": ["2"]}', "has neither text nor a number as answer"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_file_number_and_what_it_should_be(data: Path, line: str, what: str) -> None:
+    data.write_text(data.read_text() + line + "\n" + '{"prompt": "5", "answer": "5"}\n')
+    with pytest.raises(ConfigError) as caught:
+        make_jsonl({"path": str(data)})
+    assert what in caught.value.what
+    assert caught.value.got == f"{data}, line 101: {line}"
+    assert '{"prompt": ' in str(caught.value.do)
+
+
+def test_bytes_that_are_no_text_and_long_lines_are_shown_all_the_same(data: Path) -> None:
+    data.write_bytes(data.read_bytes() + b"\xff\xfe" + b"x" * 100_000)
+    with pytest.raises(ConfigError, match="is not JSON") as caught:
+        make_jsonl({"path": str(data)})
+    assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_an_empty_file_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "empty.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match="is empty"):
+        make_jsonl({"path": str(tmp_path / "empty.jsonl")})
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        make_jsonl({"path": str(tmp_path / "none.jsonl")})
+    assert "none.jsonl" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "task.options.path"),
+        ({"path": "x", "file": "y"}, "task.options.file"),
+        ({"path": "x", "answer": "fuzzy"}, "answer"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_there_is(options: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_jsonl(options)
+    assert named in str(caught.value)
+    assert "path, heldout_path, answer" in str(caught.value)
+
+
+def test_another_content_has_another_hash(data: Path, tmp_path: Path) -> None:
+    task = make_jsonl({"path": str(data)})
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(data.read_bytes())
+    assert make_jsonl({"path": str(copy)}).content_hash == task.content_hash
+    with_heldout = make_jsonl({"path": str(data), "heldout_path": str(copy)})
+    copy.write_bytes(data.read_bytes().replace(b"99+1", b"98+1"))
+    assert make_jsonl({"path": str(copy)}).content_hash != task.content_hash
+    assert make_jsonl({"path": str(data), "heldout_path": str(copy)}).content_hash != with_heldout.content_hash
+
+
+def test_a_file_that_changes_while_it_is_used_is_noticed(data: Path) -> None:
+    task = make_jsonl({"path": str(data)})
+    with data.open("a") as file:
+        file.write('{"prompt": "new", "answer": "new"}\n')
+    with pytest.raises(ConfigError, match="has changed"):
+        task.sample(0)
+    data.unlink()
+    with pytest.raises(ConfigError, match="cannot be read any more"):
+        task.sample(0)
+
+
+def test_a_rewritten_file_of_the_same_size_is_noticed_too(data: Path) -> None:
+    task = make_jsonl({"path": str(data)})
+    data.write_bytes(data.read_bytes())
+    os.utime(data, ns=(0, 0))
+    with pytest.raises(ConfigError, match="has changed"):
+        task.sample(0)

@@ -1,0 +1,66 @@
+import logging
+import threading
+
+import pytest
+
+from echo_hub.tasks.math_answers import is_equal
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("42", "42"),
+        ("The answer is 42.", "42"),
+        ("There are 7 apples, then 5, so \\boxed{42}", "42"),
+        ("\\boxed{42} is what I say, not 41.", "42"),
+        ("<answer>1/2</answer>", "\\frac{1}{2}"),
+        ("so $x = \\frac12$", "0.5"),
+        ("\\boxed{x+1}", "1+x"),
+        ("$\\{1,2\\}$", "\\{2,1\\}"),
+        ("<answer>(1,2)</answer>", "(1,2)"),
+        ("<answer>\\sqrt{8}</answer>", "$2\\sqrt{2}$"),
+        ("1,000", "1000"),
+        ("50%", "0.5"),
+        ("-3", "-3"),
+        ("<answer>4</answer><answer>3</answer>", "3"),
+    ],
+)
+def test_equal_mathematics_is_right_however_it_is_written(completion: str, expected: str) -> None:
+    assert is_equal(completion, expected)
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("", "42"),
+        ("no idea", "42"),
+        ("41", "42"),
+        ("42 apples and \\boxed{41}", "42"),
+        ("<answer>42</answer><answer>41</answer>", "42"),
+        ("1 2 3 4 5", "3"),
+        ("__import__('os').getpid()", "42"),
+    ],
+)
+def test_anything_else_is_wrong(completion: str, expected: str) -> None:
+    assert not is_equal(completion, expected)
+
+
+@pytest.mark.parametrize("hedged", ["\\boxed{1} \\boxed{2}", "\\boxed{1, 2}", "\\boxed{1 or 2}"])
+@pytest.mark.parametrize("expected", ["1", "2"])
+def test_several_answers_at_once_are_none(hedged: str, expected: str) -> None:
+    assert not is_equal(hedged, expected)
+
+
+def test_an_expected_answer_that_is_no_mathematics_is_an_error() -> None:
+    with pytest.raises(ValueError, match="finds no mathematics"):
+        is_equal("5", "\\boxed{}")
+
+
+def test_it_needs_no_signals_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    results: list[bool] = []
+    with caplog.at_level(logging.WARNING):
+        thread = threading.Thread(target=lambda: results.append(is_equal("\\boxed{6}", "6")))
+        thread.start()
+        thread.join()
+    assert results == [True]
+    assert caplog.text == ""

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from echo_hub.base_model import PromptCodec, resolve_base
+from echo_hub.config import HubConfig, TaskConfig
+from echo_hub.verify.pool import PART_CALLS, ScorerDeath, ScoringPool
+from echo_hub.verify.problems import Problems
+from echo_shared.errors import ScorerError
+from tests.echo_hub.verify.conftest import Opens
+
+CODEC = PromptCodec.load(resolve_base("builtin:tiny"))
+
+
+def calls(*numbers: int) -> list[tuple[Any, ...]]:
+    """Arguments of `respond`: one turn each, of group 3."""
+    return [(3, [CODEC.encode_prompt(str(number))]) for number in numbers]
+
+
+async def rewards(pool: ScoringPool, *numbers: int) -> list[Any]:
+    async with asyncio.timeout(60):
+        return await pool.call("respond", calls(*numbers))
+
+
+async def test_results_come_in_the_order_of_the_calls(numbers_pool: Opens) -> None:
+    many = [*range(22, 100)] * 5
+    assert len(many) > 2 * PART_CALLS
+    async with numbers_pool() as pool:
+        assert await rewards(pool, *many) == [number / 100 for number in many]
+        together = await asyncio.gather(*(rewards(pool, number) for number in range(22, 60)))
+        assert together == [[number / 100] for number in range(22, 60)]
+        assert await rewards(pool) == []
+
+
+async def test_held_out_problems_are_scored_there_too(numbers_pool: Opens) -> None:
+    async with numbers_pool(scorer_processes=1) as pool:
+        assert await pool.call("heldout_respond", [(1, [CODEC.encode_prompt("30")])]) == [0.3]
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        pytest.param(11, "exit status 0", marks=pytest.mark.skipif(os.name == "nt", reason="fork")),
+        (13, "13 brings bad luck"),
+        (15, "exit status 0"),
+        pytest.param(16, "SIGABRT", marks=pytest.mark.skipif(os.name == "nt", reason="signals")),
+        (17, "scorer_timeout_s = 1"),
+        (18, "scorer_timeout_s = 1"),
+        pytest.param(19, "MemoryError", marks=pytest.mark.skipif(sys.platform != "linux", reason="no memory limit")),
+        (20, "exit status 3"),
+    ],
+)
+async def test_a_failure_is_that_calls_alone(numbers_pool: Opens, number: int, why: str) -> None:
+    async with numbers_pool(scorer_processes=1) as pool:
+        one, bad, other, another = await rewards(pool, 50, number, 51, 52)
+        assert [one, other, another] == [0.5, 0.51, 0.52]
+        assert isinstance(bad, ScorerError)
+        assert why in str(bad)
+        assert await rewards(pool, 53) == [0.53]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no memory limit")
+async def test_who_took_the_memory_is_not_known_so_a_call_is_repeated_in_a_new_process(numbers_pool: Opens) -> None:
+    async with numbers_pool(scorer_processes=1, scorer_memory_mb=512) as pool:
+        assert await rewards(pool, *[10] * 10, 50) == [0.1] * 10 + [0.5]
+        (alone,) = await rewards(pool, 19)
+        assert isinstance(alone, ScorerDeath) and "scorer_memory_mb = 512" in str(alone)
+
+
+async def test_one_call_after_the_other_may_end_its_process(numbers_pool: Opens) -> None:
+    async with numbers_pool() as pool:
+        results = await rewards(pool, 15, 15, 15, 15, 60)
+        assert [isinstance(result, ScorerError) for result in results] == [True] * 4 + [False]
+
+
+async def test_calls_run_in_other_processes_without_torch(numbers_pool: Opens) -> None:
+    async with numbers_pool(scorer_processes=1) as pool:
+        assert await rewards(pool, 21) == pool.pids
+        (pid,) = pool.pids
+        assert pid != os.getpid()
+        assert not [each.path for each in psutil.Process(pid).memory_maps() if "libtorch" in each.path]
+
+
+async def test_a_process_that_dies_with_nothing_to_do_costs_no_call(numbers_pool: Opens) -> None:
+    async with numbers_pool(scorer_processes=1) as pool:
+        await rewards(pool, 50)
+        process = psutil.Process(pool.pids[0])
+        process.kill()
+        await asyncio.to_thread(psutil.wait_procs, [process], 20)
+        assert await rewards(pool, 51, 52) == [0.51, 0.52]
+
+
+async def test_none_is_left_even_when_one_is_in_an_endless_loop(numbers_pool: Opens) -> None:
+    async with numbers_pool(scorer_timeout_s=1000.0) as pool:
+        await rewards(pool, *[50] * PART_CALLS * 4)
+        processes = [psutil.Process(pid) for pid in pool.pids]
+        stuck = asyncio.create_task(pool.call("respond", calls(17, 18)))
+        assert len(processes) == 2
+    assert psutil.wait_procs(processes, timeout=20)[1] == []
+    stuck.cancel()
+
+
+HUB = """
+import asyncio, pathlib, sys
+from echo_hub.base_model import PromptCodec, resolve_base
+from echo_hub.config import HubConfig
+from echo_hub.verify.pool import ScoringPool
+from echo_hub.verify.problems import Problems
+
+async def main():
+    base = resolve_base("builtin:tiny")
+    ids = PromptCodec.load(base).encode_prompt(sys.argv[2])
+    config = HubConfig.model_validate({"task": {"name": "python:numbers_task:make", "scorer_timeout_s": 3.0}})
+    problems = Problems.of_run(config, PromptCodec.load(base))
+    async with ScoringPool.open(config, problems, base_dir=base, logs=pathlib.Path(sys.argv[1])) as pool:
+        await pool.call("respond", [(0, [PromptCodec.load(base).encode_prompt("50")])] * 200)
+        print(*pool.pids, flush=True)
+        await pool.call("respond", [(0, [ids])])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there the process that loops goes on")
+@pytest.mark.parametrize("number", [17, 18])
+async def test_a_hub_that_is_killed_leaves_none_for_long(numbers_pool: Opens, tmp_path: Path, number: int) -> None:
+    hub = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HUB, str(tmp_path), str(number), stdout=asyncio.subprocess.PIPE
+    )
+    assert hub.stdout is not None
+    pids = [int(pid) for pid in (await hub.stdout.readline()).split()]
+    processes = [psutil.Process(pid) for pid in pids]
+    assert len(processes) == 2
+    hub.send_signal(signal.SIGKILL)
+    await hub.wait()
+    _, left = await asyncio.to_thread(psutil.wait_procs, processes, 60)
+    assert left == []
+
+
+async def test_a_pool_whose_processes_cannot_make_the_task_says_why(tmp_path: Path) -> None:
+    config = HubConfig(task=TaskConfig(name="python:no_such_module:make"))
+    problems = Problems.of_run(HubConfig(), CODEC)
+    async with ScoringPool.open(config, problems, base_dir=resolve_base("builtin:tiny"), logs=tmp_path) as pool:
+        for _ in range(2):
+            with pytest.raises(ScorerError, match="cannot make the run's task") as caught:
+                await rewards(pool, 50)
+            assert "no_such_module" in str(caught.value)
