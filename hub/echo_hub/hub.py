@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from echo_hub.config import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
+    EvaluationDone,
     FinishRun,
     LookUpReceipt,
     PrepareGroup,
@@ -32,12 +30,22 @@ from echo_hub.core.effects import (
     SendReceipts,
     TrainStep,
 )
-from echo_hub.core.events import GroupPrepared, NodeConnected, NodeReported, VersionPublished
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.events import (
+    GroupPrepared,
+    LearnerReady,
+    NodeConnected,
+    NodeReported,
+    StepDone,
+    VersionPublished,
+)
 from echo_hub.core.settings import HUB_NODE_ID
 from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driver import Driver, StoreThread
+from echo_hub.episodes import conversation, training_rollout
+from echo_hub.evaluation import Evaluations, HeldOut, evaluate, local, scored_by
 from echo_hub.fleet import Fleet
-from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.live import LivePages
 from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.gateway import Gateway, NodeInfo
@@ -45,10 +53,15 @@ from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
+from echo_hub.node_evaluation import GREEDY_TEMPERATURE, PATIENCE_DEADLINES, NodeEvaluations
 from echo_hub.run_directory import RunDirectory
-from echo_hub.trainer import Trainer
+from echo_hub.store.reading import AnsweredTurn
+from echo_hub.store.reports import Evaluation
+from echo_hub.tensorboard import EventFiles
+from echo_hub.trainer import LearnerEvent, Trainer
 from echo_hub.verify.checks import SamplingBounds
-from echo_hub.verify.problems import Problems, accuracy
+from echo_hub.verify.pool import ScoringPool
+from echo_hub.verify.problems import Problems
 from echo_hub.verify.scorer import Scorer, ScoringJob
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -80,6 +93,7 @@ class Resources:
     publisher: Publisher
     tracker: Tracker
     problems: Problems
+    scoring: ScoringPool
     bounds: SamplingBounds
     learner: LearnerSettings
     coordinator: Coordinator
@@ -103,21 +117,38 @@ class Hub:
         self._publisher = resources.publisher
         self._tracker = resources.tracker
         self._problems = resources.problems
+        self._scoring = resources.scoring
         self._bounds = resources.bounds
-        self._already_evaluated = resources.evaluated
+        self._last_is_out = False
+        self._last_is_evaluated = config.training.steps in resources.evaluated
         self._to_prepare: asyncio.Queue[int] = asyncio.Queue()
+        self._to_hand_out: asyncio.Queue[SendLease | RevokeLease] = asyncio.Queue()
         self._to_publish: asyncio.Queue[int] = asyncio.Queue()
         self._to_look_up: asyncio.Queue[LookUpReceipt] = asyncio.Queue(LOOK_UPS_WAITING)
         self._driver = Driver(coordinator=resources.coordinator, store=self._store, act=self._act, clock=time.time)
-        self._scorer = Scorer(problems=self._problems, bounds=self._bounds, load=self._load_payloads)
+        self._scorer = Scorer(pool=self._scoring, bounds=self._bounds, load=self._load_payloads)
         self._trainer = Trainer(
             settings=resources.learner,
             run_dir=directory.root,
             load_batch=self._load_batch,
             export_path=self._export_path,
-            heldout_prompts=self._problems.heldout_prompts,
-            evaluated=self._evaluated,
         )
+        self._evaluations = Evaluations(
+            config,
+            directory,
+            done=resources.evaluated,
+            measure=self._measure,
+            record=self._record_evaluations,
+        )
+        self._node_evaluations = NodeEvaluations(
+            report=self._driver.report,
+            publish=self._publish_to_evaluate,
+            load=lambda version: self._store(self._store.store.load_evaluated, version),
+            num_received=lambda: self._driver.num_received,
+            is_alone=lambda: not self._fleet.nodes,
+            run_is_over=lambda: self._last_is_out,
+        )
+        self._event_files = EventFiles(directory.root / "tensorboard", self._store.store)
         self._fleet = Fleet(
             report=self._driver.report,
             remember=self._remember,
@@ -167,18 +198,24 @@ class Hub:
                 tasks.create_task(self._driver.run())
                 tasks.create_task(self._driver.tick())
                 tasks.create_task(self._scorer.run(self._driver.report))
-                tasks.create_task(self._trainer.run(self._driver.report))
+                tasks.create_task(self._trainer.run(self._learner_said))
+                tasks.create_task(self._evaluations.run())
+                tasks.create_task(self._event_files.run(self.pages.changes))
                 tasks.create_task(self._prepare_groups())
+                tasks.create_task(self._hand_out())
                 tasks.create_task(self._publish_versions())
                 tasks.create_task(self._look_up_receipts())
                 tasks.create_task(self._keep_house())
         finally:
-            await self._gateway.close(RefusalCode.SHUTTING_DOWN, "The hub stops. Your node waits and connects again.")
+            if self.finished.is_set():
+                await self._gateway.close(RefusalCode.FINISHED, "The run is finished.")
+            else:
+                await self._gateway.close(
+                    RefusalCode.SHUTTING_DOWN, "The hub stops. Your node waits and connects again."
+                )
 
     async def _start(self) -> None:
-        """The base's accuracy first, if nobody measured it yet; and the learner as a sampler of its own."""
-        if 0 not in self._already_evaluated:
-            self._trainer.evaluate(0)
+        """In co-located mode the learner is a sampler of its own."""
         if self.config.run.mode == "colocated":
             await self._driver.report(NodeConnected(node_id=HUB_NODE_ID))
             await self._offer_own_capacity(self._driver.coordinator.published_version)
@@ -191,10 +228,8 @@ class Hub:
         match action:
             case PrepareGroup():
                 self._to_prepare.put_nowait(action.group_id)
-            case SendLease():
-                self._send_lease(action)
-            case RevokeLease():
-                self._gateway.send(action.node_id, LeaseRevoked(lease_id=action.lease_id, reason=action.reason))
+            case SendLease() | RevokeLease():
+                self._to_hand_out.put_nowait(action)
             case SendReceipts():
                 self._gateway.send(action.node_id, Receipts(receipts=action.receipts))
             case LookUpReceipt():
@@ -208,18 +243,37 @@ class Hub:
                 self._to_publish.put_nowait(action.policy_version)
             case AnnounceVersion():
                 self._announce(action.policy_version)
+            case EvaluationDone():
+                self._node_evaluations.done(action.policy_version)
             case FinishRun():
-                self._finish()
+                self._last_is_out = True
+                self._finish_if_done()
         self.pages.changes.notify()
 
-    def _finish(self) -> None:
-        if self.config.training.steps in self._already_evaluated:
+    def _finish_if_done(self) -> None:
+        if self._last_is_out and self._last_is_evaluated:
             self.finished.set()
-        else:
-            self._trainer.evaluate(self.config.training.steps)
 
-    def _send_lease(self, action: SendLease) -> None:
-        prompt_ids = self._problems.prompt_ids(action.group_id)
+    async def _hand_out(self) -> None:
+        """Leases and revocations, in order. What a later turn is asked with is read from the store."""
+        while True:
+            actions = [await self._to_hand_out.get()]
+            while not self._to_hand_out.empty():
+                actions.append(self._to_hand_out.get_nowait())
+            leases = [action for action in actions if isinstance(action, SendLease)]
+            episodes = {(lease.group_id, lease.indices[0]) for lease in leases if lease.turn}
+            turns = await self._store(self._store.store.load_turns, episodes) if episodes else {}
+            for action in actions:
+                if isinstance(action, SendLease):
+                    self._send_lease(action, turns.get((action.group_id, action.indices[0]), ())[: action.turn])
+                else:
+                    self._gateway.send(action.node_id, LeaseRevoked(lease_id=action.lease_id, reason=action.reason))
+
+    def _send_lease(self, action: SendLease, turns: Sequence[AnsweredTurn]) -> None:
+        """`turns`: those before, in order; gone when the group was dropped meanwhile, and the lease with it."""
+        if len(turns) < action.turn:
+            return
+        prompt_ids = conversation(self._problems.prompt_ids(action.group_id), turns)
         sampling = self.config.sampling
         if action.node_id == HUB_NODE_ID:
             self._trainer.sample(
@@ -236,6 +290,9 @@ class Hub:
                 )
             )
             return
+        about, node = EvaluationGroup.of(action.group_id), self._fleet.nodes.get(action.node_id)
+        if node is None or (about is not None and not self._publisher.has(action.policy_version)):
+            return  # The node has left, or the evaluation has ended: who still wants the lease sees to its deadline.
         lease = Lease(
             lease_id=action.lease_id,
             group_id=action.group_id,
@@ -243,10 +300,11 @@ class Hub:
             prompt_ids=prompt_ids,
             seed=action.seed,
             policy_version=action.policy_version,
-            temperature=sampling.temperature,
+            temperature=GREEDY_TEMPERATURE if about and about.greedy else sampling.temperature,
             max_tokens=sampling.max_tokens,
             stop_ids=tuple(self._bounds.stop_ids),
             deadline_s=action.deadline_s,
+            offer=self._offer(action.policy_version, node.info) if about and about.policy_version else None,
         )
         self._gateway.send(action.node_id, lease)
 
@@ -291,18 +349,19 @@ class Hub:
 
     async def _keep_house(self) -> None:
         """Notes who is still there; forgets old adapters, and the tokens of steps that every kept checkpoint holds."""
-        training = self.config.training
+        learner = self.config.learner
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             await self._store(self._store.store.nodes_still_here, list(self._fleet.nodes), time.time())
             await asyncio.to_thread(
                 self.directory.forget_adapters,
-                kept=training.adapters_kept,
+                kept=learner.adapters_kept,
                 published_version=self._driver.coordinator.published_version,
+                evaluating=self._evaluations.waiting.copy(),
             )
             trained = self._driver.coordinator.status().trained_steps
             await self._store(
-                self._store.store.prune, trained - training.checkpoint_every * (training.checkpoints_kept + 1)
+                self._store.store.prune, trained - learner.checkpoint_every * (learner.checkpoints_kept + 1)
             )
 
     async def _remember(self, node: NodeInfo) -> None:
@@ -325,22 +384,23 @@ class Hub:
         self.pages.changes.notify()
 
     async def _load_payloads(self, rollout_ids: Sequence[str]) -> Sequence[ScoringJob]:
-        rows = await self._store(self._store.store.load_payloads, rollout_ids)
-        return [ScoringJob(rollout_id=row.rollout_id, group_id=row.group_id, payload=row.payload) for row in rows]
+        return [
+            ScoringJob(
+                rollout_id=row.rollout_id,
+                group_id=row.group_id,
+                earlier_turns=tuple(turn.completion_ids for turn in row.earlier_turns),
+                observed_tokens=sum(len(turn.observation_ids) for turn in row.earlier_turns),
+                payload=row.payload,
+            )
+            for row in await self._store(self._store.store.load_payloads, rollout_ids)
+        ]
 
     async def _load_batch(self, step: int) -> Sequence[TrainingGroup]:
         groups = await self._store(self._store.store.load_batch, step)
         return [
             TrainingGroup(
                 prompt_ids=self._problems.prompt_ids(group.group_id),
-                rollouts=tuple(
-                    TrainingRollout(
-                        completion_ids=rollout.completion_ids,
-                        behavior_logprobs=rollout.behavior_logprobs,
-                        reward=rollout.reward,
-                    )
-                    for rollout in group.rollouts
-                ),
+                rollouts=tuple(training_rollout(episode) for episode in group.episodes),
             )
             for group in groups
         ]
@@ -348,21 +408,36 @@ class Hub:
     def _export_path(self, step: int) -> Path | None:
         training = self.config.training
         due = step % training.publish_every == 0 or step == training.steps
-        return self.directory.adapter(step) if due else None
+        return self.directory.adapter(step) if due or self._evaluations.is_due(step) else None
 
-    async def _evaluated(self, policy_version: int, completions: Sequence[NDArray[np.int32]]) -> None:
-        rewards = await asyncio.to_thread(self._problems.heldout_rewards, completions)
-        solved = accuracy(rewards)
-        await self._store(
-            self._store.store.record_evaluation,
-            policy_version=policy_version,
-            accuracy=solved,
-            num_problems=len(rewards),
-            now=time.time(),
-        )
-        log.info("version %d solves %.1f %% of the held-out problems", policy_version, 100 * solved)
-        if policy_version == self.config.training.steps:
-            self.finished.set()
+    async def _learner_said(self, event: LearnerEvent) -> None:
+        """What it holds or has trained can be evaluated from now on."""
+        await self._driver.report(event)
+        if isinstance(event, LearnerReady):
+            self._evaluations.reached(event.policy_version)
+        elif isinstance(event, StepDone):
+            self._evaluations.reached(event.step)
+
+    async def _measure(self, policy_version: int) -> Sequence[Evaluation]:
+        if self.config.evaluation.by == "nodes":
+            patience_s = PATIENCE_DEADLINES * self.config.leases.deadline_s
+            measured = await self._node_evaluations.measure(policy_version, patience_s=patience_s)
+            if measured is not None:
+                return measured
+        stop_ids = tuple(self._bounds.stop_ids)
+        heldout = await asyncio.to_thread(HeldOut.of_run, self.config, self._problems, stop_ids=stop_ids)
+        generate = local(self._trainer.generate, self.directory)
+        return await evaluate(policy_version, heldout, generate=generate, judge=scored_by(self._scoring))
+
+    async def _publish_to_evaluate(self, policy_version: int) -> None:
+        if policy_version:
+            self._publisher.keep(policy_version)
+            await self._publisher.publish_policy(policy_version, self.directory.adapter(policy_version))
+
+    async def _record_evaluations(self, measured: Sequence[Evaluation]) -> None:
+        await self._store(self._store.store.record_evaluations, measured)
+        self._last_is_evaluated |= measured[0].policy_version == self.config.training.steps
+        self._finish_if_done()
         self.pages.changes.notify()
 
     async def _look_up_receipts(self) -> None:

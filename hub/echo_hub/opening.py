@@ -18,11 +18,13 @@ from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.driver import StoreThread
 from echo_hub.hub import Hub, Resources
 from echo_hub.learner.settings import LearnerSettings
+from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
 from echo_hub.run_directory import RunDirectory
 from echo_hub.store.store import Store
 from echo_hub.verify.checks import SamplingBounds
+from echo_hub.verify.pool import ScoringPool
 from echo_hub.verify.problems import Problems
 from echo_shared.errors import ConfigError
 from echo_shared.identity import Identity, fingerprint
@@ -39,22 +41,28 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         stack.enter_context(directory.locked())
         me = Identity.load(directory.key)
         base_dir = await asyncio.to_thread(resolve_base, config.model.base)
-        codec = await asyncio.to_thread(PromptCodec.load, base_dir)
-        problems = Problems.of_run(config, codec)
+        codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
+        problems = await asyncio.to_thread(Problems.of_run, config, codec)
+        await asyncio.to_thread(problems.prepare)
         store = StoreThread(await asyncio.to_thread(Store.open, config.store.url or directory.database_url))
         stack.push_async_callback(store.close)
-        await store(_check_unchanged, store.store, config)
+        await store(_check_unchanged, store.store, config, problems.content_hash)
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
         swarm = await Swarm.open(settings)
         stack.push_async_callback(swarm.close)
         tracker = Tracker(me, public=bool(config.server.public_url))
         run_id = await store(_run_id, store.store, me)
-        publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker)
+        memory = HostMemory(enabled=config.server.shared_memory)
+        stack.callback(memory.close)
+        publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker, memory=memory)
         await publisher.reopen()
         await publisher.publish_base(base_dir)
         snapshot = await store(store.store.snapshot)
         if snapshot.published_version:  # At once, unless its artefact was damaged or removed.
             await publisher.publish_policy(snapshot.published_version, directory.adapter(snapshot.published_version))
+        scoring = await stack.enter_async_context(
+            ScoringPool.open(config, problems, base_dir=base_dir, logs=directory.root / "logs")
+        )
         resources = Resources(
             me=me,
             run_id=run_id,
@@ -62,9 +70,10 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             publisher=publisher,
             tracker=tracker,
             problems=problems,
+            scoring=scoring,
             bounds=_bounds(config, base_dir, codec),
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
-            coordinator=Coordinator(_coordinator_settings(config), snapshot),
+            coordinator=Coordinator(coordinator_settings(config, multi_turn=problems.multi_turn), snapshot),
             started_at=await store(_started_at, store.store),
             evaluated=frozenset(await store(store.store.evaluated_versions)),
         )
@@ -76,24 +85,25 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         yield hub
 
 
-def _check_unchanged(store: Store, config: HubConfig) -> None:
+def _check_unchanged(store: Store, config: HubConfig, content_hash: str) -> None:
     """Raises ConfigError when a setting has changed on which what lies in the run's store depends."""
     fixed = {
         "run.seed": config.run.seed,
         "model.base": config.model.base,
         "task.name": config.task.name,
         "task.options": config.task.options,
+        "the content of the task's files": content_hash,
+        "task.system_prompt": config.task.system_prompt,
+        "task.prompt_suffix": config.task.prompt_suffix,
+        "evaluation.problems": config.evaluation.problems,
         "training.groups_per_step": config.training.groups_per_step,
         "training.group_size": config.training.group_size,
         "training.lora_rank": config.training.lora_rank,
         "training.lora_alpha": config.training.lora_alpha,
         "sampling.temperature": config.sampling.temperature,
+        "sampling.max_tokens": config.sampling.max_tokens,  # Problems that leave no room for it are passed over.
     }
-    known = store.run_meta().get("fixed_settings")
-    if known is None:
-        store.set_run_meta("fixed_settings", json.dumps(fixed))
-        return
-    began_with = json.loads(known)
+    began_with = json.loads(store.run_meta().get("fixed_settings", "{}"))
     changed = [
         f"{name} = {value!r}, was {began_with[name]!r}"
         for name, value in fixed.items()
@@ -105,6 +115,7 @@ def _check_unchanged(store: Store, config: HubConfig) -> None:
             got="; ".join(changed),
             do="Set it back, or make another run: echo-hub init OTHER_DIRECTORY",
         )
+    store.set_run_meta("fixed_settings", json.dumps(fixed))
 
 
 def _run_id(store: Store, me: Identity) -> str:
@@ -145,7 +156,8 @@ def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBo
     )
 
 
-def _coordinator_settings(config: HubConfig) -> CoordinatorSettings:
+def coordinator_settings(config: HubConfig, *, multi_turn: bool) -> CoordinatorSettings:
+    """What the coordinator is told of the run."""
     return CoordinatorSettings(
         mode=config.run.mode,
         steps=config.training.steps,
@@ -154,4 +166,10 @@ def _coordinator_settings(config: HubConfig) -> CoordinatorSettings:
         deadline_s=config.leases.deadline_s,
         max_staleness=config.training.max_staleness,
         publish_every=config.training.publish_every,
+        multi_turn=multi_turn,
+        dynamic_sampling=config.training.dynamic_sampling,
+        tokens_per_step=config.training.tokens_per_step,
+        run_seed=config.run.seed,
+        evaluation_problems=config.evaluation.problems if config.evaluation.by == "nodes" else 0,
+        evaluation_samples=config.evaluation.samples,
     )

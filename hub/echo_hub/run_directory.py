@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +49,14 @@ class RunDirectory:
         paths = (self.root / "adapters").glob("v*[0-9]")
         return sorted(int(path.name[1:]) for path in paths if path.name[1:].isdecimal())
 
-    def forget_adapters(self, *, kept: int, published_version: int) -> None:
-        """Deletes all but the newest `kept` adapters, and never `published_version` or what is yet to be published.
+    def forget_adapters(self, *, kept: int, published_version: int, evaluating: Collection[int]) -> None:
+        """Deletes all but the newest `kept` adapters, and never `published_version`, what is yet to be published, or
+        what is yet to be evaluated.
 
         An adapter vanishes as a whole. What the system does not let go of is logged and tried again the next time.
         """
-        old = [version for version in self.adapter_versions()[:-kept] if version < published_version]
+        spare = self.adapter_versions()[:-kept]
+        old = [version for version in spare if version < published_version and version not in evaluating]
         left_over = (self.root / "adapters").glob(f"{_FORGOTTEN}*")
         for path in [*left_over, *map(self.adapter, old)]:
             try:

@@ -1,24 +1,27 @@
 """Keeps the learner process alive and gives it its work: steps, evaluations and, in co-located mode, sampling.
 
 One job at a time, in order. When the process dies it is started again from its newest checkpoint. What was lost with
-it: the coordinator asks for its step and its rollouts again, an evaluation is put back into the queue.
+it: the coordinator asks for its step and its rollouts again, an evaluation goes on where it was.
+
+An evaluation never holds up training for long: it is done in parts, with the adapter of its own version, and where a
+step waits, it gives way after as much time as the last step took. So it takes half of the learner's time at most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import HUB_NODE_ID
+from echo_hub.evaluation import Generated
+from echo_hub.learner.parts import parts
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.child import ChildExited
@@ -42,16 +45,26 @@ class _Train:
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Evaluate:
-    policy_version: int
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Generate:
+    """`requests` are those that are still to do, `finished` what is done of them."""
+
+    requests: Sequence[GroupRequest]
+    adapter: Path | None
+    greedy: bool
+    finished: list[FinishedRollout] = field(default_factory=list)
+    seconds: float = 0.0
+    done: asyncio.Future[Generated] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-_Job = _Train | _Evaluate | GroupRequest
+_Job = _Train | _Generate | GroupRequest
 
 
 class Trainer:
-    """`load_batch` gives a step's batch; `evaluated` takes greedy completions of the held-out prompts, in order."""
+    """`load_batch` gives a step's batch, `export_path` where its adapter goes, if anywhere.
+
+    A step's metrics are the learner's and eval_s, the seconds that evaluations took since the step before.
+    """
 
     def __init__(
         self,
@@ -60,17 +73,17 @@ class Trainer:
         run_dir: Path,
         load_batch: Callable[[int], Awaitable[Sequence[TrainingGroup]]],
         export_path: Callable[[int], Path | None],
-        heldout_prompts: Callable[[], Sequence[NDArray[np.int32]]],
-        evaluated: Callable[[int, list[NDArray[np.int32]]], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
         self._load_batch = load_batch
         self._export_path = export_path
-        self._heldout_prompts = heldout_prompts
-        self._evaluated = evaluated
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._pid: int | None = None
+        self._train_s = 0.0
+        """Of the last step."""
+        self._eval_s = 0.0
+        """Since the last step."""
 
     @property
     def pid(self) -> int | None:
@@ -80,9 +93,13 @@ class Trainer:
     def train(self, step: int) -> None:
         self._jobs.put_nowait(_Train(step=step))
 
-    def evaluate(self, policy_version: int) -> None:
-        """Version 0, or the version that the learner will hold when the job's turn comes."""
-        self._jobs.put_nowait(_Evaluate(policy_version=policy_version))
+    async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
+        """All rollouts of `requests`, by the adapter in a directory or, None, by the base; beside training."""
+        if not requests:
+            return Generated(rollouts=(), seconds=0.0)
+        job = _Generate(requests=requests, adapter=adapter, greedy=greedy)
+        self._jobs.put_nowait(job)
+        return await job.done
 
     def sample(self, request: GroupRequest) -> None:
         self._jobs.put_nowait(request)
@@ -93,6 +110,8 @@ class Trainer:
         while True:
             learner: Learner | None = None
             try:
+                if (hosts := self._settings.learner.hosts) > 1:
+                    log.info("the learner waits at %s for %d other hosts", self._settings.learner.address, hosts - 1)
                 learner = await Learner.start(self._settings, self._run_dir)
                 self._pid = learner.pid
                 self._drop_what_is_asked_for_again()
@@ -116,10 +135,13 @@ class Trainer:
     async def _work(self, learner: Learner, report: Callable[[LearnerEvent], Awaitable[None]]) -> None:
         job = await self._jobs.get()
         if isinstance(job, _Train):
-            metrics = await learner.train(job.step, await self._load_batch(job.step), self._export_path(job.step))
+            batch, started = await self._load_batch(job.step), time.monotonic()
+            metrics = await learner.train(job.step, batch, self._export_path(job.step))
+            self._train_s = time.monotonic() - started
+            metrics["eval_s"], self._eval_s = self._eval_s, 0.0
             await report(StepDone(step=job.step, metrics=metrics))
-        elif isinstance(job, _Evaluate):
-            await self._run_evaluation(learner, job)
+        elif isinstance(job, _Generate):
+            await self._generate(learner, job)
         else:
             async for rollout in learner.sample(self._with_waiting(job)):
                 await report(_arrived(rollout))
@@ -137,23 +159,37 @@ class Trainer:
             self._jobs.put_nowait(job)
         return requests
 
-    async def _run_evaluation(self, learner: Learner, job: _Evaluate) -> None:
-        prompts = await asyncio.to_thread(self._heldout_prompts)
-        try:
-            completions = await learner.evaluate(prompts, base=job.policy_version == 0)
-        except ChildExited:
-            self._jobs.put_nowait(job)
-            raise
-        await self._evaluated(job.policy_version, completions)
+    async def _generate(self, learner: Learner, job: _Generate) -> None:
+        """Part by part, until it is done, nobody waits for it any more, or another job has waited long enough."""
+        began = time.monotonic()
+        settings = self._settings.learner
+        budget = settings.micro_batch_tokens * settings.processes * settings.hosts
+        while job.requests and not job.done.done():
+            part = job.requests[next(parts(job.requests, budget))]
+            started = time.monotonic()
+            try:
+                job.finished += await learner.evaluate(part, adapter=job.adapter, greedy=job.greedy)
+            except ChildExited:
+                self._jobs.put_nowait(job)
+                raise
+            now = time.monotonic()
+            job.seconds += now - started
+            self._eval_s += now - started
+            job.requests = job.requests[len(part) :]
+            if job.requests and not self._jobs.empty() and now - began >= self._train_s:
+                self._jobs.put_nowait(job)
+                return
+        if not job.done.done():
+            job.done.set_result(Generated(rollouts=job.finished, seconds=job.seconds))
 
     def _drop_what_is_asked_for_again(self) -> None:
-        """At LearnerReady the coordinator repeats its step and its leases; only evaluations are this queue's own.
+        """At LearnerReady the coordinator repeats its step and its leases; only evaluations go on by themselves.
 
         Just before it, not at LearnerLost: the coordinator may give jobs until it has heard of the loss.
         """
         waiting = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
         for job in waiting:
-            if isinstance(job, _Evaluate):
+            if isinstance(job, _Generate):
                 self._jobs.put_nowait(job)
 
 

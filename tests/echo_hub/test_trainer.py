@@ -8,18 +8,20 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from echo_hub import trainer as trainer_module
 from echo_hub.base_model import PromptCodec, resolve_base
-from echo_hub.config import HubConfig, SamplingConfig, TrainingConfig
+from echo_hub.config import HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
 from echo_hub.core.settings import HUB_NODE_ID
 from echo_hub.dashboard.model import Changes
+from echo_hub.evaluation import Generated
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.trainer import DEATHS_IN_A_ROW, LearnerEvent, Trainer
 from echo_shared.errors import LearnerError
@@ -33,7 +35,13 @@ PROMPTS = [CODEC.encode_prompt(text) for text in ("123+456=", "700+100=", "999+1
 def batch(step: int) -> list[TrainingGroup]:
     ids = CODEC.encode_prompt(str(570 + step))
     rollouts = tuple(
-        TrainingRollout(completion_ids=ids, behavior_logprobs=np.full(len(ids), -1.0, np.float32), reward=float(index))
+        TrainingRollout(
+            completion_ids=ids,
+            loss_mask=np.ones(len(ids), dtype=bool),
+            behavior_logprobs=np.full(len(ids), -1.0, np.float32),
+            reward=float(index),
+            truncated=False,
+        )
         for index in range(2)
     )
     return [TrainingGroup(prompt_ids=PROMPTS[0], rollouts=rollouts)]
@@ -53,18 +61,30 @@ def request(lease_id: int, policy_version: int) -> GroupRequest:
     )
 
 
+def heldout(policy_version: int) -> list[GroupRequest]:
+    """Three problems by the base, two dozen by a version."""
+    return [
+        replace(request(n, policy_version), indices=(0,), prompt_ids=PROMPTS[n % 3])
+        for n in range(24 if policy_version else 3)
+    ]
+
+
+def completions(generated: Generated) -> dict[int, list[int]]:
+    return {rollout.lease_id: rollout.completion_ids.tolist() for rollout in generated.rollouts}
+
+
 class Hub:
     """What the trainer asks and tells."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, **learner: Any) -> None:
         config = HubConfig(
             sampling=SamplingConfig(max_tokens=4),
-            training=TrainingConfig(steps=9, lora_rank=2, threads=1, device="cpu"),
+            training=TrainingConfig(steps=9, lora_rank=2),
+            learner=LearnerConfig(threads=1, device="cpu", **learner),
         )
         self.run_dir = run_dir
         self.events: list[LearnerEvent] = []
-        self.evaluated: list[tuple[int, list[NDArray[np.int32]]]] = []
-        self.at_evaluation: Callable[[], None] = lambda: None
+        self.at_batch: Callable[[], None] = lambda: None
         self.at_loss: Callable[[], None] = lambda: None
         self._changes = Changes()
         self.trainer = Trainer(
@@ -72,20 +92,11 @@ class Hub:
             run_dir=run_dir,
             load_batch=self._load_batch,
             export_path=lambda step: run_dir / f"v{step}" if step % 2 else None,
-            heldout_prompts=self._prompts,
-            evaluated=self._evaluated,
         )
 
     async def _load_batch(self, step: int) -> Sequence[TrainingGroup]:
+        self.at_batch()
         return batch(step)
-
-    def _prompts(self) -> Sequence[NDArray[np.int32]]:
-        self.at_evaluation()
-        return PROMPTS
-
-    async def _evaluated(self, policy_version: int, completions: list[NDArray[np.int32]]) -> None:
-        self.evaluated.append((policy_version, completions))
-        self._changes.notify()
 
     async def report(self, event: LearnerEvent) -> None:
         self.events.append(event)
@@ -119,18 +130,18 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     trainer = hub.trainer
     assert trainer.pid is None
-    trainer.evaluate(0)
+    base = asyncio.ensure_future(trainer.generate(heldout(0), adapter=None, greedy=True))
     async with hub.running():
-        await hub.until(lambda: len(hub.evaluated) == 1)
+        async with asyncio.timeout(60):
+            assert len((await base).rollouts) == 3
         assert hub.events == [LearnerReady(policy_version=0)]
         trainer.train(1)
-        trainer.evaluate(1)
         trainer.sample(request(5, 1))
         trainer.sample(request(6, 1))
         await hub.until(lambda: len(hub.events) == 8)
         assert isinstance(hub.events[1], StepDone) and hub.events[1].metrics["updated"] == 1
+        assert hub.events[1].metrics["eval_s"] > 0, "the base's evaluation"
         assert (hub.run_dir / "v1" / "adapter_model.safetensors").is_file()
-        assert [(version, len(completions)) for version, completions in hub.evaluated] == [(0, 3), (1, 3)]
         arrived = [event for event in hub.events if isinstance(event, RolloutArrived)]
         assert {event.rollout_id for event in arrived} == {f"{lease}-{index}" for lease in (5, 6) for index in range(3)}
         assert {(event.node_id, event.policy_version_start, event.policy_version_end) for event in arrived} == {
@@ -150,8 +161,7 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
             assert trainer.pid == first_pid
             trainer.train(2)
 
-        hub.at_evaluation, hub.at_loss = kill, give_one_too_late
-        trainer.evaluate(1)
+        hub.at_batch, hub.at_loss = kill, give_one_too_late
         trainer.train(2)
         trainer.sample(request(7, 1))
         await hub.until(lambda: hub.events[-1] == LearnerReady(policy_version=1))
@@ -159,11 +169,60 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
         assert trainer.pid not in (None, first_pid)
         trainer.train(2)
         await hub.until(lambda: hub.steps() == [1, 2])
-        assert [version for version, _ in hub.evaluated] == [0, 1, 1], "the evaluation was put back"
-        assert [ids.tolist() for ids in hub.evaluated[2][1]] == [ids.tolist() for ids in hub.evaluated[1][1]]
         assert len(hub.events) == 11, "what was lost waits until the coordinator asks for it again"
         assert not (hub.run_dir / "v2").exists()
     assert trainer.pid is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_an_evaluation_is_of_its_version_whatever_happens_to_the_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is begun, a step goes first, the learner dies in it, learns another version, and the evaluation goes on."""
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    hub = Hub(tmp_path, micro_batch_tokens=64)
+    trainer = hub.trainer
+    async with hub.running(), asyncio.timeout(120):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        trainer.train(1)
+        await hub.until(lambda: hub.steps() == [1])
+        adapter = tmp_path / "v1"
+        undisturbed = await trainer.generate(heldout(1), adapter=adapter, greedy=False)
+        base = await trainer.generate(heldout(1), adapter=None, greedy=False)
+        assert completions(base) != completions(undisturbed)
+
+        at_work_on: list[int] = []
+        first_pid = trainer.pid
+        assert first_pid is not None
+
+        def kill() -> None:
+            at_work_on.append(len(evaluation.requests))
+            if trainer.pid == first_pid:
+                os.kill(first_pid, signal.SIGKILL)
+
+        hub.at_batch = kill
+        trainer._train_s = 0.0  # The last step took no time, so the next waits for one part at most.
+        disturbed = asyncio.ensure_future(trainer.generate(heldout(1), adapter=adapter, greedy=False))
+        await asyncio.sleep(0)
+        (evaluation,) = trainer._jobs._queue  # type: ignore[attr-defined]
+        trainer.train(2)
+        await hub.until(lambda: hub.events[-1] == LearnerReady(policy_version=1))
+        trainer.train(2)
+        await hub.until(lambda: hub.steps() == [1, 2])
+        assert 0 < at_work_on[0] < len(heldout(1)), "the step went in between"
+        found = await disturbed
+        assert completions(found) == completions(undisturbed)
+        assert found.seconds > 0
+        assert (await trainer.generate([], adapter=None, greedy=True)).rollouts == ()
+
+
+async def test_an_evaluation_that_nobody_waits_for_is_given_up(hub: Hub) -> None:
+    async with hub.running(), asyncio.timeout(60):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        given_up = asyncio.ensure_future(hub.trainer.generate(heldout(0), adapter=None, greedy=True))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert len((await hub.trainer.generate(heldout(0), adapter=None, greedy=True)).rollouts) == 3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="what a broken Python does there is another thing")

@@ -93,7 +93,7 @@ async def test_tokens_protocol_versions_and_keys(site: Any) -> None:
         check_said(said, "invite token", "--token")
 
     async with websockets.connect(f"{url.replace('http', 'ws')}/node") as socket_:
-        old = Hello(protocol_version=0, software_version="0.0.1", node_key=bytes(32), nonce=bytes(32))
+        old = Hello(protocol_version=1, software_version="0.0.1", node_key=bytes(32), nonce=bytes(32))
         await socket_.send(encode(old))
         answer = decode_from_hub(bytes(await asyncio.wait_for(socket_.recv(decode=False), 20)))
     assert isinstance(answer, Refused)

@@ -44,7 +44,7 @@ async def test_a_run_survives_kill_9_of_everything(
     mode: str, site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
     run = await site.make_run(
-        "run", "--mode", mode, training={"steps": STEPS, "checkpoint_every": 2}, leases={"deadline_s": 5.0}
+        "run", "--mode", mode, training={"steps": STEPS}, learner={"checkpoint_every": 2}, leases={"deadline_s": 5.0}
     )
     hub, url = await site.hub(run)
 

@@ -3,15 +3,16 @@
 Step k is trained by a learner that holds version k - 1; a rollout sampled by version p then has staleness k - 1 - p.
 The rule of admission is AReaL's (arXiv 2505.24298, section 5.1), (S + v + 1)·B - consumed, counted in whole groups,
 with two departures. `v` is the version that new leases name, never above the learner's: what is sampled by a version
-that has not been published for a while is consumed later, so less of it may be opened. And `consumed` is not a running
-count but trained steps · B, with every live group counted on the other side; so the rule holds after a restart and
-after drops, without any re-basing.
+that has not been published for a while is consumed later, so less of it may be opened. And it is written for the steps
+ahead: those that have no batch yet and may still consume what `v` samples take so many groups, less those that wait; so
+the rule holds after a restart and after drops, without any re-basing, and where a step's number of groups varies.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from echo_hub.core.settings import CoordinatorSettings
 
@@ -21,20 +22,34 @@ def staleness(learner_version: int, policy_version: int) -> int:
     return learner_version - policy_version
 
 
-def room(settings: CoordinatorSettings, *, trained_steps: int, lease_version: int, live_groups: int) -> int:
-    """How many groups may still be opened. `live_groups`: in preparation, open, complete or in a planned batch."""
-    fresh = (settings.staleness_bound + lease_version + 1) * settings.groups_per_step
-    needed = settings.steps * settings.groups_per_step
-    consumed = trained_steps * settings.groups_per_step
-    return max(0, min(fresh, needed) - consumed - live_groups)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Which groups the steps ahead will take, as far as is known."""
+
+    next_step: int
+    """The next step without a batch."""
+    next_batch: int
+    """How many groups it is expected to take; at least 1."""
+    later_batches: int
+    """And each step after it; 0 while nobody knows."""
+
+    def step_of(self, position: int) -> int:
+        """The step that takes the group at `position` in the queue; 0 = the oldest that waits."""
+        if position < self.next_batch:
+            return self.next_step
+        return self.next_step + 1 + (position - self.next_batch) // max(1, self.later_batches)
 
 
-def oldest_useful_version(settings: CoordinatorSettings, *, next_step: int, position: int = 0) -> int:
-    """The oldest version whose rollouts may be consumed by the step that takes the group at `position` in the queue.
+def room(settings: CoordinatorSettings, outlook: Outlook, *, lease_version: int, waiting_groups: int) -> int:
+    """How many groups may still be opened. `waiting_groups`: in preparation, open or complete, in no step's batch."""
+    steps_after = min(settings.staleness_bound + lease_version + 1, settings.steps) - outlook.next_step
+    if steps_after < 0:
+        return 0
+    return max(0, outlook.next_batch + steps_after * outlook.later_batches - waiting_groups)
 
-    `next_step` is the next step without a batch; position 0 = the oldest group that waits for it.
-    """
-    step = next_step + position // settings.groups_per_step
+
+def oldest_useful_version(settings: CoordinatorSettings, step: int) -> int:
+    """The oldest version whose rollouts step `step` may consume."""
     return max(0, step - 1 - settings.staleness_bound)
 
 

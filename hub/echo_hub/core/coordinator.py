@@ -4,7 +4,7 @@ Each event changes the state, then the same three questions are asked: can a ste
 there a node for what wants a lease? A late or repeated event is harmless; an impossible one is a LocalProtocolError.
 After an error, or when records could not be committed, this object is ahead of the store: build a new one.
 
-Reading order: settings, events, effects, admission, groups, ledger, fleet, leasing, training, and this.
+Reading order: settings, events, effects, admission, groups, ledger, fleet, leasing, training, evaluating, and this.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any, Final
 
 from echo_hub.core import admission
 from echo_hub.core.effects import Effect, FinishRun, LookUpReceipt, PrepareGroup, ScoreRollout
+from echo_hub.core.evaluating import Evaluating
 from echo_hub.core.events import (
+    EvaluationAbandoned,
+    EvaluationWanted,
     Event,
     GroupPrepared,
     LearnerLost,
@@ -25,6 +28,7 @@ from echo_hub.core.events import (
     NodeDisconnected,
     NodeReported,
     RolloutArrived,
+    RolloutContinued,
     RolloutRejected,
     RolloutScored,
     StepDone,
@@ -44,6 +48,9 @@ from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
 MAX_SCORER_FAILURES: Final = 3
 """On one index; then its group is dropped, so that a problem that breaks the scorer cannot stall the run."""
+MAX_RETURNS: Final = 16
+"""Of one index; then its group is dropped, so that a problem that nodes cannot work on cannot stall the run either.
+Many more than nodes that come and go give back."""
 
 
 class Coordinator:
@@ -58,6 +65,7 @@ class Coordinator:
             settings, ledger=self._ledger, fleet=self._fleet, out=self._out, next_lease_id=snapshot.next_lease_id
         )
         self._training = Training(settings, snapshot, ledger=self._ledger, out=self._out)
+        self._evaluating = Evaluating(settings, snapshot, ledger=self._ledger, out=self._out)
         self._snapshot = snapshot
         self._next_to_open = snapshot.next_group_id
         self._next_to_prepare = snapshot.next_group_id
@@ -69,6 +77,7 @@ class Coordinator:
         leases: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
         for group in self._snapshot.groups:
             self._ledger.restore(group.group_id, group.seed)
+        self._evaluating.restore(self._snapshot.rollouts)
         for row in self._snapshot.rollouts:
             rollout = self._ledger.restore_rollout(row)
             if rollout.state is ReceiptState.RECEIVED:
@@ -80,6 +89,7 @@ class Coordinator:
         if self._snapshot.planned is not None:
             self._ledger.restore_plan(self._snapshot.planned.group_ids)
         self._give_back_hub_leases()
+        self._evaluating.drop_what_settings_lack()
         return self._turn(now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -102,10 +112,10 @@ class Coordinator:
             published_version=self._training.published_version,
             learner_version=self._training.learner_version,
             training_step=self._training.training,
-            groups_preparing=self._next_to_prepare - self._next_to_open,
+            groups_preparing=self._num_preparing,
             groups_open=waiting - complete,
             groups_buffered=complete,
-            groups_planned=len(self._ledger.groups) - waiting,
+            groups_planned=len(self._training.planned.group_ids) if self._training.planned else 0,
             nodes_connected=self._fleet.num_connected,
             leases_outstanding=len(
                 {r.lease_id for r in self._ledger.rollouts.values() if r.state is ReceiptState.LEASED}
@@ -116,19 +126,27 @@ class Coordinator:
             leased_by_node=leased,
             leased_since_start=self._ledger.num_leased,
             trained_since_start=self._ledger.num_trained,
+            evaluated_since_start=self._ledger.num_evaluated,
             dropped_since_start=dict(self._ledger.num_dropped),
             finished=self._finished,
         )
 
+    @property
+    def _num_preparing(self) -> int:
+        return self._next_to_prepare - self._next_to_open
+
     # --- one turn
 
     def _turn(self, now: float) -> list[Effect]:
+        self._fleet.wake(now)
+        self._leasing.dispatch_evaluations(now, within_share=True)
         if not self._finished:
             self._training.advance(now)
             if self._training.finished:
                 self._finish()
             else:
                 self._admit(now)
+        self._leasing.dispatch_evaluations(now, within_share=False)
         return self._out.take()
 
     def _admit(self, now: float) -> None:
@@ -136,16 +154,17 @@ class Coordinator:
         version = self._lease_version()
         if version is None:
             return
+        outlook = self._training.outlook
         allowed = admission.room(
             self._settings,
-            trained_steps=self._training.trained_steps,
+            outlook,
             lease_version=version,
-            live_groups=len(self._ledger.groups) + self._next_to_prepare - self._next_to_open,
+            waiting_groups=len(self._ledger.waiting) + self._num_preparing,
         )
         for group_id in range(self._next_to_prepare, self._next_to_prepare + allowed):
             self._out.act(PrepareGroup(group_id=group_id))
         self._next_to_prepare += allowed
-        self._leasing.dispatch(now, newest_version=version, next_step=self._training.next_step)
+        self._leasing.dispatch(now, newest_version=version, outlook=outlook)
 
     def _lease_version(self) -> int | None:
         """The newest version that a lease may name; None while nothing may be leased."""
@@ -154,10 +173,12 @@ class Coordinator:
         return self._training.published_version
 
     def _finish(self) -> None:
-        """Only a run whose number of steps was lowered still has groups here."""
+        """Groups are left over where steps take a varying number of them, or where the run's steps were lowered."""
         self._finished = True
         for group in list(self._ledger.groups.values()):
-            self._ledger.drop_group(group, DropReason.RUN_ENDED)
+            if group.pinned_version is None:
+                self._ledger.drop_group(group, DropReason.RUN_ENDED)
+        self._evaluating.drop_all_but_begun()
         self._out.act(FinishRun())
 
     # --- nodes
@@ -183,7 +204,7 @@ class Coordinator:
         elif problem := _unlike_lease(event, rollout):
             self._fail(rollout, DropReason.INVALID, problem)
             self._fleet.fail(event.node_id, now)
-        elif self._ledger.groups[rollout.group_id].slots[rollout.index].winner is not None:
+        elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
         else:
             self._ledger.receive(rollout, event.payload, now)
@@ -192,8 +213,16 @@ class Coordinator:
         returned = [self._ledger.rollouts.get(rollout_id(event.lease_id, index)) for index in event.indices]
         for rollout in returned:
             if rollout and rollout.node_id == event.node_id and rollout.state is ReceiptState.LEASED:
-                self._fail(rollout, DropReason.RETURNED, event.reason)
+                self._return(rollout, event.reason)
         self._fleet.fail(event.node_id, now)
+
+    def _return(self, rollout: LeasedRollout, why: str) -> None:
+        group = self._ledger.groups[rollout.group_id]
+        slot = group.slots[rollout.index]
+        self._fail(rollout, DropReason.RETURNED, why)
+        slot.num_returns += 1
+        if slot.num_returns >= MAX_RETURNS and group.pinned_version is None:
+            self._ledger.drop_group(group, DropReason.RETURNED)
 
     def _fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
         self._ledger.blame(rollout)
@@ -212,14 +241,28 @@ class Coordinator:
 
     def _scored(self, event: RolloutScored, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
-        if rollout is not None and rollout.state is ReceiptState.RECEIVED:
+        if rollout is None or rollout.state is not ReceiptState.RECEIVED:
+            return
+        if self._ledger.groups[rollout.group_id].pinned_version is not None:
+            self._evaluating.end_episode(rollout, event.reward)
+        else:
             self._ledger.verify(rollout, event.reward)
+
+    def _continued(self, event: RolloutContinued, now: float) -> None:
+        rollout = self._ledger.rollouts.get(event.rollout_id)
+        if rollout is not None and rollout.state is ReceiptState.RECEIVED:
+            self._ledger.go_on(rollout, event.observation_ids)
 
     def _rejected(self, event: RolloutRejected, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
         if rollout is None or rollout.state is not ReceiptState.RECEIVED:
             return
         group = self._ledger.groups[rollout.group_id]
+        if event.killed_scorer:
+            self._fleet.kill_scorer(rollout.node_id, group.group_id, now)
+        if group.pinned_version is not None and event.reason is DropReason.SCORER_FAILED:
+            self._evaluating.end_episode(rollout, None)
+            return
         self._fail(rollout, event.reason, event.detail)
         if event.reason is DropReason.INVALID:
             self._fleet.fail(rollout.node_id, now)
@@ -253,6 +296,14 @@ class Coordinator:
     def _version_published(self, event: VersionPublished, now: float) -> None:
         self._training.version_published(event.policy_version, now)
 
+    # --- evaluations
+
+    def _evaluation_wanted(self, event: EvaluationWanted, now: float) -> None:
+        self._evaluating.begin(event.policy_version)
+
+    def _evaluation_abandoned(self, event: EvaluationAbandoned, now: float) -> None:
+        self._evaluating.abandon(event.policy_version)
+
 
 def _unlike_lease(event: RolloutArrived, rollout: LeasedRollout) -> str:
     """What in the node's result contradicts its lease; empty = nothing."""
@@ -274,11 +325,14 @@ _HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     GroupPrepared: Coordinator._group_prepared,
     RolloutArrived: Coordinator._arrived,
     RolloutScored: Coordinator._scored,
+    RolloutContinued: Coordinator._continued,
     RolloutRejected: Coordinator._rejected,
     LeaseGivenBack: Coordinator._given_back,
     LearnerReady: Coordinator._learner_ready,
     LearnerLost: Coordinator._learner_lost,
     StepDone: Coordinator._step_done,
     VersionPublished: Coordinator._version_published,
+    EvaluationWanted: Coordinator._evaluation_wanted,
+    EvaluationAbandoned: Coordinator._evaluation_abandoned,
     Tick: Coordinator._tick,
 }

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from echo_hub.core.payload import RolloutPayload
 from echo_shared.messages import DropReason, Receipt
 
@@ -38,6 +41,8 @@ class RolloutsLeased:
     node_id: str
     group_id: int
     indices: tuple[int, ...]
+    turn: int = 0
+    """Of the episode. From 1 on there is one index: each has a prompt of its own."""
     policy_version: int
     deadline: float
 
@@ -53,10 +58,19 @@ class RolloutReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutVerified:
-    """Record: received → verified."""
+    """Record: received → verified, with the reward of the episode that it ended or with what was answered to it; with
+    neither where the scorer failed on an evaluation."""
 
     rollout_id: str
-    reward: float
+    reward: float | None
+    observation_ids: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsEvaluated:
+    """Record: verified → evaluated, for all turns of one episode of an evaluation."""
+
+    rollout_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +118,7 @@ Record = (
     | RolloutsLeased
     | RolloutReceived
     | RolloutVerified
+    | RolloutsEvaluated
     | RolloutsDropped
     | StepPlanned
     | StepTrained
@@ -120,12 +135,16 @@ class PrepareGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLease:
-    """Action: send the work to the node. `deadline_s` is relative to now."""
+    """Action: send the work to the node. `deadline_s` is relative to now.
+
+    The prompt of turn 0 is the group's; that of a later turn is the whole conversation so far of its one index.
+    """
 
     node_id: str
     lease_id: int
     group_id: int
     indices: tuple[int, ...]
+    turn: int = 0
     seed: int
     policy_version: int
     deadline_s: float
@@ -158,7 +177,7 @@ class LookUpReceipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRollout:
-    """Action: verify and score a committed rollout, then answer RolloutScored or RolloutRejected."""
+    """Action: verify and score a committed rollout, then answer RolloutScored, RolloutContinued or RolloutRejected."""
 
     rollout_id: str
 
@@ -185,8 +204,15 @@ class AnnounceVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationDone:
+    """Action: every episode of this version's evaluation has ended; its figures can be read from the store."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRun:
-    """Action: the last step is trained and published; nothing more is leased."""
+    """Action: the last step is trained and published; nothing more is leased for training."""
 
 
 Action = (
@@ -199,6 +225,7 @@ Action = (
     | TrainStep
     | PublishVersion
     | AnnounceVersion
+    | EvaluationDone
     | FinishRun
 )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from echo_hub.core.payload import RolloutPayload
 from echo_shared.messages import DropReason
 
@@ -56,10 +59,19 @@ class RolloutArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutScored:
-    """The rollout passed verification and has its reward."""
+    """The rollout passed verification and has its reward: its episode has ended."""
 
     rollout_id: str
     reward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutContinued:
+    """The rollout passed verification and the environment has answered it: its episode goes on. `observation_ids` are
+    all tokens between this turn and the next, not read here; they go into the record that is committed."""
+
+    rollout_id: str
+    observation_ids: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +81,8 @@ class RolloutRejected:
     rollout_id: str
     reason: DropReason
     detail: str
+    killed_scorer: bool = False
+    """It could not be scored because it ended the process that scored it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +124,21 @@ class VersionPublished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationWanted:
+    """This version is to be evaluated by nodes; they can fetch it. EvaluationDone follows. After a restart it is
+    wanted again."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationAbandoned:
+    """Nobody waits for this version's evaluation by nodes any more."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed: deadlines are looked at."""
 
@@ -121,11 +150,14 @@ Event = (
     | GroupPrepared
     | RolloutArrived
     | RolloutScored
+    | RolloutContinued
     | RolloutRejected
     | LeaseGivenBack
     | LearnerReady
     | LearnerLost
     | StepDone
     | VersionPublished
+    | EvaluationWanted
+    | EvaluationAbandoned
     | Tick
 )

@@ -2,17 +2,21 @@
 
 A node is *ready* when it has room for a whole group. One whose capacity is smaller than a group is ready when half of
 its capacity is free, so that it works on one half while the other travels. Waiting for that much room keeps groups
-together: a slot that is filled the moment it is free would make every lease one rollout long.
+together: a slot that is filled the moment it is free would make every lease one rollout long. In a multi-turn run most
+leases are that long anyway, and a node is ready as soon as it has room for one.
 
 Among the ready ones the node that holds the smallest share of its capacity is next, then the one that waited longest,
 then the smallest id. Rollouts past their deadline do not take up capacity, for the node may have lost them; but they
 count in that share, so a node that is slow or silent comes after those that answer.
 
-Trust is lost in two ways, and restored when one of the node's rollouts is verified; the hub itself is exempt:
+Trust is lost in three ways, and restored when one of the node's rollouts is verified; the hub itself is exempt:
 - *silent*: a rollout of it passed its deadline. Then it holds at most one group in flight. Each time that all it holds
   is overdue it also rests, first not at all, then for `SILENT_RESTS` deadlines;
 - *failing*: it gave work back, or sent something invalid. Then it rests, for 1 s to 60 s, twice as long each time. What
-  fails while it rests already is part of the same failure.
+  fails while it rests already is part of the same failure;
+- *deadly*: what it sent ended processes for scoring, in different groups, so that no problem alone is at fault. Then it
+  rests likewise; but one verified rollout makes up for no more than `FORGIVEN_BY_ONE` of a death, for whoever sends
+  completions that end processes may send good ones as well.
 A resting node is no candidate, whatever it reports.
 """
 
@@ -29,6 +33,7 @@ _Place = tuple[float, int, str]
 
 FIRST_REST_S: Final = 1.0
 MAX_REST_S: Final = 60.0
+FORGIVEN_BY_ONE: Final = 1 / 32
 SILENT_RESTS: Final = (0.0, 4.0, 16.0)
 """In deadlines, after the first, the second and every further time. A node on trial holds up a group for a deadline:
 with these it costs the run little, and a node that only lost its work once is asked again at once."""
@@ -48,6 +53,10 @@ class Node:
     silent: bool = False
     num_silences: int = 0
     num_failures: int = 0
+    deaths: float = 0.0
+    """Processes for scoring that it ended, less what is forgiven."""
+    deadly_group: int | None = None
+    """The group of the last of them."""
     rests_until: float | None = None
     """None = it does not rest."""
     last_lease_id: int = 0
@@ -115,11 +124,27 @@ class Fleet:
             self._rest(node, now + min(MAX_REST_S, FIRST_REST_S * 2.0 ** min(node.num_failures, 32)))
             node.num_failures += 1
 
+    def kill_scorer(self, node_id: str, group_id: int, now: float) -> None:
+        """What it sent for this group ended a process for scoring."""
+        node = self._nodes.get(node_id)
+        if node is None or node_id == HUB_NODE_ID:
+            return
+        recurs = node.deadly_group not in (None, group_id)
+        node.deadly_group = group_id
+        if recurs and node.rests_until is None:
+            node.deaths += 1
+            self._rest(node, now + min(MAX_REST_S, FIRST_REST_S * 2.0 ** (min(node.deaths, 32) - 1)))
+
     def trust(self, node_id: str) -> None:
         """A rollout of it is verified: what it did before is forgiven."""
         node = self._nodes.get(node_id)
-        if node is not None and (node.silent or node.num_failures):
-            node.silent, node.num_silences, node.num_failures, node.rests_until = False, 0, 0, None
+        if node is None:
+            return
+        node.deaths = max(0.0, node.deaths - FORGIVEN_BY_ONE)
+        if node.silent or node.num_failures:
+            node.silent, node.num_silences, node.num_failures = False, 0, 0
+            if not node.deaths:
+                node.rests_until = None
             self._update(node)
 
     def wake(self, now: float) -> None:
@@ -200,7 +225,7 @@ class Fleet:
         if bucket != node.bucket:
             self._count(node.bucket, -1)
             self._count(bucket, 1)
-        size = self._settings.group_size
+        size = 1 if self._settings.multi_turn else self._settings.group_size
         ready = bucket is not None and node.free >= (size if node.capacity >= size else (node.capacity + 1) // 2)
         ready = ready and not (node.silent and node.in_flight)
         place = (node.held / node.capacity, node.last_lease_id, node.node_id) if ready else None

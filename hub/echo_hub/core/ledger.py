@@ -1,10 +1,13 @@
 """The group ledger: every group and rollout that is not final, and every change of a rollout's state.
 
 Invariants, after every call:
-- a leased rollout is in this ledger until it is final, and then never again: leased = trained + dropped + in flight;
+- a leased rollout is in this ledger until it is final, and then never again: leased = trained + evaluated + dropped +
+  in flight;
 - each change of state is recorded and receipted exactly once, here and nowhere else;
-- an index has at most one winner; a group that is complete has nothing leased;
-- `wanting` holds exactly the groups with an index that wants a lease.
+- each turn of an index has at most one winner, and what is leased of an index is its turn in progress;
+- a group that is complete has nothing leased;
+- `wanting` holds exactly the groups of training with an index that wants a lease, `wanting_evaluation` those of
+  evaluations, and `flat` those complete groups that wait and whose rewards are all equal.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
+import numpy as np
+from numpy.typing import NDArray
+
 from echo_hub.core.admission import SortedIds
 from echo_hub.core.effects import (
     GroupDropped,
@@ -20,12 +26,14 @@ from echo_hub.core.effects import (
     RevokeLease,
     RolloutReceived,
     RolloutsDropped,
+    RolloutsEvaluated,
     RolloutsLeased,
     RolloutVerified,
     ScoreRollout,
     StepPlanned,
     StepTrained,
 )
+from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.fleet import Fleet
 from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.outbox import Outbox
@@ -35,7 +43,8 @@ from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
 
 class Ledger:
-    """Groups are *waiting* (open or complete) until a step plans them; `rollouts` holds all that are not final."""
+    """Groups of training are *waiting* (open or complete) until a step plans them; those of evaluations never are.
+    `rollouts` holds all that are not final."""
 
     def __init__(self, *, group_size: int, fleet: Fleet, out: Outbox) -> None:
         self._group_size = group_size
@@ -45,9 +54,12 @@ class Ledger:
         self.rollouts: dict[str, LeasedRollout] = {}
         self.waiting = SortedIds()
         self.complete = SortedIds()
+        self.flat = SortedIds()
         self.wanting = SortedIds()
+        self.wanting_evaluation = SortedIds()
         self.num_leased = 0
         self.num_trained = 0
+        self.num_evaluated = 0
         self.num_dropped: Counter[DropReason] = Counter()
 
     def restore(self, group_id: int, seed: int) -> None:
@@ -58,32 +70,54 @@ class Ledger:
         self.wanting.add(group_id)
 
     def restore_rollout(self, row: RolloutRow) -> LeasedRollout:
-        """A rollout from before a restart, of a group that is restored."""
+        """A rollout from before a restart, of a group that is restored; earlier turns of an episode come first."""
         rollout = LeasedRollout(
-            row.rollout_id, row.lease_id, row.node_id, row.group_id, row.index, row.policy_version, row.state
+            row.rollout_id,
+            row.lease_id,
+            row.node_id,
+            row.group_id,
+            row.index,
+            row.policy_version,
+            row.turn,
+            row.state,
+            row.num_tokens,
+            row.reward,
         )
         group = self.groups[row.group_id]
         slot = group.slots[row.index]
+        group.num_tokens += row.num_tokens
         self.rollouts[row.rollout_id] = rollout
         if row.state is ReceiptState.LEASED:
             slot.leased = (*slot.leased, rollout)
             self._fleet.take(row.node_id, 1, row.lease_id)
+        elif row.state is ReceiptState.VERIFIED and row.reward is None:
+            slot.turns = (*slot.turns, rollout)
         else:
             slot.winner = rollout
-            group.num_verified += row.state is ReceiptState.VERIFIED
+            self._count_end(group, row.state)
         self._want(group, row.index)
-        if group.complete:
-            self.complete.add(group.group_id)
         return rollout
 
     def restore_plan(self, group_ids: Iterable[int]) -> None:
         for group_id in group_ids:
-            self.waiting.discard(group_id)
-            self.complete.discard(group_id)
+            for ids in (self.waiting, self.complete, self.flat):
+                ids.discard(group_id)
 
     def open_group(self, group_id: int, seed: int) -> None:
         self.restore(group_id, seed)
         self._out.record(GroupOpened(group_id=group_id, seed=seed))
+
+    def open_evaluation(self, about: EvaluationGroup, seed: int, *, size: int, ended: set[int]) -> None:
+        """`ended`: the indices whose episodes are evaluated already; not all of them. `ask_for` makes it lease."""
+        slots = [Slot(evaluated=index in ended) for index in range(size)]
+        self.groups[about.group_id] = RolloutGroup(
+            about.group_id, seed, slots, len(ended), pinned_version=about.policy_version, asked_for=False
+        )
+
+    def ask_for(self, group: RolloutGroup) -> None:
+        group.asked_for = True
+        for index in range(len(group.slots)):
+            self._want(group, index)
 
     def lease(self, record: RolloutsLeased) -> None:
         """Books the lease; the caller sends it."""
@@ -96,6 +130,7 @@ class Ledger:
                 record.group_id,
                 index,
                 record.policy_version,
+                record.turn,
             )
             self.rollouts[rollout.rollout_id] = rollout
             group.slots[index].leased = (*group.slots[index].leased, rollout)
@@ -117,9 +152,11 @@ class Ledger:
         slot.failed_on = (*(node for node in slot.failed_on if node != rollout.node_id), rollout.node_id)
 
     def receive(self, rollout: LeasedRollout, payload: RolloutPayload, now: float) -> None:
-        """leased → received: it wins its index, which must have no winner yet."""
+        """leased → received: it wins its index's turn, which must have no winner yet."""
         group = self.groups[rollout.group_id]
         self._end_lease(rollout)
+        rollout.num_tokens = len(payload.completion_ids)
+        group.num_tokens += rollout.num_tokens
         group.slots[rollout.index].winner = rollout
         self._want(group, rollout.index)
         self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
@@ -127,15 +164,50 @@ class Ledger:
         self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
 
     def verify(self, rollout: LeasedRollout, reward: float) -> None:
-        """received → verified. The last one completes its group, which is then wanted from nobody any more."""
+        """received → verified, and its episode has ended. The last one completes its group, which is then wanted from
+        nobody any more."""
         self._out.record(RolloutVerified(rollout_id=rollout.rollout_id, reward=reward))
+        self._move(rollout, ReceiptState.VERIFIED)
+        rollout.reward = reward
+        self._fleet.trust(rollout.node_id)
+        group = self.groups[rollout.group_id]
+        self._count_end(group, rollout.state)
+        if group.complete:
+            self.revoke(group.still_leased, DropReason.EXPIRED)
+
+    def evaluate(self, rollout: LeasedRollout, reward: float | None) -> None:
+        """received → verified → evaluated, with the turns before it: an episode of an evaluation has ended."""
+        self._out.record(RolloutVerified(rollout_id=rollout.rollout_id, reward=reward))
+        self._move(rollout, ReceiptState.VERIFIED)
+        if reward is not None:
+            self._fleet.trust(rollout.node_id)
+        group = self.groups[rollout.group_id]
+        slot = group.slots[rollout.index]
+        turns = slot.received
+        self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
+        self.num_evaluated += len(turns)
+        for turn in turns:
+            self._move(self.rollouts.pop(turn.rollout_id), ReceiptState.EVALUATED)
+        slot.turns, slot.winner, slot.evaluated = (), None, True
+        group.num_ended += 1
+        if group.complete:
+            self.revoke(group.still_leased, DropReason.EXPIRED)
+            self._forget(group.group_id)
+
+    def go_on(self, rollout: LeasedRollout, observation_ids: NDArray[np.int32]) -> None:
+        """received → verified, and the environment has answered: the episode's next turn wants a lease."""
+        self._out.record(RolloutVerified(rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids))
         self._move(rollout, ReceiptState.VERIFIED)
         self._fleet.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
-        group.num_verified += 1
-        if group.complete:
-            self.complete.add(group.group_id)
-            self.revoke(group.still_leased, DropReason.EXPIRED)
+        slot = group.slots[rollout.index]
+        if rollout.turn:
+            self.revoke(slot.leased, DropReason.EXPIRED)
+        else:  # Other indices of a first turn's lease may still be wanted.
+            self.drop(slot.leased, DropReason.EXPIRED)
+        slot.turns, slot.winner = (*slot.turns, rollout), None
+        slot.failed_on, slot.scorer_failures, slot.num_returns = (), 0, 0
+        self._want(group, rollout.index)
 
     def drop(self, rollouts: Iterable[LeasedRollout], reason: DropReason, detail: str = "") -> None:
         """Any state → dropped. An index that loses its last rollout wants a lease again."""
@@ -151,8 +223,7 @@ class Ledger:
             if rollout.state is ReceiptState.LEASED:
                 self._end_lease(rollout)
             else:
-                group.slots[rollout.index].winner = None
-                group.num_verified -= rollout.state is ReceiptState.VERIFIED
+                self._forget_turn(group, rollout)
             self._want(group, rollout.index)
             self._move(rollout, ReceiptState.DROPPED, reason)
 
@@ -165,15 +236,16 @@ class Ledger:
 
     def drop_group(self, group: RolloutGroup, reason: DropReason) -> None:
         """The whole group, whatever state it is in, and with it what nodes still hold of it."""
-        self.drop(group.winners, reason)
+        self.drop(group.received, reason)
         self.revoke(group.still_leased, reason)
         self._forget(group.group_id)
-        self._out.record(GroupDropped(group_id=group.group_id, reason=reason))
+        if group.pinned_version is None:
+            self._out.record(GroupDropped(group_id=group.group_id, reason=reason))
 
     def plan(self, step: int, group_ids: tuple[int, ...], now: float) -> StepRow:
         """Writes down the batch of `step`; its groups, all complete, leave the queue."""
         groups = [self.groups[group_id] for group_id in group_ids]
-        ids = tuple(rollout.rollout_id for group in groups for rollout in group.winners)
+        ids = tuple(rollout.rollout_id for group in groups for rollout in group.received)
         ages = tuple(step - 1 - (group.oldest_version or 0) for group in groups)
         self._out.record(StepPlanned(step=step, group_ids=group_ids, rollout_ids=ids, staleness=ages, planned_at=now))
         self.restore_plan(group_ids)
@@ -191,8 +263,26 @@ class Ledger:
 
     def _forget(self, group_id: int) -> None:
         del self.groups[group_id]
-        for ids in (self.waiting, self.complete, self.wanting):
+        for ids in (self.waiting, self.complete, self.flat, self.wanting, self.wanting_evaluation):
             ids.discard(group_id)
+
+    def _forget_turn(self, group: RolloutGroup, rollout: LeasedRollout) -> None:
+        """Of a received rollout: the turn in progress, or any when the whole group is dropped."""
+        slot = group.slots[rollout.index]
+        group.num_tokens -= rollout.num_tokens
+        if slot.winner is rollout:
+            slot.winner = None
+            group.num_ended -= rollout.state is ReceiptState.VERIFIED
+        else:
+            slot.turns = tuple(other for other in slot.turns if other is not rollout)
+
+    def _count_end(self, group: RolloutGroup, state: ReceiptState) -> None:
+        """A slot has its winner: its episode has ended once that is verified."""
+        group.num_ended += state is ReceiptState.VERIFIED
+        if group.complete:
+            self.complete.add(group.group_id)
+            if not group.has_advantage:
+                self.flat.add(group.group_id)
 
     def _end_lease(self, rollout: LeasedRollout) -> None:
         slot = self.groups[rollout.group_id].slots[rollout.index]
@@ -205,10 +295,11 @@ class Ledger:
 
     def _want(self, group: RolloutGroup, index: int) -> None:
         """Keeps `unleased` and `wanting` true to the slot."""
-        if group.slots[index].wants_lease:
+        wanting = self.wanting if group.pinned_version is None else self.wanting_evaluation
+        if group.asked_for and group.slots[index].wants_lease:
             group.unleased.add(index)
-            self.wanting.add(group.group_id)
+            wanting.add(group.group_id)
         else:
             group.unleased.discard(index)
             if not group.unleased:
-                self.wanting.discard(group.group_id)
+                wanting.discard(group.group_id)

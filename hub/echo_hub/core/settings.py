@@ -23,6 +23,18 @@ class CoordinatorSettings:
     deadline_s: float
     max_staleness: int = 0
     publish_every: int = 1
+    multi_turn: bool = False
+    """Episodes may have several turns."""
+    dynamic_sampling: bool = False
+    """A group whose rewards are all equal is dropped and another is sampled in its place."""
+    tokens_per_step: int = 0
+    """A step takes groups until they have so many drawn tokens, and no further ones; 0 = groups_per_step of them."""
+    run_seed: int = 0
+    """What the draws of evaluations are derived from; groups of training come with their seeds."""
+    evaluation_problems: int = 0
+    """Held-out problems that nodes evaluate versions on; 0 = nodes evaluate nothing."""
+    evaluation_samples: int = 0
+    """Completions of each of them at the run's temperature, beside the greedy one."""
 
     @property
     def staleness_bound(self) -> int:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from echo_shared.messages import ReceiptState
+
+RECENT_STEPS: Final = 8
+"""Over how many steps the number of groups that a step takes is averaged, where it varies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +20,13 @@ class RolloutRow:
     node_id: str
     group_id: int
     index: int
+    turn: int = 0
     policy_version: int
     deadline: float
     state: ReceiptState
+    num_tokens: int = 0
     reward: float | None
+    """Verified and None: a turn that the environment has answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +54,19 @@ class Snapshot:
     next_lease_id: int = 1
     groups: tuple[GroupRow, ...] = ()
     rollouts: tuple[RolloutRow, ...] = ()
+    """In the order of their leases, and so of their turns."""
+    newest_planned_group: int = -1
+    """The youngest group in any step's batch; -1 = none."""
+    flat_groups: tuple[int, ...] = ()
+    """Groups younger than that one that were dropped because all their rewards were equal."""
     trained_steps: int = 0
     """Steps recorded as trained."""
     planned: StepRow | None = None
     """The step after `trained_steps`, if its batch was already written."""
+    batch_sizes: tuple[int, ...] = ()
+    """How many groups each of the newest `RECENT_STEPS` steps has in its batch, in order."""
     published_version: int = 0
     replayable: frozenset[int] = frozenset()
     """Trained steps whose payloads are still in the store: a learner with an older checkpoint repeats them."""
+    evaluated: frozenset[tuple[int, int]] = frozenset()
+    """Group and index of the ended episodes of evaluations whose result is not recorded yet."""

@@ -35,6 +35,7 @@ class CoordinatorStatus:
     """Rollouts leased to each node and not yet received."""
     leased_since_start: int
     trained_since_start: int
+    evaluated_since_start: int
     dropped_since_start: Mapping[DropReason, int]
     finished: bool
 

@@ -7,20 +7,37 @@
 
 A step is written before it is trained and counted once: a learner that comes back with the planned step already in its
 checkpoint has trained it, one that comes back without it gets the very same batch again.
+
+Which groups a step takes:
+- `groups_per_step` complete ones, oldest first;
+- with `tokens_per_step`, fewer: no more once they have so many drawn tokens (C3PO of Ring-lite, arXiv 2506.14731);
+- with `dynamic_sampling`, those whose rewards are not all equal (DAPO, arXiv 2503.14476, section 3.2). The others are
+  *flat*: they are dropped, and others opened in their place. After `MAX_FLAT_BATCHES` batches of flat groups younger
+  than any step's, flat ones are kept and trained as they are, so that a task with all or nothing solved goes on.
+In co-located and sequential mode all this follows from the groups alone, whatever order they are completed in: groups
+are judged in their order, and a step is planned once as many as it is expected to take are complete, those opened in
+place of dropped ones among them. What it leaves is dropped as stale.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from math import ceil
+from statistics import fmean
+from typing import Final
 
-from echo_hub.core.admission import oldest_useful_version
+from echo_hub.core.admission import Outlook, oldest_useful_version
 from echo_hub.core.effects import AnnounceVersion, PublishVersion, TrainStep, VersionRecorded
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import Snapshot
+from echo_hub.core.snapshot import RECENT_STEPS, Snapshot
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason
+
+MAX_FLAT_BATCHES: Final = 4
+"""`groups_per_step` times this many flat groups are dropped for the sake of one step."""
 
 
 class Training:
@@ -31,6 +48,9 @@ class Training:
         self._ledger = ledger
         self._out = out
         self._replayable = set(snapshot.replayable)
+        self._newest_planned_group = snapshot.newest_planned_group
+        self._flat_groups = list(snapshot.flat_groups)
+        self._batch_sizes = deque(snapshot.batch_sizes, RECENT_STEPS)
         self.trained_steps = snapshot.trained_steps
         self.planned = snapshot.planned
         self.published_version = snapshot.published_version
@@ -54,6 +74,32 @@ class Training:
         """The last step is trained, and the last version that is due is published."""
         steps_done = self.planned is None and self.trained_steps >= self._settings.steps
         return steps_done and self.published_version >= self._settings.newest_due_version(self.trained_steps)
+
+    @property
+    def outlook(self) -> Outlook:
+        """Where batches vary: what steps took on average of late. Before the first, the next one gets all that it may
+        take, and nothing is opened for later ones."""
+        usual = self._settings.groups_per_step
+        if self._settings.tokens_per_step:
+            usual = ceil(fmean(self._batch_sizes)) if self._batch_sizes else 0
+        return Outlook(next_step=self.next_step, next_batch=self._next_batch(usual), later_batches=usual)
+
+    def _next_batch(self, usual: int) -> int:
+        """How many groups the next step is expected to take, to judge by those that are complete."""
+        expected, budget = usual or self._settings.groups_per_step, self._settings.tokens_per_step
+        while expected < self._settings.groups_per_step:
+            if not self._first_are_complete(expected):
+                return expected
+            tokens = sum(self._ledger.groups[group_id].num_tokens for group_id in self._ledger.complete.first(expected))
+            if tokens >= budget:
+                return expected
+            expected += ceil((budget - tokens) * expected / tokens)
+        return self._settings.groups_per_step
+
+    def _first_are_complete(self, count: int) -> bool:
+        """Whether so many groups wait, and the oldest `count` of them are complete."""
+        waiting, complete = self._ledger.waiting, self._ledger.complete
+        return min(len(waiting), len(complete)) >= count and waiting[count - 1] == complete[count - 1]
 
     def learner_ready(self, policy_version: int, now: float) -> None:
         """Raises LocalProtocolError when checkpoint and store cannot be of one run."""
@@ -93,6 +139,8 @@ class Training:
 
     def advance(self, now: float) -> None:
         """Gives an idle learner its next step, if there is one."""
+        if self._settings.dynamic_sampling:
+            self._drop_flat_groups()
         if self.learner_version is None or self.training is not None:
             return
         if self.learner_version < self.trained_steps:
@@ -105,7 +153,7 @@ class Training:
 
     def sweep(self) -> None:
         """Drops waiting groups whose oldest rollout exceeds the bound at the next step, and leases that would."""
-        oldest = oldest_useful_version(self._settings, next_step=self.next_step)
+        oldest = oldest_useful_version(self._settings, self.next_step)
         for group_id in self._ledger.waiting.first(len(self._ledger.waiting)):
             group = self._ledger.groups[group_id]
             if group.oldest_version is not None and group.oldest_version < oldest:
@@ -114,16 +162,43 @@ class Training:
                 late = [rollout for rollout in group.still_leased if rollout.policy_version < oldest]
                 self._ledger.revoke(late, DropReason.REVOKED)
 
+    def _drop_flat_groups(self) -> None:
+        flat, most = self._ledger.flat, MAX_FLAT_BATCHES * self._settings.groups_per_step
+        while len(flat) and len(self._flat_groups) < most:
+            group_id = flat[0]
+            older = self._ledger.waiting.position(group_id)
+            if self._settings.mode != "async" and older != self._ledger.complete.position(group_id):
+                return  # An older one is still open.
+            self._ledger.drop_group(self._ledger.groups[group_id], DropReason.NO_ADVANTAGE)
+            if group_id > self._newest_planned_group:
+                self._flat_groups.append(group_id)
+
     def _plan(self, now: float) -> None:
-        batch = self._settings.groups_per_step
-        if len(self._ledger.complete) < batch:
+        if not self._batch():
             return
         self.sweep()
-        if len(self._ledger.complete) < batch:
+        batch = self._batch()
+        if not batch:
             return
-        self.planned = self._ledger.plan(self.trained_steps + 1, self._ledger.complete.first(batch), now)
+        self.planned = self._ledger.plan(self.trained_steps + 1, batch, now)
+        self._batch_sizes.append(len(batch))
+        self._newest_planned_group = max(self._newest_planned_group, batch[-1])
+        self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]
         # The version at which the step after this one consumes is certain from here on: give up what cannot make it.
         self.sweep()
+
+    def _batch(self) -> tuple[int, ...]:
+        """The groups of the next step, oldest first; none while there are not enough."""
+        complete, most, budget = self._ledger.complete, self._settings.groups_per_step, self._settings.tokens_per_step
+        if self._settings.mode != "async" and not self._first_are_complete(self.outlook.next_batch):
+            return ()
+        if budget:
+            tokens = 0
+            for position in range(min(most, len(complete))):
+                tokens += self._ledger.groups[complete[position]].num_tokens
+                if tokens >= budget:
+                    return complete.first(position + 1)
+        return complete.first(most) if len(complete) >= most else ()
 
     def _train(self, step: int) -> None:
         self.training = step

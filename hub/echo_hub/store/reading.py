@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import groupby, islice
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, func, or_, select, tuple_
 
+from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot, StepRow
-from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
+from echo_hub.core.snapshot import RECENT_STEPS, GroupRow, RolloutRow, Snapshot, StepRow
+from echo_hub.store.tables import evaluations, groups, payloads, rollouts, steps, versions
 from echo_hub.store.writing import key_of
 from echo_shared.errors import StorageError
 from echo_shared.messages import MAX_GROUP_SIZE, DropReason, FinishReason, Receipt, ReceiptState, rollout_id
+
+_Key = TypeVar("_Key")
 
 _UNFINISHED = (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.VERIFIED)
 _WITH_PAYLOAD = and_(payloads.c.lease_id == rollouts.c.lease_id, payloads.c.index == rollouts.c.index)
 
 _KEYS_A_QUERY: Final = 1_000
-"""Far below what either database takes as parameters of one statement: two a key."""
+"""Far below what either database takes as parameters of one statement: one or two a key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredTurn:
+    """A turn that the environment has answered: the drawn ids, and all ids from there to the next turn."""
+
+    completion_ids: NDArray[np.int32]
+    observation_ids: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +42,30 @@ class StoredPayload:
 
     rollout_id: str
     group_id: int
+    earlier_turns: tuple[AnsweredTurn, ...]
+    """Of its episode, in order."""
     payload: RolloutPayload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRollout:
-    """One rollout of a step's batch: ids and behaviour logprobs (nats), both [T], and its reward."""
+class BatchTurn:
+    """One rollout of a step's batch: ids and behaviour logprobs (nats), both [T], and what the environment answered."""
 
     rollout_id: str
     node_id: str
     policy_version: int
     completion_ids: NDArray[np.int32]
     behavior_logprobs: NDArray[np.float32]
+    observation_ids: NDArray[np.int32]
+    """Empty after the last turn."""
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEpisode:
+    """One index of a group: its turns in order, one or more, and its reward."""
+
+    turns: tuple[BatchTurn, ...]
     reward: float
 
 
@@ -51,8 +75,25 @@ class BatchGroup:
 
     group_id: int
     seed: int
-    rollouts: tuple[BatchRollout, ...]
+    episodes: tuple[BatchEpisode, ...]
     """In the order of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedEpisode:
+    """One ended episode of an evaluation by nodes."""
+
+    about: EvaluationGroup
+    num_tokens: int
+    """Drawn, over all turns."""
+    truncated: bool
+    """Any of its turns was cut off by length."""
+    reward: float | None
+    """None: the scorer failed."""
+    leased_at: float
+    """The first turn."""
+    received_at: float
+    """The last turn."""
 
 
 def read_snapshot(connection: Connection) -> Snapshot:
@@ -67,6 +108,16 @@ def read_snapshot(connection: Connection) -> Snapshot:
         select(steps.c.step, steps.c.group_ids, steps.c.rollout_ids).where(steps.c.step == trained + 1)
     ).one_or_none()
     kept = connection.scalars(select(steps.c.step).where(steps.c.trained_at.is_not(None), steps.c.pruned.is_(False)))
+    newest_planned = connection.execute(
+        select(func.coalesce(func.max(groups.c.group_id), -1)).where(groups.c.step.is_not(None))
+    ).scalar_one()
+    flat_groups = connection.scalars(
+        select(groups.c.group_id)
+        .where(groups.c.drop_reason == DropReason.NO_ADVANTAGE)
+        .where(groups.c.group_id > newest_planned)
+        .order_by(groups.c.group_id)
+    )
+    batch_sizes = connection.scalars(select(steps.c.num_groups).order_by(steps.c.step.desc()).limit(RECENT_STEPS)).all()
     newest_group = connection.scalar(select(func.max(groups.c.group_id)))
     newest_lease = connection.scalar(select(func.max(rollouts.c.lease_id)))
     return Snapshot(
@@ -74,11 +125,29 @@ def read_snapshot(connection: Connection) -> Snapshot:
         next_lease_id=1 if newest_lease is None else newest_lease + 1,
         groups=tuple(GroupRow(group_id=row.group_id, seed=row.seed) for row in open_groups),
         rollouts=_unfinished(connection),
+        newest_planned_group=newest_planned,
+        flat_groups=tuple(flat_groups),
         trained_steps=trained,
         planned=planned
         and StepRow(step=planned.step, group_ids=tuple(planned.group_ids), rollout_ids=tuple(planned.rollout_ids)),
+        batch_sizes=tuple(reversed(batch_sizes)),
         published_version=connection.scalar(select(func.max(versions.c.policy_version))) or 0,
         replayable=frozenset(kept),
+        evaluated=_evaluated(connection),
+    )
+
+
+def _evaluated(connection: Connection) -> frozenset[tuple[int, int]]:
+    recorded = set(connection.scalars(select(evaluations.c.policy_version)))
+    rows = connection.execute(
+        select(rollouts.c.group_id, rollouts.c.index.label("at"))
+        .where(rollouts.c.state == ReceiptState.EVALUATED)
+        .distinct()
+    )
+    return frozenset(
+        (row.group_id, row.at)
+        for row in rows
+        if (about := EvaluationGroup.of(row.group_id)) is not None and about.policy_version not in recorded
     )
 
 
@@ -89,9 +158,11 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             rollouts.c.index.label("at"),
             rollouts.c.node_id,
             rollouts.c.group_id,
+            rollouts.c.turn,
             rollouts.c.policy_version,
             rollouts.c.deadline,
             rollouts.c.state,
+            rollouts.c.num_tokens,
             rollouts.c.reward,
         )
         .where(rollouts.c.state.in_(_UNFINISHED))
@@ -104,9 +175,11 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             node_id=row.node_id,
             group_id=row.group_id,
             index=row.at,
+            turn=row.turn,
             policy_version=row.policy_version,
             deadline=row.deadline,
             state=ReceiptState(row.state),
+            num_tokens=row.num_tokens or 0,
             reward=row.reward,
         )
         for row in rows
@@ -116,25 +189,29 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
 def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[StoredPayload]:
     """In the order asked for; those that are not there any more are left out."""
     keys = [key_of(wanted) for wanted in rollout_ids]
-    rows = connection.execute(
-        select(
-            payloads.c.lease_id,
-            payloads.c.index.label("at"),
-            payloads.c.completion_ids,
-            payloads.c.behavior_logprobs,
-            payloads.c.finish_reason,
-            payloads.c.sampling_s,
-            rollouts.c.group_id,
-        )
-        .join_from(payloads, rollouts, _WITH_PAYLOAD)
-        .where(payloads.c.lease_id.in_({lease_id for lease_id, _ in keys}))
-    )
+    query = select(
+        payloads.c.lease_id,
+        payloads.c.index.label("at"),
+        payloads.c.completion_ids,
+        payloads.c.behavior_logprobs,
+        payloads.c.finish_reason,
+        payloads.c.sampling_s,
+        rollouts.c.group_id,
+        rollouts.c.turn,
+    ).join_from(payloads, rollouts, _WITH_PAYLOAD)
+    rows = [
+        row
+        for lease_ids in _in_parts({lease_id for lease_id, _ in keys})
+        for row in connection.execute(query.where(payloads.c.lease_id.in_(lease_ids)))
+    ]
+    earlier = read_turns(connection, {(row.group_id, row.at) for row in rows if row.turn})
     found = {
         (row.lease_id, row.at): StoredPayload(
             rollout_id=rollout_id(row.lease_id, row.at),
             group_id=row.group_id,
+            earlier_turns=earlier.get((row.group_id, row.at), ()) if row.turn else (),
             payload=RolloutPayload(
-                completion_ids=np.frombuffer(row.completion_ids, dtype="<i4"),
+                completion_ids=_ids(row.completion_ids),
                 behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
                 finish_reason=FinishReason(row.finish_reason),
                 sampling_s=row.sampling_s,
@@ -143,6 +220,44 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
         for row in rows
     }
     return [found[key] for key in keys if key in found]
+
+
+def read_turns(
+    connection: Connection, episodes: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
+    """The answered turns of unfinished episodes (group id, index), in order; nothing for those that have none."""
+    query = (
+        select(
+            rollouts.c.group_id,
+            rollouts.c.index.label("at"),
+            rollouts.c.state,
+            payloads.c.completion_ids,
+            payloads.c.observation_ids,
+        )
+        .join_from(rollouts, payloads, _WITH_PAYLOAD)
+        .where(payloads.c.observation_ids.is_not(None))
+        .order_by(rollouts.c.turn)
+    )
+    turns: dict[tuple[int, int], tuple[AnsweredTurn, ...]] = {}
+    for group_ids in _in_parts({group_id for group_id, _ in episodes}):
+        for row in connection.execute(query.where(rollouts.c.group_id.in_(group_ids))):
+            episode = (row.group_id, row.at)
+            # The state is not in the query: SQLite would walk all that is verified instead of the groups.
+            if episode in episodes and row.state == ReceiptState.VERIFIED:
+                turn = AnsweredTurn(completion_ids=_ids(row.completion_ids), observation_ids=_ids(row.observation_ids))
+                turns[episode] = (*turns.get(episode, ()), turn)
+    return turns
+
+
+def _in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
+    """Each as much as one query asks for."""
+    rest = iter(keys)
+    while part := list(islice(rest, _KEYS_A_QUERY)):
+        yield part
+
+
+def _ids(stored: bytes | None) -> NDArray[np.int32]:
+    return np.frombuffer(stored or b"", dtype="<i4")
 
 
 def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
@@ -166,38 +281,84 @@ def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
             rollouts.c.reward,
             payloads.c.completion_ids,
             payloads.c.behavior_logprobs,
+            payloads.c.observation_ids,
+            payloads.c.finish_reason,
         )
         .join_from(rollouts, payloads, _WITH_PAYLOAD)
         .where(rollouts.c.group_id.in_(batch.group_ids))
     )
     found = {rollout_id(row.lease_id, row.at): row for row in rows}
-    by_group: dict[int, list[BatchRollout]] = {group_id: [] for group_id in batch.group_ids}
-    for wanted in batch.rollout_ids:
-        row = found[wanted]
-        by_group[row.group_id].append(
-            BatchRollout(
-                rollout_id=wanted,
-                node_id=row.node_id,
-                policy_version=row.policy_version,
-                completion_ids=np.frombuffer(row.completion_ids, dtype="<i4"),
-                behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
-                reward=row.reward,
-            )
-        )
+    in_order = [(wanted, found[wanted]) for wanted in batch.rollout_ids]
     seeds = connection.execute(select(groups.c.group_id, groups.c.seed).where(groups.c.group_id.in_(batch.group_ids)))
     seed_of = {row.group_id: row.seed for row in seeds}
     return [
-        BatchGroup(group_id=group_id, seed=seed_of[group_id], rollouts=tuple(of_group))
-        for group_id, of_group in by_group.items()
+        BatchGroup(
+            group_id=group_id,
+            seed=seed_of[group_id],
+            episodes=tuple(
+                _episode(list(turns)) for _, turns in groupby(of_group, key=lambda wanted_row: wanted_row[1].at)
+            ),
+        )
+        for group_id, of_group in groupby(in_order, key=lambda wanted_row: wanted_row[1].group_id)
     ]
+
+
+def _episode(rows: Sequence[tuple[str, Any]]) -> BatchEpisode:
+    turns = tuple(
+        BatchTurn(
+            rollout_id=name,
+            node_id=row.node_id,
+            policy_version=row.policy_version,
+            completion_ids=_ids(row.completion_ids),
+            behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
+            observation_ids=_ids(row.observation_ids),
+            finish_reason=FinishReason(row.finish_reason),
+        )
+        for name, row in rows
+    )
+    return BatchEpisode(turns=turns, reward=rows[-1][1].reward)
+
+
+def read_evaluated(connection: Connection, policy_version: int) -> list[EvaluatedEpisode]:
+    """In the order of groups and indices."""
+    ids = evaluation_ids(policy_version)
+    rows = connection.execute(
+        select(
+            rollouts.c.group_id,
+            rollouts.c.index.label("at"),
+            rollouts.c.num_tokens,
+            rollouts.c.reward,
+            rollouts.c.leased_at,
+            rollouts.c.received_at,
+            payloads.c.finish_reason,
+        )
+        .join_from(rollouts, payloads, _WITH_PAYLOAD)
+        .where(rollouts.c.group_id.between(ids[0], ids[-1]), rollouts.c.state == ReceiptState.EVALUATED)
+        .order_by(rollouts.c.group_id, rollouts.c.index, rollouts.c.turn)
+    )
+    episodes = []
+    for (group_id, _), of_episode in groupby(rows, key=lambda row: (row.group_id, row.at)):
+        turns, about = list(of_episode), EvaluationGroup.of(group_id)
+        assert about is not None
+        episodes.append(
+            EvaluatedEpisode(
+                about=about,
+                num_tokens=sum(turn.num_tokens for turn in turns),
+                truncated=any(turn.finish_reason == FinishReason.LENGTH for turn in turns),
+                reward=turns[-1].reward,
+                leased_at=turns[0].leased_at,
+                received_at=turns[-1].received_at,
+            )
+        )
+    return episodes
 
 
 def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) -> list[Receipt]:
     """What became of each of these, in the order asked for, for their own node; dropped as invalid for others, and
     for ids never leased."""
-    keys = list({key for wanted in asked if (key := _possible_key(wanted)) is not None})
+    keys = {key for wanted in asked if (key := _possible_key(wanted)) is not None}
     found: dict[str, Receipt] = {}
-    for start in range(0, len(keys), _KEYS_A_QUERY):
+    for part in _in_parts(keys):
         rows = connection.execute(
             select(
                 rollouts.c.lease_id,
@@ -205,7 +366,7 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
                 rollouts.c.node_id,
                 rollouts.c.state,
                 rollouts.c.drop_reason,
-            ).where(tuple_(rollouts.c.lease_id, rollouts.c.index).in_(keys[start : start + _KEYS_A_QUERY]))
+            ).where(tuple_(rollouts.c.lease_id, rollouts.c.index).in_(part))
         )
         for row in rows:
             if row.node_id != node_id:  # Not in the query: SQLite would walk the node's index instead of the key's.

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import fmean
-from typing import Literal
+from typing import Any
 
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import Connection, Row, func, select
 
-from echo_hub.store.tables import evaluations, fetches, nodes, rollouts, steps, versions
+from echo_hub.store.tables import evaluations, fetch_tallies, fetches, nodes, rollouts, steps, tallies, versions
+from echo_hub.store.tallies import (
+    EVALUATED,
+    TRAINED,
+    TRANSPORTS,
+    Transport,
+    bytes_by_transport,
+    dropped_so_far,
+    main_transport,
+)
 from echo_shared.messages import DropReason, ReceiptState
-
-Transport = Literal["swarm", "web_seed"]
-
-_TRANSPORT = case((fetches.c.swarm_bytes >= fetches.c.web_seed_bytes, "swarm"), else_="web_seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +36,9 @@ class NodeTotals:
     last_seen: float
     trained_rollouts: int
     trained_tokens: int
+    evaluated_rollouts: int
     share: float
-    """Of all trained rollouts; 0..1."""
+    """Of all rollouts that were trained on or evaluated; 0..1."""
     received: int
     """Rollouts that came in, whatever became of them."""
     dropped: int
@@ -52,6 +60,10 @@ class Accounting:
     @property
     def trained(self) -> int:
         return self.by_state.get(ReceiptState.TRAINED, 0)
+
+    @property
+    def evaluated(self) -> int:
+        return self.by_state.get(ReceiptState.EVALUATED, 0)
 
     @property
     def dropped(self) -> int:
@@ -81,6 +93,8 @@ class StepRecord:
     staleness_max: int
     metrics: Mapping[str, float]
     """The learner's; empty when the hub died before it heard of them."""
+    dropped: Mapping[str, int]
+    """Rollouts dropped before the step was trained, from the first day on, by reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,38 +110,67 @@ class VersionRecord:
     """Of each of these fetches, ascending."""
 
 
+class EvaluationKind(StrEnum):
+    GREEDY = "greedy"
+    """The most likely completion, token by token."""
+    SAMPLED = "sampled"
+    """Several at the run's temperature."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Greedy accuracy on the held-out problems."""
+    """How one version does on the held-out problems, all completions by exactly this version."""
 
     policy_version: int
-    accuracy: float
+    kind: EvaluationKind
     num_problems: int
+    """Those with a scored completion."""
+    samples: int
+    """Completions of each problem."""
+    num_unscored: int
+    """Completions on which the scorer failed; they count in no mean."""
+    accuracy: float
+    """The share of a problem's completions that solve it, mean over problems: mean@k."""
+    accuracy_error: float
+    """Its standard error."""
+    pass_at: Mapping[int, float]
+    """k -> the probability that one of k completions solves a problem, for k = 2, 4, ... and `samples`."""
+    mean_reward: float
+    mean_tokens: float
+    """Drawn tokens of a completion, over all turns."""
+    share_truncated: float
+    """Of the completions: cut off by length in their last turn."""
+    seconds: float
+    """Of the sampling engine's time; by nodes, from the first lease to the last completion."""
     evaluated_at: float
+
+    @property
+    def text(self) -> str:
+        """greedy 92.4% ± 1.2%; of several samples mean@8 91.0% ± 1.0%, pass@8 97.1%"""
+        sampled = self.kind is EvaluationKind.SAMPLED
+        name = f"mean@{self.samples}" if sampled else "greedy"
+        known = f"{name} {self.accuracy:.1%} ± {self.accuracy_error:.1%}"
+        return known + "".join(f", pass@{k} {share:.1%}" for k, share in self.pass_at.items() if k == self.samples)
 
 
 def read_leaderboard(connection: Connection) -> list[NodeTotals]:
-    """Most trained rollouts first."""
-    tallies: dict[str, dict[str, tuple[int, int, int]]] = {}
-    for row in connection.execute(
-        select(
-            rollouts.c.node_id,
-            rollouts.c.state,
-            func.count().label("count"),
-            func.count(rollouts.c.num_tokens).label("received"),
-            func.coalesce(func.sum(rollouts.c.num_tokens), 0).label("tokens"),
-        ).group_by(rollouts.c.node_id, rollouts.c.state)
-    ):
-        tallies.setdefault(row.node_id, {})[row.state] = (row._mapping["count"], int(row.received), int(row.tokens))
+    """Most rollouts that were trained on or evaluated first."""
+    final: dict[str, dict[str, Row[Any]]] = {}
+    for row in connection.execute(select(tallies)):
+        final.setdefault(row.node_id, {})[row.outcome] = row
+    under_way: dict[str, Counter[str]] = {}
+    for row in _unfinished(connection):
+        under_way.setdefault(row.node_id, Counter())[row.state] = row.number
     known = {row.node_id: row for row in connection.execute(select(nodes))}
-    none = (0, 0, 0)
-    trained = {node_id: by_state.get(ReceiptState.TRAINED, none) for node_id, by_state in tallies.items()}
-    total = sum(count for count, _, _ in trained.values())
+    useful = {
+        node_id: sum(row.rollouts for outcome, row in of_node.items() if outcome in (TRAINED, EVALUATED))
+        for node_id, of_node in final.items()
+    }
+    total = sum(useful.values())
     rows = []
-    for node_id in known.keys() | tallies.keys():
-        by_state, node = tallies.get(node_id, {}), known.get(node_id)
-        count, _, tokens = trained.get(node_id, none)
-        dropped = by_state.get(ReceiptState.DROPPED, none)[0]
+    for node_id in known.keys() | final.keys() | under_way.keys():
+        of_node, states, node = final.get(node_id, {}), under_way.get(node_id, Counter()), known.get(node_id)
+        trained, evaluated = of_node.get(TRAINED), of_node.get(EVALUATED)
         rows.append(
             NodeTotals(
                 node_id=node_id,
@@ -136,30 +179,40 @@ def read_leaderboard(connection: Connection) -> list[NodeTotals]:
                 device=node.device if node else "",
                 first_seen=node.first_seen if node else 0.0,
                 last_seen=node.last_seen if node else 0.0,
-                trained_rollouts=count,
-                trained_tokens=tokens,
-                share=count / total if total else 0.0,
-                received=sum(received for _, received, _ in by_state.values()),
-                dropped=dropped,
-                in_flight=sum(tally[0] for tally in by_state.values()) - count - dropped,
+                trained_rollouts=trained.rollouts if trained else 0,
+                trained_tokens=trained.tokens if trained else 0,
+                evaluated_rollouts=evaluated.rollouts if evaluated else 0,
+                share=useful.get(node_id, 0) / max(total, 1),
+                received=sum(row.received for row in of_node.values()) + states.total() - states[ReceiptState.LEASED],
+                dropped=sum(row.rollouts for row in of_node.values()) - useful.get(node_id, 0),
+                in_flight=states.total(),
             )
         )
-    return sorted(rows, key=lambda row: (-row.trained_rollouts, row.name, row.node_id))
+    return sorted(rows, key=lambda row: (-row.share, row.name, row.node_id))
 
 
 def read_accounting(connection: Connection) -> Accounting:
-    rows = connection.execute(
-        select(rollouts.c.state, rollouts.c.drop_reason, func.count().label("number")).group_by(
-            rollouts.c.state, rollouts.c.drop_reason
-        )
-    ).all()
-    by_state: dict[ReceiptState, int] = {}
-    for row in rows:
-        by_state[ReceiptState(row.state)] = by_state.get(ReceiptState(row.state), 0) + row.number
-    return Accounting(
-        by_state=by_state,
-        by_drop_reason={DropReason(row.drop_reason): row.number for row in rows if row.drop_reason is not None},
+    by_state: Counter[ReceiptState] = Counter()
+    for row in _unfinished(connection):
+        by_state[ReceiptState(row.state)] += row.number
+    useful = connection.execute(
+        select(tallies.c.outcome, func.sum(tallies.c.rollouts).label("number"))
+        .where(tallies.c.outcome.in_((TRAINED, EVALUATED)))
+        .group_by(tallies.c.outcome)
     )
+    dropped = {DropReason(reason): number for reason, number in dropped_so_far(connection).items()}
+    by_state.update({ReceiptState(row.outcome): int(row.number) for row in useful})
+    by_state[ReceiptState.DROPPED] = sum(dropped.values())
+    return Accounting(by_state=+by_state, by_drop_reason=dropped)
+
+
+def _unfinished(connection: Connection) -> Sequence[Row[Any]]:
+    """Rollouts that are not final, by node and state; an index holds the states, so this is as fast as they are few."""
+    return connection.execute(
+        select(rollouts.c.node_id, rollouts.c.state, func.count().label("number"))
+        .where(rollouts.c.state.in_((ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.VERIFIED)))
+        .group_by(rollouts.c.state, rollouts.c.node_id)
+    ).all()
 
 
 def read_steps(connection: Connection, since: int, limit: int) -> list[StepRecord]:
@@ -174,6 +227,7 @@ def read_steps(connection: Connection, since: int, limit: int) -> list[StepRecor
         steps.c.mean_reward,
         steps.c.staleness,
         steps.c.metrics,
+        steps.c.dropped,
     )
     rows = connection.execute(
         select(*columns)
@@ -193,6 +247,7 @@ def read_steps(connection: Connection, since: int, limit: int) -> list[StepRecor
             staleness_mean=fmean(row.staleness),
             staleness_max=max(row.staleness),
             metrics=row.metrics,
+            dropped=row.dropped or {},
         )
         for row in rows
     ]
@@ -201,23 +256,15 @@ def read_steps(connection: Connection, since: int, limit: int) -> list[StepRecor
 def read_versions(connection: Connection, newest: int) -> list[VersionRecord]:
     """The `newest` versions, in order; fetches of older ones are not read."""
     published = connection.execute(select(versions).order_by(versions.c.policy_version.desc()).limit(newest)).all()
-    counts: dict[int, dict[Transport, int]] = {}
-    sizes: dict[int, dict[Transport, int]] = {}
+    counts: dict[int, Counter[Transport]] = {}
+    sizes: dict[int, Counter[Transport]] = {}
     seconds: dict[int, list[float]] = {}
     for row in connection.execute(
-        select(
-            fetches.c.policy_version,
-            _TRANSPORT.label("transport"),
-            fetches.c.seconds,
-            fetches.c.swarm_bytes,
-            fetches.c.web_seed_bytes,
-        ).where(fetches.c.policy_version.in_([row.policy_version for row in published]))
+        select(fetches).where(fetches.c.policy_version.in_([row.policy_version for row in published]))
     ):
-        count = counts.setdefault(row.policy_version, {})
-        count[row.transport] = count.get(row.transport, 0) + 1
-        size = sizes.setdefault(row.policy_version, {"swarm": 0, "web_seed": 0})
-        size["swarm"] += row.swarm_bytes
-        size["web_seed"] += row.web_seed_bytes
+        fetched = bytes_by_transport(dict(row._mapping))
+        counts.setdefault(row.policy_version, Counter())[main_transport(fetched)] += 1
+        sizes.setdefault(row.policy_version, Counter()).update(fetched)
         seconds.setdefault(row.policy_version, []).append(row.seconds)
     return [
         VersionRecord(
@@ -233,26 +280,24 @@ def read_versions(connection: Connection, newest: int) -> list[VersionRecord]:
 
 def read_versions_by_transport(connection: Connection) -> dict[Transport, int]:
     """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""
+    known = {row.transport: row.fetches for row in connection.execute(select(fetch_tallies))}
+    return {transport: known.get(transport, 0) for transport in TRANSPORTS}
+
+
+def read_evaluations(connection: Connection, since: float) -> list[Evaluation]:
+    """Those made after `since`, in the order of versions, greedy before sampled."""
     rows = connection.execute(
-        select(_TRANSPORT.label("transport"), func.count().label("number"))
-        .where(fetches.c.policy_version.is_not(None))
-        .group_by(_TRANSPORT)
+        select(evaluations)
+        .where(evaluations.c.evaluated_at > since)
+        .order_by(evaluations.c.policy_version, evaluations.c.kind)
     )
-    found: dict[Transport, int] = {"swarm": 0, "web_seed": 0}
-    for row in rows:
-        found[row.transport] = row.number
-    return found
-
-
-def read_evaluations(connection: Connection) -> list[Evaluation]:
-    """In the order of versions."""
-    rows = connection.execute(select(evaluations).order_by(evaluations.c.policy_version))
     return [
         Evaluation(
-            policy_version=row.policy_version,
-            accuracy=row.accuracy,
-            num_problems=row.num_problems,
-            evaluated_at=row.evaluated_at,
+            **{
+                **row._mapping,
+                "kind": EvaluationKind(row.kind),
+                "pass_at": {int(k): share for k, share in row.pass_at.items()},
+            }
         )
         for row in rows
     ]

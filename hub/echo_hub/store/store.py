@@ -7,18 +7,21 @@ the database cannot do it: locked, damaged, disk full.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 
-from sqlalchemy import Connection, Engine, Table, bindparam, insert, select, update
+from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, tuple_, update
 
 from echo_hub.core.effects import Record
+from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import Snapshot
 from echo_hub.store import reading, reports
 from echo_hub.store.database import connect, migrate, storage_errors
-from echo_hub.store.reading import BatchGroup, StoredPayload
-from echo_hub.store.reports import Accounting, Evaluation, NodeTotals, StepRecord, Transport, VersionRecord
-from echo_hub.store.tables import evaluations, fetches, nodes, run_meta, steps
+from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
+from echo_hub.store.reports import Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
+from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps
+from echo_hub.store.tallies import Transport, bytes_by_transport, main_transport, tally_fetch
 from echo_hub.store.writing import forget_payloads, write
 from echo_shared.messages import Fetched, Receipt
 
@@ -69,10 +72,20 @@ class Store:
         with self._reading() as connection:
             return reading.read_payloads(connection, rollout_ids)
 
+    def load_turns(self, episodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
+        """The answered turns of each unfinished episode (group id, index), in order."""
+        with self._reading() as connection:
+            return reading.read_turns(connection, episodes)
+
     def load_batch(self, step: int) -> list[BatchGroup]:
         """The planned batch of a step, in the order of training. Raises StorageError when it is pruned."""
         with self._reading() as connection:
             return reading.read_batch(connection, step)
+
+    def load_evaluated(self, policy_version: int) -> list[EvaluatedEpisode]:
+        """All ended episodes of an evaluation by nodes whose result is not recorded yet."""
+        with self._reading() as connection:
+            return reading.read_evaluated(connection, policy_version)
 
     def prune(self, checkpoint_step: int) -> None:
         """Deletes the tokens of all steps that the oldest checkpoint kept already holds; receipts stay for ever."""
@@ -110,17 +123,29 @@ class Store:
             "seconds": fetch.seconds,
             "swarm_bytes": fetch.swarm_bytes,
             "web_seed_bytes": fetch.web_seed_bytes,
+            "shared_memory_bytes": fetch.shared_memory_bytes,
             "fetched_at": now,
         }
         with self._writing() as connection:
             if connection.execute(select(fetches.c.node_id).filter_by(**key)).first() is None:
                 connection.execute(insert(fetches), row)
+                if fetch.policy_version is not None:
+                    tally_fetch(connection, main_transport(bytes_by_transport(row)))
 
-    def record_evaluation(self, *, policy_version: int, accuracy: float, num_problems: int, now: float) -> None:
-        """The newest evaluation of a version replaces an older one."""
-        measured = {"accuracy": accuracy, "num_problems": num_problems, "evaluated_at": now}
+    def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
+        """All kinds of one version at once: a version is evaluated as a whole, or it is not. Replaces older ones. The
+        tokens that nodes drew for it are not needed any more."""
         with self._writing() as connection:
-            _put(connection, evaluations, "policy_version", policy_version, measured)
+            for evaluation in measured:
+                key = {"policy_version": evaluation.policy_version, "kind": evaluation.kind}
+                connection.execute(delete(evaluations).filter_by(**key))
+                connection.execute(insert(evaluations), asdict(evaluation))
+            for version in {evaluation.policy_version for evaluation in measured}:
+                ids = evaluation_ids(version)
+                drawn = select(rollouts.c.lease_id, rollouts.c.index).where(
+                    rollouts.c.group_id.between(ids[0], ids[-1])
+                )
+                connection.execute(delete(payloads).where(tuple_(payloads.c.lease_id, payloads.c.index).in_(drawn)))
 
     def set_run_meta(self, key: str, value: str) -> None:
         """Something to remember of the run: its id, its settings."""
@@ -157,10 +182,10 @@ class Store:
         with self._reading() as connection:
             return reports.read_versions_by_transport(connection)
 
-    def evaluations(self) -> list[Evaluation]:
-        """In the order of versions."""
+    def evaluations(self, since: float = 0.0) -> list[Evaluation]:
+        """Those made after `since`, in the order of versions, greedy before sampled."""
         with self._reading() as connection:
-            return reports.read_evaluations(connection)
+            return reports.read_evaluations(connection, since)
 
     def evaluated_versions(self) -> set[int]:
         return {evaluation.policy_version for evaluation in self.evaluations()}

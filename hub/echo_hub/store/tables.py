@@ -1,8 +1,10 @@
 """The tables, as the newest migration leaves them (a test compares the two).
 
-    groups ─< rollouts ─ payloads        one row a leased rollout: its receipt; its tokens until they are not needed
+    groups ─< rollouts ─ payloads        one row a leased rollout: its receipt; its tokens until they are not needed,
+                                         and those of the environment's answer, if its episode went on
       step > steps                       one row a planned step: its exact batch, then its metrics
     nodes, versions, fetches, evaluations, run_meta
+    tallies, fetch_tallies               running totals of final rollouts and of fetches
 
 A rollout's id "LEASE-INDEX" is stored as its two numbers. Times are seconds since the epoch.
 """
@@ -80,6 +82,7 @@ rollouts = Table(
     Column("index", Integer, primary_key=True, autoincrement=False),
     Column("node_id", String(64), nullable=False),
     Column("group_id", BigInteger, nullable=False),
+    Column("turn", Integer, nullable=False, server_default="0"),
     Column("policy_version", BigInteger, nullable=False),
     Column("leased_at", Double, nullable=False),
     Column("deadline", Double, nullable=False),
@@ -90,7 +93,7 @@ rollouts = Table(
     Column("num_tokens", Integer),
     Column("received_at", Double),
     Index("ix_rollouts_group", "group_id"),
-    Index("ix_rollouts_books", "node_id", "state", "drop_reason", "num_tokens"),
+    Index("ix_rollouts_state", "state", "node_id"),
     sqlite_with_rowid=False,
 )
 
@@ -103,6 +106,7 @@ payloads = Table(
     Column("behavior_logprobs", LargeBinary, nullable=False),
     Column("finish_reason", String(16), nullable=False),
     Column("sampling_s", Double, nullable=False),
+    Column("observation_ids", LargeBinary),
 )
 
 steps = Table(
@@ -119,6 +123,7 @@ steps = Table(
     Column("planned_at", Double, nullable=False),
     Column("trained_at", Double),
     Column("metrics", JSON),
+    Column("dropped", JSON),
     Column("pruned", Boolean, nullable=False),
 )
 
@@ -138,14 +143,41 @@ fetches = Table(
     Column("seconds", Double, nullable=False),
     Column("swarm_bytes", BigInteger, nullable=False),
     Column("web_seed_bytes", BigInteger, nullable=False),
+    Column("shared_memory_bytes", BigInteger, nullable=False, server_default="0"),
     Column("fetched_at", Double, nullable=False),
+)
+
+tallies = Table(
+    "tallies",
+    metadata,
+    Column("node_id", String(64), primary_key=True),
+    Column("outcome", String(16), primary_key=True),
+    Column("rollouts", BigInteger, nullable=False),
+    Column("received", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+)
+
+fetch_tallies = Table(
+    "fetch_tallies",
+    metadata,
+    Column("transport", String(16), primary_key=True),
+    Column("fetches", BigInteger, nullable=False),
 )
 
 evaluations = Table(
     "evaluations",
     metadata,
     Column("policy_version", BigInteger, primary_key=True, autoincrement=False),
-    Column("accuracy", Double, nullable=False),
+    Column("kind", String(16), primary_key=True),
     Column("num_problems", Integer, nullable=False),
+    Column("samples", Integer, nullable=False),
+    Column("num_unscored", Integer, nullable=False),
+    Column("accuracy", Double, nullable=False),
+    Column("accuracy_error", Double, nullable=False),
+    Column("pass_at", JSON, nullable=False),
+    Column("mean_reward", Double, nullable=False),
+    Column("mean_tokens", Double, nullable=False),
+    Column("share_truncated", Double, nullable=False),
+    Column("seconds", Double, nullable=False),
     Column("evaluated_at", Double, nullable=False),
 )

@@ -1,8 +1,8 @@
 """One turn's records as bulk statements.
 
-Records are applied kind by kind, in the order of a rollout's life (leased, received, verified, planned, trained or
-dropped), so one turn may take a rollout through several states. Every change names the state that it expects: when a
-row is in another one, nothing of the turn is written. So a final state never changes.
+Records are applied kind by kind, in the order of a rollout's life (leased, received, verified, evaluated, planned,
+trained or dropped), so one turn may take a rollout through several states. Every change names the state that it
+expects: when a row is in another one, nothing of the turn is written. So a final state never changes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from echo_hub.core.effects import (
@@ -19,6 +20,7 @@ from echo_hub.core.effects import (
     Record,
     RolloutReceived,
     RolloutsDropped,
+    RolloutsEvaluated,
     RolloutsLeased,
     RolloutVerified,
     StepPlanned,
@@ -26,11 +28,13 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
+from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_so_far, tally
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import ReceiptState
 
 _Rows = list[dict[str, Any]]
 
+_FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 _KEY = (rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
 _RECEIVE = (
     update(rollouts)
@@ -44,12 +48,20 @@ _VERIFY = (
     .where(*_KEY, rollouts.c.state == ReceiptState.RECEIVED)
     .values(state=ReceiptState.VERIFIED, reward=bindparam("new_reward"))
 )
+_ANSWER = (
+    update(payloads)
+    .where(payloads.c.lease_id == bindparam("lease"), payloads.c.index == bindparam("at"))
+    .values(observation_ids=bindparam("new_observation_ids"))
+)
 _DROP = (
     update(rollouts)
-    .where(*_KEY, rollouts.c.state != ReceiptState.TRAINED, rollouts.c.state != ReceiptState.DROPPED)
+    .where(*_KEY, *(rollouts.c.state != final for final in _FINAL))
     .values(state=ReceiptState.DROPPED, drop_reason=bindparam("new_reason"), detail=bindparam("new_detail"))
 )
 _TRAIN = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.VERIFIED).values(state=ReceiptState.TRAINED)
+_EVALUATE = (
+    update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.VERIFIED).values(state=ReceiptState.EVALUATED)
+)
 _FORGET = delete(payloads).where(payloads.c.lease_id == bindparam("lease"), payloads.c.index == bindparam("at"))
 
 
@@ -80,6 +92,10 @@ def _keys(rollout_ids: Iterable[str], **values: Any) -> _Rows:
     return [{"lease": lease, "at": index, **values} for lease, index in map(key_of, rollout_ids)]
 
 
+def _bytes(array: NDArray[Any], dtype: str) -> bytes:
+    return np.ascontiguousarray(array, dtype=dtype).tobytes()
+
+
 def _change(connection: Connection, statement: Any, rows: _Rows, what: str) -> None:
     changed = connection.execute(statement, rows).rowcount
     if changed != len(rows):
@@ -101,6 +117,7 @@ def _lease(connection: Connection, records: Sequence[RolloutsLeased], now: float
             "index": index,
             "node_id": record.node_id,
             "group_id": record.group_id,
+            "turn": record.turn,
             "policy_version": record.policy_version,
             "leased_at": now,
             "deadline": record.deadline,
@@ -130,8 +147,8 @@ def _receive(connection: Connection, records: Sequence[RolloutReceived], now: fl
             {
                 "lease_id": lease_id,
                 "index": index,
-                "completion_ids": np.ascontiguousarray(payload.completion_ids, dtype="<i4").tobytes(),
-                "behavior_logprobs": np.ascontiguousarray(payload.behavior_logprobs, dtype="<f4").tobytes(),
+                "completion_ids": _bytes(payload.completion_ids, "<i4"),
+                "behavior_logprobs": _bytes(payload.behavior_logprobs, "<f4"),
                 "finish_reason": payload.finish_reason,
                 "sampling_s": payload.sampling_s,
             }
@@ -143,6 +160,21 @@ def _receive(connection: Connection, records: Sequence[RolloutReceived], now: fl
 def _verify(connection: Connection, records: Sequence[RolloutVerified], now: float) -> None:
     rows = [row for record in records for row in _keys([record.rollout_id], new_reward=record.reward)]
     _change(connection, _VERIFY, rows, "verified")
+    answers = [
+        row
+        for record in records
+        if record.observation_ids is not None
+        for row in _keys([record.rollout_id], new_observation_ids=_bytes(record.observation_ids, "<i4"))
+    ]
+    if answers:
+        connection.execute(_ANSWER, answers)
+
+
+def _evaluate(connection: Connection, records: Sequence[RolloutsEvaluated], now: float) -> None:
+    """Their tokens stay until the evaluation's result is recorded."""
+    ids = [rollout_id for record in records for rollout_id in record.rollout_ids]
+    _change(connection, _EVALUATE, _keys(ids), "evaluated")
+    tally(connection, list(map(key_of, ids)), EVALUATED)
 
 
 def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) -> None:
@@ -175,7 +207,7 @@ def _train(connection: Connection, records: Sequence[StepTrained], now: float) -
         changed = connection.execute(
             update(steps)
             .where(steps.c.step == record.step, steps.c.trained_at.is_(None))
-            .values(trained_at=record.trained_at, metrics=dict(record.metrics))
+            .values(trained_at=record.trained_at, metrics=dict(record.metrics), dropped=dropped_so_far(connection))
         ).rowcount
         if changed != 1:
             raise LocalProtocolError(
@@ -183,6 +215,7 @@ def _train(connection: Connection, records: Sequence[StepTrained], now: float) -
                 got=f"step {record.step}",
             )
         _change(connection, _TRAIN, _keys(record.rollout_ids), "trained")
+        tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
 
 
 def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float) -> None:
@@ -192,6 +225,8 @@ def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float
         for row in _keys(record.rollout_ids, new_reason=record.reason, new_detail=record.detail or None)
     ]
     _change(connection, _DROP, rows, "dropped")
+    for record in records:
+        tally(connection, list(map(key_of, record.rollout_ids)), record.reason.value)
     forget_payloads(connection, (rollout_id for record in records for rollout_id in record.rollout_ids))
 
 
@@ -216,6 +251,7 @@ _WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]
     RolloutsLeased: _lease,
     RolloutReceived: _receive,
     RolloutVerified: _verify,
+    RolloutsEvaluated: _evaluate,
     StepPlanned: _plan,
     StepTrained: _train,
     RolloutsDropped: _drop,

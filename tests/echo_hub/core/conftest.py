@@ -17,6 +17,7 @@ from echo_hub.core.events import (
     NodeConnected,
     NodeReported,
     RolloutArrived,
+    RolloutContinued,
     RolloutScored,
     StepDone,
     VersionPublished,
@@ -95,15 +96,24 @@ class Bench:
         }
         return RolloutArrived(**{**values, **changes})
 
-    def deliver(self, lease: SendLease, *, score: bool = True) -> list[Effect]:
+    def deliver(self, lease: SendLease, *, score: bool = True, reward: float = 1.0) -> list[Effect]:
         """All of a lease arrives and, with `score`, is scored."""
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
         if score:
             effects = effects + self.tell(
-                *(RolloutScored(rollout_id=effect.rollout_id, reward=1.0) for effect in self.of(ScoreRollout))
+                *(RolloutScored(rollout_id=effect.rollout_id, reward=reward) for effect in self.of(ScoreRollout))
             )
         self.effects = effects
         return effects
+
+    def go_on(self, lease: SendLease) -> list[Effect]:
+        """All of a lease arrives, and the environment answers each."""
+        effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
+        ids = [effect.rollout_id for effect in self.of(ScoreRollout)]
+        self.effects = effects + self.tell(
+            *(RolloutContinued(rollout_id=each, observation_ids=np.array([9], np.int32)) for each in ids)
+        )
+        return self.effects
 
     def deliver_group(self, group_id: int) -> list[Effect]:
         """All leases of a group, as they stand."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.admission import SortedIds, oldest_useful_version, room, staleness
+from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version, room, staleness
 from echo_hub.core.settings import CoordinatorSettings
 
 
@@ -17,13 +17,18 @@ def settings(mode: str, max_staleness: int, steps: int = 100) -> CoordinatorSett
     )
 
 
+def room_for_tens(chosen: CoordinatorSettings, next_step: int, version: int, waiting: int) -> int:
+    outlook = Outlook(next_step=next_step, next_batch=10, later_batches=10)
+    return room(chosen, outlook, lease_version=version, waiting_groups=waiting)
+
+
 def test_staleness_counts_optimizer_steps() -> None:
     assert staleness(5, 5) == 0
     assert staleness(5, 3) == 2
 
 
 @pytest.mark.parametrize(
-    ("max_staleness", "trained", "version", "live", "expected"),
+    ("max_staleness", "trained", "version", "waiting", "expected"),
     [
         (0, 0, 0, 0, 10),
         (0, 0, 0, 10, 0),
@@ -35,29 +40,37 @@ def test_staleness_counts_optimizer_steps() -> None:
     ],
 )
 def test_room_is_what_the_bound_leaves(
-    max_staleness: int, trained: int, version: int, live: int, expected: int
+    max_staleness: int, trained: int, version: int, waiting: int, expected: int
 ) -> None:
-    got = room(settings("async", max_staleness), trained_steps=trained, lease_version=version, live_groups=live)
-    assert got == expected
+    assert room_for_tens(settings("async", max_staleness), trained + 1, version, waiting) == expected
 
 
 def test_nothing_is_opened_for_steps_that_will_not_come() -> None:
-    assert room(settings("async", 5, steps=7), trained_steps=5, lease_version=5, live_groups=8) == 12
-    assert room(settings("async", 5, steps=7), trained_steps=7, lease_version=7, live_groups=0) == 0
+    assert room_for_tens(settings("async", 5, steps=7), 6, 5, 8) == 12
+    assert room_for_tens(settings("async", 5, steps=7), 8, 7, 0) == 0
+
+
+def test_steps_that_take_less_leave_less_room() -> None:
+    two = settings("async", 2)
+    outlook = Outlook(next_step=1, next_batch=6, later_batches=4)
+    assert room(two, outlook, lease_version=0, waiting_groups=5) == 6 + 4 + 4 - 5
+    assert [outlook.step_of(position) for position in (0, 5, 6, 9, 10)] == [1, 1, 2, 2, 3]
+
+
+def test_while_nobody_knows_what_later_steps_take_nothing_is_opened_for_them() -> None:
+    outlook = Outlook(next_step=1, next_batch=6, later_batches=0)
+    assert room(settings("async", 5), outlook, lease_version=0, waiting_groups=0) == 6
 
 
 def test_only_async_mode_has_a_bound_above_zero() -> None:
     for mode in ("sequential", "colocated"):
-        assert room(settings(mode, 5), trained_steps=3, lease_version=3, live_groups=0) == 10
-        assert oldest_useful_version(settings(mode, 5), next_step=4) == 3
+        assert room_for_tens(settings(mode, 5), 4, 3, 0) == 10
+        assert oldest_useful_version(settings(mode, 5), 4) == 3
 
 
-def test_oldest_useful_version_follows_the_place_in_the_queue() -> None:
+def test_oldest_useful_version_follows_the_step() -> None:
     two = settings("async", 2)
-    assert oldest_useful_version(two, next_step=1) == 0
-    assert oldest_useful_version(two, next_step=6) == 3
-    assert oldest_useful_version(two, next_step=6, position=9) == 3
-    assert oldest_useful_version(two, next_step=6, position=10) == 4
+    assert [oldest_useful_version(two, step) for step in (1, 3, 4, 6)] == [0, 0, 1, 3]
 
 
 def test_sorted_ids() -> None:

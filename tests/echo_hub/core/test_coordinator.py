@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from echo_hub.core.coordinator import MAX_RETURNS
 from echo_hub.core.effects import (
     GroupDropped,
     GroupOpened,
@@ -19,7 +20,8 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
 )
-from echo_hub.core.events import GroupPrepared, RolloutRejected, RolloutScored, Tick
+from echo_hub.core.events import GroupPrepared, LeaseGivenBack, RolloutRejected, RolloutScored, Tick
+from echo_hub.core.fleet import MAX_REST_S
 from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot
 from echo_shared.messages import DropReason, Receipt, ReceiptState
 
@@ -139,6 +141,34 @@ def test_a_problem_that_breaks_the_scorer_is_given_up(bench: BenchOf) -> None:
     assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.SCORER_FAILED)]
     assert b.of(PrepareGroup) == [PrepareGroup(group_id=1)], "another problem takes its place"
     assert b.coordinator.status().in_flight == 2
+
+
+def test_a_problem_that_no_node_can_work_on_is_given_up(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, group_size=2)
+    b.node("a")
+    for attempt in range(MAX_RETURNS):
+        assert not any(isinstance(effect, GroupDropped) for effect in b.effects)
+        lease = next(lease for lease in reversed(b.leases.values()) if lease.group_id == 0)
+        b.tell(LeaseGivenBack(node_id="a", lease_id=lease.lease_id, indices=lease.indices, reason=str(attempt)))
+        dropped = b.of(GroupDropped)
+        b.now += MAX_REST_S
+        b.tell(Tick())
+    assert dropped == [GroupDropped(group_id=0, reason=DropReason.RETURNED)]
+    assert b.coordinator.status().groups_open == 1, "another problem takes its place"
+
+
+def test_who_ends_scoring_processes_in_group_after_group_rests(bench: BenchOf) -> None:
+    b = bench(groups_per_step=4)
+    b.node("a", capacity=4)
+    for lease_id in (1, 2):
+        b.tell(b.arrival(b.leases[lease_id], 0))
+        b.tell(
+            RolloutRejected(
+                rollout_id=f"{lease_id}-0", reason=DropReason.SCORER_FAILED, detail="SIGSEGV", killed_scorer=True
+            )
+        )
+        b.tell(b.arrival(b.leases[lease_id], 1))
+        assert bool(b.of(SendLease)) == (lease_id == 1), "it has room for another group"
 
 
 def test_status_counts_what_is_there(bench: BenchOf) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.fleet import FIRST_REST_S, MAX_REST_S, Fleet
+from echo_hub.core.fleet import FIRST_REST_S, FORGIVEN_BY_ONE, MAX_REST_S, Fleet
 from echo_hub.core.settings import HUB_NODE_ID, CoordinatorSettings, Mode
 
 
@@ -41,6 +41,43 @@ def test_a_node_gets_work_only_once_it_reports_capacity_and_a_version() -> None:
     assert next_id(nodes) == "a"
     nodes.report("stranger", 4, 0)
     assert nodes.num_connected == 1
+
+
+def test_one_problem_that_ends_scoring_processes_is_not_its_nodes_fault_and_several_are() -> None:
+    nodes = fleet()
+    join(nodes, "a", 8)
+    for _ in range(3):
+        nodes.kill_scorer("a", 7, now=0.0)
+    assert next_id(nodes) == "a"
+    for group_id, (now, rest_s) in enumerate([(0.0, FIRST_REST_S), (10.0, 2 * FIRST_REST_S)]):
+        nodes.kill_scorer("a", group_id, now=now)
+        nodes.trust("a")
+        nodes.wake(now + rest_s - 0.1)
+        assert next_id(nodes) is None, "a good one in between does not end its rest"
+        nodes.wake(now + rest_s)
+        assert next_id(nodes) == "a"
+
+
+def test_deaths_are_made_up_for_by_many_good_rollouts() -> None:
+    nodes = fleet()
+    join(nodes, "a", 8)
+    nodes.kill_scorer("a", 0, now=0.0)
+    for group_id in range(1, 20):
+        now = 100.0 * group_id
+        nodes.kill_scorer("a", group_id, now=now)
+        nodes.wake(now + FIRST_REST_S)
+        assert next_id(nodes) == "a", "its rests do not grow"
+        for _ in range(round(1 / FORGIVEN_BY_ONE)):
+            nodes.trust("a")
+
+
+def test_the_hub_itself_is_not_rested_for_what_ends_scoring_processes() -> None:
+    nodes = fleet(mode="colocated")
+    join(nodes, HUB_NODE_ID, 8)
+    for group_id in range(3):
+        nodes.kill_scorer(HUB_NODE_ID, group_id, now=0.0)
+        nodes.kill_scorer("unknown", group_id, now=0.0)
+    assert next_id(nodes) == HUB_NODE_ID
 
 
 def test_the_least_loaded_share_is_next_then_whoever_waited_longest() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from echo_hub.core.effects import RevokeLease, RolloutsDropped, RolloutsLeased, SendLease
@@ -15,10 +16,12 @@ from echo_hub.core.events import (
     NodeConnected,
     NodeDisconnected,
     NodeReported,
+    RolloutContinued,
     RolloutRejected,
     RolloutScored,
     Tick,
 )
+from echo_shared.draws import derive_seed
 from echo_shared.messages import DropReason, ReceiptState
 
 BenchOf = Callable[..., Any]
@@ -263,3 +266,42 @@ def test_a_rejected_index_goes_to_another_node(bench: BenchOf) -> None:
     b.deliver(b.leases[1], score=False)
     b.tell(RolloutRejected(rollout_id="1-1", reason=DropReason.INVALID, detail="not drawn from the seed"))
     assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (1,))]
+
+
+def test_the_next_turn_is_a_lease_of_its_own(bench: BenchOf) -> None:
+    b = bench(group_size=2, groups_per_step=1, steps=1, multi_turn=True)
+    b.node("a", capacity=8)
+    b.go_on(b.leases[1])
+    first, second = b.of(SendLease)
+    assert [(lease.indices, lease.turn) for lease in (first, second)] == [((0,), 1), ((1,), 1)]
+    assert {first.seed, second.seed} == {derive_seed(100, 1)} and b.leases[1].seed == 100
+    assert [(record.indices, record.turn) for record in b.of(RolloutsLeased)] == [((0,), 1), ((1,), 1)]
+    b.go_on(first)
+    (third,) = b.of(SendLease)
+    assert (third.indices, third.turn, third.seed) == ((0,), 2, derive_seed(100, 2))
+
+
+def test_later_turns_come_before_new_groups_and_the_furthest_first(bench: BenchOf) -> None:
+    b = bench(group_size=2, groups_per_step=2, steps=1, multi_turn=True)
+    b.node("a", capacity=2)
+    b.tell(b.arrival(b.leases[1], 0))
+    assert [(lease.group_id, lease.indices) for lease in b.of(SendLease)] == [(1, (0,))]
+    b.tell(RolloutContinued(rollout_id="1-0", observation_ids=np.zeros(1, np.int32)))
+    b.tell(b.arrival(b.leases[1], 1))
+    assert [(lease.group_id, lease.indices, lease.turn) for lease in b.of(SendLease)] == [(0, (0,), 1)]
+    third = b.of(SendLease)[0]
+    b.tell(RolloutContinued(rollout_id="1-1", observation_ids=np.zeros(1, np.int32)))
+    b.tell(NodeReported(node_id="a", capacity=0, policy_version=0))
+    b.go_on(third)
+    assert b.of(SendLease) == []
+    b.tell(NodeReported(node_id="a", capacity=2, policy_version=0))
+    assert [(lease.indices, lease.turn) for lease in b.of(SendLease)] == [((0,), 2)]
+
+
+def test_a_multi_turn_run_leases_to_a_node_with_room_for_one(bench: BenchOf) -> None:
+    b = bench(group_size=4, groups_per_step=1, steps=1, multi_turn=True)
+    b.node("a", capacity=4)
+    (lease,) = b.leases.values()
+    b.tell(b.arrival(lease, 2))
+    b.tell(RolloutContinued(rollout_id="1-2", observation_ids=np.zeros(1, np.int32)))
+    assert [(again.indices, again.turn) for again in b.of(SendLease)] == [((2,), 1)]

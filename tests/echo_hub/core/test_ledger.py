@@ -42,7 +42,7 @@ class Books:
         self.ledger = Ledger(group_size=2, fleet=self.fleet, out=self.out)
         self.lease_id = 0
 
-    def lease(self, group_id: int, *indices: int, node_id: str = "a", version: int = 0) -> None:
+    def lease(self, group_id: int, *indices: int, node_id: str = "a", version: int = 0, turn: int = 0) -> None:
         self.lease_id += 1
         self.ledger.lease(
             RolloutsLeased(
@@ -50,6 +50,7 @@ class Books:
                 node_id=node_id,
                 group_id=group_id,
                 indices=indices,
+                turn=turn,
                 policy_version=version,
                 deadline=9.0,
             )
@@ -172,3 +173,125 @@ def test_a_restored_rollout_is_where_it_was(state: ReceiptState) -> None:
     assert (0 in books.ledger.complete) is (state is ReceiptState.VERIFIED)
     assert books.fleet.held_by_node == ({"a": 2} if state is ReceiptState.LEASED else {})
     assert 0 not in books.ledger.wanting
+
+
+def test_an_episode_goes_on_until_it_has_its_reward() -> None:
+    books = Books()
+    ledger = books.ledger
+    ledger.open_group(0, seed=7)
+    books.lease(0, 0, 1, version=3)
+    books.receive("1-1")
+    books.receive("1-0", verify=False)
+    ledger.go_on(ledger.rollouts["1-0"], np.array([4, 5], np.int32))
+    assert ledger.groups[0].slots[0].turn == 1 and ledger.groups[0].unleased == {0}
+    (answer,) = [e for e in books.out.take() if isinstance(e, RolloutVerified) and e.reward is None]
+    assert answer.rollout_id == "1-0" and answer.observation_ids is not None
+    books.lease(0, 0, version=5, turn=1)
+    assert not ledger.groups[0].complete
+    books.receive("2-0")
+    assert ledger.groups[0].complete and ledger.groups[0].oldest_version == 3
+    books.out.take()
+    planned = ledger.plan(4, (0,), 6.0)
+    assert planned.rollout_ids == ("1-0", "2-0", "1-1"), "turns in order"
+    ledger.train(planned, {}, 7.0)
+    assert (ledger.num_leased, ledger.num_trained, ledger.rollouts) == (3, 3, {})
+
+
+def test_who_still_holds_a_turn_that_was_answered_holds_it_in_vain() -> None:
+    books = Books()
+    ledger = books.ledger
+    ledger.open_group(0, seed=7)
+    books.lease(0, 0, 1)
+    ledger.expire(ledger.rollouts["1-0"], 0.0)
+    books.lease(0, 0, node_id="b")
+    books.receive("1-0", verify=False)
+    books.out.take()
+    ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
+    assert RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.EXPIRED) in books.out.take()
+    assert ledger.groups[0].unleased == {0} and ledger.groups[0].slots[0].failed_on == ()
+    assert books.fleet.held_by_node == {"a": 1}
+
+
+def test_who_still_holds_a_later_turn_that_was_answered_is_told_to_stop() -> None:
+    books = Books()
+    ledger = books.ledger
+    ledger.open_group(0, seed=7)
+    books.lease(0, 0, 1)
+    books.receive("1-0", verify=False)
+    ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
+    books.lease(0, 0, turn=1)
+    ledger.expire(ledger.rollouts["2-0"], 0.0)
+    books.lease(0, 0, node_id="b", turn=1)
+    books.receive("2-0", verify=False)
+    books.out.take()
+    ledger.go_on(ledger.rollouts["2-0"], np.array([4], np.int32))
+    assert RevokeLease(node_id="b", lease_id=3, reason=DropReason.EXPIRED) in books.out.take()
+
+
+def test_a_groups_tokens_are_those_of_what_it_has_received() -> None:
+    books = Books()
+    ledger = books.ledger
+    ledger.open_group(0, seed=7)
+    books.lease(0, 0, 1)
+    books.receive("1-0", verify=False)
+    ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
+    books.lease(0, 0, turn=1)
+    books.receive("1-1", "2-0")
+    of_one = len(PAYLOAD.completion_ids)
+    assert ledger.groups[0].num_tokens == 3 * of_one
+    ledger.drop([ledger.rollouts["2-0"]], DropReason.INVALID)
+    assert ledger.groups[0].num_tokens == 2 * of_one
+
+
+def test_a_failed_turn_is_drawn_again_and_the_earlier_ones_stay() -> None:
+    books = Books()
+    ledger = books.ledger
+    ledger.open_group(0, seed=7)
+    books.lease(0, 0, 1)
+    books.receive("1-0", verify=False)
+    ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
+    books.lease(0, 0, turn=1)
+    books.receive("2-0", verify=False)
+    ledger.drop([ledger.rollouts["2-0"]], DropReason.SCORER_FAILED)
+    assert ledger.groups[0].slots[0].turn == 1 and ledger.groups[0].unleased == {0}
+    books.lease(0, 0, turn=1)
+    books.receive("3-0", verify=False)
+    ledger.drop_group(ledger.groups[0], DropReason.STALE)
+    assert ledger.num_dropped == {DropReason.SCORER_FAILED: 1, DropReason.STALE: 3}
+    assert ledger.rollouts == {} and books.fleet.held_by_node == {}
+
+
+def test_a_restored_episode_is_at_its_turn() -> None:
+    books = Books()
+    books.ledger.restore(0, seed=7)
+    for lease_id, turn, state, reward in (
+        (1, 0, ReceiptState.VERIFIED, None),
+        (2, 1, ReceiptState.VERIFIED, None),
+        (3, 2, ReceiptState.VERIFIED, 0.5),
+    ):
+        books.ledger.restore_rollout(
+            RolloutRow(
+                rollout_id=f"{lease_id}-0",
+                lease_id=lease_id,
+                node_id="a",
+                group_id=0,
+                index=0,
+                turn=turn,
+                policy_version=3,
+                deadline=9.0,
+                state=state,
+                num_tokens=4,
+                reward=reward,
+            )
+        )
+        assert books.ledger.groups[0].slots[0].turn == min(turn + 1, 2)
+    group = books.ledger.groups[0]
+    assert (group.unleased, group.num_ended, group.num_tokens) == ({1}, 1, 12)
+
+
+def test_complete_groups_without_an_advantage_are_known() -> None:
+    books = Books()
+    books.complete(3)
+    assert 3 in books.ledger.flat
+    books.ledger.plan(1, (3,), 6.0)
+    assert len(books.ledger.flat) == 0

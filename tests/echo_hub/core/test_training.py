@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -31,8 +32,9 @@ from echo_hub.core.events import (
     VersionPublished,
 )
 from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot, StepRow
+from echo_hub.core.training import MAX_FLAT_BATCHES
 from echo_shared.errors import LocalProtocolError
-from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
 BenchOf = Callable[..., Any]
 
@@ -367,3 +369,171 @@ def test_a_run_whose_steps_were_lowered_drops_what_is_left(bench: BenchOf) -> No
     assert (dropped.rollout_ids, dropped.reason) == (("3-0",), DropReason.RUN_ENDED)
     assert b.of(RevokeLease) == [RevokeLease(node_id="a", lease_id=3, reason=DropReason.RUN_ENDED)]
     assert b.of(FinishRun) == [FinishRun()]
+
+
+def rewarded(b: Any, group_id: int, *rewards: float) -> list[Any]:
+    """All leases of the group arrive; the rewards are those of its indices."""
+    effects: list[Any] = []
+    for lease in [lease for lease in b.leases.values() if lease.group_id == group_id]:
+        effects += b.tell(*(b.arrival(lease, index) for index in lease.indices))
+        ids = [(rollout_id(lease.lease_id, index), rewards[index]) for index in lease.indices]
+        effects += b.tell(*(RolloutScored(rollout_id=each, reward=reward) for each, reward in ids))
+    b.effects = effects
+    return effects
+
+
+def test_dynamic_sampling_replaces_groups_without_an_advantage(bench: BenchOf) -> None:
+    b = bench(mode="sequential", dynamic_sampling=True)
+    b.node("a")
+    b.learner()
+    rewarded(b, 0, 1.0, 1.0)
+    assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.NO_ADVANTAGE)]
+    assert b.of(PrepareGroup) == [PrepareGroup(group_id=2)]
+    rewarded(b, 1, 0.0, 1.0)
+    assert b.of(StepPlanned) == []
+    rewarded(b, 2, 1.0, 0.0)
+    (planned,) = b.of(StepPlanned)
+    assert planned.group_ids == (1, 2)
+
+
+def test_when_nothing_has_an_advantage_the_groups_are_trained_as_they_are(bench: BenchOf) -> None:
+    b = bench(mode="sequential", dynamic_sampling=True, groups_per_step=1, steps=2)
+    b.node("a")
+    b.learner()
+    for group_id in range(MAX_FLAT_BATCHES):
+        rewarded(b, group_id, 1.0, 1.0)
+        assert [dropped.group_id for dropped in b.of(GroupDropped)] == [group_id]
+    rewarded(b, MAX_FLAT_BATCHES, 1.0, 1.0)
+    (planned,) = b.of(StepPlanned)
+    assert planned.group_ids == (MAX_FLAT_BATCHES,)
+    b.train(1)
+    rewarded(b, MAX_FLAT_BATCHES + 1, 0.0, 0.0)
+    assert len(b.of(GroupDropped)) == 1, "each step has its own patience"
+
+
+def test_patience_with_flat_groups_survives_a_restart(bench: BenchOf) -> None:
+    flat = tuple(range(MAX_FLAT_BATCHES))
+    snapshot = Snapshot(next_group_id=len(flat), flat_groups=flat)
+    b = bench(snapshot, mode="sequential", dynamic_sampling=True, groups_per_step=1, steps=2)
+    b.node("a")
+    b.learner()
+    rewarded(b, len(flat), 1.0, 1.0)
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(len(flat),)]
+
+
+def test_without_dynamic_sampling_flat_groups_are_trained(bench: BenchOf) -> None:
+    b = bench(mode="sequential")
+    b.node("a")
+    b.learner()
+    rewarded(b, 0, 1.0, 1.0)
+    rewarded(b, 1, 1.0, 1.0)
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0, 1)]
+
+
+def test_a_token_budget_ends_a_batch(bench: BenchOf) -> None:
+    """Each group has four tokens."""
+    b = bench(tokens_per_step=7, groups_per_step=5, max_staleness=1, steps=9)
+    b.node("a")
+    b.learner()
+    b.deliver_group(3)
+    assert b.of(StepPlanned) == []
+    b.deliver_group(1)
+    (planned,) = b.of(StepPlanned)
+    assert planned.group_ids == (1, 3)
+
+
+def test_one_group_may_exceed_the_budget_and_a_full_batch_may_miss_it(bench: BenchOf) -> None:
+    b = bench(tokens_per_step=1, groups_per_step=5)
+    b.node("a")
+    b.learner()
+    b.deliver_group(0)
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0,)]
+    b = bench(tokens_per_step=100, groups_per_step=2)
+    b.node("a")
+    b.learner()
+    b.deliver_group(0)
+    b.deliver_group(1)
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0, 1)]
+
+
+def test_admission_follows_what_steps_consume(bench: BenchOf) -> None:
+    b = bench(tokens_per_step=7, groups_per_step=8, mode="sequential", steps=9)
+    b.node("a")
+    b.learner()
+    for group_id in range(8):  # Nothing is known yet: all that a step may take are sampled, and most in vain.
+        b.deliver_group(group_id)
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0, 1)]
+    assert [dropped.group_id for dropped in b.of(GroupDropped)] == [2, 3, 4, 5, 6, 7]
+    b.train(1)
+    assert b.of(PrepareGroup) == [PrepareGroup(group_id=8), PrepareGroup(group_id=9)]
+
+
+def test_more_groups_are_opened_when_the_usual_number_has_too_few_tokens(bench: BenchOf) -> None:
+    snapshot = Snapshot(batch_sizes=(1, 1, 2), trained_steps=3, published_version=3)
+    b = bench(snapshot, tokens_per_step=14, groups_per_step=8, mode="sequential", steps=9)
+    b.node("a")
+    b.learner(3)
+    assert len(b.leases) == 2
+    b.deliver_group(0)
+    assert b.of(PrepareGroup) == []
+    b.deliver_group(1)  # Eight tokens of fourteen: as many again may be needed.
+    assert b.of(PrepareGroup) == [PrepareGroup(group_id=2), PrepareGroup(group_id=3)]
+    b.deliver_group(2)
+    b.deliver_group(3)
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0, 1, 2, 3)]
+
+
+def batches_by_order(bench: BenchOf, chance: Random | None, **settings: Any) -> list[tuple[int, ...]]:
+    """The batches of a sequential run whose groups are completed in an order of chance; None = in their own order."""
+    b = bench(mode="sequential", dynamic_sampling=True, steps=4, groups_per_step=4, **settings)
+    b.node("a", capacity=1000)
+    b.learner()
+    batches: list[tuple[int, ...]] = []
+    while len(batches) < 4:
+        still_open = sorted({lease.group_id for lease in b.leases.values()})
+        group_id = chance.choice(still_open) if chance else still_open[0]
+        rewarded(b, group_id, 0.0, float(group_id % 3 > 0))
+        planned = b.of(StepPlanned)
+        gone = {group_id} | {dropped.group_id for dropped in b.of(GroupDropped)}
+        b.leases = {key: lease for key, lease in b.leases.items() if lease.group_id not in gone}
+        if planned:
+            batches += [step.group_ids for step in planned]
+            b.train(planned[-1].step)
+    return batches
+
+
+@pytest.mark.parametrize("tokens_per_step", [0, 8, 15])
+def test_no_order_of_arrival_changes_a_batch_of_a_sequential_run(bench: BenchOf, tokens_per_step: int) -> None:
+    """Each group has four tokens, and every third is flat."""
+    expected = batches_by_order(bench, None, tokens_per_step=tokens_per_step)
+    for seed in range(20):
+        assert batches_by_order(bench, Random(seed), tokens_per_step=tokens_per_step) == expected
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_flat_groups_older_than_a_planned_one_cost_no_patience(bench: BenchOf, restarted: bool) -> None:
+    """What a restart counts is what the hub that ran on counts."""
+    settings = {"dynamic_sampling": True, "groups_per_step": 1, "max_staleness": 2, "steps": 9}
+    b = bench(**settings)
+    b.node("a")
+    b.learner()
+    rewarded(b, 2, 0.0, 1.0)
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(2,)]
+    rewarded(b, 0, 1.0, 1.0)
+    assert [dropped.group_id for dropped in b.of(GroupDropped)] == [0]
+    if restarted:
+        snapshot = Snapshot(
+            next_group_id=3, next_lease_id=4, newest_planned_group=2, trained_steps=1, published_version=1
+        )
+        b = bench(snapshot, **settings)
+        b.node("a", version=1)
+        b.learner(1)
+    else:
+        b.train(1)
+        b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
+    flat: list[int] = []
+    while not b.of(StepPlanned):
+        lease = next(lease for lease in b.leases.values() if lease.group_id > 2 and lease.group_id not in flat)
+        rewarded(b, lease.group_id, 1.0, 1.0)
+        flat += [dropped.group_id for dropped in b.of(GroupDropped)]
+    assert len(flat) == MAX_FLAT_BATCHES

@@ -45,12 +45,15 @@ class Records:
         return [GroupOpened(group_id=group_id, seed=2**64 - 1 - group_id) for group_id in group_ids]
 
     @staticmethod
-    def leased(lease_id: int, group_id: int, *indices: int, node_id: str = "a", version: int = 0) -> RolloutsLeased:
+    def leased(
+        lease_id: int, group_id: int, *indices: int, node_id: str = "a", version: int = 0, turn: int = 0
+    ) -> RolloutsLeased:
         return RolloutsLeased(
             lease_id=lease_id,
             node_id=node_id,
             group_id=group_id,
             indices=indices,
+            turn=turn,
             policy_version=version,
             deadline=99.5,
         )

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy.event import listen
 
 from echo_hub.core.effects import GroupDropped, RolloutsDropped, VersionRecorded
 from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot, StepRow
@@ -16,13 +17,15 @@ def test_an_empty_store_is_a_new_run(store: Store) -> None:
 
 def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
-    store.apply([*records.opened(1, 2, 3), records.leased(2, 1, 0, 1), records.leased(3, 2, 0, 1, version=1)], now=2.0)
+    store.apply([*records.opened(1, 2, 3, 4), records.leased(2, 1, 0, 1)], now=2.0)
+    store.apply([records.leased(3, 2, 0, 1, version=1)], now=2.0)
     store.apply([*records.received("2-0", "2-1", "3-0"), *records.verified("2-0", "2-1")], now=3.0)
     store.apply([records.planned(2, (1,), ("2-0", "2-1"))], now=4.0)
     store.apply([GroupDropped(group_id=3, reason=DropReason.STALE)], now=5.0)
+    store.apply([GroupDropped(group_id=4, reason=DropReason.NO_ADVANTAGE)], now=5.0)
     store.apply([VersionRecorded(policy_version=4, published_at=6.0)], now=6.0)
 
-    def row(lease_id: int, index: int, state: ReceiptState, reward: float | None) -> RolloutRow:
+    def row(lease_id: int, index: int, num_tokens: int, state: ReceiptState, reward: float | None) -> RolloutRow:
         return RolloutRow(
             rollout_id=f"{lease_id}-{index}",
             lease_id=lease_id,
@@ -32,19 +35,23 @@ def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -
             policy_version=lease_id - 2,
             deadline=99.5,
             state=state,
+            num_tokens=num_tokens,
             reward=reward,
         )
 
     assert store.snapshot() == Snapshot(
-        next_group_id=4,
+        next_group_id=5,
         next_lease_id=4,
         groups=(GroupRow(group_id=1, seed=2**64 - 2), GroupRow(group_id=2, seed=2**64 - 3)),
         rollouts=(
-            row(2, 0, ReceiptState.VERIFIED, 0.0),
-            row(2, 1, ReceiptState.VERIFIED, 1.0),
-            row(3, 0, ReceiptState.RECEIVED, None),
-            row(3, 1, ReceiptState.LEASED, None),
+            row(2, 0, 2, ReceiptState.VERIFIED, 0.0),
+            row(2, 1, 3, ReceiptState.VERIFIED, 1.0),
+            row(3, 0, 4, ReceiptState.RECEIVED, None),
+            row(3, 1, 0, ReceiptState.LEASED, None),
         ),
+        newest_planned_group=1,
+        flat_groups=(4,),
+        batch_sizes=(1, 1),
         trained_steps=1,
         planned=StepRow(step=2, group_ids=(1,), rollout_ids=("2-0", "2-1")),
         published_version=4,
@@ -61,6 +68,26 @@ def test_payloads_come_back_as_they_were(store: Store, records: Any) -> None:
     assert stored.payload.behavior_logprobs.tolist() == expected.behavior_logprobs.tolist()
     assert (stored.payload.finish_reason, stored.payload.sampling_s) == (expected.finish_reason, 0.5)
     assert store.load_payloads([]) == []
+
+
+def test_more_payloads_than_one_query_may_name_come_back(store: Store, records: Any) -> None:
+    """At most 32,766 parameters a statement in SQLite (250,000 as some build it), 65,535 in PostgreSQL."""
+    store.apply([*records.opened(0), records.leased(1, 0, 0), *records.received("1-0")], now=1.0)
+    asked = ["1-0", *(f"{lease_id}-0" for lease_id in range(2, 66_000))]
+    assert [stored.rollout_id for stored in store.load_payloads(asked)] == ["1-0"]
+
+
+def test_turns_are_found_by_their_groups() -> None:
+    """However much of the run is verified: SQLite has nothing to tell it how many rows a state has."""
+    store = Store.open("sqlite://")
+    statements: list[tuple[str, Any]] = []
+    listen(store._engine, "before_cursor_execute", lambda _c, _k, sql, given, *_: statements.append((sql, given)))
+    store.load_turns({(group_id, 0) for group_id in range(5)})
+    sql, given = statements[-1]
+    with store._engine.connect() as connection:
+        plan = " ".join(row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", given))
+    assert "SEARCH rollouts USING INDEX ix_rollouts_group" in plan
+    store.close()
 
 
 def test_a_receipt_is_for_its_own_node(store: Store, records: Any) -> None:

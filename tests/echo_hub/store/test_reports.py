@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from echo_hub.core.effects import RolloutsDropped, VersionRecorded
+from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
 from echo_shared.messages import DropReason, Fetched, ReceiptState
 
@@ -20,13 +21,16 @@ def join(store: Store, node_id: str, now: float, name: str = "") -> None:
     )
 
 
-def fetched(version: int | None, seconds: float, swarm_bytes: int, web_seed_bytes: int) -> Fetched:
+def fetched(
+    version: int | None, seconds: float, swarm_bytes: int, web_seed_bytes: int, shared_memory_bytes: int = 0
+) -> Fetched:
     return Fetched(
         info_hash=(version or 0).to_bytes(20),
         policy_version=version,
         seconds=seconds,
         swarm_bytes=swarm_bytes,
         web_seed_bytes=web_seed_bytes,
+        shared_memory_bytes=shared_memory_bytes,
     )
 
 
@@ -89,13 +93,14 @@ def test_versions_and_how_they_travelled(store: Store, records: Any) -> None:
     store.record_fetch(node_id="a", fetch=fetched(None, 9.0, 0, 500), now=1.0)
     store.record_fetch(node_id="a", fetch=fetched(1, 0.5, 90, 10), now=1.0)
     store.record_fetch(node_id="b", fetch=fetched(1, 0.25, 10, 90), now=1.0)
+    store.record_fetch(node_id="c", fetch=fetched(1, 0.125, 0, 0, 80), now=1.0)
     first, second = store.versions_history(newest=30)
     assert (first.policy_version, first.published_at) == (1, 41.0)
-    assert first.fetches_by_transport == {"swarm": 1, "web_seed": 1}
-    assert first.bytes_by_transport == {"swarm": 100, "web_seed": 100}
-    assert first.fetch_seconds == (0.25, 0.5)
+    assert first.fetches_by_transport == {"swarm": 1, "web_seed": 1, "shared_memory": 1}
+    assert first.bytes_by_transport == {"swarm": 100, "web_seed": 100, "shared_memory": 80}
+    assert first.fetch_seconds == (0.125, 0.25, 0.5)
     assert (second.policy_version, second.fetches_by_transport, second.fetch_seconds) == (2, {}, ())
-    assert store.versions_by_transport() == {"swarm": 1, "web_seed": 1}
+    assert store.versions_by_transport() == {"swarm": 1, "web_seed": 1, "shared_memory": 1}
     assert store.versions_history(newest=1) == [second]
     assert store.versions_history(newest=0) == []
 
@@ -113,16 +118,46 @@ def test_the_first_fetch_of_an_artefact_counts(store: Store) -> None:
     store.record_fetch(node_id="a", fetch=repeated, now=2.0)
     (version,) = store.versions_history(newest=30)
     assert (version.fetch_seconds, version.fetches_by_transport) == ((0.5,), {"swarm": 1})
-    assert version.bytes_by_transport == {"swarm": 100, "web_seed": 0}
-    assert store.versions_by_transport() == {"swarm": 2, "web_seed": 0}
+    assert version.bytes_by_transport == {"swarm": 100, "web_seed": 0, "shared_memory": 0}
+    assert store.versions_by_transport() == {"swarm": 2, "web_seed": 0, "shared_memory": 0}
 
 
-def test_evaluations_are_kept_by_version(store: Store) -> None:
-    store.record_evaluation(policy_version=5, accuracy=0.5, num_problems=10, now=1.0)
-    store.record_evaluation(policy_version=0, accuracy=0.25, num_problems=10, now=2.0)
-    store.record_evaluation(policy_version=5, accuracy=0.75, num_problems=20, now=3.0)
-    assert [(each.policy_version, each.accuracy, each.num_problems) for each in store.evaluations()] == [
-        (0, 0.25, 10),
-        (5, 0.75, 20),
-    ]
+def evaluated(version: int, accuracy: float, *, kind: EvaluationKind = EvaluationKind.GREEDY, at: float) -> Evaluation:
+    samples = 8 if kind is EvaluationKind.SAMPLED else 1
+    return Evaluation(
+        policy_version=version,
+        kind=kind,
+        num_problems=10,
+        samples=samples,
+        num_unscored=1,
+        accuracy=accuracy,
+        accuracy_error=0.125,
+        pass_at={2: 0.5, 8: 0.75} if samples > 1 else {},
+        mean_reward=0.625,
+        mean_tokens=12.5,
+        share_truncated=0.25,
+        seconds=3.5,
+        evaluated_at=at,
+    )
+
+
+def test_evaluations_are_kept_by_version_and_kind(store: Store) -> None:
+    base = [evaluated(0, 0.25, at=2.0), evaluated(0, 0.2, kind=EvaluationKind.SAMPLED, at=2.0)]
+    store.record_evaluations([evaluated(5, 0.5, at=1.0)])
+    store.record_evaluations(base)
+    store.record_evaluations([newer := evaluated(5, 0.75, at=3.0)])
+    assert store.evaluations() == [*base, newer]
+    assert store.evaluations(since=2.0) == [newer]
     assert store.evaluated_versions() == {0, 5}
+    assert base[0].text == "greedy 25.0% ± 12.5%"
+    assert base[1].text == "mean@8 20.0% ± 12.5%, pass@8 75.0%"
+
+
+def test_each_step_knows_what_was_dropped_before_it(store: Store, records: Any) -> None:
+    store.apply([*records.opened(8, 9), records.leased(8, 8, 0, 1), records.leased(9, 9, 0, 1)], now=1.0)
+    store.apply([RolloutsDropped(rollout_ids=("8-0",), reason=DropReason.EXPIRED)], now=1.0)
+    store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
+    store.apply([RolloutsDropped(rollout_ids=("8-1", "9-0"), reason=DropReason.EXPIRED)], now=1.0)
+    store.apply([RolloutsDropped(rollout_ids=("9-1",), reason=DropReason.STALE)], now=1.0)
+    store.apply(records.one_step(2, lease_id=2, group_id=1), now=1.0)
+    assert [step.dropped for step in store.steps_history()] == [{"expired": 1}, {"expired": 3, "stale": 1}]

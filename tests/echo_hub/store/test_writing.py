@@ -5,11 +5,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import GroupDropped, RolloutsDropped, StepTrained, VersionRecorded
+from echo_hub.core.effects import (
+    GroupDropped,
+    RolloutsDropped,
+    RolloutsEvaluated,
+    RolloutVerified,
+    StepTrained,
+    VersionRecorded,
+)
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
 from echo_hub.store.writing import key_of
 from echo_shared.errors import LocalProtocolError, StorageError
-from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.messages import DropReason, FinishReason, ReceiptState
 
 
 def test_key_of_a_rollout() -> None:
@@ -38,11 +47,35 @@ def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> 
     store.apply([*records.received(*ids), *records.verified(*ids), records.planned(1, (0, 1), ids)], now=2.0)
     first, second = store.load_batch(1)
     assert (first.group_id, first.seed, second.group_id, second.seed) == (0, 2**64 - 1, 1, 2**64 - 2)
-    assert [rollout.rollout_id for rollout in (*first.rollouts, *second.rollouts)] == list(ids)
-    last = second.rollouts[1]
-    assert (last.node_id, last.policy_version, last.reward) == ("a", 3, 3.0)
+    episodes = (*first.episodes, *second.episodes)
+    assert [[turn.rollout_id for turn in episode.turns] for episode in episodes] == [[each] for each in ids]
+    (last,) = second.episodes[1].turns
+    assert (last.node_id, last.policy_version, second.episodes[1].reward) == ("a", 3, 3.0)
+    assert last.finish_reason is FinishReason.STOP and len(last.observation_ids) == 0
     assert last.completion_ids.dtype == np.int32 and last.completion_ids.tolist() == [300, 301, 302, 303, 304]
     assert last.behavior_logprobs.dtype == np.float32 and last.behavior_logprobs[-1] == -0.625
+
+
+def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Store, records: Any) -> None:
+    store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0", "1-1")], now=1.0)
+    answer = RolloutVerified(rollout_id="1-0", reward=None, observation_ids=np.array([8, 9], np.int32))
+    store.apply([answer, *records.verified("1-1")], now=2.0)
+    store.apply([records.leased(2, 0, 0, turn=1, version=1), *records.received("2-0")], now=3.0)
+    assert store.load_turns({(0, 1), (7, 7)}) == {}
+    ((episode, (turn,)),) = store.load_turns({(0, 0), (0, 1)}).items()
+    assert (episode, turn.completion_ids.tolist(), turn.observation_ids.tolist()) == ((0, 0), [0, 1], [8, 9])
+    earlier = {row.rollout_id: row.earlier_turns for row in store.load_payloads(["1-1", "2-0"])}
+    assert [len(turns) for turns in earlier.values()] == [0, 1]
+    assert earlier["2-0"][0].observation_ids.tolist() == [8, 9]
+    ids = ("1-0", "2-0", "1-1")
+    store.apply([RolloutVerified(rollout_id="2-0", reward=1.0), records.planned(1, (0,), ids)], now=4.0)
+    (group,) = store.load_batch(1)
+    assert [[turn.rollout_id for turn in each.turns] for each in group.episodes] == [["1-0", "2-0"], ["1-1"]]
+    assert [turn.observation_ids.tolist() for turn in group.episodes[0].turns] == [[8, 9], []]
+    assert [each.reward for each in group.episodes] == [1.0, 0.0]
+    store.apply([StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=5.0)], now=5.0)
+    (step,) = store.steps_history()
+    assert (step.num_rollouts, step.num_tokens, step.mean_reward) == (3, 7, 0.5), "the reward is a mean over episodes"
 
 
 @pytest.mark.parametrize("final", ["trained", "dropped"])
@@ -94,9 +127,7 @@ def test_a_version_that_is_published_twice_keeps_its_first_time(store: Store) ->
 def test_versions_may_be_as_large_as_messages_allow(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, version=2**31)], now=1.0)
     store.apply([VersionRecorded(policy_version=2**31, published_at=1.0)], now=1.0)
-    store.record_evaluation(policy_version=2**31, accuracy=0.5, num_problems=2, now=1.0)
     assert store.snapshot().published_version == store.snapshot().rollouts[0].policy_version == 2**31
-    assert store.evaluated_versions() == {2**31}
 
 
 def test_pruning_deletes_tokens_and_nothing_else(store: Store, records: Any) -> None:
@@ -110,3 +141,46 @@ def test_pruning_deletes_tokens_and_nothing_else(store: Store, records: Any) -> 
     for step, said in ((2, "pruned"), (4, "never planned")):
         with pytest.raises(StorageError, match=f"(?s)not in the store.*{said}"):
             store.load_batch(step)
+
+
+def evaluation(version: int) -> Evaluation:
+    figures = dict.fromkeys(("accuracy", "accuracy_error", "mean_reward", "mean_tokens", "share_truncated"), 0.5)
+    return Evaluation(
+        policy_version=version,
+        kind=EvaluationKind.GREEDY,
+        num_problems=1,
+        samples=1,
+        num_unscored=0,
+        pass_at={},
+        seconds=1.0,
+        evaluated_at=2.0,
+        **figures,
+    )
+
+
+def test_an_evaluations_episodes_are_there_until_its_result_is(store: Store, records: Any) -> None:
+    greedy, sampled = (EvaluationGroup(policy_version=3, greedy=greedy, number=7) for greedy in (True, False))
+    store.apply([*records.opened(0), records.leased(1, greedy.group_id, 0, version=3)], now=5.0)
+    store.apply([records.leased(2, sampled.group_id, 0, 1, 2, version=3)], now=6.0)
+    store.apply([*records.received("1-0", "2-0", "2-1"), RolloutVerified(rollout_id="1-0", reward=1.0)], now=7.0)
+    store.apply([RolloutsEvaluated(rollout_ids=("1-0",))], now=7.0)
+    answered = RolloutVerified(rollout_id="2-0", reward=None, observation_ids=np.array([4], np.int32))
+    store.apply([answered, RolloutVerified(rollout_id="2-1", reward=None)], now=7.0)
+    store.apply([RolloutsEvaluated(rollout_ids=("2-1",))], now=7.0)
+    store.apply([records.leased(3, sampled.group_id, 0, version=3, turn=1), *records.received("3-0")], now=8.0)
+    ended = [RolloutVerified(rollout_id="3-0", reward=0.5), RolloutsEvaluated(rollout_ids=("2-0", "3-0"))]
+    store.apply(ended, now=9.0)
+    assert [(one.about, one.num_tokens, one.reward) for one in store.load_evaluated(3)] == [
+        (greedy, 2, 1.0),
+        (sampled, 3 + 2, 0.5),
+        (sampled, 4, None),
+    ]
+    assert store.load_evaluated(3)[1].leased_at == 6.0 and store.load_evaluated(2) == []
+    snapshot = store.snapshot()
+    assert snapshot.evaluated == {(greedy.group_id, 0), (sampled.group_id, 0), (sampled.group_id, 1)}
+    assert snapshot.next_group_id == 1 and [row.rollout_id for row in snapshot.rollouts] == ["2-2"]
+    with pytest.raises(LocalProtocolError):
+        store.apply([RolloutsDropped(rollout_ids=("1-0",), reason=DropReason.STALE)], now=9.0)
+    store.record_evaluations([evaluation(3)])
+    assert store.snapshot().evaluated == frozenset() and store.load_evaluated(3) == []
+    assert store.load_payloads(["1-0", "2-0", "2-1", "3-0"]) == []

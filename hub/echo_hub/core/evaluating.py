@@ -1,0 +1,120 @@
+"""Evaluations by nodes: all held-out problems by one version, as groups like any other but for what follows.
+
+- Their leases name the version that is evaluated, whatever the newest is, and they are in none of the learner's queues:
+  no admission counts them, no step plans them, and they are never stale.
+- An episode that ends is final at once: its rollouts are `evaluated`, and have no part in anything afterwards. Where
+  the scorer fails it has no reward; drawing it again would give the same tokens.
+- The store has no row for such a group: what of it is done follows from its evaluated rollouts. So an evaluation that
+  is begun again after a restart goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from echo_hub.core.effects import EvaluationDone
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.groups import LeasedRollout
+from echo_hub.core.ledger import Ledger
+from echo_hub.core.outbox import Outbox
+from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.snapshot import RolloutRow, Snapshot
+from echo_shared.draws import derive_seed
+from echo_shared.messages import DropReason
+
+
+def evaluation_seed(run_seed: int, number: int) -> int:
+    """Of the draws of held-out problem `number`: the same for every version, so that they are compared on the same."""
+    return derive_seed(run_seed, "evaluation", number)
+
+
+class Evaluating:
+    """`_left`: the groups that each version under evaluation still waits for; `_over`: the episodes that have ended, by
+    version, of evaluations whose result is not in the store."""
+
+    def __init__(self, settings: CoordinatorSettings, snapshot: Snapshot, *, ledger: Ledger, out: Outbox) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._out = out
+        self._left: dict[int, set[int]] = {}
+        self._over: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+        for group_id, index in snapshot.evaluated:
+            if (about := EvaluationGroup.of(group_id)) is not None:
+                self._over[about.policy_version].add((group_id, index))
+
+    def restore(self, rows: Iterable[RolloutRow]) -> None:
+        """The groups of these unfinished rollouts, as far as they are of evaluations; the rollouts follow."""
+        sizes: dict[int, int] = {}
+        for row in rows:
+            sizes[row.group_id] = max(sizes.get(row.group_id, 0), row.index + 1)
+        for group_id, size in sorted(sizes.items()):
+            if (about := EvaluationGroup.of(group_id)) is not None:
+                self._open(about, at_least=size)
+
+    def drop_what_settings_lack(self) -> None:
+        """At the start: groups of problems or samples that there are no longer."""
+        for group in list(self._ledger.groups.values()):
+            about = EvaluationGroup.of(group.group_id)
+            if about is not None and (
+                about.number >= self._settings.evaluation_problems or len(group.slots) > self._size(about)
+            ):
+                self._ledger.drop_group(group, DropReason.REVOKED)
+
+    def begin(self, policy_version: int) -> None:
+        """Opens what is not done yet; EvaluationDone follows, perhaps at once."""
+        if policy_version in self._left:
+            return
+        for greedy in (True, False):
+            for number in range(self._settings.evaluation_problems):
+                self._open(EvaluationGroup(policy_version=policy_version, greedy=greedy, number=number))
+        self._left[policy_version] = self._groups_of(policy_version)
+        for group_id in sorted(self._left[policy_version]):
+            self._ledger.ask_for(self._ledger.groups[group_id])
+        self._end_if_done(policy_version)
+
+    def abandon(self, policy_version: int) -> None:
+        """Nobody waits for it any more."""
+        self._drop(policy_version)
+        self._left.pop(policy_version, None)
+        self._over.pop(policy_version, None)
+
+    def drop_all_but_begun(self) -> None:
+        """At the run's end: what is left from before a restart. It is opened again if it is wanted again."""
+        pinned = {group.pinned_version for group in self._ledger.groups.values()} - {None}
+        for version in pinned - self._left.keys():
+            self._drop(version)
+
+    def end_episode(self, rollout: LeasedRollout, reward: float | None) -> None:
+        """`reward` None: the scorer failed."""
+        version = rollout.policy_version
+        self._ledger.evaluate(rollout, reward)
+        self._over[version].add((rollout.group_id, rollout.index))
+        if version in self._left and rollout.group_id not in self._ledger.groups:
+            self._left[version].discard(rollout.group_id)
+            self._end_if_done(version)
+
+    def _end_if_done(self, policy_version: int) -> None:
+        if not self._left[policy_version]:
+            del self._left[policy_version]
+            self._over.pop(policy_version, None)
+            self._out.act(EvaluationDone(policy_version=policy_version))
+
+    def _open(self, about: EvaluationGroup, at_least: int = 0) -> None:
+        """Unless it is open, or nothing of it is left to do."""
+        size, over = max(self._size(about), at_least), self._over[about.policy_version]
+        ended = {index for index in range(size) if (about.group_id, index) in over}
+        if about.group_id not in self._ledger.groups and len(ended) < size:
+            seed = evaluation_seed(self._settings.run_seed, about.number)
+            self._ledger.open_evaluation(about, seed, size=size, ended=ended)
+
+    def _size(self, about: EvaluationGroup) -> int:
+        return 1 if about.greedy else self._settings.evaluation_samples
+
+    def _drop(self, policy_version: int | None) -> None:
+        for group_id in sorted(self._groups_of(policy_version)):
+            self._ledger.drop_group(self._ledger.groups[group_id], DropReason.RUN_ENDED)
+
+    def _groups_of(self, policy_version: int | None) -> set[int]:
+        groups = self._ledger.groups.values()
+        return {group.group_id for group in groups if group.pinned_version == policy_version}

@@ -1,0 +1,41 @@
+"""The names of evaluation groups: which problem, by which version, is a pure function of a group's id.
+
+They lie above all groups of training, whose ids count from 0, and below 2**53, the largest number on the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+FIRST_EVALUATION_ID: Final = 2**48
+_PROBLEMS: Final = 2**17
+"""More than evaluation.problems may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationGroup:
+    """The attempts of one version at one held-out problem: the greedy one, or the sampled ones."""
+
+    policy_version: int
+    greedy: bool
+    number: int
+    """Of the held-out problem."""
+
+    @classmethod
+    def of(cls, group_id: int) -> EvaluationGroup | None:
+        """None for a group of training."""
+        if group_id < FIRST_EVALUATION_ID:
+            return None
+        of_version, number = divmod(group_id - FIRST_EVALUATION_ID, _PROBLEMS)
+        return cls(policy_version=of_version // 2, greedy=of_version % 2 == 0, number=number)
+
+    @property
+    def group_id(self) -> int:
+        return FIRST_EVALUATION_ID + (2 * self.policy_version + (not self.greedy)) * _PROBLEMS + self.number
+
+
+def evaluation_ids(policy_version: int) -> range:
+    """All ids that groups of this version's evaluation may have."""
+    first = EvaluationGroup(policy_version=policy_version, greedy=True, number=0).group_id
+    return range(first, first + 2 * _PROBLEMS)

@@ -1,0 +1,105 @@
+"""Evaluation by nodes: the coordinator leases the held-out problems, and the figures are made of what the store has.
+
+It goes on through restarts of hub and nodes. It waits for nodes as training does; but once the run's last version is
+out, a hub that no node works for any more is not kept waiting: it is told so, and evaluates by itself.
+
+A greedy completion is the limit of sampling as the temperature goes to 0, so engines draw it as they draw all else. At
+`GREEDY_TEMPERATURE` two logits of size 1 or more that float32 can tell apart have weights of at most e^-59 to 1, and
+the draws, which every engine makes in float64, do not overflow. Only exactly equal logits share the draw, and then each
+of them is a greedy choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
+from echo_hub.evaluation import Attempt, summary
+from echo_hub.store.reading import EvaluatedEpisode
+from echo_hub.store.reports import Evaluation, EvaluationKind
+
+log = logging.getLogger(__name__)
+
+GREEDY_TEMPERATURE: Final = 1e-9
+LOOK_S: Final = 5.0
+"""How often it is looked whether nodes are still there for the last version."""
+PATIENCE_DEADLINES: Final = 2
+"""After so many deadlines of leases without a single rollout, the nodes that are there are of no use either."""
+
+
+class NodeEvaluations:
+    """One version at a time. `publish` lets nodes fetch a version, `load` reads what they have drawn; `num_received`
+    counts rollouts that came in; `is_alone` says that no node is connected, `run_is_over` that the last version is
+    out."""
+
+    def __init__(
+        self,
+        *,
+        report: Callable[[EvaluationWanted | EvaluationAbandoned], Awaitable[None]],
+        publish: Callable[[int], Awaitable[None]],
+        load: Callable[[int], Awaitable[Sequence[EvaluatedEpisode]]],
+        num_received: Callable[[], int],
+        is_alone: Callable[[], bool],
+        run_is_over: Callable[[], bool],
+    ) -> None:
+        self._report = report
+        self._publish = publish
+        self._load = load
+        self._num_received = num_received
+        self._is_alone = is_alone
+        self._run_is_over = run_is_over
+        self._done: dict[int, asyncio.Event] = {}
+
+    def done(self, policy_version: int) -> None:
+        """The coordinator says so."""
+        if policy_version in self._done:
+            self._done[policy_version].set()
+
+    async def measure(self, policy_version: int, *, patience_s: float) -> list[Evaluation] | None:
+        """Every kind that is asked for, greedy first; None when nodes have not finished it, and will not."""
+        done = self._done[policy_version] = asyncio.Event()
+        try:
+            await self._publish(policy_version)
+            await self._report(EvaluationWanted(policy_version=policy_version))
+            if not await self._finished(done, patience_s):
+                log.warning("no node evaluates version %d any more: the hub does it", policy_version)
+                await self._report(EvaluationAbandoned(policy_version=policy_version))
+                return None
+            return figures(policy_version, await self._load(policy_version))
+        finally:
+            del self._done[policy_version]
+
+    async def _finished(self, done: asyncio.Event, patience_s: float) -> bool:
+        received, heard_at = self._num_received(), time.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await done.wait()
+                return True
+            except TimeoutError:
+                now = time.monotonic()
+                if self._num_received() != received or not self._run_is_over():
+                    received, heard_at = self._num_received(), now
+                elif self._is_alone() or now - heard_at > patience_s:
+                    return False
+
+
+def figures(policy_version: int, episodes: Sequence[EvaluatedEpisode]) -> list[Evaluation]:
+    """As of an evaluation by the hub. Raises ScorerError when not one completion could be scored."""
+    results = []
+    for kind in EvaluationKind:
+        of_kind = [one for one in episodes if one.about.greedy == (kind is EvaluationKind.GREEDY)]
+        if of_kind:
+            attempts = [
+                Attempt(number=one.about.number, num_tokens=one.num_tokens, truncated=one.truncated, reward=one.reward)
+                for one in of_kind
+            ]
+            samples = max(Counter(attempt.number for attempt in attempts).values())
+            seconds = max(one.received_at for one in of_kind) - min(one.leased_at for one in of_kind)
+            results.append(summary(attempts, policy_version, kind, samples=samples, seconds=seconds))
+    return results

@@ -1,0 +1,101 @@
+"""Running totals of what never changes again: final rollouts, and what nodes fetched.
+
+They are kept in the transaction that makes a rollout final, so they always agree with the receipts, and no page ever
+has to count a run's whole history.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
+
+from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
+
+from echo_hub.store.tables import fetch_tallies, rollouts, tallies
+from echo_shared.messages import DropReason, ReceiptState
+
+Transport = Literal["swarm", "web_seed", "shared_memory"]
+TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
+
+TRAINED: Final = ReceiptState.TRAINED.value
+EVALUATED: Final = ReceiptState.EVALUATED.value
+"""These two are outcomes, as is the value of every DropReason."""
+
+LEASES_A_QUERY: Final = 1_000
+"""Far below what either database takes as parameters of one statement."""
+
+
+def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> None:
+    """These rollouts, by lease and index, have just become final: trained, evaluated, or dropped for a reason."""
+    wanted = set(keys)
+    leases = sorted({lease_id for lease_id, _ in wanted})
+    by_node: dict[str, Counter[str]] = {}
+    for start in range(0, len(leases), LEASES_A_QUERY):
+        # By lease alone: of pairs, SQLite would look at every rollout of the run.
+        rows = connection.execute(
+            select(rollouts.c.lease_id, rollouts.c.index.label("at"), rollouts.c.node_id, rollouts.c.num_tokens).where(
+                rollouts.c.lease_id.in_(leases[start : start + LEASES_A_QUERY])
+            )
+        )
+        for row in rows:
+            if (row.lease_id, row.at) in wanted:
+                received = row.num_tokens is not None
+                added = {"rollouts": 1, "received": int(received), "tokens": row.num_tokens if received else 0}
+                by_node.setdefault(row.node_id, Counter()).update(added)
+    _add(connection, tallies, [{"node_id": node_id, "outcome": outcome} for node_id in by_node], list(by_node.values()))
+
+
+def tally_fetch(connection: Connection, transport: Transport) -> None:
+    """A node has fetched a policy version, by this transport for the most part."""
+    _add(connection, fetch_tallies, [{"transport": transport}], [{"fetches": 1}])
+
+
+def dropped_so_far(connection: Connection) -> dict[str, int]:
+    """Rollouts ever dropped, by reason."""
+    rows = connection.execute(
+        select(tallies.c.outcome, func.sum(tallies.c.rollouts).label("number"))
+        .where(tallies.c.outcome.not_in((TRAINED, EVALUATED)))
+        .group_by(tallies.c.outcome)
+    )
+    return {DropReason(row.outcome).value: int(row.number) for row in rows}
+
+
+def bytes_by_transport(fetch: Mapping[str, Any]) -> dict[Transport, int]:
+    """Of one row of fetches."""
+    return {transport: fetch[f"{transport}_bytes"] for transport in TRANSPORTS}
+
+
+def main_transport(fetched: Mapping[Transport, int]) -> Transport:
+    """Where most of a fetch's bytes came from. What came through memory came so as a whole."""
+    if fetched["shared_memory"] > 0:
+        return "shared_memory"
+    return "swarm" if fetched["swarm"] >= fetched["web_seed"] else "web_seed"
+
+
+def _add(
+    connection: Connection, table: Table, keys: Sequence[Mapping[str, str]], added: Sequence[Mapping[str, int]]
+) -> None:
+    """Adds to the row of each key, which begins at zero; safe, for there is one writer."""
+    if not keys:
+        return
+    names = list(keys[0])
+    columns = [table.c[name] for name in names]
+    known = {
+        tuple(row) for row in connection.execute(select(*columns).where(columns[0].in_([k[names[0]] for k in keys])))
+    }
+    fresh = [key for key in keys if tuple(key.values()) not in known]
+    if fresh:
+        connection.execute(insert(table), [{**key, **dict.fromkeys(added[0], 0)} for key in fresh])
+    statement = (
+        update(table)
+        .where(*(table.c[name] == bindparam(f"key_{name}") for name in names))
+        .values({name: table.c[name] + bindparam(f"more_{name}") for name in added[0]})
+    )
+    connection.execute(
+        statement,
+        [
+            {f"key_{name}": value for name, value in key.items()} | {f"more_{name}": n for name, n in more.items()}
+            for key, more in zip(keys, added, strict=True)
+        ],
+    )

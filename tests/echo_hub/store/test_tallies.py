@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import text
+
+from echo_hub.core.effects import RolloutsDropped, RolloutsEvaluated
+from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
+from echo_hub.store import tallies
+from echo_hub.store.database import MIGRATIONS, connect
+from echo_hub.store.store import Store
+from echo_hub.store.tallies import main_transport
+from echo_shared.messages import DropReason, ReceiptState
+
+
+def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
+    """Rollouts by state, by drop reason, and (trained, tokens, received, dropped, in flight) by node, row by row."""
+    states: Counter[Any] = Counter()
+    reasons: Counter[Any] = Counter()
+    nodes: Counter[Any] = Counter()
+    with store._reading() as connection:
+        for row in connection.execute(text("SELECT node_id, state, drop_reason, num_tokens FROM rollouts")):
+            states[row.state] += 1
+            reasons[row.drop_reason] += row.drop_reason is not None
+            nodes[row.node_id, "trained"] += row.state == "trained"
+            nodes[row.node_id, "tokens"] += row.num_tokens if row.state == "trained" else 0
+            nodes[row.node_id, "received"] += row.num_tokens is not None
+            nodes[row.node_id, "dropped"] += row.state == "dropped"
+            nodes[row.node_id, "in flight"] += row.state in ("leased", "received", "verified")
+    return +states, +reasons, +nodes
+
+
+def shown(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
+    """The same, as the pages get it."""
+    books = store.accounting()
+    nodes: Counter[Any] = Counter()
+    for row in store.leaderboard():
+        nodes[row.node_id, "trained"] = row.trained_rollouts
+        nodes[row.node_id, "tokens"] = row.trained_tokens
+        nodes[row.node_id, "received"] = row.received
+        nodes[row.node_id, "dropped"] = row.dropped
+        nodes[row.node_id, "in flight"] = row.in_flight
+    reasons = {reason.value: number for reason, number in books.by_drop_reason.items()}
+    return Counter({state.value: number for state, number in books.by_state.items()}), Counter(reasons), +nodes
+
+
+def test_what_was_evaluated_is_credited(store: Store, records: Any) -> None:
+    store.apply(records.one_step(1, lease_id=1, group_id=0, node_id="learned"), now=1.0)
+    group = FIRST_EVALUATION_ID
+    store.apply([records.leased(2, group, 0, 1, 2, node_id="measured")], now=1.0)
+    ids = ("2-0", "2-1", "2-2")
+    store.apply(
+        [*records.received(*ids), *records.verified(*ids), *(RolloutsEvaluated(rollout_ids=(name,)) for name in ids)],
+        now=2.0,
+    )
+    books = store.accounting()
+    assert (books.leased, books.trained, books.evaluated, books.dropped, books.in_flight) == (5, 2, 3, 0, 0)
+    assert [(row.node_id, row.evaluated_rollouts, row.dropped, row.share) for row in store.leaderboard()] == [
+        ("measured", 3, 0, 3 / 5),
+        ("learned", 0, 0, 2 / 5),
+    ]
+    assert counted(store)[0] == shown(store)[0]
+
+
+def test_the_totals_are_those_of_the_receipts(store: Store, records: Any) -> None:
+    rng = np.random.default_rng(0)
+    for step in range(1, 9):
+        store.apply(records.one_step(step, lease_id=step, group_id=step - 1, node_id=f"n{step % 3}"), now=1.0)
+        lease = 100 + step
+        store.apply([*records.opened(lease), records.leased(lease, lease, 0, 1, 2, node_id=f"n{step % 2}")], now=1.0)
+        store.apply(records.received(f"{lease}-0"), now=1.0)
+        lost = [f"{lease}-{index}" for index in range(3) if rng.random() < 0.6]
+        for reason, ids in ((DropReason.STALE, lost[:1]), (DropReason.EXPIRED, lost[1:])):
+            if ids:
+                store.apply([RolloutsDropped(rollout_ids=tuple(ids), reason=reason)], now=1.0)
+        assert shown(store) == counted(store)
+    books = store.accounting()
+    assert books.leased == 8 * 2 + 8 * 3 == books.trained + books.dropped + books.in_flight
+
+
+def test_more_than_one_query_takes(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tallies, "LEASES_A_QUERY", 2)
+    store.apply(records.opened(*range(1, 6)), now=1.0)
+    store.apply([records.leased(lease, lease, *range(4)) for lease in range(1, 6)], now=1.0)
+    ids = tuple(f"{lease}-{index}" for lease in range(1, 6) for index in range(3))
+    store.apply([RolloutsDropped(rollout_ids=ids, reason=DropReason.REVOKED)], now=1.0)
+    assert store.accounting().by_drop_reason == {DropReason.REVOKED: 15}
+    assert shown(store) == counted(store)
+
+
+@pytest.mark.parametrize(
+    ("swarm", "web_seed", "shared_memory", "expected"),
+    [(5, 4, 0, "swarm"), (5, 5, 0, "swarm"), (4, 5, 0, "web_seed"), (0, 0, 9, "shared_memory"), (0, 0, 0, "swarm")],
+)
+def test_the_main_transport(swarm: int, web_seed: int, shared_memory: int, expected: str) -> None:
+    assert main_transport({"swarm": swarm, "web_seed": web_seed, "shared_memory": shared_memory}) == expected
+
+
+def test_a_run_from_before_the_totals_has_them_after_the_migration(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'echo.db'}"
+    engine = connect(url)
+    config = Config(attributes={})
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0004")
+        rollout = (
+            'INSERT INTO rollouts (lease_id, "index", node_id, group_id, policy_version, leased_at, deadline, state, '
+            "drop_reason, num_tokens) VALUES (:lease, 0, :node, 0, 0, 0, 0, :state, :reason, :tokens)"
+        )
+        for lease, (node, state, reason, tokens) in enumerate(
+            [
+                ("a", "trained", None, 3),
+                ("a", "trained", None, 4),
+                ("b", "dropped", "stale", 5),
+                ("b", "dropped", "expired", None),
+                ("b", "leased", None, None),
+            ]
+        ):
+            values = {"lease": lease, "node": node, "state": state, "reason": reason, "tokens": tokens}
+            connection.execute(text(rollout), values)
+        fetch = (
+            "INSERT INTO fetches (node_id, info_hash, policy_version, seconds, swarm_bytes, web_seed_bytes, "
+            "fetched_at) VALUES ('a', :hash, :version, 1, :swarm, :web_seed, 1)"
+        )
+        for number, (version, swarm, web_seed) in enumerate([(1, 9, 1), (2, 9, 1), (3, 1, 9), (None, 9, 1)]):
+            values = {"hash": str(number), "version": version, "swarm": swarm, "web_seed": web_seed}
+            connection.execute(text(fetch), values)
+    engine.dispose()
+    store = Store.open(url)
+    assert shown(store) == counted(store)
+    assert store.accounting().by_state == {
+        ReceiptState.TRAINED: 2,
+        ReceiptState.DROPPED: 2,
+        ReceiptState.LEASED: 1,
+    }
+    assert store.versions_by_transport() == {"swarm": 2, "web_seed": 1, "shared_memory": 0}
+    store.close()

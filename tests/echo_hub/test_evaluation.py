@@ -1,0 +1,255 @@
+"""By hand: who draws and who judges are functions here. The real ones are in test_trainer, test_export and test_hub."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_hub.config import EvaluationConfig, HubConfig, TrainingConfig
+from echo_hub.evaluation import (
+    Evaluations,
+    Generated,
+    HeldOut,
+    Ids,
+    Played,
+    evaluate,
+    local,
+    pass_at,
+    standard_error,
+)
+from echo_hub.run_directory import RunDirectory
+from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_shared.errors import ScorerError
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+Answer = float | Ids | ScorerError
+
+
+def ids(*numbers: int) -> Ids:
+    return np.array(numbers, np.int32)
+
+
+class Engine:
+    """Draws [group, index, version] and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[bool, list[GroupRequest]]] = []
+
+    async def __call__(self, requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
+        self.asked.append((greedy, list(requests)))
+        rollouts = [
+            FinishedRollout(
+                lease_id=request.lease_id,
+                group_id=request.group_id,
+                index=index,
+                policy_version=request.policy_version,
+                completion_ids=ids(request.group_id, index, request.policy_version),
+                behavior_logprobs=np.zeros(3, np.float32),
+                finish_reason=FinishReason.LENGTH if index == 1 else FinishReason.STOP,
+                sampling_s=0.0,
+            )
+            for request in requests
+            for index in request.indices
+        ]
+        return Generated(rollouts=rollouts[::-1], seconds=1.5)
+
+
+def heldout(problems: int, samples: int) -> HeldOut:
+    return HeldOut(
+        prompts=[ids(7, number) for number in range(problems)],
+        run_seed=3,
+        samples=samples,
+        temperature=0.8,
+        max_tokens=5,
+        stop_ids=(1,),
+    )
+
+
+def judged(answer: Callable[[int, Sequence[Ids]], Answer]) -> Callable[..., Awaitable[list[Answer]]]:
+    async def judge(played: Sequence[Played]) -> list[Answer]:
+        return [answer(number, turns) for number, turns, _ in played]
+
+    return judge
+
+
+@pytest.mark.parametrize(("samples", "solved", "k"), [(5, 2, 1), (5, 2, 3), (5, 0, 5), (5, 5, 2), (6, 3, 4), (8, 1, 8)])
+def test_pass_at_k_is_the_share_of_all_subsets(samples: int, solved: int, k: int) -> None:
+    subsets = list(combinations([True] * solved + [False] * (samples - solved), k))
+    assert pass_at(solved, samples, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_the_standard_error_is_that_of_a_mean_over_problems() -> None:
+    assert standard_error([1.0, 0.0, 0.0, 1.0]) == pytest.approx(math.sqrt((4 * 0.25 / 3) / 4))
+    assert standard_error([0.5, 0.5]) == 0.0
+    assert standard_error([1.0]) == 0.0
+
+
+async def test_every_figure_by_hand() -> None:
+    engine = Engine()
+
+    def solves(number: int, turns: Sequence[Ids]) -> float:
+        index = int(turns[-1][1])
+        return {0: 1.0, 1: 1.0 if index == 0 else 0.25, 2: 0.0}[number]
+
+    greedy, sampled = await evaluate(9, heldout(3, 4), generate=engine, judge=judged(solves))
+    assert (greedy.kind, greedy.policy_version, greedy.samples, greedy.num_problems) == (EvaluationKind.GREEDY, 9, 1, 3)
+    assert (greedy.accuracy, greedy.mean_reward, greedy.pass_at) == (pytest.approx(2 / 3), pytest.approx(2 / 3), {})
+    assert greedy.accuracy_error == pytest.approx(math.sqrt((2 / 9) * 3 / 2 / 3))
+    assert (greedy.share_truncated, greedy.mean_tokens, greedy.seconds) == (0.0, 3.0, 1.5)
+    assert (sampled.kind, sampled.samples, sampled.num_unscored) == (EvaluationKind.SAMPLED, 4, 0)
+    assert sampled.accuracy == pytest.approx((1 + 0.25 + 0) / 3), "mean@4"
+    assert sampled.accuracy_error == pytest.approx(float(np.std([1, 0.25, 0], ddof=1)) / math.sqrt(3))
+    assert sampled.mean_reward == pytest.approx((1 + (1 + 3 * 0.25) / 4 + 0) / 3)
+    assert sampled.pass_at == {2: pytest.approx((1 + 0.5 + 0) / 3), 4: pytest.approx(2 / 3)}
+    assert sampled.share_truncated == 0.25
+
+
+async def test_versions_are_drawn_with_the_same_seeds_and_problems_with_others() -> None:
+    engine = Engine()
+    for version in (0, 7):
+        await evaluate(version, heldout(3, 2), generate=engine, judge=judged(lambda number, turns: 1.0))
+    assert [greedy for greedy, _ in engine.asked] == [True, False, True, False]
+    for _, requests in engine.asked:
+        assert len({request.seed for request in requests}) == 3
+        assert {request.temperature for request in requests} == {0.8}
+    seeds = [[request.seed for request in requests] for _, requests in engine.asked]
+    assert seeds[0] == seeds[1] == seeds[2] == seeds[3]
+    versions = [{request.policy_version for request in requests} for _, requests in engine.asked]
+    assert versions == [{0}, {0}, {7}, {7}]
+    assert [request.indices for request in engine.asked[1][1]] == [(0, 1)] * 3, "a problem's prompt is computed once"
+
+
+async def test_an_episode_is_played_to_its_end() -> None:
+    """Problem n ends after its turn n + 1; each turn's prompt is the whole conversation so far."""
+    engine = Engine()
+
+    def answer(number: int, turns: Sequence[Ids]) -> Answer:
+        return float(len(turns) == 2) if len(turns) > number else ids(50, len(turns))
+
+    (greedy, sampled) = await evaluate(4, heldout(3, 2), generate=engine, judge=judged(answer))
+    assert greedy.accuracy == sampled.accuracy == pytest.approx(1 / 3)
+    assert sampled.mean_tokens == pytest.approx(3 * (1 + 2 + 3) / 3)
+    assert sampled.seconds == 3 * 1.5
+    turns = [requests for greedy, requests in engine.asked if not greedy]
+    assert [len(requests) for requests in turns] == [3, 4, 2], "from the second turn on, every episode goes its own way"
+    last = turns[2][1]
+    assert last.indices == (1,)
+    assert last.prompt_ids.tolist() == [7, 2, 2, 1, 4, 50, 1, 2, 1, 4, 50, 2]
+    assert len({request.seed for requests in turns for request in requests if request.group_id == 2}) == 3
+
+
+async def test_a_scorer_that_fails_is_no_reward() -> None:
+    def answer(number: int, turns: Sequence[Ids]) -> Answer:
+        index = int(turns[-1][1])
+        return ScorerError("The scorer failed.") if number == 0 or (number == 1 and index > 0) else 1.0
+
+    greedy, sampled = await evaluate(1, heldout(3, 4), generate=Engine(), judge=judged(answer))
+    assert (greedy.accuracy, greedy.num_problems, greedy.num_unscored) == (1.0, 2, 1)
+    assert (sampled.accuracy, sampled.num_problems, sampled.num_unscored) == (1.0, 2, 4 + 3)
+    assert sampled.pass_at == {2: 1.0, 4: 1.0}, "of the only problem with as many"
+    failing = judged(lambda number, turns: ScorerError("The scorer failed."))
+    with pytest.raises(ScorerError, match=r"(?s)Not one held-out completion.*3 completions by version 2"):
+        await evaluate(2, heldout(3, 0), generate=Engine(), judge=failing)
+
+
+async def test_a_local_generator_takes_the_named_versions_adapter(tmp_path: Path) -> None:
+    asked: list[Path | None] = []
+
+    async def engine(requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
+        asked.append(adapter)
+        return await Engine()(requests, greedy=greedy)
+
+    generate = local(engine, RunDirectory(tmp_path))
+    for version in (0, 12):
+        await evaluate(version, heldout(1, 0), generate=generate, judge=judged(lambda number, turns: 0.0))
+    assert asked == [None, tmp_path / "adapters" / "v000012"]
+
+
+class Run:
+    """A run of 10 steps whose evaluations are due at every third version, as a hub sees them."""
+
+    def __init__(self, root: Path, *, every: int = 3) -> None:
+        self.config = HubConfig(training=TrainingConfig(steps=10), evaluation=EvaluationConfig(every=every))
+        self.directory = RunDirectory(root)
+        self.recorded: list[int] = []
+        self.may_measure = asyncio.Event()
+        self.may_measure.set()
+        self.news = asyncio.Event()
+
+    def export(self, *versions: int) -> None:
+        for version in versions:
+            self.directory.adapter(version).mkdir(parents=True)
+
+    def evaluations(self) -> Evaluations:
+        """As after a start: what is recorded is known."""
+        return Evaluations(
+            self.config, self.directory, done=set(self.recorded), measure=self._measure, record=self._record
+        )
+
+    async def _measure(self, policy_version: int) -> list[Evaluation]:
+        await self.may_measure.wait()
+        judge = judged(lambda number, turns: 1.0)
+        return await evaluate(policy_version, heldout(1, 0), generate=Engine(), judge=judge)
+
+    async def _record(self, measured: Sequence[Evaluation]) -> None:
+        self.recorded.append(measured[0].policy_version)
+        self.news.set()
+
+    async def until(self, *recorded: int) -> None:
+        async with asyncio.timeout(20):
+            while self.recorded != list(recorded):
+                self.news.clear()
+                await self.news.wait()
+
+
+async def test_what_is_due_is_evaluated_once_and_in_order(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    evaluations = run.evaluations()
+    assert [version for version in range(11) if evaluations.is_due(version)] == [0, 3, 6, 9, 10]
+    assert [version for version in range(11) if Run(tmp_path, every=0).evaluations().is_due(version)] == [0, 10]
+    working = asyncio.create_task(evaluations.run())
+    evaluations.reached(0)
+    await run.until(0)
+    run.may_measure.clear()
+    run.export(2, 3, 6, 9)
+    for step in (2, 3, 6, 6):
+        evaluations.reached(step)
+    assert evaluations.waiting == {3, 6}, "version 9 is on the disk, from before the learner died, and not reached yet"
+    run.may_measure.set()
+    await run.until(0, 3, 6)
+    evaluations.reached(6)
+    evaluations.reached(9)
+    await run.until(0, 3, 6, 9)
+    assert not evaluations.waiting
+    working.cancel()
+    await asyncio.wait([working])
+
+
+async def test_what_a_restart_interrupted_is_done_after_it(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.export(3, 6)
+    first = run.evaluations()
+    working = asyncio.create_task(first.run())
+    first.reached(3)
+    await run.until(0, 3)
+    run.may_measure.clear()
+    first.reached(6)
+    await asyncio.sleep(0)
+    working.cancel()
+    await asyncio.wait([working])
+    assert run.recorded == [0, 3]
+    run.may_measure.set()
+    second = run.evaluations()
+    working = asyncio.create_task(second.run())
+    second.reached(7)
+    await run.until(0, 3, 6)
+    assert not second.waiting
+    working.cancel()
+    await asyncio.wait([working])

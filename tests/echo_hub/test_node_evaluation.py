@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub import node_evaluation
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
+from echo_hub.node_evaluation import GREEDY_TEMPERATURE, NodeEvaluations, figures
+from echo_hub.store.reading import EvaluatedEpisode
+from echo_hub.store.reports import EvaluationKind
+from echo_node.backends.draw_rows import draw_rows
+from echo_shared import draws
+
+
+def episode(number: int, reward: float | None, *, greedy: bool = False, at: float = 0.0) -> EvaluatedEpisode:
+    return EvaluatedEpisode(
+        about=EvaluationGroup(policy_version=6, greedy=greedy, number=number),
+        num_tokens=4,
+        truncated=reward == 0.0,
+        reward=reward,
+        leased_at=10.0 + at,
+        received_at=12.0 + at,
+    )
+
+
+EPISODES = [
+    episode(0, 1.0, greedy=True),
+    episode(1, 0.0, greedy=True, at=3.0),
+    *(episode(0, reward) for reward in (1.0, 1.0, 0.0)),
+    *(episode(1, reward) for reward in (1.0, 0.0, None)),
+]
+
+
+def test_the_figures_by_hand() -> None:
+    greedy, sampled = figures(6, EPISODES)
+    assert (greedy.kind, greedy.samples, greedy.num_problems, greedy.accuracy) == (EvaluationKind.GREEDY, 1, 2, 0.5)
+    assert (greedy.seconds, greedy.share_truncated, greedy.mean_tokens) == (5.0, 0.5, 4.0)
+    assert (sampled.samples, sampled.num_unscored, sampled.seconds) == (3, 1, 2.0)
+    assert sampled.accuracy == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert sampled.pass_at == {2: pytest.approx((1.0 + 1.0) / 2), 3: 1.0}
+
+
+class World:
+    """A coordinator that answers, or not, and the hub around it."""
+
+    def __init__(self, *, finishes: bool, alone: bool = False, over: bool = True) -> None:
+        self.finishes, self.alone, self.over = finishes, alone, over
+        self.said: list[Any] = []
+        self.looks = 0
+        self.evaluations = NodeEvaluations(
+            report=self.report,
+            publish=self.publish,
+            load=self.load,
+            num_received=self.num_received,
+            is_alone=lambda: self.alone,
+            run_is_over=lambda: self.over,
+        )
+
+    async def report(self, event: Any) -> None:
+        self.said.append(event)
+        if self.finishes and isinstance(event, EvaluationWanted):
+            self.evaluations.done(event.policy_version)
+
+    async def publish(self, policy_version: int) -> None:
+        self.said.append(policy_version)
+
+    async def load(self, policy_version: int) -> list[EvaluatedEpisode]:
+        return EPISODES
+
+    def num_received(self) -> int:
+        """Rollouts come in until the tenth look."""
+        self.looks += 1
+        if self.looks == 20:
+            self.over = True
+        return min(self.looks, 10)
+
+
+async def test_it_is_published_first_and_measured_once_it_is_done() -> None:
+    world = World(finishes=True)
+    measured = await world.evaluations.measure(6, patience_s=0.0)
+    assert measured is not None and [one.policy_version for one in measured] == [6, 6]
+    assert world.said == [6, EvaluationWanted(policy_version=6)]
+    world.evaluations.done(6)  # Nobody waits for it any more.
+
+
+@pytest.mark.parametrize(("alone", "over"), [(True, True), (False, True), (True, False)])
+async def test_a_finished_run_waits_for_no_node_that_does_nothing(
+    alone: bool, over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_evaluation, "LOOK_S", 0.001)
+    world = World(finishes=False, alone=alone, over=over)
+    assert await world.evaluations.measure(6, patience_s=3600.0 if alone else 0.0) is None
+    assert world.said[-1] == EvaluationAbandoned(policy_version=6)
+    assert world.looks >= (20 if not over else 10), "as long as rollouts come in, and as the run goes on, it waits"
+
+
+def test_the_temperature_is_the_greedy_limit_in_every_engines_draw() -> None:
+    """Also for neighbours in float32; where logits are exactly equal, either is drawn."""
+    import torch
+
+    from echo_shared.torch_draws import draw
+
+    rng = np.random.default_rng(0)
+    temperatures = np.full(64, GREEDY_TEMPERATURE)
+    for vocabulary in (40, 3_000):
+        for scale in (1.0, 40.0, 1e4):
+            logits = (rng.normal(size=(64, vocabulary)) * scale).astype(np.float32)
+            best = logits.argmax(axis=1)
+            second = np.nextafter(logits.max(axis=1), np.float32(-np.inf))
+            logits[np.arange(64), (best + 7) % vocabulary] = second
+            u = rng.random(64)
+            reference = draws.draw(logits, u, GREEDY_TEMPERATURE)
+            rows = draw_rows(logits, np.arange(64), u, temperatures)
+            tokens, logprobs = draw(*(torch.from_numpy(value) for value in (logits, u, temperatures)))
+            for drawn, logprob in (reference, rows, (tokens.numpy(), logprobs.numpy())):
+                np.testing.assert_array_equal(drawn, best)
+                np.testing.assert_allclose(logprob, 0.0, atol=1e-6)
+    tied = np.array([[1.0, 3.0, 2.0, 3.0]], np.float32)
+    assert {int(draws.draw(tied, np.array([u]), GREEDY_TEMPERATURE)[0][0]) for u in (0.0, 0.3, 0.7, 0.99)} == {1, 3}
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+async def test_leases_of_that_temperature_give_the_greedy_completions_of_the_base() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from echo_hub.base_model import PromptCodec, resolve_base
+    from echo_hub.config import HubConfig
+    from echo_hub.verify.problems import Problems
+    from echo_shared.sampling import GroupRequest
+    from echo_shared.torch_sampler import greedy, sample_groups
+
+    config = HubConfig.model_validate({"evaluation": {"problems": 64}})
+    base = resolve_base(config.model.base)
+    codec = PromptCodec.of_run(config, base)
+    problems = Problems.of_run(config, codec)
+    model: Any = await asyncio.to_thread(AutoModelForCausalLM.from_pretrained, base, dtype=torch.float32)
+    ids = [EvaluationGroup(policy_version=0, greedy=True, number=number).group_id for number in range(64)]
+    prompts = [problems.prompt_ids(group_id) for group_id in ids]
+    requests = [
+        GroupRequest(
+            lease_id=number,
+            group_id=group_id,
+            indices=(0,),
+            prompt_ids=problems.prompt_ids(group_id),
+            seed=number,
+            policy_version=0,
+            temperature=GREEDY_TEMPERATURE,
+            max_tokens=config.sampling.max_tokens,
+            stop_ids=tuple(codec.stop_ids),
+        )
+        for number, group_id in enumerate(ids)
+    ]
+    drawn = {rollout.lease_id: rollout for rollout in sample_groups(model.eval(), requests)}
+    expected = greedy(model, prompts, max_tokens=config.sampling.max_tokens, stop_ids=tuple(codec.stop_ids))
+    for number, completion in enumerate(expected):
+        np.testing.assert_array_equal(drawn[number].completion_ids, completion)
+        assert np.isfinite(drawn[number].behavior_logprobs).all()
+    assert problems.respond(ids[5], [expected[5]]) == problems.heldout_respond(5, [expected[5]])

@@ -1,0 +1,129 @@
+"""Episodes of several turns, played by a real node and by the hub itself, and learned from."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub.base_model import PromptCodec, resolve_base
+from echo_hub.episodes import training_rollout
+from echo_hub.store.store import Store
+from echo_hub.verify.problems import Problems
+
+pytestmark = pytest.mark.timeout(600)
+
+GAME: dict[str, dict[str, object]] = {
+    "task": {"name": "environment:guess"},
+    "sampling": {"max_tokens": 1},
+    "evaluation": {"problems": 8},
+}
+
+
+async def finished_run(site: Any, until: Any, mode: str, **training: object) -> Path:
+    run: Path = await site.make_run(mode, "--mode", mode, "--seed", "7", **GAME, training=training)
+    hub, url = await site.hub(run)
+    if mode != "colocated":
+        await site.node(url, "volunteer")
+    view = await until(url, lambda view: view["state"] == "finished")
+    books = view["accounting"]
+    assert books["leased"] == books["trained"] + sum(books["dropped"].values())
+    status, said = await hub.end()
+    assert status == 0, said
+    return run
+
+
+def consumed(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    """Every trained turn: step, group, index, turn, its tokens, the environment's, its reward; in order of training."""
+    return database.execute(
+        """SELECT groups.step, rollouts.group_id, rollouts."index", rollouts.turn,
+                  payloads.completion_ids, payloads.observation_ids, rollouts.reward
+           FROM rollouts JOIN groups USING (group_id) JOIN payloads USING (lease_id, "index")
+           WHERE rollouts.state = 'trained' ORDER BY groups.step, rollouts.group_id, rollouts."index", rollouts.turn"""
+    ).fetchall()
+
+
+def check_what_was_trained(run: Path) -> None:
+    """Step 1: what was drawn has the base's own log-probabilities behind this conversation; the rest is masked."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from echo_hub.config import load_config
+
+    config, base = load_config(run / "config.toml", {}), resolve_base("builtin:tiny")
+    codec = PromptCodec.load(base)
+    problems = Problems.of_run(config, codec)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    store = Store.open(f"sqlite:///{run / 'echo.db'}")
+    groups = store.load_batch(1)
+    store.close()
+    turns = [len(episode.turns) for group in groups for episode in group.episodes]
+    assert len(set(turns)) > 1 and max(turns) == 3
+    for group in groups:
+        prompt = problems.prompt_ids(group.group_id)
+        for episode in group.episodes:
+            rollout = training_rollout(episode)
+            said = codec.decode(rollout.completion_ids[~rollout.loss_mask])
+            assert said in {"".join(hints) for hints in _hints(len(episode.turns) - 1)}
+            assert rollout.loss_mask[-1] and rollout.loss_mask.sum() == len(episode.turns)
+            ids = torch.from_numpy(np.concatenate([prompt, rollout.completion_ids]).astype(np.int64))
+            with torch.no_grad():
+                logprobs = torch.log_softmax(model(ids[None]).logits[0, len(prompt) - 1 : -1].float(), -1)
+            drawn = logprobs.gather(1, ids[len(prompt) :, None])[:, 0].numpy()
+            np.testing.assert_allclose(
+                drawn[rollout.loss_mask], rollout.behavior_logprobs[rollout.loss_mask], atol=1e-4
+            )
+
+
+def _hints(count: int) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [()]
+    for _ in range(count):
+        found = [(*before, hint) for before in found for hint in (">=", "<=", "?=")]
+    return found
+
+
+@pytest.mark.slow
+async def test_a_node_plays_the_episodes_that_the_hub_plays_itself(
+    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
+) -> None:
+    """With batches that vary in size and groups that are replaced, too."""
+    settings = {"steps": 3, "groups_per_step": 8, "dynamic_sampling": True, "tokens_per_step": 48}
+    colocated = await finished_run(site, until, "colocated", **settings)
+    sequential = await finished_run(site, until, "sequential", **settings)
+    expected, got = consumed(books(colocated)), consumed(books(sequential))
+    assert got == expected
+    assert {row[3] for row in got} == {0, 1, 2}
+    sizes = books(sequential).execute("SELECT num_groups, num_tokens FROM steps ORDER BY step").fetchall()
+    assert all(tokens >= 48 or groups == 8 for groups, tokens in sizes)
+    dropped = books(sequential).execute("SELECT DISTINCT drop_reason FROM groups WHERE drop_reason IS NOT NULL")
+    assert {reason for (reason,) in dropped} <= {"no_advantage", "stale", "run_ended"}
+
+
+async def test_async_mode_plays_episodes(site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]) -> None:
+    run = await finished_run(site, until, "async", steps=3)
+    check_what_was_trained(run)
+    assert {row[3] for row in consumed(books(run))} == {0, 1, 2}
+    rewards = books(run).execute("SELECT mean_reward FROM steps").fetchall()
+    assert len(rewards) == 3 and all(0.0 <= reward <= 1.0 for (reward,) in rewards)
+
+
+@pytest.mark.slow
+async def test_the_tiny_model_learns_to_play(
+    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
+) -> None:
+    run = await finished_run(
+        site,
+        until,
+        "colocated",
+        steps=25,
+        groups_per_step=24,
+        group_size=8,
+        learning_rate=2e-3,
+        lora_rank=16,
+    )
+    rewards = [reward for (reward,) in books(run).execute("SELECT mean_reward FROM steps ORDER BY step")]
+    assert np.mean(rewards[-10:]) > np.mean(rewards[:2]) + 0.15

@@ -1,0 +1,139 @@
+"""Versions evaluated by a node while training goes on, with the same result as by the hub; through kill -9, and when
+every node has left."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_hub.config import load_config
+from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup
+from echo_hub.export import evaluate_versions
+from echo_hub.run_directory import RunDirectory
+from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_hub.store.store import Store
+
+pytestmark = pytest.mark.timeout(600)
+
+NODES: dict[str, dict[str, object]] = {
+    "run": {"seed": 3},
+    "evaluation": {"problems": 64, "every": 2, "samples": 8, "by": "nodes"},
+    "leases": {"deadline_s": 5.0},
+}
+OF_EVALUATIONS = f"group_id >= {FIRST_EVALUATION_ID}"
+
+
+def measured(run: Path) -> dict[int, list[Evaluation]]:
+    store = Store.open(f"sqlite:///{run / 'echo.db'}")
+    found: dict[int, list[Evaluation]] = {}
+    for evaluation in store.evaluations():
+        found.setdefault(evaluation.policy_version, []).append(evaluation)
+    store.close()
+    return found
+
+
+def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
+    """Every episode of every evaluation was evaluated once, by its own version, and is nobody's training."""
+    books = view["accounting"]
+    assert books["leased"] == books["trained"] + books["evaluated"] + sum(books["dropped"].values())
+    rows = database.execute(
+        f"SELECT group_id, \"index\", turn, policy_version FROM rollouts WHERE state = 'evaluated' AND {OF_EVALUATIONS}"
+    ).fetchall()
+    assert len(rows) == len({row[:3] for row in rows}) == books["evaluated"] > 0
+    for group_id, _, _, version in rows:
+        about = EvaluationGroup.of(group_id)
+        assert about is not None and about.policy_version == version
+    trained = database.execute(f"SELECT count(*) FROM rollouts WHERE state = 'trained' AND {OF_EVALUATIONS}")
+    assert trained.fetchone() == (0,)
+    kept = 'SELECT count(*) FROM payloads JOIN rollouts USING (lease_id, "index") WHERE ' + OF_EVALUATIONS
+    assert database.execute(kept).fetchone() == (0,), "what was evaluated is not kept"
+
+
+async def check_figures(run: Path, *versions: int) -> None:
+    """As `echo-hub eval` has them, with the learner's own sampling."""
+    config = load_config(run / "config.toml", {})
+    found = measured(run)
+    by_nodes = [one for version in versions for one in found[version]]
+    here = await evaluate_versions(config, RunDirectory(run), policy_versions=versions)
+    for one, other in zip(by_nodes, here, strict=True):
+        same(one, other)
+
+
+def same(by_nodes: Evaluation, here: Evaluation) -> None:
+    for name in ("policy_version", "kind", "num_problems", "samples", "num_unscored"):
+        assert getattr(by_nodes, name) == getattr(here, name)
+    for name in ("accuracy", "accuracy_error", "mean_reward", "mean_tokens", "share_truncated"):
+        assert getattr(by_nodes, name) == pytest.approx(getattr(here, name)), (name, by_nodes, here)
+    assert by_nodes.pass_at == pytest.approx(here.pass_at)
+
+
+async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
+    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
+) -> None:
+    run = await site.make_run("run", "--mode", "async", **NODES, training={"steps": 8})
+    hub, url = await site.hub(run)
+    port = url.rpartition(":")[2]
+    await site.node(url, "volunteer")
+    await until(url, lambda view: len(view["evaluations"]) >= 1 and view["accounting"]["evaluated"] % (64 * 9) > 0)
+    await hub.kill()
+    hub, url = await site.hub(run, "--port", port)
+    view = await until(url, lambda view: view["state"] == "finished")
+    check_books(view, books(run))
+    meanwhile = books(run).execute(
+        f"""SELECT count(*) FROM rollouts JOIN versions ON versions.policy_version = rollouts.policy_version + 1
+            WHERE rollouts.state = 'evaluated' AND {OF_EVALUATIONS} AND leased_at > published_at"""
+    )
+    assert meanwhile.fetchone()[0] > 0, "training went on"
+    found = measured(run)
+    assert sorted(found) == [0, 2, 4, 6, 8]
+    assert [one.kind for one in found[4]] == [EvaluationKind.GREEDY, EvaluationKind.SAMPLED]
+    await check_figures(run, 0, 4, 8)
+    board = Store.open(f"sqlite:///{run / 'echo.db'}").leaderboard()
+    assert [row.evaluated_rollouts for row in board] == [5 * 64 * 9]
+    assert (await hub.end())[0] == 0
+
+
+@pytest.mark.slow
+async def test_the_hub_evaluates_the_last_version_itself_when_every_node_has_left(
+    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
+) -> None:
+    many = {"problems": 2048, "every": 0, "samples": 0, "by": "nodes"}
+    run = await site.make_run(
+        "run", "--mode", "sequential", evaluation=many, leases={"deadline_s": 2.0}, training={"steps": 2}
+    )
+    hub, url = await site.hub(run)
+    node = await site.node(url, "volunteer")
+    await until(url, lambda view: view["published_version"] == 2)
+    await node.kill()
+    view = await until(url, lambda view: view["state"] == "finished")
+    books_now = view["accounting"]
+    assert books_now["leased"] == books_now["trained"] + books_now["evaluated"] + sum(books_now["dropped"].values())
+    assert sorted(measured(run)) == [0, 2]
+    assert (await hub.end())[0] == 0
+
+
+@pytest.mark.slow
+async def test_episodes_of_several_turns_are_evaluated_by_nodes(
+    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
+) -> None:
+    run = await site.make_run(
+        "run",
+        "--mode",
+        "sequential",
+        task={"name": "environment:guess"},
+        sampling={"max_tokens": 1},
+        evaluation={"problems": 8, "every": 0, "samples": 2, "by": "nodes"},
+        training={"steps": 2},
+    )
+    hub, url = await site.hub(run)
+    await site.node(url, "volunteer")
+    view = await until(url, lambda view: view["state"] == "finished")
+    check_books(view, books(run))
+    turns = books(run).execute(f"SELECT DISTINCT turn FROM rollouts WHERE {OF_EVALUATIONS} ORDER BY turn").fetchall()
+    assert turns == [(0,), (1,), (2,)]
+    await check_figures(run, 0, 2)
+    assert (await hub.end())[0] == 0
