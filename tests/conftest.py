@@ -103,9 +103,10 @@ class Site:
         status, said = await self.command("echo_hub.main", "init", run, "--port", "0", *flags)
         assert status == 0, said
         small: dict[str, dict[str, object]] = {
-            "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "threads": 1, "lora_rank": 4},
-            "task": {"heldout_problems": 16},
-            "server": {"heartbeat_s": 1.0},
+            "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "lora_rank": 4},
+            "learner": {"threads": 1},
+            "evaluation": {"problems": 16},
+            "server": {"heartbeat_s": 1.0, "shared_memory": False},  # These nodes stand for those of other hosts.
         }
         text = (run / "config.toml").read_text()
         for section in small.keys() | settings.keys():

@@ -37,11 +37,13 @@ log = logging.getLogger(__name__)
 
 DEMO_SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "run": {"name": "demo"},
-    "training": {"steps": 60, "threads": 1},
+    "training": {"steps": 60},
+    "learner": {"threads": 1},
     "sampling": {"max_tokens": 6},
-    "task": {"heldout_problems": 512},
+    "evaluation": {"problems": 512},
+    "server": {"shared_memory": False},
 }
-"""Where the demo differs from the defaults."""
+"""Where the demo differs from the defaults: its nodes stand for those of other hosts."""
 
 LOG_LINES: Final = 5
 NODE_STOP_S: Final = 8.0

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config import HubConfig
+from echo_hub.evaluation import Engine, Generated, HeldOut, evaluate, local, scored_by
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run_directory import RunDirectory
-from echo_hub.verify.problems import Problems, accuracy
+from echo_hub.store.reports import Evaluation
+from echo_hub.verify.pool import ScoringPool
+from echo_hub.verify.problems import Problems
 from echo_shared.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Greedy accuracy on the first `num_problems` held-out problems."""
-
-    policy_version: int
-    accuracy: float
-    num_problems: int
+from echo_shared.sampling import GroupRequest
 
 
 def export_adapter(directory: RunDirectory, destination: Path, *, policy_version: int | None) -> int:
@@ -43,35 +39,40 @@ def export_adapter(directory: RunDirectory, destination: Path, *, policy_version
 
 
 async def evaluate_versions(
-    config: HubConfig, directory: RunDirectory, *, policy_versions: Sequence[int] | None, num_problems: int | None
+    config: HubConfig, directory: RunDirectory, *, policy_versions: Sequence[int] | None
 ) -> list[Evaluation]:
-    """Greedy accuracy of each version, 0 = base; None = base and newest. Works beside a running hub."""
+    """What the hub measures of each version, 0 = base; None = base and newest. Works beside a running hub."""
     if policy_versions is None:
-        newest = directory.adapter_versions()[-1:]
-        policy_versions = [0, *newest]
-    adapters = {version: _adapter(directory, version)[1] for version in policy_versions if version > 0}
+        policy_versions = [0, *directory.adapter_versions()[-1:]]
+    for version in policy_versions:
+        if version > 0:
+            _adapter(directory, version)
     base_dir = resolve_base(config.model.base)
-    codec = PromptCodec.load(base_dir)
-    problems = Problems.of_run(config, codec, num_heldout=num_problems)
+    codec = PromptCodec.of_run(config, base_dir)
+    problems = Problems.of_run(config, codec)
+    heldout = HeldOut.of_run(config, problems, stop_ids=codec.stop_ids)
     settings = LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids)
-    prompts = problems.heldout_prompts()
-    results = []
-    # A directory of its own: the run's learner may be at work in the run's.
-    with tempfile.TemporaryDirectory(prefix="echo-eval-") as temporary:
-        learner = await Learner.start(settings, Path(temporary))
-        try:
-            for version in policy_versions:
-                completions = await learner.evaluate(prompts, base=version == 0, adapter=adapters.get(version))
-                results.append(
-                    Evaluation(
-                        policy_version=version,
-                        accuracy=accuracy(problems.heldout_rewards(completions)),
-                        num_problems=len(prompts),
-                    )
-                )
-        finally:
-            await learner.stop()
+    alone = settings.learner.model_copy(update={"processes": 1, "hosts": 1})
+    results: list[Evaluation] = []
+    async with contextlib.AsyncExitStack() as stack:
+        # A directory of its own: the run's learner may be at work in the run's.
+        own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-eval-")))
+        scoring = await stack.enter_async_context(ScoringPool.open(config, problems, base_dir=base_dir, logs=own))
+        learner = await Learner.start(settings.model_copy(update={"learner": alone}), own)
+        stack.push_async_callback(learner.stop)
+        generate, judge = local(_engine(learner), directory), scored_by(scoring)
+        for version in policy_versions:
+            results += await evaluate(version, heldout, generate=generate, judge=judge)
     return results
+
+
+def _engine(learner: Learner) -> Engine:
+    async def generate(requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
+        started = time.monotonic()
+        rollouts = await learner.evaluate(requests, adapter=adapter, greedy=greedy)
+        return Generated(rollouts=rollouts, seconds=time.monotonic() - started)
+
+    return generate
 
 
 def _adapter(directory: RunDirectory, policy_version: int | None) -> tuple[int, Path]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -30,12 +30,14 @@ from echo_hub.dashboard.model import (
 from echo_hub.driver import Driver
 from echo_hub.fleet import Fleet
 from echo_hub.run_directory import RunDirectory
-from echo_hub.store.reports import NodeTotals, StepRecord, Transport, VersionRecord
+from echo_hub.store.reports import Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
 from echo_hub.store.store import Store
+from echo_hub.store.tallies import Transport
 
 EVENTS_KEPT: Final = 50
 MOST_CHARACTERS: Final = 500
 VERSIONS_SHOWN: Final = 30
+EVALUATIONS_SHOWN: Final = 120
 RATE_WINDOW_S: Final = 30.0
 
 
@@ -85,6 +87,7 @@ class LivePages:
         self._finished = finished
         self._started_at = started_at
         self._received: deque[tuple[float, int]] = deque([(time.time(), 0)])
+        self._evaluations: dict[tuple[int, EvaluationKind], Evaluation] = {}
         self._size_bytes = lru_cache(1_024)(lambda version: _size_bytes(directory.adapter(version)))
 
     async def run_view(self) -> RunView:
@@ -109,18 +112,20 @@ class LivePages:
                 name=row.name,
                 trained_rollouts=row.trained_rollouts,
                 trained_tokens=row.trained_tokens,
+                evaluated_rollouts=row.evaluated_rollouts,
                 share=row.share,
                 last_seen=time.time() if row.node_id in self._fleet.nodes else row.last_seen,
             )
-            for rank, row in enumerate((row for row in totals if row.trained_rollouts), start=1)
+            for rank, row in enumerate((row for row in totals if row.share > 0), start=1)
         )
 
     def _run_view(self, status: CoordinatorStatus, rollouts_per_s: float) -> RunView:
         config = self._config
         books = self._store.accounting()
         newest = self._store.steps_history(status.trained_steps - 1)[-1:]
-        step = newest[0] if newest else None
+        step = _step_view(newest[0]) if newest else None
         versions = self._store.versions_history(VERSIONS_SHOWN)
+        evaluations = self._read_evaluations()
         return RunView(
             as_of=time.time(),
             run_id=self._run_id,
@@ -133,7 +138,7 @@ class LivePages:
             state_detail=self._detail(status),
             problems=() if self._learner_pid() else ("The learner process is not running; it is being started.",),
             started_at=self._started_at,
-            finished_at=self._finished_at(status) if self._finished() else None,
+            finished_at=evaluations[-1].evaluated_at if self._finished() else None,
             steps_total=config.training.steps,
             trained_step=status.trained_steps,
             published_version=status.published_version,
@@ -142,35 +147,36 @@ class LivePages:
             mean_reward=step.mean_reward if step else None,
             staleness_mean=step.staleness_mean if step else None,
             staleness_max=step.staleness_max if step else None,
+            newest_step=step,
             rollouts_per_s=rollouts_per_s,
             buffered_groups=status.groups_buffered,
             accounting=Accounting(
                 leased=books.leased,
                 trained=books.trained,
+                evaluated=books.evaluated,
                 dropped={reason.value: count for reason, count in books.by_drop_reason.items()},
                 in_flight=books.in_flight,
             ),
-            evaluations=tuple(
-                EvaluationView(
-                    policy_version=row.policy_version,
-                    accuracy=row.accuracy,
-                    num_problems=row.num_problems,
-                    evaluated_at=row.evaluated_at,
-                )
-                for row in self._store.evaluations()
-            ),
+            evaluations=_thinned(evaluations, EVALUATIONS_SHOWN),
             versions=tuple(self._version_view(row) for row in reversed(versions)),
             fetches_by_transport=_by_name(self._store.versions_by_transport()),
             events=tuple(self.notable.events),
         )
 
-    def _finished_at(self, status: CoordinatorStatus) -> float | None:
-        last = [row.evaluated_at for row in self._store.evaluations() if row.policy_version == status.trained_steps]
-        return last[0] if last else None
+    def _read_evaluations(self) -> list[EvaluationView]:
+        """All of them; only those since the last look are read from the store."""
+        known = self._evaluations
+        since = max((row.evaluated_at for row in known.values()), default=0.0)
+        known = known | {(row.policy_version, row.kind): row for row in self._store.evaluations(since)}
+        self._evaluations = known  # Replaced, never changed: another thread may be at it.
+        greedy = sorted(version for version, kind in known if kind is EvaluationKind.GREEDY)
+        return [_evaluation_view(known, version) for version in greedy]
 
     def _detail(self, status: CoordinatorStatus) -> str:
         if self._finished():
             return ""
+        if status.finished:
+            return "evaluating"
         if not status.nodes_connected:
             return "waiting for nodes"
         return "training" if status.training_step is not None else "collecting rollouts"
@@ -198,6 +204,7 @@ class LivePages:
             tokens_per_s=live.tokens_per_s if live else 0.0,
             received=row.received,
             trained=row.trained_rollouts,
+            evaluated=row.evaluated_rollouts,
             dropped=row.dropped,
             last_seen=time.time() if live else row.last_seen,
         )
@@ -214,7 +221,35 @@ class LivePages:
         )
 
 
+def _evaluation_view(rows: Mapping[tuple[int, EvaluationKind], Evaluation], version: int) -> EvaluationView:
+    greedy, sampled = rows[version, EvaluationKind.GREEDY], rows.get((version, EvaluationKind.SAMPLED))
+    return EvaluationView(
+        policy_version=version,
+        accuracy=greedy.accuracy,
+        accuracy_error=greedy.accuracy_error,
+        num_problems=greedy.num_problems,
+        mean_reward=greedy.mean_reward,
+        mean_tokens=greedy.mean_tokens,
+        share_truncated=greedy.share_truncated,
+        samples=sampled.samples if sampled else 0,
+        mean_at_k=sampled.accuracy if sampled else None,
+        mean_at_k_error=sampled.accuracy_error if sampled else None,
+        pass_at=sampled.pass_at if sampled else {},
+        seconds=greedy.seconds + (sampled.seconds if sampled else 0.0),
+        evaluated_at=greedy.evaluated_at,
+    )
+
+
+def _thinned(views: Sequence[EvaluationView], most: int) -> tuple[EvaluationView, ...]:
+    """At most `most` of them, evenly, always with the first and the newest."""
+    every = -(-len(views) // (most - 1)) if len(views) > most else 1
+    return tuple(view for place, view in enumerate(views) if place % every == 0 or place == len(views) - 1)
+
+
 def _step_view(row: StepRecord) -> StepView:
+    metrics = row.metrics
+    seconds = metrics.get("train_s", row.trained_at - row.planned_at)
+    computed = metrics.get("computed_tokens")
     return StepView(
         step=row.step,
         trained_at=row.trained_at,
@@ -223,11 +258,18 @@ def _step_view(row: StepRecord) -> StepView:
         mean_reward=row.mean_reward,
         staleness_mean=row.staleness_mean,
         staleness_max=row.staleness_max,
-        seconds=row.metrics.get("train_s", row.trained_at - row.planned_at),
-        loss=row.metrics.get("loss"),
-        grad_norm=row.metrics.get("grad_norm"),
-        mismatch_kl=row.metrics.get("mismatch_kl"),
-        clip_fraction=row.metrics.get("clip_fraction"),
+        seconds=seconds,
+        loss=metrics.get("loss"),
+        grad_norm=metrics.get("grad_norm"),
+        mismatch_kl=metrics.get("mismatch_kl"),
+        clip_fraction=metrics.get("clip_fraction"),
+        ratio_mean=metrics.get("ratio_mean"),
+        ratio_max=metrics.get("ratio_max"),
+        base_kl=metrics.get("base_kl"),
+        share_without_advantage=metrics.get("share_without_advantage"),
+        share_truncated=metrics.get("share_truncated"),
+        tokens_per_s=computed / seconds if computed is not None and seconds > 0 else None,
+        eval_s=metrics.get("eval_s"),
     )
 
 

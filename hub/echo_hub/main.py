@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Coroutine
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,10 +118,7 @@ def demo(
     """A hub and two nodes on this machine teach the built-in tiny model to add, in a few minutes."""
     from echo_hub.demo import DEMO_SETTINGS, DemoReport, default_backends, run_demo
 
-    if report_json is not None and not report_json.parent.is_dir():
-        raise ConfigError(
-            "The report cannot be written there.", got=str(report_json), do="Name a directory that exists."
-        )
+    _check_writable(report_json)
     run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
     flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
     settings = {
@@ -159,17 +157,51 @@ def evaluate(
         list[int] | None, typer.Option(min=0, help="Policy version, 0 = base; repeatable. Default: base and newest.")
     ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Held-out problems; default: the run's setting.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=0, help="Completions a problem for mean@k; default: the run's setting.")
+    ] = None,
+    figures_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there as well.")] = None,
 ) -> None:
-    """Print the held-out greedy accuracy of the base and of policy versions."""
+    """Print the held-out accuracy of the base and of policy versions: greedy, and mean@k and pass@k with --samples."""
     from echo_hub.export import evaluate_versions
 
     directory = RunDirectory(run_directory)
     directory.check()
-    config = load_config(directory.config, {})
-    results = _run(evaluate_versions(config, directory, policy_versions=version, num_problems=problems))
-    for result in results or ():
+    _check_writable(figures_json)
+    config = load_config(directory.config, {"evaluation": {"problems": problems, "samples": samples}})
+    results = _run(evaluate_versions(config, directory, policy_versions=version))
+    if results is None:
+        return
+    for result in results:
         label = "base" if result.policy_version == 0 else f"version {result.policy_version}"
-        typer.echo(f"{label:<14} {result.accuracy:.1%} of {result.num_problems} held-out problems")
+        typer.echo(f"{label:<14} {result.text} of {result.num_problems} held-out problems")
+    if figures_json is not None:
+        figures = {"evaluations": [asdict(result) for result in results]}
+        figures_json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+@app.command()
+def learner(
+    address: Annotated[str, typer.Option(help="HOST:PORT, the run's learner.address.")],
+    host_rank: Annotated[int, typer.Option(min=1, help="Which host this is: 1 for the first beside the hub's.")],
+    hosts: Annotated[int, typer.Option(min=2, help="The run's learner.hosts.")] = 2,
+    processes: Annotated[int, typer.Option(min=1, help="The run's learner.processes.")] = 1,
+    base: Annotated[str, typer.Option(help="The run's model.base, or its directory on this host.")] = "builtin:tiny",
+) -> None:
+    """Train on this host for a hub on another one, whose run says learner.hosts and learner.address."""
+    from echo_hub.base_model import resolve_base
+    from echo_hub.learner.launch import Launch, serve_host
+
+    typer.echo(f"Host {host_rank} of {hosts} works for the learner at {address}, until Ctrl-C.")
+    serve_host(
+        Launch(
+            processes=processes,
+            hosts=hosts,
+            host_rank=host_rank,
+            address=address,
+            base_dir=resolve_base(base),
+        )
+    )
 
 
 @app.command()
@@ -194,6 +226,12 @@ def make_run(directory: RunDirectory, config: HubConfig) -> None:
         raise ConfigError(
             "The run directory cannot be made.", got=str(error), do="Name a directory that you may write."
         ) from error
+
+
+def _check_writable(figures: Path | None) -> None:
+    """Before the work, not behind it."""
+    if figures is not None and not figures.parent.is_dir():
+        raise ConfigError("The figures cannot be written there.", got=str(figures), do="Name a directory that exists.")
 
 
 def _flags(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from echo_hub.base_model import PromptCodec, resolve_base
-from echo_hub.config import HubConfig, SamplingConfig, TaskConfig, TrainingConfig
-from echo_hub.export import Evaluation, evaluate_versions, export_adapter
+from echo_hub.config import EvaluationConfig, HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
+from echo_hub.export import evaluate_versions, export_adapter
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run_directory import RunDirectory
@@ -17,8 +18,9 @@ from echo_shared.errors import ConfigError
 
 CONFIG = HubConfig(
     sampling=SamplingConfig(max_tokens=6),
-    task=TaskConfig(heldout_problems=8),
-    training=TrainingConfig(lora_rank=2, threads=1, device="cpu", learning_rate=10.0),
+    evaluation=EvaluationConfig(problems=16, samples=4),
+    training=TrainingConfig(lora_rank=2, learning_rate=10.0),
+    learner=LearnerConfig(threads=1, device="cpu"),
 )
 
 
@@ -77,7 +79,13 @@ async def test_versions_are_evaluated_beside_the_run(tmp_path: Path) -> None:
     codec = PromptCodec.load(base_dir := resolve_base("builtin:tiny"))
     ids = codec.encode_prompt("999")
     rollouts = tuple(
-        TrainingRollout(completion_ids=ids, behavior_logprobs=np.full(len(ids), -1.0, np.float32), reward=float(index))
+        TrainingRollout(
+            completion_ids=ids,
+            loss_mask=np.ones(len(ids), dtype=bool),
+            behavior_logprobs=np.full(len(ids), -1.0, np.float32),
+            reward=float(index),
+            truncated=False,
+        )
         for index in range(2)
     )
     group = TrainingGroup(prompt_ids=codec.encode_prompt("123+456="), rollouts=rollouts)
@@ -86,14 +94,26 @@ async def test_versions_are_evaluated_beside_the_run(tmp_path: Path) -> None:
     try:
         await learner.train(1, [group], directory.adapter(1))
         # The run's own learner is still there and holds its lock.
-        base, ruined = await evaluate_versions(CONFIG, directory, policy_versions=None, num_problems=16)
+        found = await evaluate_versions(CONFIG, directory, policy_versions=None)
+        again = await evaluate_versions(CONFIG, directory, policy_versions=[1, 0])
     finally:
         await learner.stop()
-    assert (base.policy_version, base.num_problems, ruined.policy_version) == (0, 16, 1)
-    assert base.accuracy > 0.1
-    assert ruined == Evaluation(policy_version=1, accuracy=0.0, num_problems=16)
+    assert [(row.policy_version, row.kind.value, row.samples) for row in found] == [
+        (0, "greedy", 1),
+        (0, "sampled", 4),
+        (1, "greedy", 1),
+        (1, "sampled", 4),
+    ]
+    assert {row.num_problems for row in found} == {16}
+    base, base_sampled, ruined, ruined_sampled = found
+    assert base.accuracy > 0.1 and base_sampled.pass_at[4] >= base_sampled.accuracy > 0
+    assert ruined.accuracy == ruined_sampled.accuracy == ruined_sampled.pass_at[4] == 0.0
+    by_chance = {"seconds": 0.0, "evaluated_at": 0.0}
+    assert [replace(row, **by_chance) for row in again] == [
+        replace(row, **by_chance) for row in (ruined, ruined_sampled, base, base_sampled)
+    ], "the same versions have the same figures, in whatever order"
 
 
 async def test_an_unknown_version_is_refused_before_anything_starts(run: RunDirectory) -> None:
     with pytest.raises(ConfigError, match="asked for 7"):
-        await evaluate_versions(CONFIG, run, policy_versions=[0, 7], num_problems=None)
+        await evaluate_versions(CONFIG, run, policy_versions=[0, 7])

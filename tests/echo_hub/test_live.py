@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from echo_hub.fleet import Fleet
 from echo_hub.live import LivePages
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.run_directory import RunDirectory
+from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_shared.messages import (
     ArtefactOffer,
     Fetched,
@@ -30,6 +33,27 @@ from echo_shared.messages import (
 )
 
 STARTED = 900.0
+
+
+def evaluated(version: int, accuracy: float, *, at: float) -> list[Evaluation]:
+    """Greedy and sampled, the latter half as good."""
+    greedy = Evaluation(
+        policy_version=version,
+        kind=EvaluationKind.GREEDY,
+        num_problems=4,
+        samples=1,
+        num_unscored=0,
+        accuracy=accuracy,
+        accuracy_error=0.125,
+        pass_at={},
+        mean_reward=0.5,
+        mean_tokens=3.0,
+        share_truncated=0.25,
+        seconds=2.0,
+        evaluated_at=at,
+    )
+    sampled = replace(greedy, kind=EvaluationKind.SAMPLED, samples=8, accuracy=accuracy / 2, pass_at={8: 1.0})
+    return [greedy, sampled]
 
 
 class Hub:
@@ -149,7 +173,7 @@ async def test_a_run_before_its_first_step(hub: Hub) -> None:
     assert (view.group_size, view.max_staleness, view.join_command) == (2, 3, "echo-node join http://hub")
     assert (view.mean_reward, view.staleness_mean, view.staleness_max) == (None, None, None)
     assert (view.accounting, view.evaluations, view.versions) == (Accounting(), (), ())
-    assert view.fetches_by_transport == {"swarm": 0, "web_seed": 0}
+    assert view.fetches_by_transport == {"swarm": 0, "web_seed": 0, "shared_memory": 0}
     assert await hub.pages.nodes() == await hub.pages.steps(0) == await hub.pages.leaderboard() == ()
 
 
@@ -194,8 +218,8 @@ async def test_a_whole_run(hub: Hub) -> None:
             web_seed_bytes=100,
         )
         await hub.fleet.node_said(node_id, fetched)
-    for version, accuracy, at in ((0, 0.25, 1.0), (2, 0.75, 50.0)):
-        hub.driven.store.record_evaluation(policy_version=version, accuracy=accuracy, num_problems=4, now=at)
+    hub.driven.store.record_evaluations(evaluated(0, 0.25, at=1.0))
+    hub.driven.store.record_evaluations(evaluated(2, 0.75, at=50.0))
     hub.is_finished = True
 
     view = await hub.pages.run_view()
@@ -203,14 +227,29 @@ async def test_a_whole_run(hub: Hub) -> None:
     assert (view.trained_step, view.published_version) == (2, 2)
     assert (view.mean_reward, view.accounting.trained, view.accounting.in_flight) == (0.5, 8, 0)
     assert view.accounting.balanced
-    assert view.evaluations[1] == EvaluationView(policy_version=2, accuracy=0.75, num_problems=4, evaluated_at=50.0)
+    assert view.evaluations[1] == EvaluationView(
+        policy_version=2,
+        accuracy=0.75,
+        accuracy_error=0.125,
+        num_problems=4,
+        mean_reward=0.5,
+        mean_tokens=3.0,
+        share_truncated=0.25,
+        samples=8,
+        mean_at_k=0.375,
+        mean_at_k_error=0.125,
+        pass_at={8: 1.0},
+        seconds=4.0,
+        evaluated_at=50.0,
+    )
+    assert view.newest_step == (await hub.pages.steps(1))[0]
     assert (view.accuracy_before, view.accuracy_after) == (0.25, 0.75)
     newest, oldest = view.versions
     assert (newest.policy_version, newest.size_bytes, newest.dissemination_p50_s) == (2, 2_000, 2.0)
     assert (oldest.policy_version, oldest.size_bytes, oldest.dissemination_max_s) == (1, 1_000, 3.0)
     assert oldest.fetches_by_transport == {"swarm": 1, "web_seed": 1}
-    assert oldest.bytes_by_transport == {"swarm": 900, "web_seed": 200}
-    assert view.fetches_by_transport == {"swarm": 2, "web_seed": 1}, "the base model is not counted"
+    assert oldest.bytes_by_transport == {"swarm": 900, "web_seed": 200, "shared_memory": 0}
+    assert view.fetches_by_transport == {"swarm": 2, "web_seed": 1, "shared_memory": 0}, "the base model is not counted"
 
     steps = await hub.pages.steps(0)
     assert [(step.step, step.num_rollouts, step.num_tokens) for step in steps] == [(1, 4, 12), (2, 4, 12)]
@@ -218,6 +257,15 @@ async def test_a_whole_run(hub: Hub) -> None:
     assert await hub.pages.steps(1) == steps[1:]
     (row,) = await hub.pages.leaderboard()
     assert (row.rank, row.node_id, row.trained_rollouts, row.trained_tokens, row.share) == (1, "a", 8, 24, 1.0)
+
+
+async def test_of_many_evaluations_some_between_are_left_out(hub: Hub) -> None:
+    for version in range(3 * live_module.EVALUATIONS_SHOWN):
+        hub.driven.store.record_evaluations(evaluated(version, 0.5, at=1.0 + version)[:1])
+    shown = [view.policy_version for view in (await hub.pages.run_view()).evaluations]
+    assert len(shown) <= live_module.EVALUATIONS_SHOWN
+    assert (shown[0], shown[-1]) == (0, 3 * live_module.EVALUATIONS_SHOWN - 1)
+    assert max(late - early for early, late in itertools.pairwise(shown)) <= 4
 
 
 async def test_ranks_count_only_those_who_have_trained_rollouts(hub: Hub) -> None:

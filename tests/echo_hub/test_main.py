@@ -25,7 +25,8 @@ FLAGS = {
     "serve": {"--host", "--port", "--steps", "--dry-run"},
     "demo": {"--directory", "--keep", "--steps", "--port", "--seed", "--mode", "--backend", "--json"},
     "export": {"--version"},
-    "eval": {"--version", "--problems"},
+    "eval": {"--version", "--problems", "--samples", "--json"},
+    "learner": {"--address", "--host-rank", "--hosts", "--processes", "--base"},
     "version": set(),
 }
 

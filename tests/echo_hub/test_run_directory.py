@@ -39,13 +39,19 @@ def test_versions_are_whole_directories_in_order_of_their_number(run: RunDirecto
 
 
 def test_old_adapters_are_forgotten(run: RunDirectory) -> None:
-    run.forget_adapters(kept=2, published_version=0)
+    run.forget_adapters(kept=2, published_version=0, evaluating=())
     for version in range(1, 6):
         run.adapter(version).mkdir(parents=True)
         (run.adapter(version) / "adapter_config.json").write_text("{}")
-    for published_version, left in ((0, [1, 2, 3, 4, 5]), (2, [2, 3, 4, 5]), (5, [4, 5]), (5, [4, 5])):
-        run.forget_adapters(kept=2, published_version=published_version)
-        assert run.adapter_versions() == left, "what is not published yet stays"
+    for published_version, evaluating, left in (
+        (0, set(), [1, 2, 3, 4, 5]),
+        (2, set(), [2, 3, 4, 5]),
+        (5, {2, 9}, [2, 4, 5]),
+        (5, set(), [4, 5]),
+        (5, set(), [4, 5]),
+    ):
+        run.forget_adapters(kept=2, published_version=published_version, evaluating=evaluating)
+        assert run.adapter_versions() == left, "what is not published or evaluated yet stays"
     assert len(list((run.root / "adapters").iterdir())) == 2
 
 
@@ -60,11 +66,11 @@ def test_an_adapter_that_cannot_be_deleted_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", busy)
-        run.forget_adapters(kept=1, published_version=3)
+        run.forget_adapters(kept=1, published_version=3, evaluating=())
     assert run.adapter_versions() == [3], "never half of one"
     assert caplog.text.count("is open elsewhere") == 2
     assert len(list((run.root / "adapters").iterdir())) == 3
-    run.forget_adapters(kept=1, published_version=3)
+    run.forget_adapters(kept=1, published_version=3, evaluating=())
     assert list((run.root / "adapters").iterdir()) == [run.adapter(3)]
 
 

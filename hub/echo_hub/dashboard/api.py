@@ -4,6 +4,7 @@ GET /api/v1/run             one object: `RunView`, and `accuracy_before`, `accur
 GET /api/v1/nodes           {"nodes": [`NodeView`, ...]}
 GET /api/v1/steps?since=N   {"steps": [`StepView`, ...]}, the first 1,000 steps after N in order; N is 0 if left out.
                             Full answers have a sequel: ask again with N = the last step, until one has fewer
+GET /api/v1/curves          {"width": W, "points": [...]}, all steps in 600 points at most: see `curves`
 GET /api/v1/leaderboard     {"leaderboard": [`LeaderboardRow`, ...]}, in rank order
 GET /api/v1/events          server-sent `changed` {"state", "trained_step", "published_version"}, comments between
 GET /healthz                {"status": "ok" | "failing", "problems": [text, ...]}; 503 when failing
@@ -21,10 +22,9 @@ from aiohttp import web
 from aiohttp_sse import sse_response
 
 from echo_hub.dashboard.model import PagesSource
-from echo_hub.dashboard.responses import SECURITY_HEADERS, json_response, jsonable
+from echo_hub.dashboard.responses import SECURITY_HEADERS, json_response, jsonable, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
 
-MAX_STEP: Final = 2**53
 STEPS_PER_ANSWER: Final = 1_000
 MAX_VIEWERS: Final = 2_000
 
@@ -43,10 +43,10 @@ class Api:
         return json_response({"nodes": (await self._snapshots.get()).nodes})
 
     async def steps(self, request: web.Request) -> web.Response:
-        since = request.query.get("since", "0")
-        if not (since.isascii() and since.isdigit() and int(since[:17]) <= MAX_STEP):
+        since = whole_number(request.query.get("since", "0"))
+        if since is None:
             return json_response({"error": "since must be a step's number: 0, 1, 2, ..."}, status=400)
-        return json_response({"steps": (await self._source.steps(int(since)))[:STEPS_PER_ANSWER]})
+        return json_response({"steps": (await self._source.steps(since))[:STEPS_PER_ANSWER]})
 
     async def leaderboard(self, _request: web.Request) -> web.Response:
         return json_response({"leaderboard": (await self._snapshots.get()).leaderboard})

@@ -22,6 +22,13 @@ COLUMNS: Final[tuple[Column[LeaderboardRow], ...]] = (
     Column(key="name", title="Node", order=lambda row: (row.name.casefold(), row.node_id)),
     Column(key="rollouts", title="Rollouts", order=lambda row: row.trained_rollouts, descending=True, css="number"),
     Column(key="tokens", title="Tokens", order=lambda row: row.trained_tokens, descending=True, css="number"),
+    Column(
+        key="evaluated",
+        title="Evaluated",
+        order=lambda row: row.evaluated_rollouts,
+        descending=True,
+        css="number wide",
+    ),
     Column(key="share", title="Share", order=lambda row: row.share, descending=True, css="number"),
     Column(key="seen", title="Last seen", order=lambda row: row.last_seen, descending=True, css="number wide"),
 )

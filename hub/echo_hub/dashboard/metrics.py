@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from echo_hub.dashboard.model import NodeView, RunState, RunView
+from echo_hub.dashboard.model import EvaluationView, NodeView, RunState, RunView, StepView
 from echo_hub.dashboard.responses import SECURITY_HEADERS
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 
@@ -34,6 +34,10 @@ class _OfSnapshot:
 
     def collect(self) -> Iterator[Metric]:
         yield from _run(self._snapshot.run)
+        for step in filter(None, [self._snapshot.run.newest_step]):
+            yield from _learner(step)
+        for evaluation in self._snapshot.run.evaluations[-1:]:
+            yield from _evaluation(evaluation)
         yield from _rollouts(self._snapshot.run)
         yield from _dissemination(self._snapshot.run)
         yield from _nodes(self._snapshot.nodes)
@@ -68,17 +72,50 @@ def _run(run: RunView) -> Iterator[Metric]:
     yield _gauge("echo_staleness_mean", "Mean staleness of the newest step's batch, in steps.", run.staleness_mean)
     yield _gauge("echo_staleness_max", "Largest staleness of the newest step's batch, in steps.", run.staleness_max)
     yield _gauge("echo_staleness_bound", "Largest staleness that is trained on, in steps.", run.max_staleness)
-    for newest in run.evaluations[-1:]:
-        yield _gauge("echo_heldout_accuracy", "Of the newest evaluated version, 0..1.", newest.accuracy)
-        yield _gauge("echo_heldout_policy_version", "The newest evaluated version.", newest.policy_version)
+
+
+def _learner(step: StepView) -> Iterator[Metric]:
+    """Of the newest step."""
+    yield _gauge("echo_learner_train_seconds", "What the newest step took, waiting not included.", step.seconds)
+    yield _gauge("echo_learner_eval_seconds", "Spent on evaluations between the two newest steps.", step.eval_s)
+    yield _gauge("echo_learner_tokens_per_second", "Tokens that got a gradient, per second of it.", step.tokens_per_s)
+    yield _gauge("echo_learner_loss", "Of the newest step, as are those below.", step.loss)
+    yield _gauge("echo_learner_grad_norm", "Before it is clipped.", step.grad_norm)
+    yield _gauge("echo_learner_importance_ratio_mean", "Over trained tokens.", step.ratio_mean)
+    yield _gauge("echo_learner_importance_ratio_max", "Over trained tokens.", step.ratio_max)
+    yield _gauge("echo_learner_clip_fraction", "Of trained tokens, 0..1.", step.clip_fraction)
+    yield _gauge("echo_learner_mismatch_kl", "Between engine and learner, nats per token.", step.mismatch_kl)
+    yield _gauge("echo_learner_base_kl", "From the base model, nats per token.", step.base_kl)
+    yield _gauge("echo_learner_share_without_advantage", "Of the groups, 0..1.", step.share_without_advantage)
+    yield _gauge("echo_learner_share_truncated", "Of the rollouts, 0..1.", step.share_truncated)
+
+
+def _evaluation(newest: EvaluationView) -> Iterator[Metric]:
+    yield _gauge("echo_heldout_policy_version", "The newest evaluated version.", newest.policy_version)
+    yield _gauge("echo_heldout_problems", "How many it was evaluated on.", newest.num_problems)
+    yield _gauge("echo_heldout_accuracy", "Of the newest evaluated version, greedy, 0..1.", newest.accuracy)
+    yield _gauge("echo_heldout_accuracy_error", "Its standard error.", newest.accuracy_error)
+    yield _gauge("echo_heldout_mean_reward", "Greedy.", newest.mean_reward)
+    yield _gauge("echo_heldout_share_truncated", "Of the greedy completions, 0..1.", newest.share_truncated)
+    yield _gauge("echo_heldout_eval_seconds", "Of the sampling engine's time.", newest.seconds)
+    mean = GaugeMetricFamily("echo_heldout_mean_at_k", "Share of k samples that solve a problem.", labels=["k"])
+    error = GaugeMetricFamily("echo_heldout_mean_at_k_error", "Its standard error.", labels=["k"])
+    passed = GaugeMetricFamily("echo_heldout_pass_at_k", "Problems that one of k samples solves.", labels=["k"])
+    if newest.mean_at_k is not None and newest.mean_at_k_error is not None:
+        mean.add_metric([str(newest.samples)], newest.mean_at_k)
+        error.add_metric([str(newest.samples)], newest.mean_at_k_error)
+    yield mean
+    yield error
+    yield _labelled(passed, (([str(k)], share) for k, share in newest.pass_at.items()))
 
 
 def _rollouts(run: RunView) -> Iterator[Metric]:
     accounting = run.accounting
-    leased = CounterMetricFamily("echo_rollouts_leased", "Rollouts ever leased = trained + dropped + in flight.")
+    leased = CounterMetricFamily("echo_rollouts_leased", "Leased = trained + evaluated + dropped + in flight.")
     yield _labelled(leased, [([], accounting.leased)])
     ended = CounterMetricFamily("echo_rollouts", "Rollouts in a final state.", labels=["state", "reason"])
     ended.add_metric(["trained", ""], accounting.trained)
+    ended.add_metric(["evaluated", ""], accounting.evaluated)
     yield _labelled(ended, ((["dropped", reason], number) for reason, number in accounting.dropped.items()))
     yield _gauge("echo_rollouts_in_flight", "Rollouts leased and not yet in a final state.", accounting.in_flight)
     yield _gauge("echo_rollouts_per_second", "Rollouts received per second.", run.rollouts_per_s)
@@ -115,5 +152,6 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:
     ended = CounterMetricFamily("echo_node_rollouts", "The node's rollouts in a final state.", labels=["node", "state"])
     for node in nodes:
         ended.add_metric([node.node_id, "trained"], node.trained)
+        ended.add_metric([node.node_id, "evaluated"], node.evaluated)
         ended.add_metric([node.node_id, "dropped"], node.dropped)
     yield ended

@@ -21,14 +21,16 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """Where every rollout ever leased is now: leased = trained + dropped + in flight."""
+    """Where every rollout ever leased is now: leased = trained + evaluated + dropped + in flight."""
 
     leased: int = 0
     trained: int = 0
+    evaluated: int = 0
+    """By nodes, on held-out problems."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """By `DropReason` value."""
     in_flight: int = 0
-    """Leased, received or verified, and not yet trained on."""
+    """Leased, received or verified, and not yet trained on or evaluated."""
 
     @property
     def num_dropped(self) -> int:
@@ -36,17 +38,38 @@ class Accounting:
 
     @property
     def balanced(self) -> bool:
-        return self.leased == self.trained + self.num_dropped + self.in_flight
+        return self.leased == self.trained + self.evaluated + self.num_dropped + self.in_flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationView:
-    """Greedy accuracy of one version on the held-out problems."""
+    """How one version does on the held-out problems: greedy, and by several samples where the run asks for them."""
 
     policy_version: int
     accuracy: float
+    """Greedy, as are the other figures that do not say otherwise."""
+    accuracy_error: float = 0.0
+    """Standard error."""
     num_problems: int
+    mean_reward: float
+    mean_tokens: float
+    """Of a completion."""
+    share_truncated: float
+    samples: int = 0
+    """Completions of each problem at the run's temperature; 0 = only the greedy one."""
+    mean_at_k: float | None = None
+    """The share of a problem's samples that solve it, mean over problems."""
+    mean_at_k_error: float | None = None
+    pass_at: Mapping[int, float] = field(default_factory=dict)
+    """k -> the probability that one of k samples solves a problem."""
+    seconds: float
+    """Of the sampling engine's time, for all of it."""
     evaluated_at: float
+
+    @property
+    def pass_at_k(self) -> float | None:
+        """For all samples."""
+        return self.pass_at.get(self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +83,7 @@ class VersionView:
     """From announcement to verified, over the nodes that have it."""
     dissemination_max_s: float | None = None
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
-    """How many nodes fetched it, by `swarm` and `web_seed`."""
+    """How many nodes fetched it, by `swarm`, `web_seed` and `shared_memory`."""
     bytes_by_transport: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -75,6 +98,40 @@ class NotableEvent:
     at: float
     text: str
     warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """One trained step. It turned version `step` - 1 into `step`."""
+
+    step: int
+    trained_at: float
+    num_rollouts: int
+    num_tokens: int
+    """Of the completions."""
+    mean_reward: float
+    staleness_mean: float
+    staleness_max: int
+    seconds: float
+    """Of training alone; the wait for the batch is not in it."""
+    loss: float | None = None
+    grad_norm: float | None = None
+    mismatch_kl: float | None = None
+    """Between the nodes' sampling and the learner's own probabilities, nats per token."""
+    clip_fraction: float | None = None
+    ratio_mean: float | None = None
+    """Importance ratio of the trained tokens."""
+    ratio_max: float | None = None
+    base_kl: float | None = None
+    """From the base model, nats per token; only where the objective has a term for it."""
+    share_without_advantage: float | None = None
+    """Of the groups: all rewards were equal."""
+    share_truncated: float | None = None
+    """Of the rollouts: cut off by length."""
+    tokens_per_s: float | None = None
+    """That the learner computed a gradient for, while it trained."""
+    eval_s: float | None = None
+    """Spent on evaluations since the step before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +159,17 @@ class RunView:
     group_size: int
     max_staleness: int
     mean_reward: float | None = None
-    """Of the newest trained step, as are the two below."""
+    """Of the newest trained step, as are the three below."""
     staleness_mean: float | None = None
     staleness_max: int | None = None
+    newest_step: StepView | None = None
     rollouts_per_s: float = 0.0
     """Received, over the last minute or so."""
     buffered_groups: int = 0
     """Complete, scored, and waiting for the learner."""
     accounting: Accounting = Accounting()
     evaluations: tuple[EvaluationView, ...] = ()
-    """In the order of their versions."""
+    """In the order of their versions; of many, some between are left out."""
     versions: tuple[VersionView, ...] = ()
     """Newest first; old ones may be left out."""
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
@@ -149,43 +207,25 @@ class NodeView:
     tokens_per_s: float
     received: int
     trained: int
+    evaluated: int = 0
     dropped: int
     last_seen: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepView:
-    """One trained step. It turned version `step` - 1 into `step`."""
-
-    step: int
-    trained_at: float
-    num_rollouts: int
-    num_tokens: int
-    """Of the completions."""
-    mean_reward: float
-    staleness_mean: float
-    staleness_max: int
-    seconds: float
-    """Of training alone; the wait for the batch is not in it."""
-    loss: float | None = None
-    grad_norm: float | None = None
-    mismatch_kl: float | None = None
-    """Between the nodes' sampling and the learner's own probabilities, nats per token."""
-    clip_fraction: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderboardRow:
-    """One node's work that was trained on, counted on the hub from receipts."""
+    """One node's work that was trained on or evaluated, counted on the hub from receipts."""
 
     rank: int
-    """From 1, by `trained_rollouts`."""
+    """From 1, by `share`."""
     node_id: str
     name: str
     trained_rollouts: int
     trained_tokens: int
+    evaluated_rollouts: int = 0
+    """Drawn to see how good a version is."""
     share: float
-    """Of all trained rollouts."""
+    """Of all rollouts that were trained on or evaluated."""
     last_seen: float
 
 
@@ -228,5 +268,5 @@ class PagesSource(Protocol):
         ...
 
     async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
-        """In rank order; nodes without trained rollouts may be left out."""
+        """In rank order; nodes without a share may be left out."""
         ...

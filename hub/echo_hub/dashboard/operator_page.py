@@ -10,7 +10,7 @@ from typing import Final
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard.model import NodeView, PagesSource, RunState, RunView, StepView
+from echo_hub.dashboard.model import EvaluationView, NodeView, PagesSource, RunState, RunView, StepView
 from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
@@ -18,6 +18,8 @@ from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
 STEPS_SHOWN: Final = 12
 VERSIONS_SHOWN: Final = 8
 EVENTS_SHOWN: Final = 12
+EVALUATIONS_SHOWN: Final = 8
+TICKS_SHOWN: Final = 60
 NODES_SHOWN: Final = 500
 
 NODE_COLUMNS: Final[tuple[Column[NodeView], ...]] = (
@@ -76,6 +78,7 @@ class OperatorPage:
             remaining_s=remaining_s(run, recent),
             ticks=rail_ticks(run),
             segments=accounting_segments(run),
+            evaluations=newest_evaluations(run),
             versions=run.versions[:VERSIONS_SHOWN],
             nodes_by_version=Counter(node.policy_version for node in connected),
             events=run.events[:EVENTS_SHOWN],
@@ -97,14 +100,23 @@ def remaining_s(run: RunView, recent: Sequence[StepView]) -> float | None:
 
 
 def rail_ticks(run: RunView) -> tuple[tuple[float, float], ...]:
-    """(place along the run in thousandths, accuracy) of every evaluation."""
-    return tuple((1000 * min(e.policy_version / run.steps_total, 1.0), e.accuracy) for e in run.evaluations)
+    """(place along the run in thousandths, accuracy) of the evaluations, as far as they can be told apart."""
+    shown = run.evaluations[:: 1 + len(run.evaluations) // TICKS_SHOWN]
+    return tuple((1000 * min(e.policy_version / run.steps_total, 1.0), e.accuracy) for e in shown)
+
+
+def newest_evaluations(run: RunView) -> tuple[EvaluationView, ...]:
+    """Newest first, and always the base, which the others are compared with."""
+    newest = run.evaluations[: -EVALUATIONS_SHOWN - 1 : -1]
+    return newest if len(newest) == len(run.evaluations) else (*newest[:-1], run.evaluations[0])
 
 
 def accounting_segments(run: RunView) -> tuple[Segment, ...]:
-    """Trained, in flight, then every drop reason, the largest first."""
+    """Trained, evaluated, in flight, then every drop reason, the largest first."""
     accounting = run.accounting
-    parts = [("trained", "trained", accounting.trained), ("in flight", "flight", accounting.in_flight)]
+    parts = [("trained", "trained", accounting.trained)]
+    parts += [("evaluated", "evaluated", accounting.evaluated)] if accounting.evaluated else []
+    parts += [("in flight", "flight", accounting.in_flight)]
     dropped = sorted(accounting.dropped.items(), key=lambda item: -item[1])
     parts += [(reason.replace("_", " "), f"drop-{reason}", number) for reason, number in dropped if number]
     segments, start = [], 0.0

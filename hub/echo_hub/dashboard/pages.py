@@ -6,6 +6,7 @@ from aiohttp import web
 
 from echo_hub.dashboard.api import Api, EventStream
 from echo_hub.dashboard.assets import Assets
+from echo_hub.dashboard.curves import CurvesRoom
 from echo_hub.dashboard.leaderboard_page import LeaderboardPage
 from echo_hub.dashboard.metrics import Metrics
 from echo_hub.dashboard.model import PagesSource
@@ -31,6 +32,7 @@ def routes(
         web.get("/api/v1/run", api.run),
         web.get("/api/v1/nodes", api.nodes),
         web.get("/api/v1/steps", api.steps),
+        web.get("/api/v1/curves", CurvesRoom(source).serve),
         web.get("/api/v1/leaderboard", api.leaderboard),
         web.get("/api/v1/events", EventStream(snapshots, heartbeat_s=heartbeat_s).serve, allow_head=False),
         web.get("/metrics", Metrics(snapshots).serve),

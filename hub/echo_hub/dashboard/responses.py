@@ -30,6 +30,9 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 """A name that a node made up must never run as a script here, and nothing is fetched from elsewhere."""
 
 
+MAX_NUMBER: Final = 2**53
+
+
 def jsonable(value: Any) -> Any:
     """`value` in JSON's types: dataclasses become objects, numbers that are not finite become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -41,6 +44,12 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def whole_number(text: str) -> int | None:
+    """What a query may ask for: 0 to 2**53; None for anything else."""
+    number = int(text) if len(text) <= 16 and text.isascii() and text.isdigit() else MAX_NUMBER + 1
+    return number if number <= MAX_NUMBER else None
 
 
 def json_response(value: Mapping[str, Any], *, status: int = 200) -> web.Response:

@@ -52,6 +52,32 @@ def step_view(step: int) -> StepView:
         grad_norm=0.4 + 1 / step,
         mismatch_kl=0.0004 + (step * 17 % 9) * 1e-5,
         clip_fraction=0.01,
+        ratio_mean=1 + (step * 7 % 5 - 2) / 100,
+        ratio_max=1.5 + (step * 23 % 13) ** 2 / 10,
+        base_kl=0.02 * (1 - 0.97**step),
+        share_without_advantage=0.1 + 0.5 * (1 - 0.98**step),
+        share_truncated=0.02,
+        tokens_per_s=3_100.0 + step * 41 % 300,
+        eval_s=1.25 if step % 15 == 1 else 0.0,
+    )
+
+
+def evaluation_view(version: int) -> EvaluationView:
+    accuracy = 0.46 + 0.47 * (1 - 0.93**version)
+    return EvaluationView(
+        policy_version=version,
+        accuracy=accuracy,
+        accuracy_error=(accuracy * (1 - accuracy) / 255) ** 0.5,
+        num_problems=256,
+        mean_reward=accuracy,
+        mean_tokens=5.75,
+        share_truncated=0.01,
+        samples=8,
+        mean_at_k=accuracy - 0.06,
+        mean_at_k_error=0.02,
+        pass_at={2: accuracy - 0.01, 4: accuracy + 0.01, 8: min(accuracy + 0.04, 1.0)},
+        seconds=1.25,
+        evaluated_at=STARTED + STEP_S * version,
     )
 
 
@@ -121,20 +147,13 @@ class ScriptedSource:
             mean_reward=newest.mean_reward if newest else None,
             staleness_mean=newest.staleness_mean if newest else None,
             staleness_max=newest.staleness_max if newest else None,
+            newest_step=newest,
             rollouts_per_s=128.4 if newest and self.step < self.total else 0.0,
             buffered_groups=31 if newest and self.step < self.total else 0,
             accounting=Accounting(
                 leased=trained + flight + sum(dropped.values()), trained=trained, dropped=dropped, in_flight=flight
             ),
-            evaluations=tuple(
-                EvaluationView(
-                    policy_version=v,
-                    accuracy=0.46 + 0.47 * (1 - 0.93**v),
-                    num_problems=256,
-                    evaluated_at=STARTED + STEP_S * v,
-                )
-                for v in sorted(evaluated)
-            ),
+            evaluations=tuple(evaluation_view(v) for v in sorted(evaluated)),
             versions=tuple(self._version(v) for v in range(self.step, max(0, self.step - 20), -1)),
             fetches_by_transport={"swarm": 2 * self.step, "web_seed": self.step // 5} if self.step else {},
             events=self._events(),

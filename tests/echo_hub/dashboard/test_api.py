@@ -18,19 +18,25 @@ SCHEMA = {
         *("started_at", "finished_at", "steps_total", "trained_step", "published_version", "group_size"),
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
-        *("accuracy_before", "accuracy_after"),
+        *("newest_step", "accuracy_before", "accuracy_after"),
     },
     "nodes": {
         *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),
-        *("tokens_per_s", "received", "trained", "dropped", "last_seen"),
+        *("tokens_per_s", "received", "trained", "evaluated", "dropped", "last_seen"),
     },
     "steps": {
         *("step", "trained_at", "num_rollouts", "num_tokens", "mean_reward", "staleness_mean", "staleness_max"),
-        *("seconds", "loss", "grad_norm", "mismatch_kl", "clip_fraction"),
+        *("seconds", "loss", "grad_norm", "mismatch_kl", "clip_fraction", "ratio_mean", "ratio_max", "base_kl"),
+        *("share_without_advantage", "share_truncated", "tokens_per_s", "eval_s"),
     },
-    "leaderboard": {"rank", "node_id", "name", "trained_rollouts", "trained_tokens", "share", "last_seen"},
-    "accounting": {"leased", "trained", "dropped", "in_flight"},
-    "evaluations": {"policy_version", "accuracy", "num_problems", "evaluated_at"},
+    "leaderboard": {
+        *("rank", "node_id", "name", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share", "last_seen"),
+    },
+    "accounting": {"leased", "trained", "evaluated", "dropped", "in_flight"},
+    "evaluations": {
+        *("policy_version", "accuracy", "accuracy_error", "num_problems", "mean_reward", "mean_tokens"),
+        *("share_truncated", "samples", "mean_at_k", "mean_at_k_error", "pass_at", "seconds", "evaluated_at"),
+    },
     "versions": {
         *("policy_version", "published_at", "size_bytes", "dissemination_p50_s", "dissemination_max_s"),
         *("fetches_by_transport", "bytes_by_transport"),

@@ -31,6 +31,12 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     assert samples["echo_run_state", (("state", "finished"),)] == 0
     assert samples["echo_healthy", ()] == 1
     assert samples["echo_fetches_total", (("transport", "swarm"),)] == 74
+    assert samples["echo_heldout_accuracy", ()] == run.evaluations[-1].accuracy
+    assert samples["echo_heldout_policy_version", ()] == 30
+    assert samples["echo_heldout_mean_at_k", (("k", "8"),)] == run.evaluations[-1].mean_at_k
+    assert samples["echo_heldout_pass_at_k", (("k", "4"),)] == run.evaluations[-1].pass_at[4]
+    assert samples["echo_learner_importance_ratio_max", ()] == run.newest_step.ratio_max
+    assert samples["echo_learner_train_seconds", ()] == run.newest_step.seconds
     node = (await source.nodes())[0]
     assert samples["echo_node_tokens_per_second", (("node", node.node_id),)] == node.tokens_per_s
     assert samples["echo_node_rollouts_total", (("node", node.node_id), ("state", "trained"))] == node.trained
@@ -45,7 +51,8 @@ async def test_the_accounting_identity_holds_among_the_metrics(hub: ClientSessio
 async def test_what_is_not_known_has_no_sample(open_hub: Any, make_source: Any) -> None:
     samples = await scrape(await open_hub(make_source(names=())))
     assert samples["echo_learner_step", ()] == 0
-    assert not {name for name, _ in samples} & {"echo_mean_reward", "echo_heldout_accuracy", "echo_version_size_bytes"}
+    names = {name for name, _ in samples}
+    assert not names & {"echo_mean_reward", "echo_heldout_accuracy", "echo_learner_loss", "echo_version_size_bytes"}
 
 
 async def test_hostile_names_stay_inside_their_label(

@@ -8,7 +8,14 @@ import pytest
 from aiohttp import ClientSession
 
 from echo_hub.dashboard.model import RunState
-from echo_hub.dashboard.operator_page import accounting_segments, rail_ticks, remaining_s
+from echo_hub.dashboard.operator_page import (
+    EVALUATIONS_SHOWN,
+    TICKS_SHOWN,
+    accounting_segments,
+    newest_evaluations,
+    rail_ticks,
+    remaining_s,
+)
 
 
 async def page(hub: ClientSession, path: str = "/") -> str:
@@ -84,6 +91,19 @@ async def test_the_segments_cover_the_whole_bar(source: Any) -> None:
     assert [segment.label for segment in segments] == ["trained", "in flight", "stale", "expired", "duplicate"]
     assert sum(segment.length for segment in segments) == pytest.approx(1000)
     assert segments[-1].start + segments[-1].length == pytest.approx(1000)
+
+
+async def test_the_evaluations_are_the_newest_and_the_bases(open_hub: Any, source: Any) -> None:
+    text = await page(await open_hub(source))
+    rows = re.findall(r"<tr><th[^>]*>([^<]+)</th>.*", text[text.index('<tbody id="evaluations"') :])[:3]
+    assert rows == ["30", "15", "base"]
+    assert "87.7\u202f%<small> ± 2.1\u202f%</small>" in text
+    run = await source.run_view()
+    many = replace(run, evaluations=run.evaluations * 20)
+    shown = newest_evaluations(many)
+    assert len(shown) == EVALUATIONS_SHOWN
+    assert (shown[0], shown[-1]) == (run.evaluations[-1], run.evaluations[0])
+    assert len(rail_ticks(replace(run, evaluations=run.evaluations * 200))) <= TICKS_SHOWN
 
 
 async def test_ticks_lie_where_their_version_does(source: Any) -> None:

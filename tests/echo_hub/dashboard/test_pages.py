@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientSession
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
+from echo_hub.dashboard.curves import MOST_POINTS
 
 PAGES = ("/", "/leaderboard")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -33,7 +34,12 @@ class Tags(html.parser.HTMLParser):
 
 @pytest.mark.parametrize(
     "path",
-    [*PAGES, "/api/v1/run", "/api/v1/nodes", "/api/v1/steps", "/api/v1/leaderboard", "/metrics", "/healthz"],
+    [
+        *PAGES,
+        *(f"/api/v1/{name}" for name in ("run", "nodes", "steps", "curves", "leaderboard")),
+        "/metrics",
+        "/healthz",
+    ],
 )
 async def test_every_route_answers_with_the_security_headers(hub: ClientSession, path: str) -> None:
     async with hub.get(path) as response:
@@ -135,14 +141,44 @@ async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, so
     assert all(url.startswith((origin, "data:")) for url in requested)
 
 
-async def test_the_charts_of_a_long_run_have_every_step(browser: Any, open_hub: Any, source: Any) -> None:
-    source.total = source.step = 2 * STEPS_PER_ANSWER
+async def test_the_charts_of_a_long_run_reach_its_end_and_stay_light(browser: Any, open_hub: Any, source: Any) -> None:
+    source.total = 2 * STEPS_PER_ANSWER + 1_000
+    source.step = 2 * STEPS_PER_ANSWER
     hub = await open_hub(source)
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())
     page = await browser.new_page()
     await page.goto(f"{origin}/")
-    drawn = "document.getElementById('chart-reward').data?.[0].x ?? []"
-    await page.wait_for_function(f"count => ({drawn}).length >= count", arg=source.step, timeout=20_000)
+    drawn = "document.getElementById('chart-norm').data?.[0].x ?? []"
+    await page.wait_for_function(f"step => ({drawn}).at(-1) === step", arg=source.step, timeout=20_000)
     numbers = await page.evaluate(drawn)
-    assert numbers == list(range(1, source.step + 1))
+    assert MOST_POINTS / 2 <= len(numbers) <= MOST_POINTS
+    assert numbers == sorted(set(numbers))
+    for steps in (1, 900):
+        source.advance(steps)
+        await page.wait_for_function(f"step => ({drawn}).at(-1) === step", arg=source.step, timeout=20_000)
+        numbers = await page.evaluate(drawn)
+        assert len(numbers) <= MOST_POINTS
+        assert numbers == sorted(set(numbers)), "the last point has grown, or all have: none is there twice"
+
+
+async def test_every_chart_of_the_learner_has_its_lines(browser: Any, open_hub: Any, source: Any) -> None:
+    hub = await open_hub(source)
+    async with hub.get("/healthz") as response:
+        origin = str(response.url.origin())
+    page = await browser.new_page()
+    await page.goto(f"{origin}/")
+    await page.wait_for_function("document.getElementById('chart-tokens').data !== undefined", timeout=20_000)
+    lines = """[...document.querySelectorAll('.chart')].map(chart => [
+        chart.id, chart.data.filter(trace => trace.y.filter(Number.isFinite).length > 1).length])"""
+    assert dict(await page.evaluate(lines)) == {
+        "chart-reward": 7,
+        "chart-staleness": 3,
+        "chart-speed": 1,
+        "chart-ratio": 2,
+        "chart-kl": 2,
+        "chart-norm": 1,
+        "chart-shares": 3,
+        "chart-seconds": 2,
+        "chart-tokens": 1,
+    }

@@ -1,17 +1,32 @@
-// Draws the operator's charts from /api/v1/steps and /api/v1/run; live.js says when there is more.
+// Draws the operator's charts from /api/v1/curves and /api/v1/run; live.js says when there is more.
 "use strict";
 (() => {
-  const STEPS_PER_ANSWER = 1000;
-  const steps = [];
+  let width = 0; // Steps a point stands for.
+  let points = [];
   let run = null;
   let busy = false;
   let again = false;
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const LOG_TICKS = [-3, -2, -1, 0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
   const config = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: "reset" };
 
-  const lastStep = () => (steps.length ? steps[steps.length - 1].step : 0);
+  const lastStep = () => (points.length ? points[points.length - 1].step : 0);
   const end = () => Math.max(lastStep(), 10) * 1.02;
+  const of = (name) => points.map((p) => p[name]);
+
+  // The range that holds `values`, with air; in powers of ten on a logarithmic axis.
+  function range(values, over) {
+    const known = values.filter((value) => Number.isFinite(value) && (!over.log || value > 0));
+    if (over.log) {
+      const lowest = Math.log10(Math.min(...known, 1));
+      const highest = Math.log10(Math.max(...known, 1));
+      const air = Math.max(highest - lowest, 0.2) * 0.08;
+      return [lowest - air, Math.max(highest, lowest + 0.2) + air];
+    }
+    const highest = Math.max(...known, over.atLeast ?? 0);
+    return [Math.min(...known, 0) * 1.08, highest > 0 ? highest * 1.08 : 1];
+  }
 
   function layout(values, over) {
     const axis = {
@@ -24,9 +39,6 @@
       ticks: "",
       layer: "below traces",
     };
-    const known = values.filter((value) => Number.isFinite(value));
-    const highest = Math.max(...known, over.atLeast);
-    const lowest = Math.min(...known, 0);
     return {
       margin: { l: 38, r: 8, t: 6, b: 26 },
       paper_bgcolor: "transparent",
@@ -35,63 +47,109 @@
       showlegend: false,
       hovermode: "x unified",
       hoverlabel: { bgcolor: color("panel"), bordercolor: color("line"), font: { color: color("ink") } },
-      xaxis: { ...axis, range: [0, end()], showgrid: false, tickformat: ",d" },
-      yaxis: { ...axis, range: [lowest * 1.08, highest * 1.08], dtick: over.dtick },
+      xaxis: { ...axis, range: [0, end()], showgrid: false, tickformat: ",d", nticks: over.small ? 4 : undefined },
+      yaxis: {
+        ...axis,
+        range: range(values, over),
+        dtick: over.dtick,
+        ...(over.log ? { type: "log", tickvals: LOG_TICKS } : {}),
+        nticks: over.small ? 5 : undefined,
+        tickformat: over.format,
+        exponentformat: "power",
+      },
     };
   }
 
-  function line(values, name, stroke, width, extra) {
-    const alone = steps.length === 1;
+  function line(values, name, stroke, thickness, extra) {
+    const alone = points.length === 1;
     return {
-      x: steps.map((s) => s.step),
+      x: of("step"),
       y: values,
       name,
       mode: alone ? "markers" : "lines",
-      line: { color: stroke, width, ...extra },
+      line: { color: stroke, width: thickness, ...extra },
       marker: { color: stroke, size: 6 },
       hovertemplate: "%{y:.3~g}",
     };
   }
 
-  function speeds() {
-    return steps.map((s, i) => {
-      if (i === 0) return null;
-      const seconds = s.trained_at - steps[i - 1].trained_at;
-      return seconds > 0 ? s.num_rollouts / seconds : null;
-    });
+  // A curve over evaluated versions and its band of one standard error.
+  function measured(rows, value, error, name, stroke, symbol) {
+    const x = rows.map((e) => e.policy_version);
+    const edge = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
+    return [
+      { ...edge, y: rows.map((e) => e[value] + e[error]) },
+      { ...edge, y: rows.map((e) => e[value] - e[error]), fill: "tonexty", fillcolor: `${stroke}2e` },
+      {
+        x,
+        y: rows.map((e) => e[value]),
+        name,
+        mode: "lines+markers",
+        line: { color: stroke, width: 1, dash: "dot" },
+        cliponaxis: false,
+        marker: { color: stroke, size: rows.length > 40 ? 5 : 10, symbol, line: { color: color("ground"), width: 1.5 } },
+        hovertemplate: "%{y:.1%}",
+      },
+    ];
   }
 
-  function draw() {
+  function drawLearning() {
     const evaluations = run === null ? [] : run.evaluations;
-    const accuracy = {
-      x: evaluations.map((e) => e.policy_version),
-      y: evaluations.map((e) => e.accuracy),
-      name: "held-out accuracy",
-      mode: "lines+markers",
-      line: { color: color("accuracy"), width: 1, dash: "dot" },
-      cliponaxis: false,
-      marker: { color: color("accuracy"), size: 10, symbol: "diamond", line: { color: color("ground"), width: 1.5 } },
-      hovertemplate: "%{y:.1%}",
-    };
-    const rewards = steps.map((s) => s.mean_reward);
-    const reward = line(rewards, "mean reward", color("reward"), 2);
-    const heights = [...rewards, ...accuracy.y];
-    Plotly.react("chart-reward", [reward, accuracy], layout(heights, { atLeast: 0.95 }), config);
+    const sampled = evaluations.filter((e) => e.mean_at_k !== null);
+    const rewards = of("mean_reward");
+    const traces = [
+      ...measured(sampled, "mean_at_k", "mean_at_k_error", "held-out mean@k", color("sampled"), "circle"),
+      ...measured(evaluations, "accuracy", "accuracy_error", "held-out greedy", color("accuracy"), "diamond"),
+      line(rewards, "mean reward", color("reward"), 2),
+    ];
+    const heights = [...rewards, ...evaluations.map((e) => e.accuracy + e.accuracy_error)];
+    Plotly.react("chart-reward", traces, layout(heights, { atLeast: 0.95 }), config);
 
     const bound = run === null ? 0 : run.max_staleness;
-    const largest = steps.map((s) => s.staleness_max);
+    const largest = of("staleness_max");
     Plotly.react(
       "chart-staleness",
       [
         { ...line([bound, bound], "bound", color("muted"), 1.5, { dash: "dot" }), x: [0, end()], mode: "lines", hoverinfo: "skip" },
         line(largest, "max", color("staleness-faint"), 1.5, { shape: "hv" }),
-        line(steps.map((s) => s.staleness_mean), "mean", color("staleness"), 2),
+        line(of("staleness_mean"), "mean", color("staleness"), 2),
       ],
       layout([...largest, bound], { atLeast: 1, dtick: bound <= 6 ? 1 : undefined }),
       config,
     );
-    const speed = speeds();
+    const speed = of("rollouts_per_s");
     Plotly.react("chart-speed", [line(speed, "rollouts/s", color("speed"), 2)], layout(speed, { atLeast: 1 }), config);
+  }
+
+  // One chart of the learner: its lines are [field, name, colour].
+  function health(id, lines, over) {
+    const traces = lines.map(([field, name, stroke]) => line(of(field), name, color(stroke), 1.5));
+    Plotly.react(id, traces, layout(lines.flatMap(([field]) => of(field)), { small: true, ...over }), config);
+  }
+
+  function draw() {
+    drawLearning();
+    health("chart-ratio", [["ratio_max", "max", "speed-faint"], ["ratio_mean", "mean", "speed"]], { log: true });
+    health("chart-kl", [["base_kl", "base model", "accuracy"], ["mismatch_kl", "engine and learner", "speed"]], {});
+    health("chart-norm", [["grad_norm", "gradient norm", "speed"]], {});
+    health(
+      "chart-shares",
+      [["share_without_advantage", "without advantage", "staleness"], ["share_truncated", "cut off", "accuracy"], ["clip_fraction", "clipped", "speed"]],
+      { atLeast: 0.1, format: ".0%" },
+    );
+    health("chart-seconds", [["eval_s", "evaluation", "accuracy"], ["seconds", "training", "speed"]], {});
+    health("chart-tokens", [["tokens_per_s", "tokens/s", "speed"]], {});
+  }
+
+  function take(news) {
+    if (news.width !== width) points = [];
+    width = news.width;
+    // The last point may have grown.
+    if (news.points.length && width > 1 && points.length) {
+      const bucket = (step) => Math.floor((step - 1) / width);
+      if (bucket(points[points.length - 1].step) === bucket(news.points[0].step)) points.pop();
+    }
+    points.push(...news.points);
   }
 
   async function load() {
@@ -103,16 +161,16 @@
     try {
       do {
         again = false;
-        const answers = await Promise.all([fetch(`/api/v1/steps?since=${lastStep()}`), fetch("/api/v1/run")]);
+        const asked = [fetch(`/api/v1/curves?width=${width}&since=${lastStep()}`), fetch("/api/v1/run")];
+        const answers = await Promise.all(asked);
         if (!answers.every((answer) => answer.ok)) return;
-        const [more, now] = await Promise.all(answers.map((answer) => answer.json()));
+        const [news, now] = await Promise.all(answers.map((answer) => answer.json()));
         if (run !== null && now.run_id !== run.run_id) {
           location.reload(); // Another run is behind this address now.
           return;
         }
         run = now;
-        steps.push(...more.steps);
-        again = again || more.steps.length === STEPS_PER_ANSWER;
+        take(news);
         draw();
       } while (again);
     } catch {

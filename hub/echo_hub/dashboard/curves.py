@@ -1,0 +1,139 @@
+"""The charts' curves, /api/v1/curves: every step of the run, in a number of points that does not grow with it.
+
+A point stands for `width` consecutive steps, a power of two that doubles when there are too many points. The points are
+kept in memory and each step is read once, so an answer costs the same at step 100 and at step 100,000.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+from aiohttp import web
+
+from echo_hub.dashboard.model import PagesSource, StepView
+from echo_hub.dashboard.responses import json_response, whole_number
+
+MOST_POINTS: Final = 600
+"""About as many as a chart has pixels for."""
+
+MEANS: Final = (
+    *("mean_reward", "staleness_mean", "seconds", "eval_s", "loss", "grad_norm", "mismatch_kl", "base_kl"),
+    *("clip_fraction", "ratio_mean", "share_without_advantage", "share_truncated", "tokens_per_s"),
+)
+LARGEST: Final = ("staleness_max", "ratio_max")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Point:
+    """Sums over its steps, so that two points make one."""
+
+    first_step: int
+    step: int
+    """The last."""
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
+    rollouts: int = 0
+    """Of the steps whose duration is known: all but the run's first."""
+    seconds: float = 0.0
+    """From the end of the step before each of them to its own."""
+
+    def take(self, other: _Point) -> None:
+        self.step = other.step
+        for name, value in other.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.counts[name] = self.counts.get(name, 0) + other.counts[name]
+        for name, value in other.largest.items():
+            self.largest[name] = max(self.largest.get(name, value), value)
+        self.rollouts += other.rollouts
+        self.seconds += other.seconds
+
+    def as_json(self) -> dict[str, float | None]:
+        return {
+            "step": self.step,
+            "rollouts_per_s": self.rollouts / self.seconds if self.seconds > 0 else None,
+            **{name: self.sums[name] / self.counts[name] if name in self.sums else None for name in MEANS},
+            **{name: self.largest.get(name) for name in LARGEST},
+        }
+
+
+class Curves:
+    """All steps so far, in order of `add`."""
+
+    def __init__(self) -> None:
+        self.width = 1
+        self._points: list[_Point] = []
+        self._newest: StepView | None = None
+
+    @property
+    def last_step(self) -> int:
+        return self._newest.step if self._newest else 0
+
+    def add(self, step: StepView) -> None:
+        point = _point(step, self._newest)
+        self._newest = step
+        if self._points and (step.step - 1) // self.width == (self._points[-1].first_step - 1) // self.width:
+            self._points[-1].take(point)
+            return
+        self._points.append(point)
+        if len(self._points) > MOST_POINTS:
+            self._halve()
+
+    def after(self, step: int) -> list[dict[str, float | None]]:
+        """The points that hold a step after `step`."""
+        return [point.as_json() for point in self._points if point.step > step]
+
+    def _halve(self) -> None:
+        self.width *= 2
+        halved: list[_Point] = []
+        for point in self._points:
+            if halved and (point.first_step - 1) // self.width == (halved[-1].first_step - 1) // self.width:
+                halved[-1].take(point)
+            else:
+                halved.append(point)
+        self._points = halved
+
+
+def _point(step: StepView, before: StepView | None) -> _Point:
+    known = {name: getattr(step, name) for name in (*MEANS, *LARGEST)}
+    seconds = step.trained_at - before.trained_at if before else 0.0
+    return _Point(
+        first_step=step.step,
+        step=step.step,
+        sums={name: known[name] for name in MEANS if known[name] is not None},
+        counts={name: 1 for name in MEANS if known[name] is not None},
+        largest={name: known[name] for name in LARGEST if known[name] is not None},
+        rollouts=step.num_rollouts if before else 0,
+        seconds=seconds,
+    )
+
+
+class CurvesRoom:
+    def __init__(self, source: PagesSource) -> None:
+        self._source = source
+        self._curves = Curves()
+        self._lock = asyncio.Lock()
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """GET /api/v1/curves?width=W&since=N: what is new for a viewer who has the points of width W up to step N.
+
+        {"width": ..., "points": [...]}: all points where the width is another one by now, else those with a step after
+        N, of which the first may replace the viewer's last.
+        """
+        width, since = (whole_number(request.query.get(name, "0")) for name in ("width", "since"))
+        if width is None or since is None:
+            return json_response({"error": "width and since must be numbers: 0, 1, 2, ..."}, status=400)
+        await self._catch_up()
+        points = self._curves.after(since if width == self._curves.width else 0)
+        return json_response({"width": self._curves.width, "points": points})
+
+    async def _catch_up(self) -> None:
+        async with self._lock:
+            while True:
+                more = await self._source.steps(self._curves.last_step)
+                for step in more:
+                    self._curves.add(step)
+                if not more:
+                    return
