@@ -47,6 +47,8 @@ def main(
             "rows": measured.rows,
         }
         json_file.write_text(json.dumps(document, indent=2) + "\n")
+        if measured.picture is not None:
+            json_file.with_suffix(".png").write_bytes(measured.picture)
 
 
 def _table(title: str, rows: list[dict[str, object]]) -> Table:

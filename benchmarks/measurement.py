@@ -29,6 +29,8 @@ class Measurement:
     headline: dict[str, Any]
     rows: list[dict[str, Any]]
     conditions: dict[str, Any] = field(default_factory=dict)
+    picture: bytes | None = None
+    """A PNG, written beside the figures."""
 
 
 def conditions(seed: int) -> dict[str, Any]:

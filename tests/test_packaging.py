@@ -47,7 +47,7 @@ def third_party(directory: str) -> dict[str, list[str]]:
         ("hub", ("hub",)),
         ("edge_client", ("cpu", "cuda", "mlx", "vllm")),
         ("shared", ("cuda",)),
-        ("benchmarks", ("hub", "cpu")),
+        ("benchmarks", ("hub", "cpu", "benchmarks")),
         ("tests", ("hub", "cpu", "mlx", "dev")),
     ],
 )

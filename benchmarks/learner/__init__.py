@@ -1,0 +1,81 @@
+"""One training step here beside the same step in TRL's GRPOTrainer: time, peak memory, loss and gradient.
+
+Model, batch, adapter, objective, precision and micro-batch budget are the same, and so are the tokens and the old
+log-probabilities: nothing is sampled. What is timed on both sides is a whole optimizer step on prepared completions:
+forward and backward passes, gradient clipping, AdamW; here also the packing of the batch. TRL pads when it generates;
+that is not timed. TRL runs its own `train()`; of its options those are set that make it fastest in the same memory
+(no gradient checkpointing where time is measured, fused AdamW, its chunked output layer, which is always on).
+Each side has a process of its own, and they take turns step by step, for the machine may be slower a minute later.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.learner.cases import CASES, Case, make_model
+from benchmarks.learner.side import Side, Step
+from benchmarks.measurement import Measurement
+
+DESCRIPTION: Final = "A GRPO step with LoRA on mixed completion lengths, in TRL's GRPOTrainer and here, in turns"
+
+CONDITIONS: Final = {
+    "timed": "forward, backward, clipping and AdamW of one step; the packing of the batch too on Echo's side",
+    "peak_memory": "largest resident memory of the side's process (on CUDA: allocated) during its steps, over what it "
+    "holds after the model is loaded and the trainer built: activations, logits, gradients, optimizer state",
+    "gradient_difference": "largest difference in any entry, over the largest entry of TRL's gradient; first step",
+    "headline": "the worst of all cases; gradients in float32 only",
+}
+
+
+def measure(seed: int) -> Measurement:
+    with tempfile.TemporaryDirectory(prefix="echo-learner-") as directory:
+        rows = [_compare(case, Path(directory), seed) for case in CASES]
+    timed = [row["time_ratio"] for row, case in zip(rows, CASES, strict=True) if case.steps > 1]
+    wide = [row["memory_ratio"] for row, case in zip(rows, CASES, strict=True) if case.vocabulary > 100_000]
+    exact = [row["gradient_difference"] for row, case in zip(rows, CASES, strict=True) if case.precision == "float32"]
+    return Measurement(
+        headline={
+            "step_time_over_trl": max(timed),
+            "peak_memory_over_trl": max(wide),
+            "max_gradient_difference": max(exact),
+        },
+        rows=rows,
+        conditions=CONDITIONS,
+    )
+
+
+def _compare(case: Case, scratch: Path, seed: int) -> dict[str, Any]:
+    base = make_model(case, scratch, seed)
+    with Side("trl", case, base, seed) as trl, Side("echo", case, base, seed) as echo:
+        pairs = [(trl.step(), echo.step()) for _ in range(case.steps)]
+        peaks = trl.peak_bytes(), echo.peak_bytes()
+    # The first step also allocates, and is compared instead.
+    timed = pairs[1:] or pairs
+    seconds = [statistics.median(step.seconds for step in steps) for steps in zip(*timed, strict=True)]
+    tokens, operations = case.work(seed)
+    return {
+        "case": case.name,
+        "vocabulary": case.vocabulary,
+        "precision": case.precision,
+        "checkpointing": case.checkpointing,
+        "trl_s": seconds[0],
+        "echo_s": seconds[1],
+        "time_ratio": statistics.median(ours.seconds / theirs.seconds for theirs, ours in timed),
+        "trl_peak_mib": peaks[0] / 2**20,
+        "echo_peak_mib": peaks[1] / 2**20,
+        "memory_ratio": peaks[1] / peaks[0],
+        **_differences(*pairs[0]),
+        "tokens_per_s": tokens / seconds[1],
+        "matmul_share": operations / seconds[1] / pairs[0][1].peak_operations_per_s,
+    }
+
+
+def _differences(trl: Step, echo: Step) -> dict[str, float]:
+    if trl.gradient.keys() != echo.gradient.keys():
+        raise RuntimeError("the two sides do not train the same weights")
+    largest = max(float(abs(values).max()) for values in trl.gradient.values())
+    difference = max(float(abs(values - echo.gradient[name]).max()) for name, values in trl.gradient.items())
+    return {"gradient_difference": difference / largest, "loss_difference": abs(trl.loss - echo.loss)}

@@ -1,0 +1,173 @@
+"""What both sides train: models of random weights, batches of mixed lengths, adapters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from echo_hub.learner.settings import TrainingGroup, TrainingRollout
+
+LORA_RANK: Final = 16
+LEARNING_RATE: Final = 1e-6
+"""Small enough for each step to be the first one's work again."""
+SPREAD: Final = 8
+"""The longest completion over the shortest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, a batch, and how it is computed."""
+
+    name: str
+    hidden: int
+    layers: int
+    intermediate: int
+    vocabulary: int
+    prompt_tokens: int
+    longest: int
+    """Tokens of the longest completion; lengths are spread evenly from an eighth of it."""
+    groups: int = 2
+    group_size: int = 8
+    micro_batch: int = 8
+    """TRL's rollouts in one pass; Echo's passes hold as many tokens as that."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    checkpointing: bool = False
+    steps: int = 4
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        return self.micro_batch * (self.prompt_tokens + self.longest)
+
+    def lengths(self, seed: int) -> list[int]:
+        """Of all completions, in the batch's order."""
+        even = np.linspace(self.longest / SPREAD, self.longest, self.groups * self.group_size)
+        return [int(length) for length in np.random.default_rng(seed).permutation(even.round())]
+
+    def work(self, seed: int) -> tuple[int, float]:
+        """Completion tokens of a step, and the floating-point operations of its matrix products in the body and the
+        output layer: forward, and backward to the inputs, for the weights are frozen. Prompts count once a group."""
+        tokens = sum(self.lengths(seed))
+        heads = 64 * (2 * _heads(self.hidden) + 2 * _key_value_heads(self.hidden))
+        layer = self.hidden * (heads + 3 * self.intermediate)
+        inputs = tokens + self.groups * self.prompt_tokens
+        return tokens, 4.0 * (inputs * self.layers * layer + tokens * self.vocabulary * self.hidden)
+
+
+CASES: Final = (
+    Case(
+        name="100 M parameters",
+        hidden=768,
+        layers=12,
+        intermediate=2048,
+        vocabulary=32_000,
+        prompt_tokens=32,
+        longest=96,
+    ),
+    Case(
+        name="long prompts",
+        hidden=512,
+        layers=6,
+        intermediate=1536,
+        vocabulary=32_000,
+        prompt_tokens=128,
+        longest=64,
+    ),
+    Case(
+        name="wide vocabulary",
+        hidden=256,
+        layers=4,
+        intermediate=768,
+        vocabulary=151_936,
+        prompt_tokens=32,
+        longest=96,
+    ),
+    Case(
+        name="wide vocabulary, recomputed layers",
+        hidden=256,
+        layers=4,
+        intermediate=768,
+        vocabulary=151_936,
+        prompt_tokens=32,
+        longest=96,
+        checkpointing=True,
+        steps=1,
+    ),
+    Case(
+        name="100 M parameters, bfloat16",
+        hidden=768,
+        layers=12,
+        intermediate=2048,
+        vocabulary=32_000,
+        prompt_tokens=32,
+        longest=96,
+        precision="bfloat16",
+    ),
+)
+
+
+def _heads(hidden: int) -> int:
+    return hidden // 64
+
+
+def _key_value_heads(hidden: int) -> int:
+    return max(1, hidden // 256)
+
+
+def make_model(case: Case, scratch: Path, seed: int) -> Path:
+    """Random weights in Hugging Face layout; the same for cases of one shape."""
+    directory = scratch / f"{case.hidden}-{case.layers}-{case.intermediate}-{case.vocabulary}"
+    if not directory.exists():
+        torch.manual_seed(seed)
+        config = Qwen3Config(
+            vocab_size=case.vocabulary,
+            hidden_size=case.hidden,
+            num_hidden_layers=case.layers,
+            num_attention_heads=_heads(case.hidden),
+            num_key_value_heads=_key_value_heads(case.hidden),
+            head_dim=64,
+            intermediate_size=case.intermediate,
+            max_position_embeddings=4_096,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+        Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def make_batch(case: Case, seed: int) -> list[TrainingGroup]:
+    """Random tokens. The behaviour's log-probabilities are about what random weights give, so that some are clipped."""
+    rng = np.random.default_rng([seed, 1])
+    lengths = iter(case.lengths(seed))
+    groups = []
+    for _ in range(case.groups):
+        rollouts = [
+            TrainingRollout(
+                completion_ids=rng.integers(1, case.vocabulary, length).astype(np.int32),
+                loss_mask=np.ones(length, dtype=bool),
+                behavior_logprobs=rng.normal(-math.log(case.vocabulary), 0.1, length).astype(np.float32),
+                reward=float(rng.random()),
+                truncated=False,
+            )
+            for length in (next(lengths) for _ in range(case.group_size))
+        ]
+        prompt = rng.integers(1, case.vocabulary, case.prompt_tokens).astype(np.int32)
+        groups.append(TrainingGroup(prompt_ids=prompt, rollouts=tuple(rollouts)))
+    return groups
+
+
+@torch.no_grad()
+def fill_adapter(parameters: Mapping[str, torch.nn.Parameter], seed: int) -> None:
+    """The same weights on both sides, none of them zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for name in sorted(parameters):
+        values = torch.randn(parameters[name].shape, generator=generator)
+        parameters[name].copy_(values.mul_(0.02))

@@ -1,0 +1,153 @@
+"""One of the two trainers in a process of its own, which makes a step when it is asked to."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.learner.cases import Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one optimizer step took and gave."""
+
+    seconds: float
+    loss: float
+    gradient: dict[str, NDArray[np.float32]]
+    """After clipping, by the names in PEFT's files; empty after the first step."""
+    peak_operations_per_s: float
+    """Of a matrix product on this device in the case's precision."""
+
+
+class Side:
+    """A context manager around the process; `name` is trl or echo."""
+
+    def __init__(self, name: str, case: Case, base: Path, seed: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, child_pipe = context.Pipe()
+        self._process = context.Process(target=_run, args=(name, case, base, seed, child_pipe), daemon=True)
+        self._process.start()
+        child_pipe.close()
+        self._name = name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pipe.close()
+        self._process.join()
+
+    def step(self) -> Step:
+        step: Step = self._ask("step")
+        return step
+
+    def peak_bytes(self) -> int:
+        """See `benchmarks.learner.CONDITIONS`."""
+        peak: int = self._ask("peak")
+        return peak
+
+    def _ask(self, question: str) -> Any:
+        try:
+            self._pipe.send(question)
+            return self._pipe.recv()
+        except (EOFError, ConnectionError) as error:
+            raise RuntimeError(f"the {self._name} side died; see its output above") from error
+
+
+# The rest runs in the child.
+
+
+def _run(name: str, case: Case, base: Path, seed: int, pipe: Connection) -> None:
+    if name == "trl":
+        from benchmarks.learner.trl_side import run
+    else:
+        from benchmarks.learner.echo_side import run
+    run(case, base, seed, Questions(pipe, case))
+
+
+class Questions:
+    """Answers the parent. A side calls `started` when it is ready, then `wait` before and `done` after each step."""
+
+    def __init__(self, pipe: Connection, case: Case) -> None:
+        self._pipe = pipe
+        self._dtype = torch.bfloat16 if case.precision == "bfloat16" else torch.float32
+        self._operations_per_s = 0.0
+        self._baseline = 0
+        self._began = 0.0
+        self._steps = 0
+
+    def started(self) -> None:
+        self._operations_per_s = _matrix_peak(self._dtype)
+        gc.collect()
+        self._baseline = _memory_bytes(peak=False)
+        _reset_peak()
+
+    def wait(self) -> bool:
+        """Whether there is to be one more step."""
+        try:
+            while self._pipe.recv() == "peak":
+                self._pipe.send(_memory_bytes(peak=True) - self._baseline)
+        except EOFError:
+            return False
+        _synchronize()
+        self._began = time.perf_counter()
+        return True
+
+    def done(self, loss: Callable[[], float], gradient: Callable[[], dict[str, NDArray[np.float32]]]) -> None:
+        _synchronize()
+        seconds = time.perf_counter() - self._began
+        self._steps += 1
+        step = Step(
+            seconds=seconds,
+            loss=loss(),
+            gradient=gradient() if self._steps == 1 else {},
+            peak_operations_per_s=self._operations_per_s,
+        )
+        self._pipe.send(step)
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _matrix_peak(dtype: torch.dtype) -> float:
+    """Operations a second, the best of a few products."""
+    size, device = (8_192, "cuda") if torch.cuda.is_available() else (1_024, "cpu")
+    left, right = torch.randn(2, size, size, device=device).to(dtype)
+    best = 0.0
+    for _ in range(5):
+        _synchronize()
+        began = time.perf_counter()
+        left @ right
+        _synchronize()
+        best = max(best, 2 * size**3 / (time.perf_counter() - began))
+    return best
+
+
+def _memory_bytes(*, peak: bool) -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
+    wanted = "VmHWM:" if peak else "VmRSS:"
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(wanted))
+
+
+def _reset_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        # Sets VmHWM to what is resident now (proc(5)).
+        Path("/proc/self/clear_refs").write_text("5")

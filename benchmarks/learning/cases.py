@@ -1,0 +1,62 @@
+"""What is compared: who samples, how old its rollouts are when they are trained on, and the objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from echo_hub.config import HubConfig
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """One way to train; each is run once a seed."""
+
+    name: str
+    mode: str
+    max_staleness: int = 0
+    objective: dict[str, Any] = field(default_factory=dict)
+    steps: int = 60
+    groups_per_step: int = 32
+    group_size: int = 8
+    learning_rate: float = 5e-4
+    problems: int = 1024
+    """Held out."""
+
+    def config(self, seed: int) -> HubConfig:
+        return HubConfig.model_validate(
+            {
+                "run": {"mode": self.mode, "seed": seed},
+                "sampling": {"max_tokens": 6},
+                "training": {
+                    "steps": self.steps,
+                    "groups_per_step": self.groups_per_step,
+                    "group_size": self.group_size,
+                    "max_staleness": self.max_staleness,
+                    "learning_rate": self.learning_rate,
+                },
+                "objective": self.objective,
+                "learner": {"threads": 1, "device": "cpu"},
+                "evaluation": {"problems": self.problems},
+            }
+        )
+
+
+COLOCATED: Final = Case(name="colocated", mode="colocated")
+SEQUENTIAL: Final = Case(name="sequential", mode="sequential")
+BY_STALENESS: Final = {
+    bound: Case(name=f"async S={bound}", mode="async", max_staleness=bound) for bound in (1, 2, 4, 8)
+}
+CORRECTED_8: Final = (
+    Case(name="AIPO S=8", mode="async", max_staleness=8, objective={"name": "aipo"}),
+    Case(
+        name="decoupled PPO S=8",
+        mode="async",
+        max_staleness=8,
+        objective={"name": "decoupled_ppo"},
+    ),
+)
+UNCORRECTED_8: Final = Case(
+    name="GRPO without ratio S=8", mode="async", max_staleness=8, objective={"old_policy": "proximal"}
+)
+ALL: Final = (COLOCATED, SEQUENTIAL, *BY_STALENESS.values(), *CORRECTED_8, UNCORRECTED_8)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.learner.cases import CASES, SPREAD, Case, fill_adapter, make_batch, make_model
+
+TINY = replace(CASES[0], hidden=64, layers=1, intermediate=128, vocabulary=50)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_lengths_are_spread_one_to_eight(case: Case) -> None:
+    lengths = case.lengths(seed=3)
+    assert len(lengths) == case.groups * case.group_size
+    assert max(lengths) == SPREAD * min(lengths) == case.longest
+
+
+def test_what_is_asked_for_is_measured() -> None:
+    assert any(case.vocabulary == 151_936 for case in CASES)
+    assert any(case.precision == "float32" and case.steps > 1 for case in CASES)
+
+
+def test_a_seed_gives_the_same_batch() -> None:
+    first, again, other = make_batch(TINY, 0), make_batch(TINY, 0), make_batch(TINY, 1)
+    assert np.array_equal(first[0].rollouts[0].completion_ids, again[0].rollouts[0].completion_ids)
+    assert not np.array_equal(first[0].prompt_ids, other[0].prompt_ids)
+    assert [len(r.completion_ids) for group in first for r in group.rollouts] == TINY.lengths(0)
+
+
+def test_the_model_is_of_its_shape(tmp_path: Path) -> None:
+    directory = make_model(TINY, tmp_path, 0)
+    assert make_model(replace(TINY, checkpointing=True), tmp_path, 0) == directory
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    linear = [module for module in model.model.modules() if isinstance(module, torch.nn.Linear)]
+    weights = sum(module.weight.numel() for module in linear)
+    tokens, operations = TINY.work(0)
+    inputs = tokens + TINY.groups * TINY.prompt_tokens
+    assert operations == 4 * (inputs * weights + tokens * model.lm_head.weight.numel())
+
+
+def test_adapters_of_one_seed_are_equal_whatever_their_order() -> None:
+    names = {"b": (3, 2), "a": (2, 4)}
+    first = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in names.items()}
+    second = {name: torch.nn.Parameter(torch.zeros(names[name])) for name in sorted(names)}
+    fill_adapter(first, 0)
+    fill_adapter(second, 0)
+    assert all(torch.equal(first[name], second[name]) and first[name].any() for name in names)
