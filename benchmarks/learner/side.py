@@ -27,8 +27,6 @@ class Step:
     loss: float
     gradient: dict[str, NDArray[np.float32]]
     """After clipping, by the names in PEFT's files; empty after the first step."""
-    peak_operations_per_s: float
-    """Of a matrix product on this device in the case's precision."""
 
 
 class Side:
@@ -58,6 +56,11 @@ class Side:
         peak: int = self._ask("peak")
         return peak
 
+    def matrix_operations_per_s(self) -> float:
+        """Of a large matrix product on this side's device, in the case's precision."""
+        speed: float = self._ask("speed")
+        return speed
+
     def _ask(self, question: str) -> Any:
         try:
             self._pipe.send(question)
@@ -83,13 +86,11 @@ class Questions:
     def __init__(self, pipe: Connection, case: Case) -> None:
         self._pipe = pipe
         self._dtype = torch.bfloat16 if case.precision == "bfloat16" else torch.float32
-        self._operations_per_s = 0.0
         self._baseline = 0
         self._began = 0.0
         self._steps = 0
 
     def started(self) -> None:
-        self._operations_per_s = _matrix_peak(self._dtype)
         gc.collect()
         self._baseline = _memory_bytes(peak=False)
         _reset_peak()
@@ -97,8 +98,9 @@ class Questions:
     def wait(self) -> bool:
         """Whether there is to be one more step."""
         try:
-            while self._pipe.recv() == "peak":
-                self._pipe.send(_memory_bytes(peak=True) - self._baseline)
+            while (question := self._pipe.recv()) != "step":
+                peak = question == "peak"
+                self._pipe.send(_memory_bytes(peak=True) - self._baseline if peak else _matrix_peak(self._dtype))
         except EOFError:
             return False
         _synchronize()
@@ -113,7 +115,6 @@ class Questions:
             seconds=seconds,
             loss=loss(),
             gradient=gradient() if self._steps == 1 else {},
-            peak_operations_per_s=self._operations_per_s,
         )
         self._pipe.send(step)
 
