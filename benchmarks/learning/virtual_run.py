@@ -38,7 +38,6 @@ from echo_hub.core.events import (
     LearnerReady,
     NodeConnected,
     NodeReported,
-    RolloutArrived,
     RolloutScored,
     StepDone,
     VersionPublished,
@@ -50,6 +49,7 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.opening import coordinator_settings
+from echo_hub.trainer import arrived
 from echo_hub.verify.problems import Problems, accuracy
 from echo_shared import torch_sampler
 from echo_shared.messages import FinishReason, rollout_id
@@ -171,23 +171,7 @@ class _Run:
         for rollout in torch_sampler.sample_groups(self._policy.model, requests):
             name = rollout_id(rollout.lease_id, rollout.index)
             self._group_of[name] = rollout.group_id
-            self._events.append(
-                RolloutArrived(
-                    node_id=self._node_id,
-                    rollout_id=name,
-                    lease_id=rollout.lease_id,
-                    group_id=rollout.group_id,
-                    index=rollout.index,
-                    policy_version_start=rollout.policy_version,
-                    policy_version_end=rollout.policy_version,
-                    payload=RolloutPayload(
-                        completion_ids=rollout.completion_ids,
-                        behavior_logprobs=rollout.behavior_logprobs,
-                        finish_reason=rollout.finish_reason,
-                        sampling_s=rollout.sampling_s,
-                    ),
-                )
-            )
+            self._events.append(arrived(rollout, node_id=self._node_id))
 
     def _score(self, name: str) -> None:
         reward = float(self._problems.respond(self._group_of[name], [self._received[name].completion_ids]))

@@ -144,7 +144,7 @@ class Trainer:
             await self._generate(learner, job)
         else:
             async for rollout in learner.sample(self._with_waiting(job)):
-                await report(_arrived(rollout))
+                await report(arrived(rollout, node_id=HUB_NODE_ID))
 
     def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
         """All groups that wait, so that they are drawn in one batch; other jobs keep their order behind them."""
@@ -193,9 +193,10 @@ class Trainer:
                 self._jobs.put_nowait(job)
 
 
-def _arrived(rollout: FinishedRollout) -> RolloutArrived:
+def arrived(rollout: FinishedRollout, *, node_id: str) -> RolloutArrived:
+    """What the coordinator is told of a rollout that was sampled on the hub itself."""
     return RolloutArrived(
-        node_id=HUB_NODE_ID,
+        node_id=node_id,
         rollout_id=rollout_id(rollout.lease_id, rollout.index),
         lease_id=rollout.lease_id,
         group_id=rollout.group_id,

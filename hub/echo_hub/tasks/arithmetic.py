@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from echo_hub.tasks.base import Problem
-from echo_shared.errors import ConfigError
+from echo_hub.tasks.options import TaskOptions
 
 Operation = Literal["+", "-", "*"]
 _CALCULATE: Final[Mapping[Operation, Callable[[int, int], int]]] = {
@@ -23,10 +23,8 @@ _CALCULATE: Final[Mapping[Operation, Callable[[int, int], int]]] = {
 }
 
 
-class ArithmeticOptions(BaseModel):
+class ArithmeticOptions(TaskOptions):
     """Which problems are asked."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     digits: Annotated[int, Field(ge=1, le=18)] = 3
     """Of both operands, which never start with a zero unless they are one digit long."""
@@ -59,12 +57,4 @@ class ArithmeticTask:
 
 def make_arithmetic(options: Mapping[str, Any]) -> ArithmeticTask:
     """Raises ConfigError for an option that does not exist or does not fit."""
-    try:
-        return ArithmeticTask(ArithmeticOptions.model_validate(dict(options)))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfigError(
-            "The options of the task arithmetic are not valid.",
-            got=f"task.options.{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}",
-            do=f"Its options are {', '.join(ArithmeticOptions.model_fields)}.",
-        ) from error
+    return ArithmeticTask(ArithmeticOptions.read("arithmetic", options))

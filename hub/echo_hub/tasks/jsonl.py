@@ -16,20 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from echo_hub.tasks.answers import extract_answer
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.math_answers import is_equal
+from echo_hub.tasks.options import TaskOptions
 from echo_shared.errors import ConfigError
 
 _SHOWN_CHARACTERS: Final = 200
 
 
-class JsonlOptions(BaseModel):
+class JsonlOptions(TaskOptions):
     """Which file, and how answers are compared."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Annotated[str, Field(min_length=1)]
     """The file; `~` is the home directory."""
@@ -163,14 +162,6 @@ class JsonlTask:
 
 def make_jsonl(options: Mapping[str, Any]) -> JsonlTask:
     """Raises ConfigError for an option that does not exist or does not fit, and for what is wrong with a file."""
-    try:
-        chosen = JsonlOptions.model_validate(dict(options))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfigError(
-            "The options of the task jsonl are not valid.",
-            got=f"task.options.{'.'.join(map(str, first['loc']))}: {first['msg']}",
-            do=f"Its options are {', '.join(JsonlOptions.model_fields)}.",
-        ) from error
+    chosen = JsonlOptions.read("jsonl", options)
     heldout = JsonlFile.open(chosen.heldout_path) if chosen.heldout_path else None
     return JsonlTask(chosen, problems=JsonlFile.open(chosen.path), heldout=heldout)

@@ -11,17 +11,15 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Observation, Response
-from echo_shared.errors import ConfigError
+from echo_hub.tasks.options import TaskOptions
 
 
-class GuessOptions(BaseModel):
+class GuessOptions(TaskOptions):
     """How hard it is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     digits: Annotated[int, Field(ge=1, le=9)] = 1
     """Of all numbers, which never start with a zero unless they are one digit long."""
@@ -68,12 +66,4 @@ class GuessEnvironment:
 
 def make_guess(options: Mapping[str, Any]) -> GuessEnvironment:
     """Raises ConfigError for an option that does not exist or does not fit."""
-    try:
-        return GuessEnvironment(GuessOptions.model_validate(dict(options)))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfigError(
-            "The options of environment:guess are not valid.",
-            got=f"task.options.{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}",
-            do=f"Its options are {', '.join(GuessOptions.model_fields)}.",
-        ) from error
+    return GuessEnvironment(GuessOptions.read("environment:guess", options))
