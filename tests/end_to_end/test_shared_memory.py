@@ -60,7 +60,8 @@ async def test_a_node_beside_the_hub_reads_versions_from_memory(
     hub, url = await site.hub(run, "--port", url.rpartition(":")[2])
     view = await until(url, lambda view: view["state"] == "finished")
     fetched = fetches_of(books(run), "beside")
-    assert set(fetched) >= set(range(1, STEPS)), "each step is sampled by the version before it"
+    unreported = set(range(1, STEPS)) - set(fetched)
+    assert len(unreported) <= 1, "each step is sampled by the version before it; one report may die with the hub"
     through_swarm = [version for version, ways in fetched.items() if ways == (False, True)]
     assert len(through_swarm) <= 1, "only what was published before the restart, and not yet fetched"
     assert view["fetches_by_transport"]["shared_memory"] == len(fetched) - len(through_swarm)
