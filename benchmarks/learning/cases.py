@@ -19,7 +19,6 @@ class Case:
     steps: int = 60
     groups_per_step: int = 32
     group_size: int = 8
-    learning_rate: float = 5e-4
     problems: int = 1024
     """Held out."""
 
@@ -33,7 +32,6 @@ class Case:
                     "groups_per_step": self.groups_per_step,
                     "group_size": self.group_size,
                     "max_staleness": self.max_staleness,
-                    "learning_rate": self.learning_rate,
                 },
                 "objective": self.objective,
                 "learner": {"threads": 1, "device": "cpu"},

@@ -113,7 +113,7 @@ class TrainingConfig(Section):
     (DAPO). After four batches of such groups in search of one step's, they are trained on as they are."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimizer updates in one step, each on its share of the step's groups."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-4
     """Adam's, constant. For LoRA about ten times that of full fine-tuning."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients with a larger norm are scaled down to it."""
