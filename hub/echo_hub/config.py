@@ -228,7 +228,7 @@ class LearnerConfig(Section):
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384
     """Tokens of one forward and backward pass, a prompt counted once for each of its rollouts."""
     gradient_checkpointing: bool = False
-    """Keeps only each layer's input for the backward pass: far less memory, about a third more time."""
+    """Keeps only each layer's input for the backward pass: far less memory, a third to a half more time."""
     offload_optimizer: bool = True
     """Co-located mode, on a GPU: the optimizer's state is in the host's memory while the learner samples."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 1

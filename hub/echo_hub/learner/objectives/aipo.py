@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_hub.learner.objectives.base import TokenLosses, Tokens, ratio
+from echo_hub.learner.objectives.base import TokenLosses, Tokens, truncated_losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,4 @@ class Aipo:
     cap: float
 
     def losses(self, tokens: Tokens) -> TokenLosses:
-        ratio_N = ratio(tokens.learner_logprobs_N.detach(), tokens.behavior_logprobs_N)
-        weight_N = ratio_N.clamp(max=self.cap)
-        return TokenLosses(
-            losses_N=-weight_N * tokens.advantages_N * tokens.learner_logprobs_N, clipped_N=ratio_N > self.cap
-        )
+        return truncated_losses(tokens, tokens.behavior_logprobs_N, cap=self.cap)

@@ -56,6 +56,13 @@ def ratio(numerator_logprobs_N: Tensor, denominator_logprobs_N: Tensor) -> Tenso
     return (numerator_logprobs_N - denominator_logprobs_N).clamp(max=MAX_LOG_RATIO).exp()
 
 
+def truncated_losses(tokens: Tokens, denominator_logprobs_N: Tensor, *, cap: float) -> TokenLosses:
+    """-min(r, cap) A log π_θ, without a gradient through r = π_θ / denominator: of AIPO and CISPO."""
+    ratio_N = ratio(tokens.learner_logprobs_N.detach(), denominator_logprobs_N)
+    losses_N = -ratio_N.clamp(max=cap) * tokens.advantages_N * tokens.learner_logprobs_N
+    return TokenLosses(losses_N=losses_N, clipped_N=ratio_N > cap)
+
+
 def clipped_losses(ratio_N: Tensor, advantages_N: Tensor, *, low: float, high: float) -> TokenLosses:
     """-min(r A, clip(r, 1 - low, 1 + high) A). Source: PPO (arXiv 1707.06347, eq. 7)."""
     bounded_N = ratio_N.clamp(1 - low, 1 + high)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_hub.learner.objectives.base import TokenLosses, Tokens, ratio
+from echo_hub.learner.objectives.base import TokenLosses, Tokens, truncated_losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,4 @@ class Cispo:
     cap: float
 
     def losses(self, tokens: Tokens) -> TokenLosses:
-        ratio_N = ratio(tokens.learner_logprobs_N.detach(), tokens.old_logprobs_N)
-        weight_N = ratio_N.clamp(max=self.cap)
-        return TokenLosses(
-            losses_N=-weight_N * tokens.advantages_N * tokens.learner_logprobs_N, clipped_N=ratio_N > self.cap
-        )
+        return truncated_losses(tokens, tokens.old_logprobs_N, cap=self.cap)
