@@ -48,7 +48,7 @@ def third_party(directory: str) -> dict[str, list[str]]:
         ("edge_client", ("cpu", "cuda", "mlx", "vllm")),
         ("shared", ("cuda",)),
         ("benchmarks", ("hub", "cpu", "benchmarks")),
-        ("tests", ("hub", "cpu", "mlx", "dev")),
+        ("tests", ("hub", "cpu", "mlx", "benchmarks", "dev")),
     ],
 )
 def test_what_is_imported_is_declared(directory: str, extras: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ Each side has a process of its own, and they take turns step by step, for the ma
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import tempfile
 from pathlib import Path
@@ -31,6 +32,8 @@ CONDITIONS: Final = {
 
 
 def measure(seed: int) -> Measurement:
+    if importlib.util.find_spec("trl") is None:
+        raise SystemExit("TRL, which the learner is compared with, is not installed. Try: pip install '.[benchmarks]'")
     with tempfile.TemporaryDirectory(prefix="echo-learner-") as directory:
         rows = [_compare(case, Path(directory), seed) for case in CASES]
     timed = [row["time_ratio"] for row, case in zip(rows, CASES, strict=True) if case.steps > 1]
