@@ -44,11 +44,15 @@ class ManifestFile(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What the hub signs. `name` is the artefact's directory, in the torrent, on the hub and on the node."""
+    """What the hub signs: the artefact's files, and the carrier that they travel in.
+
+    The carrier is a directory of sealed files (`echo_shared.sealing`), and what the torrent describes. One version may
+    have two: a delta against an earlier version, and a keyframe, which takes none.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     kind: Literal["base", "policy"]
     run_id: str
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
@@ -56,8 +60,16 @@ class Manifest(BaseModel):
     """0 for the base model."""
     parent: int | None = None
     """The version this one was trained from."""
+    carrier: Literal["files", "keyframe", "delta"]
+    """files: each file sealed as it is. keyframe and delta: all of them in one payload (`echo_shared.delta`)."""
+    delta_parent: Annotated[int, Field(ge=0)] | None = None
+    """The version that a delta is against."""
+    key_id: Annotated[int, Field(ge=0)]
+    """The run key that the carrier is sealed with."""
     info_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    """Of the carrier's torrent."""
     files: Annotated[tuple[ManifestFile, ...], Field(min_length=1, max_length=4_096)]
+    """Of the artefact itself, not of its carrier."""
 
     @property
     def total_bytes(self) -> int:

@@ -31,16 +31,19 @@ from echo_shared.errors import CodecError
 
 _T = TypeVar("_T")
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """What this software speaks. It rises when an old peer could misread a new one."""
 
-OLDEST_PROTOCOL_VERSION: Final = 2
+OLDEST_PROTOCOL_VERSION: Final = 3
 """The oldest peer version that this software still understands."""
 
 MAX_FRAME_BYTES: Final = 8 * 2**20
 MAX_TOKENS: Final = 131_072
 MAX_GROUP_SIZE: Final = 1_024
 MAX_BATCHED: Final = 4_096
+MAX_MESH: Final = 256
+MAX_PIECE_BYTES: Final = 256 * 1024
+"""Of a piece that travels in a message; artefacts with larger pieces go through the swarm."""
 
 
 def pack_array(array: NDArray[Any]) -> dict[str, Any]:
@@ -105,6 +108,9 @@ PolicyVersion = Annotated[int, Field(ge=0, lt=2**31)]
 Lax = Field(strict=False)
 """MessagePack has no tuples and no enums: these types are made from lists and strings, their items stay strict."""
 
+InfoHash = Annotated[bytes, Field(min_length=20, max_length=20)]
+NodeId = Annotated[str, Field(pattern=r"^[0-9a-z]{1,64}$")]
+PieceIndex = Annotated[int, Field(ge=0, lt=2**20)]
 Peer = Annotated[tuple[Annotated[str, Field(max_length=255)], Annotated[int, Field(ge=1, le=65535)]], Lax]
 RolloutId = Annotated[str, Field(min_length=3, max_length=48, pattern=r"^[0-9]+-[0-9]+$")]
 
@@ -115,6 +121,7 @@ class RefusalCode(StrEnum):
     PROTOCOL_VERSION = "protocol_version"
     BAD_SIGNATURE = "bad_signature"
     BAD_TOKEN = "bad_token"
+    BANNED = "banned"
     ALREADY_CONNECTED = "already_connected"
     PROTOCOL_ERROR = "remote_protocol"
     SHUTTING_DOWN = "shutting_down"
@@ -194,6 +201,42 @@ class Proof(Message):
     device: Annotated[str, Field(max_length=128), AfterValidator(printable_line)]
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port on which the node's BitTorrent peer listens; 0 = none."""
+    mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """TCP port on which other nodes hand pieces on to this one; 0 = none."""
+
+
+class Way(StrEnum):
+    """How an artefact gets from the hub to a node."""
+
+    INLINE = "inline"
+    """The hub sends every piece to every node over the websocket."""
+    BROADCAST = "broadcast"
+    """The hub sends most pieces to one node each, which hands them on to the others over connections kept open."""
+    SWARM = "swarm"
+    """BitTorrent: the node asks the hub's peer and other nodes."""
+    WEB_SEED = "web_seed"
+    """Plain HTTP from the hub."""
+
+
+class RunKey(Message):
+    """One of the run's keys, by which payloads are sealed: see `echo_shared.sealing`."""
+
+    key_id: Count
+    key: Annotated[bytes, Field(min_length=32, max_length=32)]
+
+
+RunKeys = Annotated[tuple[RunKey, ...], Field(max_length=256, strict=False)]
+
+
+class MeshPeer(Message):
+    """Another node, and where it takes pieces from its peers."""
+
+    node_id: NodeId
+    host: Annotated[str, Field(max_length=255)]
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+
+MeshPeers = Annotated[tuple[MeshPeer, ...], Field(max_length=MAX_MESH, strict=False)]
 
 
 class SharedMemory(Message):
@@ -212,6 +255,11 @@ class ArtefactOffer(Message):
     signature: Signature
     torrent: Annotated[bytes, Field(max_length=4 * 2**20)]
     web_seed_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
+    """Under the node's own passkey; ends in a slash."""
+    way: Annotated[Way, Lax] = Way.SWARM
+    """How the hub sends it; where that fails the node turns to what is left: the swarm, then the web seed."""
+    delta_parent: PolicyVersion | None = None
+    """The version that the node must hold to read this one: the manifest's, told beforehand. None = none."""
     peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)] = ()
     shared_memory: SharedMemory | None = None
     """For a node that connects from the hub's own host."""
@@ -229,6 +277,10 @@ class Welcome(Message):
     policy_version: PolicyVersion
     tracker_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
     heartbeat_s: Annotated[float, Field(gt=0, le=600)]
+    run_keys: RunKeys
+    """Those of everything that is published."""
+    mesh: MeshPeers = ()
+    """Nodes to connect to."""
 
 
 class Refused(Message):
@@ -254,6 +306,38 @@ class Peers(Message):
     type: Literal["peers"] = "peers"
     info_hash: Annotated[bytes, Field(min_length=20, max_length=20)]
     peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)]
+
+
+class KeysRotated(Message):
+    """The run's keys from now on; those that are not among them are of no use any more."""
+
+    type: Literal["keys_rotated"] = "keys_rotated"
+    run_keys: RunKeys
+
+
+class Mesh(Message):
+    """Nodes that can be connected to, all of them; replaces what was said before."""
+
+    type: Literal["mesh"] = "mesh"
+    peers: MeshPeers
+
+
+class Piece(Message):
+    """One piece of an artefact, from the hub or from a node that hands it on; it counts once it matches its hash."""
+
+    type: Literal["piece"] = "piece"
+    info_hash: InfoHash
+    index: PieceIndex
+    data: Annotated[bytes, Field(min_length=1, max_length=MAX_PIECE_BYTES)]
+    hand_on: bool = False
+    """The node is to send it to all nodes that it is linked with. Only the hub says so."""
+
+
+class Unwanted(Message):
+    """Nobody fetches these artefacts any more: they need not be served."""
+
+    type: Literal["unwanted"] = "unwanted"
+    info_hashes: Annotated[tuple[InfoHash, ...], Field(max_length=256, strict=False)]
 
 
 class Lease(Message):
@@ -321,6 +405,34 @@ class Fetched(Message):
     swarm_bytes: Count
     web_seed_bytes: Count
     shared_memory_bytes: Count = 0
+    pushed_bytes: Count = 0
+    """From the hub's hand."""
+    mesh_bytes: Count = 0
+    """Handed on by other nodes."""
+
+
+class Have(Message):
+    """Pieces that have arrived and match their hash, from the hub or from other nodes."""
+
+    type: Literal["have"] = "have"
+    info_hash: InfoHash
+    pieces: Annotated[tuple[PieceIndex, ...], Field(max_length=MAX_BATCHED, strict=False)]
+    wanted: bool = True
+    """False: the node does not want the rest of them from the hub's hand; it has all, or has turned elsewhere."""
+
+
+class Links(Message):
+    """The nodes that this one is connected with and can hand pieces on to, all of them."""
+
+    type: Literal["links"] = "links"
+    node_ids: Annotated[tuple[NodeId, ...], Field(max_length=MAX_MESH, strict=False)]
+
+
+class KeyframeWanted(Message):
+    """The node cannot read the delta it was offered: it lacks its parent, or what came out does not match its hash."""
+
+    type: Literal["keyframe_wanted"] = "keyframe_wanted"
+    policy_version: PolicyVersion
 
 
 class Rollout(Message):
@@ -363,8 +475,33 @@ class Goodbye(Message):
     reason: Text = ""
 
 
-FromHub = Challenge | Welcome | Refused | PolicyPublished | Peers | Lease | LeaseRevoked | Receipts
-FromNode = Hello | Proof | NodeStatus | Fetched | Rollout | LeaseReturned | ReceiptsWanted | Goodbye
+FromHub = (
+    Challenge
+    | Welcome
+    | Refused
+    | PolicyPublished
+    | Peers
+    | KeysRotated
+    | Mesh
+    | Piece
+    | Unwanted
+    | Lease
+    | LeaseRevoked
+    | Receipts
+)
+FromNode = (
+    Hello
+    | Proof
+    | NodeStatus
+    | Fetched
+    | Have
+    | Links
+    | KeyframeWanted
+    | Rollout
+    | LeaseReturned
+    | ReceiptsWanted
+    | Goodbye
+)
 
 _from_hub: TypeAdapter[FromHub] = TypeAdapter(Annotated[FromHub, Field(discriminator="type")])
 _from_node: TypeAdapter[FromNode] = TypeAdapter(Annotated[FromNode, Field(discriminator="type")])

@@ -28,12 +28,18 @@ from echo_shared.messages import (
     FromHub,
     FromNode,
     Goodbye,
+    Have,
     Hello,
+    KeyframeWanted,
+    KeysRotated,
     Lease,
     LeaseReturned,
     LeaseRevoked,
+    Links,
+    Mesh,
     NodeStatus,
     Peers,
+    Piece,
     PolicyPublished,
     Proof,
     Receipts,
@@ -41,6 +47,7 @@ from echo_shared.messages import (
     RefusalCode,
     Refused,
     Rollout,
+    Unwanted,
     Welcome,
     decode_from_hub,
     decode_from_node,
@@ -63,7 +70,9 @@ NODE_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
     State.CHALLENGED: {Challenge: State.PROVEN, Refused: State.CLOSED},
     State.PROVEN: {Welcome: State.OPEN, Refused: State.CLOSED},
     State.OPEN: {
-        **dict.fromkeys((PolicyPublished, Peers, Lease, LeaseRevoked, Receipts), State.OPEN),
+        **dict.fromkeys(
+            (PolicyPublished, Peers, KeysRotated, Mesh, Piece, Unwanted, Lease, LeaseRevoked, Receipts), State.OPEN
+        ),
         Refused: State.CLOSED,
     },
     State.CLOSED: {},
@@ -75,7 +84,9 @@ HUB_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
     State.CHALLENGED: {Proof: State.PROVEN},
     State.PROVEN: {},
     State.OPEN: {
-        **dict.fromkeys((NodeStatus, Fetched, Rollout, LeaseReturned, ReceiptsWanted), State.OPEN),
+        **dict.fromkeys(
+            (NodeStatus, Fetched, Have, Links, KeyframeWanted, Rollout, LeaseReturned, ReceiptsWanted), State.OPEN
+        ),
         Goodbye: State.CLOSED,
     },
     State.CLOSED: {},

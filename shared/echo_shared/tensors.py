@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,63 +24,91 @@ MAX_HEADER_BYTES: Final = 100_000_000
 _STORED: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """One tensor as it lies in its file, at bytes begin .. end of it."""
+
+    dtype: str
+    """As safetensors calls it."""
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a file's header says."""
+
+    header_bytes: int
+    """The header and the number before it, which is its length."""
+    tensors: dict[str, StoredTensor]
+
+
+def read_layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> Layout:
+    """The layout of a file of `file_bytes` whose header lies in `content`. Raises CodecError when there is none."""
+    if content.size < 8:
+        raise _broken(name, f"{content.size} bytes")
+    header_bytes = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    if header_bytes > min(8 + MAX_HEADER_BYTES, content.size):
+        raise _broken(name, f"a header of {header_bytes - 8} bytes")
+    try:
+        header = json.loads(content[8:header_bytes].tobytes())
+    except (ValueError, RecursionError) as error:
+        raise _broken(name, "a header that is not JSON") from error
+    if not isinstance(header, dict):
+        raise _broken(name, "a header that is not a map")
+    header.pop("__metadata__", None)
+    tensors = {key: _stored(name, key, entry, header_bytes, file_bytes) for key, entry in header.items()}
+    return Layout(header_bytes=header_bytes, tensors=tensors)
+
+
+def _stored(file: str, name: str, entry: Any, header_bytes: int, file_bytes: int) -> StoredTensor:
+    try:
+        dtype, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+        sizes_fit = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and (
+            begin <= end <= file_bytes - header_bytes
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _broken(file, f"no dtype, shape or offsets for {name}") from error
+    if dtype not in _STORED:
+        raise CodecError(
+            "A tensor has a dtype that is not supported.",
+            got=f"{name}: {dtype}",
+            do=f"Save it as one of {', '.join(_STORED)}.",
+        )
+    if not sizes_fit or end - begin != math.prod(shape) * _STORED[dtype].itemsize:
+        raise _broken(file, f"wrong offsets for {name}")
+    return StoredTensor(dtype=dtype, shape=shape, begin=header_bytes + begin, end=header_bytes + end)
+
+
+def _broken(file: str, got: str) -> CodecError:
+    return CodecError("A file is not valid safetensors.", got=f"{file}: {got}")
+
+
 class TensorFile(Mapping[str, NDArray[np.float32]]):
     """The tensors of one file by name, as float32. Raises CodecError when the file is not valid safetensors."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._bytes: NDArray[np.uint8] = (
             np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
         )
-        if self._bytes.size < 8:
-            raise self._broken(f"{self._bytes.size} bytes")
-        header_bytes = int(self._bytes[:8].view("<u8")[0])
-        if header_bytes > min(MAX_HEADER_BYTES, self._bytes.size - 8):
-            raise self._broken(f"a header of {header_bytes} bytes")
-        try:
-            header = json.loads(self._bytes[8 : 8 + header_bytes].tobytes())
-        except (ValueError, RecursionError) as error:
-            raise self._broken("a header that is not JSON") from error
-        if not isinstance(header, dict):
-            raise self._broken("a header that is not a map")
-        header.pop("__metadata__", None)
-        self._data = self._bytes[8 + header_bytes :]
-        self._entries = {name: self._entry(name, entry) for name, entry in header.items()}
-
-    def _broken(self, got: str) -> CodecError:
-        return CodecError("A file is not valid safetensors.", got=f"{self._path.name}: {got}")
-
-    def _entry(self, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
-        try:
-            dtype, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
-            sizes_fit = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and begin <= end <= self._data.size
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._broken(f"no dtype, shape or offsets for {name}") from error
-        if dtype not in _STORED:
-            raise CodecError(
-                "A tensor has a dtype that is not supported.",
-                got=f"{name}: {dtype}",
-                do=f"Save it as one of {', '.join(_STORED)}.",
-            )
-        if not sizes_fit or end - begin != math.prod(shape) * _STORED[dtype].itemsize:
-            raise self._broken(f"wrong offsets for {name}")
-        return dtype, shape, begin, end
+        self._tensors = read_layout(self._bytes, file_bytes=self._bytes.size, name=path.name).tensors
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
-        dtype, shape, begin, end = self._entries[name]
+        tensor = self._tensors[name]
         # The header's length decides the alignment, and numpy views need none of it when made from a buffer.
-        stored: NDArray[Any] = np.frombuffer(self._data[begin:end].data, dtype=_STORED[dtype])
-        if dtype == "BF16":
+        stored: NDArray[Any] = np.frombuffer(self._bytes[tensor.begin : tensor.end].data, dtype=_STORED[tensor.dtype])
+        if tensor.dtype == "BF16":
             stored = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        array: NDArray[np.float32] = stored.astype(np.float32, copy=False).reshape(shape)
+        array: NDArray[np.float32] = stored.astype(np.float32, copy=False).reshape(tensor.shape)
         return array
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The tensor's shape, without reading it."""
-        return self._entries[name][1]
+        return self._tensors[name].shape
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._tensors)
