@@ -8,8 +8,9 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,29 @@ class Site:
         return await self.start("echo_node.main", "join", url, *where, *flags)
 
 
+class SmallDisk:
+    """A file system of its own, which can be filled up."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._ballast = directory / "ballast"
+
+    def fill(self, *, leave_bytes: int = 0) -> None:
+        """Takes all room that is left, but `leave_bytes`."""
+        block = bytes(2**20)
+        with self._ballast.open("wb", buffering=0) as file:
+            while block:
+                try:
+                    file.write(block)
+                except OSError:
+                    block = block[: len(block) // 2]
+            file.truncate(file.tell() - leave_bytes)
+
+    def empty(self) -> None:
+        """Gives that room back."""
+        self._ballast.unlink()
+
+
 def _set(text: str, section: str, key: str, value: object) -> str:
     head, mark, rest = text.partition(f"\n[{section}]\n")
     assert mark, f"no section {section}"
@@ -197,3 +221,17 @@ def books() -> Callable[[Path], sqlite3.Connection]:
         return sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True)
 
     return open_books
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """24 MiB."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only root on Linux can mount a small file system")
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={24 * 2**20}", "echo-test", str(directory)]
+    if (done := subprocess.run(mount, capture_output=True, text=True, check=False)).returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    yield SmallDisk(directory)
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)

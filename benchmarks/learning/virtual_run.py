@@ -168,10 +168,11 @@ class _Run:
             )
             for lease in leases
         ]
-        for rollout in torch_sampler.sample_groups(self._policy.model, requests):
-            name = rollout_id(rollout.lease_id, rollout.index)
-            self._group_of[name] = rollout.group_id
-            self._events.append(arrived(rollout, node_id=self._node_id))
+        with self._policy.holding(self._policy.published()):
+            for rollout in torch_sampler.sample_groups(self._policy.model, requests):
+                name = rollout_id(rollout.lease_id, rollout.index)
+                self._group_of[name] = rollout.group_id
+                self._events.append(arrived(rollout, node_id=self._node_id))
 
     def _score(self, name: str) -> None:
         reward = float(self._problems.respond(self._group_of[name], [self._received[name].completion_ids]))
@@ -205,12 +206,13 @@ class _Run:
         ]
 
     def _note(self, *, reward: float | None, staleness: float) -> None:
-        completions = torch_sampler.greedy(
-            self._policy.model,
-            self._problems.heldout_prompt_ids(),
-            max_tokens=self._settings.max_tokens,
-            stop_ids=self._settings.stop_ids,
-        )
+        with self._policy.holding(self._policy.published()):
+            completions = torch_sampler.greedy(
+                self._policy.model,
+                self._problems.heldout_prompt_ids(),
+                max_tokens=self._settings.max_tokens,
+                stop_ids=self._settings.stop_ids,
+            )
         rewards = [float(self._problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
         self._points.append(
             Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy(rewards), staleness=staleness)

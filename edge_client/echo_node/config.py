@@ -46,8 +46,10 @@ class NodeConfig(BaseSettings):
     """Address on which other nodes may connect to fetch from this one; 127.0.0.1 keeps them out."""
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port for that; 0 = any free one."""
+    mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """TCP port, at `swarm_host` too, on which other nodes hand on what the hub sends; 0 = any free one."""
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Upload to other nodes; 0 = unlimited."""
+    """Upload to other nodes, by each of the two ways; 0 = unlimited."""
     insecure: bool = False
     """Allow an unencrypted connection to a hub on another machine."""
     reconnect_first_s: Annotated[float, Field(gt=0, le=60)] = 1.0

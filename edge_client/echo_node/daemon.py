@@ -24,6 +24,7 @@ from echo_node.config import NodeConfig
 from echo_node.core.events import Disconnected, DrainRequested, Event, Tick
 from echo_node.engine import Engine, EngineFiles, EngineParts, limits_of, measured_rates, settings_of
 from echo_node.host import hardware
+from echo_node.host.artefact_files import content_here
 from echo_node.host.control import control_server
 from echo_node.host.hubs import HubRecord, Hubs, Joining
 from echo_node.host.paths import Paths
@@ -32,12 +33,15 @@ from echo_node.host.speeds import SpeedBook
 from echo_node.host.spool import Spool
 from echo_node.host.widths import Widths
 from echo_node.net.client import HubClient, Introduction
-from echo_node.net.fetcher import Fetcher, Source, content_here
+from echo_node.net.fetcher import Fetcher, Source
+from echo_node.net.mesh import Mesh
+from echo_node.net.receiver import Receiver
 from echo_node.shell import Parts, RunShell, artefact_title
 from echo_node.view import Snapshot, View
 from echo_shared.errors import EchoError, RefusedError
 from echo_shared.identity import Identity, fingerprint
-from echo_shared.messages import FromHub, Peers, RefusalCode, Welcome
+from echo_shared.messages import FromHub, KeysRotated, Links, Peers, Piece, RefusalCode, RunKeys, Unwanted, Welcome
+from echo_shared.messages import Mesh as MeshNews
 from echo_shared.swarm import Swarm, SwarmSettings
 
 log = logging.getLogger(__name__)
@@ -71,6 +75,8 @@ class Daemon:
         self._connected = False
         self._ended_by: EchoError | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._mesh = Mesh(me, upload_limit_bytes_s=config.upload_limit_bytes_s)
+        self._links_are_news = asyncio.Event()
 
     async def run(self) -> None:
         """Raises the EchoError that made it end, if one did; CancelledError after a second request to stop."""
@@ -84,7 +90,14 @@ class Daemon:
             )
         )
         try:
+            await self._mesh.open(  # Lets nobody in before the hub has told the run's keys.
+                self._config.swarm_host,
+                self._config.mesh_port,
+                on_piece=self._take,
+                on_links=lambda _: self._links_are_news.set(),
+            )
             self._client = self._make_client()
+            self._receiver = Receiver(self._client.send, self._mesh)
             if self._config.exit_with_stdin:
                 self._watch_stdin()
             with stop_signals(lambda name: self.request_stop(f"got {name}")):
@@ -97,6 +110,7 @@ class Daemon:
         finally:
             if self._shell is not None:
                 await self._shell.close()
+            await self._mesh.close()
             await self._swarm.close()
         if isinstance(self._ended_by, RefusedError) and self._ended_by.code == RefusalCode.FINISHED:
             log.info("The run is finished. Thank you for your part in it.")
@@ -147,6 +161,8 @@ class Daemon:
             tasks = [
                 group.create_task(self._connection(), name="connection"),
                 group.create_task(self._ticks(), name="ticks"),
+                group.create_task(self._receiver.run(), name="receiver"),
+                group.create_task(self._tell_links(), name="links"),
             ]
             await self._work()
             for task in tasks:
@@ -154,7 +170,7 @@ class Daemon:
 
     async def _connection(self) -> None:
         try:
-            await self._client.run(self._inbox.put, patient=self._joining.patient)
+            await self._client.run(self._inbox.put, take=self._take, patient=self._joining.patient)
         except EchoError as error:
             await self._inbox.put(ConnectionEnded(error=error))
 
@@ -162,12 +178,22 @@ class Daemon:
         ticks = 0
         while True:
             if not self._inbox.full():
-                self._inbox.put_nowait(Tick())
+                self._inbox.put_nowait(Tick(progress={} if self._shell is None else dict(self._shell.fetching)))
             if self._shell is not None and ticks % COUNT_EVERY_TICKS == 0:
                 await self._shell.writer.refresh()
             self._view.update(self.snapshot())
             ticks += 1
             await asyncio.sleep(TICK_S)
+
+    def _take(self, piece: Piece, node_id: str | None = None) -> None:
+        self._receiver.take(piece, node_id)
+
+    async def _tell_links(self) -> None:
+        """Whenever they have changed, and after each Welcome."""
+        while True:
+            await self._links_are_news.wait()
+            self._links_are_news.clear()
+            await self._client.send(Links(node_ids=self._mesh.links))
 
     async def _work(self) -> None:
         """Until the work loop has stopped."""
@@ -177,6 +203,12 @@ class Daemon:
                 await self._welcomed(event)
             elif isinstance(event, Peers):
                 await self._swarm.add_peers(event.info_hash, event.peers)
+            elif isinstance(event, KeysRotated):
+                self._use_keys(event.run_keys)
+            elif isinstance(event, MeshNews):
+                self._mesh.set_peers(event.peers)
+            elif isinstance(event, Unwanted) and self._shell is not None:
+                self._shell.unwanted(event.info_hashes)
             elif isinstance(event, ConnectionEnded):
                 self._ended_by = event.error
                 event = DrainRequested(reason=event.error.what)
@@ -209,10 +241,20 @@ class Daemon:
         if self._welcome is not None and self._welcome.run_id != welcome.run_id and self._shell is not None:
             log.warning("The hub has begun another run: what belonged to the last one is deleted.")
             await self._shell.close()
+            await self._shell.fetcher.close()
             self._shell = None
         self._welcome = welcome
         if self._shell is None:
             await self._open_shell(welcome, hub_key)
+        self._use_keys(welcome.run_keys)
+        self._mesh.set_peers(welcome.mesh)
+        self._receiver.say_all()
+        self._links_are_news.set()
+
+    def _use_keys(self, run_keys: RunKeys) -> None:
+        self._mesh.set_keys(run_keys)
+        if self._shell is not None:
+            self._shell.fetcher.set_keys(run_keys)
 
     async def _open_shell(self, welcome: Welcome, hub_key: bytes) -> None:
         record = HubRecord(
@@ -237,7 +279,13 @@ class Daemon:
         self._shell = RunShell(
             Parts(
                 spool=spool,
-                fetcher=Fetcher(self._swarm, self._paths.artefacts, source),
+                fetcher=Fetcher(
+                    self._swarm,
+                    self._receiver,
+                    source,
+                    artefacts=self._paths.artefacts,
+                    carriers=self._paths.carriers,
+                ),
                 make_engine=self._make_engine,
                 send=self._client.send,
                 deliver=self._inbox.put,
@@ -271,6 +319,7 @@ class Daemon:
             backend=self._choices.choice.name,
             device=self._choices.hardware.summary,
             swarm_port=self._swarm.port,
+            mesh_port=self._mesh.port,
         )
 
     def _make_client(self) -> HubClient:

@@ -26,12 +26,12 @@ from echo_node.backends.registry import BackendChoice, Possibility
 from echo_node.config import NodeConfig
 from echo_node.engine import measured_rates, place_of, settings_of
 from echo_node.host import control, hardware
+from echo_node.host.artefact_files import content_here, headroom_bytes
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
 from echo_node.host.speeds import SpeedBook
 from echo_node.net.address import HubAddress
-from echo_node.net.fetcher import content_here, headroom_bytes
 from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
 from echo_shared.messages import printable_line
 from echo_shared.settings import load_settings
@@ -236,7 +236,7 @@ def _swarm() -> Finding:
     failure = _probe("import libtorrent")
     if failure is None:
         return Finding(subject="swarm", level="ok", what="libtorrent works")
-    what = f"libtorrent does not work ({failure}): everything is fetched from the hub itself"
+    what = f"libtorrent does not work ({failure}): all that is not pushed is fetched from the hub itself"
     if sys.platform == "darwin" and platform.machine() != "arm64":
         return Finding(subject="swarm", level="warning", what=what, do="There is no build of it for this system.")
     return Finding(subject="swarm", level="warning", what=what, do=f"{sys.executable} -m pip install libtorrent")

@@ -57,7 +57,8 @@ Precision = Annotated[
 ]
 Width = Annotated[int | None, typer.Option("--width", help="Rollouts sampled at once; 0 = what suits the device.")]
 SwarmPort = Annotated[int | None, typer.Option("--swarm-port", help="TCP port for other nodes; 0 = any free one.")]
-SwarmHost = Annotated[str | None, typer.Option("--swarm-host", help="Address for that; 127.0.0.1 keeps others out.")]
+MeshPort = Annotated[int | None, typer.Option("--mesh-port", help="Another, to hand on; 0 = any free one.")]
+SwarmHost = Annotated[str | None, typer.Option("--swarm-host", help="Address for both; 127.0.0.1 keeps others out.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Do it without asking.")]
@@ -77,6 +78,7 @@ def join(
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow http:// to another machine.")] = False,
     trust_new_key: Annotated[bool, typer.Option("--trust-new-key", help="Accept that the hub's key changed.")] = False,
     swarm_port: SwarmPort = None,
+    mesh_port: MeshPort = None,
     swarm_host: SwarmHost = None,
     quiet: Quiet = False,
 ) -> None:
@@ -91,6 +93,7 @@ def join(
         helpers=helpers or None,
         insecure=insecure or None,
         swarm_port=swarm_port,
+        mesh_port=mesh_port,
         swarm_host=swarm_host,
     )
     config = _settings(paths, flags | _given(invite_token=token))
@@ -116,6 +119,7 @@ def run_command(
     width: Width = None,
     helpers: With = None,
     swarm_port: SwarmPort = None,
+    mesh_port: MeshPort = None,
     swarm_host: SwarmHost = None,
     quiet: Quiet = False,
 ) -> None:
@@ -130,6 +134,7 @@ def run_command(
         width=width,
         helpers=helpers or None,
         swarm_port=swarm_port,
+        mesh_port=mesh_port,
         swarm_host=swarm_host,
     )
     config = _settings(paths, record.flags | flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +34,7 @@ from echo_node.core.work import WorkLoop
 from echo_node.engine import Engine, EngineFiles
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
-from echo_node.net.fetcher import Fetcher
+from echo_node.net.fetcher import UNREADABLE, Fetcher
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.messages import ArtefactOffer, FromNode, ReceiptsWanted
 
@@ -65,6 +65,7 @@ class RunShell:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.fetcher = parts.fetcher
         self._tasks: set[asyncio.Task[None]] = set()
         self._file_jobs: dict[int | None, asyncio.Task[None]] = {}
         self._engine: Engine | None = None
@@ -86,15 +87,22 @@ class RunShell:
         unfinished = await asyncio.to_thread(self._parts.spool.unfinished)
         unacked = await asyncio.to_thread(self._parts.spool.unacked_ids)
         self._work = WorkLoop(
-            capacity_factor=self._parts.capacity_factor, unfinished=unfinished, unacked=unacked, jitter=random.random
+            capacity_factor=self._parts.capacity_factor,
+            unfinished=unfinished,
+            unacked=unacked,
+            on_disk=await asyncio.to_thread(self.fetcher.take_up, newest_version),
+            jitter=random.random,
         )
-        await asyncio.to_thread(self._parts.fetcher.delete_leftovers, newest_version)
         self._start(self.writer.run(), name="spool writer")
 
     async def handle(self, event: Event) -> None:
         """Carries out, in order, what the work loop wants after `event`."""
         for effect in self.work.handle(event, asyncio.get_running_loop().time()):
             await self._carry_out(effect)
+
+    def unwanted(self, info_hashes: Iterable[bytes]) -> None:
+        """These carriers need not be served any more."""
+        self._start(self.fetcher.unwanted(tuple(info_hashes)), name="unwanted carriers")
 
     async def close(self) -> None:
         """Ends all tasks and the engine's process; what is still to be spooled is spooled."""
@@ -120,9 +128,9 @@ class RunShell:
             case AbandonFetch(policy_version=unwanted):
                 if (job := self._file_jobs.get(unwanted)) is not None:
                     job.cancel()
-                self._file_job(unwanted, lambda: self._parts.fetcher.remove(unwanted))
+                self._file_job(unwanted, lambda: self.fetcher.abandon(unwanted))
             case RemoveArtefact(policy_version=unwanted):
-                self._file_job(unwanted, lambda: self._parts.fetcher.remove(unwanted))
+                self._file_job(unwanted, lambda: self.fetcher.remove(unwanted))
             case Stop():
                 self.stopped = True
             case _:
@@ -139,7 +147,7 @@ class RunShell:
         assert engine is not None, "the work loop uses the engine after StartBackend only"
         match effect:
             case AddPolicy(policy_version=version):
-                await engine.add_policy(version, None if version == 0 else self._parts.fetcher.directory(version))
+                await engine.add_policy(version, None if version == 0 else self.fetcher.directory(version))
             case DropPolicy(policy_version=version):
                 await engine.drop_policy(version)
             case SubmitGroup(request=request):
@@ -148,8 +156,8 @@ class RunShell:
                 await engine.cancel(lease_id)
 
     def _engine_files(self) -> EngineFiles:
-        base_dir = self._parts.fetcher.directory(None)
-        content = self._parts.fetcher.base_content
+        base_dir = self.fetcher.directory(None)
+        content = self.fetcher.base_content
         return EngineFiles(
             base_dir=base_dir,
             base_content=content,
@@ -174,14 +182,13 @@ class RunShell:
             self.fetching[version] = (done, total)
 
         try:
-            fetched = await self._parts.fetcher.fetch(offer, version, on_progress=progress)
+            fetched = await self.fetcher.fetch(offer, version, on_progress=progress)
         except (RemoteProtocolError, SwarmError, StorageError) as error:
             log.warning("%s was not fetched: %s", artefact_title(version), error)
-            await self._parts.deliver(FetchFailed(policy_version=version, what=error.what))
+            unreadable = error.code == UNREADABLE
+            await self._parts.deliver(FetchFailed(policy_version=version, what=error.what, unreadable=unreadable))
         else:
-            log.info(
-                "%s is here%s.", artefact_title(version), "" if fetched is None else f" after {fetched.seconds:.1f} s"
-            )
+            log.info("%s is here.", artefact_title(version))
             await self._parts.deliver(ArtefactReady(policy_version=version, fetched=fetched))
         finally:
             self.fetching.pop(version, None)

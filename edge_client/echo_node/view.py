@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -55,17 +56,23 @@ class View(Protocol):
 
 
 class PlainView:
-    """A log line now and then, when the counts have changed."""
+    """A log line now and then, when the counts have changed, or something large is being fetched."""
 
     def __init__(self) -> None:
         self._shown: Mapping[str, int] = {}
         self._shown_at = float("-inf")
+        self._fetched_shown_at = time.monotonic()
 
     def update(self, snapshot: Snapshot) -> None:
         now = time.monotonic()
         if snapshot.rollouts != self._shown and now - self._shown_at >= PLAIN_EVERY_S:
             self._shown, self._shown_at = snapshot.rollouts, now
             log.info("%s", summary(snapshot))
+        if not snapshot.fetching:
+            self._fetched_shown_at = now
+        elif now - self._fetched_shown_at >= PLAIN_EVERY_S:
+            self._fetched_shown_at = now
+            log.info("Fetching: %s", "; ".join(fetching(snapshot)))
 
 
 class LiveView:
@@ -104,9 +111,21 @@ def summary(snapshot: Snapshot) -> str:
 def panel(snapshot: Snapshot) -> RenderableType:
     """The snapshot as rows of name and value."""
     table = Table.grid(padding=(0, 2))
+    amounts = iter(snapshot.fetching.values())
     for name, value in rows(snapshot):
         table.add_row(Text(name, style="dim"), Text(value))  # Text: what a hub calls itself is not markup.
+        if name == "fetching":
+            done, total = next(amounts)
+            table.add_row("", ProgressBar(total=total, completed=done, width=40))
     return table
+
+
+def fetching(snapshot: Snapshot) -> list[str]:
+    """How far each fetch is."""
+    return [
+        f"{title}: {done / 1e6:.1f} of {total / 1e6:.1f} MB ({100 * done // max(1, total)} %)"
+        for title, (done, total) in snapshot.fetching.items()
+    ]
 
 
 def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
@@ -129,8 +148,7 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
             f"{counts.get('trained', 0)} trained, {counts.get('evaluated', 0)} evaluated, {dropped} dropped",
         ),
     ]
-    for title, (done, total) in snapshot.fetching.items():
-        result.append(("fetching", f"{title}: {done / 1e6:.1f} of {total / 1e6:.1f} MB"))
+    result += [("fetching", amount) for amount in fetching(snapshot)]
     if snapshot.problem is not None:
         result.append(("problem", snapshot.problem))
     return result

@@ -6,6 +6,7 @@ Tokens are made and read on the hub alone: nodes are sent ids and return ids.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -48,6 +49,23 @@ def resolve_base(reference: str) -> Path:
             do=f"Use {', '.join(BUILTIN)}, an existing directory, or an id on the model hub such as owner/name.",
         )
     return _checked(_download(reference))
+
+
+def model_hub_source(reference: str, directory: Path) -> str:
+    """The id and the revision, as a commit, of the model that `resolve_base(reference)` has put into `directory`.
+
+    Raises ConfigError where it is not from the model hub.
+    """
+    # A snapshot is called after its commit, and lies where the id says (huggingface_hub's "Understand caching").
+    repo_id = reference.partition("@")[0]
+    folder = f"models--{repo_id.replace('/', '--')}"
+    if directory.parts[-3:-1] != (folder, "snapshots") or not re.fullmatch(r"[0-9a-f]{40}", directory.name):
+        raise ConfigError(
+            "Nodes cannot get this base model from a model hub.",
+            got=f"model.base = {reference!r}, in {directory}",
+            do='Set model.base to an id on the model hub, or dissemination.base to "swarm".',
+        )
+    return f"{repo_id}@{directory.name}"
 
 
 def _download(reference: str) -> Path:

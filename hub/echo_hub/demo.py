@@ -42,6 +42,7 @@ DEMO_SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "sampling": {"max_tokens": 6},
     "evaluation": {"problems": 512},
     "server": {"shared_memory": False},
+    "dissemination": {"way": "swarm"},
 }
 """Where the demo differs from the defaults: its nodes stand for those of other hosts."""
 

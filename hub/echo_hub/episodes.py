@@ -1,4 +1,4 @@
-"""Conversations of several turns as token ids: what the next turn is asked with, and what is trained on.
+"""Conversations of several turns as token ids: what the next turn is asked with, what is scored, and trained on.
 
 Nothing is ever tokenised twice: a conversation is the prompt's ids, the drawn ids of each turn, and the ids that were
 made of each answer of the environment when it was given.
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.learner.settings import TrainingRollout
-from echo_hub.store.reading import AnsweredTurn, BatchEpisode
+from echo_hub.store.reading import AnsweredTurn, BatchEpisode, StoredPayload
+from echo_hub.verify.scorer import ScoringJob
 from echo_shared.messages import FinishReason
 
 
@@ -20,6 +21,17 @@ def conversation(prompt_ids: NDArray[np.int32], turns: Sequence[AnsweredTurn]) -
     """All that the turn after `turns` is drawn after."""
     return np.concatenate(
         [prompt_ids, *(part for turn in turns for part in (turn.completion_ids, turn.observation_ids))]
+    )
+
+
+def scoring_job(stored: StoredPayload) -> ScoringJob:
+    """What the scorer is given of a committed rollout."""
+    return ScoringJob(
+        rollout_id=stored.rollout_id,
+        group_id=stored.group_id,
+        earlier_turns=tuple(turn.completion_ids for turn in stored.earlier_turns),
+        observed_tokens=sum(len(turn.observation_ids) for turn in stored.earlier_turns),
+        payload=stored.payload,
     )
 
 

@@ -23,7 +23,10 @@ from echo_shared.sampling import GroupRequest
 
 
 def export_adapter(directory: RunDirectory, destination: Path, *, policy_version: int | None) -> int:
-    """Copies a version's PEFT directory to a new `destination`; None = the newest. Returns which it was."""
+    """Copies a version's PEFT directory to a new `destination`; None = the newest. Returns which it was.
+
+    The very files that were published and evaluated; the learner's float32 weights are in its checkpoints.
+    """
     version, source = _adapter(directory, policy_version)
     if destination.exists():
         raise ConfigError("The destination exists already.", got=str(destination), do="Name a new directory.")

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from echo_hub.core.events import Event, LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.net.gateway import NodeInfo
 from echo_shared.errors import LocalProtocolError
-from echo_shared.messages import Fetched, FromNode, LeaseReturned, NodeStatus, ReceiptsWanted, Rollout, Welcome
+from echo_shared.messages import (
+    Fetched,
+    FromNode,
+    Have,
+    KeyframeWanted,
+    LeaseReturned,
+    Links,
+    NodeStatus,
+    ReceiptsWanted,
+    Rollout,
+    Welcome,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +35,19 @@ class LiveNode:
     tokens_per_s: float = 0.0
 
 
+class Distribution(Protocol):
+    """Who may be here, and what of: `echo_hub.net.distributor`."""
+
+    def admit(self, node_id: str) -> None:
+        """Raises RefusedError for a node that may not join."""
+
+    def node_joined(self, node: NodeInfo) -> None: ...
+
+    def node_left(self, node_id: str) -> None: ...
+
+    async def node_said(self, node_id: str, message: Fetched | Have | Links | KeyframeWanted) -> None: ...
+
+
 class Fleet:
     """The gateway's inbox. `welcome` makes the answer to a node that joins; `remember` commits who it is; `look_up`
     answers a node that asks what became of its rollouts, with what the store says of each."""
@@ -32,31 +57,34 @@ class Fleet:
         *,
         report: Callable[[Event], Awaitable[None]],
         remember: Callable[[NodeInfo], Awaitable[None]],
-        fetched: Callable[[str, Fetched], Awaitable[None]],
         look_up: Callable[[str, Sequence[str]], Awaitable[None]],
         welcome: Callable[[NodeInfo], Welcome],
+        distributor: Distribution,
     ) -> None:
         self._report = report
         self._remember = remember
-        self._fetched = fetched
         self._look_up = look_up
         self._welcome = welcome
+        self._distributor = distributor
         self.nodes: dict[str, LiveNode] = {}
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
+        self._distributor.admit(node.node_id)
         await self._remember(node)
         await self._report(NodeConnected(node_id=node.node_id))
         self.nodes[node.node_id] = LiveNode(info=node)
+        self._distributor.node_joined(node)
         # Last, with nothing awaited behind it: no version may be announced between this answer and the open session.
         return self._welcome(node)
 
     async def node_left(self, node_id: str) -> None:
         self.nodes.pop(node_id, None)
+        self._distributor.node_left(node_id)
         await self._report(NodeDisconnected(node_id=node_id))
 
     async def node_said(self, node_id: str, message: FromNode) -> None:
-        if isinstance(message, Fetched):
-            await self._fetched(node_id, message)
+        if isinstance(message, Fetched | Have | Links | KeyframeWanted):
+            await self._distributor.node_said(node_id, message)
             return
         if isinstance(message, ReceiptsWanted):
             await self._look_up(node_id, message.rollout_ids)

@@ -1,6 +1,6 @@
 """One hub: its parts, opened in order, and the tasks that carry news between them.
 
-Data's way: gateway → fleet → driver (coordinator, store) → actions → gateway, scorer, trainer, publisher; what these
+Data's way: gateway → fleet → driver (coordinator, store) → actions → gateway, scorer, trainer, distributor; what these
 find out goes back to the driver as events. Nothing else talks to the coordinator.
 """
 
@@ -16,6 +16,7 @@ from typing import Final
 
 from echo_hub.config import HubConfig
 from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.dissemination import Release
 from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
@@ -42,12 +43,14 @@ from echo_hub.core.events import (
 from echo_hub.core.settings import HUB_NODE_ID
 from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driver import Driver, StoreThread
-from echo_hub.episodes import conversation, training_rollout
+from echo_hub.episodes import conversation, scoring_job, training_rollout
 from echo_hub.evaluation import Evaluations, HeldOut, evaluate, local, scored_by
 from echo_hub.fleet import Fleet
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.live import LivePages
 from echo_hub.net.artefact_routes import routes as artefact_routes
+from echo_hub.net.broadcaster import Broadcaster
+from echo_hub.net.distributor import Arrival, Distributor
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
@@ -65,12 +68,8 @@ from echo_hub.verify.problems import Problems
 from echo_hub.verify.scorer import Scorer, ScoringJob
 from echo_shared.identity import Identity
 from echo_shared.messages import (
-    ArtefactOffer,
-    Fetched,
     Lease,
     LeaseRevoked,
-    Peers,
-    PolicyPublished,
     Receipts,
     RefusalCode,
     Welcome,
@@ -80,6 +79,8 @@ from echo_shared.sampling import GroupRequest
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 15.0
+BANS_S: Final = 1.0
+"""How often the store is asked who is banned: the operator's command writes there."""
 LOOK_UPS_WAITING: Final = 4_096
 
 
@@ -114,7 +115,6 @@ class Hub:
         self.finished = asyncio.Event()
         self.base_dir = resources.learner.base_dir
         self._store = resources.store
-        self._publisher = resources.publisher
         self._tracker = resources.tracker
         self._problems = resources.problems
         self._scoring = resources.scoring
@@ -149,14 +149,21 @@ class Hub:
             run_is_over=lambda: self._last_is_out,
         )
         self._event_files = EventFiles(directory.root / "tensorboard", self._store.store)
+        self._gateway = Gateway(me=resources.me, settings=config.server)
+        self.distributor = Distributor(
+            settings=config.dissemination,
+            publisher=resources.publisher,
+            broadcaster=Broadcaster(self._gateway),
+            connections=self._gateway,
+            record=self._record_distribution,
+        )
         self._fleet = Fleet(
             report=self._driver.report,
             remember=self._remember,
-            fetched=self._fetched,
+            distributor=self.distributor,
             welcome=self._welcome,
             look_up=self._look_up,
         )
-        self._gateway = Gateway(me=resources.me, settings=config.server, inbox=self._fleet)
         self.pages = LivePages(
             config=config,
             directory=directory,
@@ -164,6 +171,7 @@ class Hub:
             store=self._store.store,
             driver=self._driver,
             fleet=self._fleet,
+            distribution=self.distributor.status,
             join_command=lambda: self.join_command,
             learner_pid=lambda: self._trainer.pid,
             finished=self.finished.is_set,
@@ -172,11 +180,13 @@ class Hub:
         self.server = Server(
             config.server,
             [
-                *self._gateway.routes(),
+                *self._gateway.routes(self._fleet),
                 *tracker_routes(
-                    self._tracker, trusted_proxies=config.server.trusted_proxies, introduce=self._introduce
+                    self._tracker,
+                    trusted_proxies=config.server.trusted_proxies,
+                    introduce=self.distributor.introduce,
                 ),
-                *artefact_routes(self._publisher),
+                *artefact_routes(resources.publisher, self._tracker),
                 *page_routes(self.pages),
             ],
         )
@@ -201,18 +211,18 @@ class Hub:
                 tasks.create_task(self._trainer.run(self._learner_said))
                 tasks.create_task(self._evaluations.run())
                 tasks.create_task(self._event_files.run(self.pages.changes))
+                tasks.create_task(self.distributor.run())
                 tasks.create_task(self._prepare_groups())
                 tasks.create_task(self._hand_out())
                 tasks.create_task(self._publish_versions())
                 tasks.create_task(self._look_up_receipts())
+                tasks.create_task(self._watch_bans())
                 tasks.create_task(self._keep_house())
         finally:
+            code, what = RefusalCode.SHUTTING_DOWN, "The hub stops. Your node waits and connects again."
             if self.finished.is_set():
-                await self._gateway.close(RefusalCode.FINISHED, "The run is finished.")
-            else:
-                await self._gateway.close(
-                    RefusalCode.SHUTTING_DOWN, "The hub stops. Your node waits and connects again."
-                )
+                code, what = RefusalCode.FINISHED, "The run is finished."
+            await self._gateway.close(code, what)
 
     async def _start(self) -> None:
         """In co-located mode the learner is a sampler of its own."""
@@ -242,7 +252,7 @@ class Hub:
             case PublishVersion():
                 self._to_publish.put_nowait(action.policy_version)
             case AnnounceVersion():
-                self._announce(action.policy_version)
+                self.distributor.announce(action.policy_version)
             case EvaluationDone():
                 self._node_evaluations.done(action.policy_version)
             case FinishRun():
@@ -291,7 +301,7 @@ class Hub:
             )
             return
         about, node = EvaluationGroup.of(action.group_id), self._fleet.nodes.get(action.node_id)
-        if node is None or (about is not None and not self._publisher.has(action.policy_version)):
+        if node is None or (about is not None and not self.distributor.has(action.policy_version)):
             return  # The node has left, or the evaluation has ended: who still wants the lease sees to its deadline.
         lease = Lease(
             lease_id=action.lease_id,
@@ -304,33 +314,23 @@ class Hub:
             max_tokens=sampling.max_tokens,
             stop_ids=tuple(self._bounds.stop_ids),
             deadline_s=action.deadline_s,
-            offer=self._offer(action.policy_version, node.info) if about and about.policy_version else None,
+            offer=self.distributor.offer(action.policy_version, node.info) if about and about.policy_version else None,
         )
         self._gateway.send(action.node_id, lease)
 
-    def _announce(self, policy_version: int) -> None:
-        for node_id, live in self._fleet.nodes.items():
-            offer = self._offer(policy_version, live.info)
-            self._gateway.send(node_id, PolicyPublished(policy_version=policy_version, offer=offer))
-
-    def _introduce(self, info_hash: bytes, peer: tuple[str, int], node_ids: tuple[str, ...]) -> None:
-        for node_id in node_ids:
-            self._gateway.send(node_id, Peers(info_hash=info_hash, peers=(peer,)))
-
-    def _offer(self, policy_version: int, node: NodeInfo) -> ArtefactOffer:
-        return self._publisher.offer_for(policy_version, node_ip=node.host, hub_host=node.hub_host)
-
     def _welcome(self, node: NodeInfo) -> Welcome:
-        version = self._driver.coordinator.published_version
+        version, distributor = self._driver.coordinator.published_version, self.distributor
         return Welcome(
             run_id=self.run_id,
             run_name=self.config.run.name,
             node_id=node.node_id,
-            base=self._offer(0, node),
-            policy=None if version == 0 else self._offer(version, node),
+            base=distributor.offer(0, node),
+            policy=None if version == 0 else distributor.offer(version, node),
             policy_version=version,
             tracker_path=f"/announce/{self._tracker.passkey(node.node_id)}",
             heartbeat_s=self.config.server.heartbeat_s,
+            run_keys=distributor.run_keys(),
+            mesh=distributor.mesh_for(node),
         )
 
     async def _prepare_groups(self) -> None:
@@ -342,7 +342,7 @@ class Hub:
     async def _publish_versions(self) -> None:
         while True:
             version = await self._to_publish.get()
-            await self._publisher.publish_policy(version, self.directory.adapter(version))
+            await self.distributor.publish(version, self.directory.adapter(version))
             await self._driver.report(VersionPublished(policy_version=version))
             if self.config.run.mode == "colocated":
                 await self._offer_own_capacity(version)
@@ -376,24 +376,23 @@ class Hub:
         )
         log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend)
 
-    async def _fetched(self, node_id: str, message: Fetched) -> None:
-        if not self._publisher.knows(message.info_hash, message.policy_version):
-            log.debug("node %s says that it fetched what is not published", node_id)
-            return
-        await self._store(self._store.store.record_fetch, node_id=node_id, fetch=message, now=time.time())
+    async def _record_distribution(self, news: Release | Arrival) -> None:
+        store = self._store.store
+        if isinstance(news, Release):
+            await self._store(store.record_release, news)
+        else:
+            await self._store(
+                store.record_fetch, news.node_id, news.fetched, broadcast_s=news.broadcast_s, now=time.time()
+            )
         self.pages.changes.notify()
 
+    async def _watch_bans(self) -> None:
+        while True:
+            self.distributor.bar(await self._store(self._store.store.banned_nodes))
+            await asyncio.sleep(BANS_S)
+
     async def _load_payloads(self, rollout_ids: Sequence[str]) -> Sequence[ScoringJob]:
-        return [
-            ScoringJob(
-                rollout_id=row.rollout_id,
-                group_id=row.group_id,
-                earlier_turns=tuple(turn.completion_ids for turn in row.earlier_turns),
-                observed_tokens=sum(len(turn.observation_ids) for turn in row.earlier_turns),
-                payload=row.payload,
-            )
-            for row in await self._store(self._store.store.load_payloads, rollout_ids)
-        ]
+        return [scoring_job(row) for row in await self._store(self._store.store.load_payloads, rollout_ids)]
 
     async def _load_batch(self, step: int) -> Sequence[TrainingGroup]:
         groups = await self._store(self._store.store.load_batch, step)
@@ -431,8 +430,7 @@ class Hub:
 
     async def _publish_to_evaluate(self, policy_version: int) -> None:
         if policy_version:
-            self._publisher.keep(policy_version)
-            await self._publisher.publish_policy(policy_version, self.directory.adapter(policy_version))
+            await self.distributor.lend(policy_version, self.directory.adapter(policy_version))
 
     async def _record_evaluations(self, measured: Sequence[Evaluation]) -> None:
         await self._store(self._store.store.record_evaluations, measured)

@@ -9,15 +9,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 from echo_hub.config import HubConfig
+from echo_hub.core.dissemination import DistributionStatus, Progress, quantile
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_hub.dashboard.model import (
     Accounting,
     Changes,
+    DisseminationView,
     EvaluationView,
     LeaderboardRow,
     NodeView,
@@ -32,7 +33,7 @@ from echo_hub.fleet import Fleet
 from echo_hub.run_directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
 from echo_hub.store.store import Store
-from echo_hub.store.tallies import Transport
+from echo_hub.store.tallies import Source, Transport
 
 EVENTS_KEPT: Final = 50
 MOST_CHARACTERS: Final = 500
@@ -70,6 +71,7 @@ class LivePages:
         store: Store,
         driver: Driver,
         fleet: Fleet,
+        distribution: Callable[[], DistributionStatus],
         join_command: Callable[[], str],
         learner_pid: Callable[[], int | None],
         finished: Callable[[], bool],
@@ -82,6 +84,7 @@ class LivePages:
         self._store = store
         self._driver = driver
         self._fleet = fleet
+        self._distribution = distribution
         self._join_command = join_command
         self._learner_pid = learner_pid
         self._finished = finished
@@ -92,7 +95,7 @@ class LivePages:
 
     async def run_view(self) -> RunView:
         status = self._driver.coordinator.status()
-        return await asyncio.to_thread(self._run_view, status, self._rollouts_per_s())
+        return await asyncio.to_thread(self._run_view, status, self._distribution(), self._rollouts_per_s())
 
     async def nodes(self) -> tuple[NodeView, ...]:
         status = self._driver.coordinator.status()
@@ -119,7 +122,7 @@ class LivePages:
             for rank, row in enumerate((row for row in totals if row.share > 0), start=1)
         )
 
-    def _run_view(self, status: CoordinatorStatus, rollouts_per_s: float) -> RunView:
+    def _run_view(self, status: CoordinatorStatus, distribution: DistributionStatus, rollouts_per_s: float) -> RunView:
         config = self._config
         books = self._store.accounting()
         newest = self._store.steps_history(status.trained_steps - 1)[-1:]
@@ -160,6 +163,10 @@ class LivePages:
             evaluations=_thinned(evaluations, EVALUATIONS_SHOWN),
             versions=tuple(self._version_view(row) for row in reversed(versions)),
             fetches_by_transport=_by_name(self._store.versions_by_transport()),
+            dissemination=_dissemination_view(distribution.newest) if distribution.newest else None,
+            nodes_on_newest=distribution.num_holding,
+            nodes_connected=distribution.num_connected,
+            uplink_bytes_s=distribution.uplink_bytes_s,
             events=tuple(self.notable.events),
         )
 
@@ -197,6 +204,7 @@ class LivePages:
             backend=row.backend,
             device=row.device,
             connected=live is not None,
+            banned=row.banned_at is not None,
             activity=live.activity if live else "",
             policy_version=live.policy_version if live else None,
             capacity=live.capacity if live else 0,
@@ -214,11 +222,30 @@ class LivePages:
             policy_version=row.policy_version,
             published_at=row.published_at,
             size_bytes=self._size_bytes(row.policy_version),
-            dissemination_p50_s=median(row.fetch_seconds) if row.fetch_seconds else None,
-            dissemination_max_s=max(row.fetch_seconds, default=None),
+            payload_bytes=row.payload_bytes,
+            carrier=row.carrier,
+            way=row.way,
+            dissemination_p50_s=quantile(row.broadcast_seconds, 0.5),
+            dissemination_p95_s=quantile(row.broadcast_seconds, 0.95),
+            dissemination_max_s=quantile(row.broadcast_seconds, 1.0),
             fetches_by_transport=_by_name(row.fetches_by_transport),
-            bytes_by_transport=_by_name(row.bytes_by_transport),
+            bytes_by_transport=_by_name(row.bytes_by_source),
         )
+
+
+def _dissemination_view(progress: Progress) -> DisseminationView:
+    release = progress.release
+    return DisseminationView(
+        policy_version=release.policy_version,
+        carrier=release.carrier,
+        way=release.way.value,
+        size_bytes=release.adapter_bytes,
+        payload_bytes=release.payload_bytes,
+        since_s=progress.since_s,
+        num_told=progress.num_told,
+        num_reached=len(progress.seconds),
+        share_arrived=progress.share_arrived,
+    )
 
 
 def _evaluation_view(rows: Mapping[tuple[int, EvaluationKind], Evaluation], version: int) -> EvaluationView:
@@ -277,5 +304,5 @@ def _size_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*") if path.is_file())
 
 
-def _by_name(counts: Mapping[Transport, int]) -> dict[str, int]:
-    return {str(transport): count for transport, count in counts.items()}
+def _by_name(counts: Mapping[Transport, int] | Mapping[Source, int]) -> dict[str, int]:
+    return {str(name): count for name, count in counts.items()}

@@ -7,15 +7,18 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Coroutine
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.table import Table
 from rich.text import Text
 
 import echo_shared
@@ -24,6 +27,9 @@ from echo_hub.run_directory import RunDirectory
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.identity import Identity, fingerprint
 
+if TYPE_CHECKING:
+    from echo_hub.store.store import Store
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -31,6 +37,7 @@ app = typer.Typer(
 )
 errors = Console(stderr=True)
 
+NodesArgument = Annotated[list[str], typer.Argument(metavar="NODE...", help="Ids, as `echo-hub nodes` prints them.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")]
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all.")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port for everything: nodes, pages, files.")]
@@ -141,13 +148,13 @@ def export(
     destination: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
     version: Annotated[int | None, typer.Option(min=1, help="Policy version; default: the newest published.")] = None,
 ) -> None:
-    """Write a policy version as `PeftModel.from_pretrained` loads it."""
+    """Write a policy version, as it was published, for `PeftModel.from_pretrained` to load."""
     from echo_hub.export import export_adapter
 
     directory = RunDirectory(run_directory)
     directory.check()
     exported = export_adapter(directory, destination, policy_version=version)
-    typer.echo(f"Policy version {exported} is in {destination}")
+    typer.echo(f"Policy version {exported} is in {destination}, as it was published (dissemination.precision)")
 
 
 @app.command(name="eval")
@@ -178,6 +185,41 @@ def evaluate(
     if figures_json is not None:
         figures = {"evaluations": [asdict(result) for result in results]}
         figures_json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+@app.command()
+def nodes(run_directory: RunArgument) -> None:
+    """List the nodes that have ever joined, with the ids that `ban` takes."""
+    directory = RunDirectory(run_directory)
+    table = Table(*("Id", "Name", "Engine", "Device", "Last seen", "Rollouts", "Banned"), box=None)
+    with _store(directory) as store:
+        for node in store.leaderboard():
+            table.add_row(
+                node.node_id,
+                Text(node.name),
+                Text(node.backend),
+                Text(node.device),
+                _when(node.last_seen),
+                str(node.received),
+                "" if node.banned_at is None else f"since {_when(node.banned_at)}",
+            )
+    Console(width=1_000).print(table)  # Whatever the terminal's width: ids are copied from it, and scripts read it.
+
+
+@app.command()
+def ban(run_directory: RunArgument, node: NodesArgument) -> None:
+    """Ban nodes: the hub ends their connections within seconds, refuses them, and changes the run's key."""
+    with _store(RunDirectory(run_directory)) as store:
+        store.ban(_known_nodes(store, node), time.time())
+    typer.echo(f"Banned: {', '.join(node)}. To let one in again: echo-hub unban {run_directory} NODE")
+
+
+@app.command()
+def unban(run_directory: RunArgument, node: NodesArgument) -> None:
+    """Let banned nodes take part again."""
+    with _store(RunDirectory(run_directory)) as store:
+        store.unban(_known_nodes(store, node))
+    typer.echo(f"May take part again: {', '.join(node)}")
 
 
 @app.command()
@@ -226,6 +268,36 @@ def make_run(directory: RunDirectory, config: HubConfig) -> None:
         raise ConfigError(
             "The run directory cannot be made.", got=str(error), do="Name a directory that you may write."
         ) from error
+
+
+@contextmanager
+def _store(directory: RunDirectory) -> Iterator[Store]:
+    """The run's store, beside a hub that serves it or without one."""
+    from echo_hub.store.store import Store
+
+    directory.check()
+    config = load_config(directory.config, {})
+    store = Store.open(config.store.url or directory.database_url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _known_nodes(store: Store, node_ids: list[str]) -> list[str]:
+    """`node_ids`. Raises ConfigError unless all of them have joined this run."""
+    unknown = set(node_ids) - {node.node_id for node in store.leaderboard() if node.first_seen}
+    if unknown:
+        raise ConfigError(
+            "No such node has ever joined this run; nothing was changed.",
+            got=", ".join(sorted(unknown)),
+            do="Take the ids that this prints: echo-hub nodes RUN",
+        )
+    return node_ids
+
+
+def _when(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds else ""
 
 
 def _check_writable(figures: Path | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from echo_hub.base_model import PromptCodec, resolve_base
+from echo_hub.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.config import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
@@ -55,11 +55,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         memory = HostMemory(enabled=config.server.shared_memory)
         stack.callback(memory.close)
         publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker, memory=memory)
-        await publisher.reopen()
-        await publisher.publish_base(base_dir)
         snapshot = await store(store.store.snapshot)
-        if snapshot.published_version:  # At once, unless its artefact was damaged or removed.
-            await publisher.publish_policy(snapshot.published_version, directory.adapter(snapshot.published_version))
         scoring = await stack.enter_async_context(
             ScoringPool.open(config, problems, base_dir=base_dir, logs=directory.root / "logs")
         )
@@ -78,11 +74,23 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             evaluated=frozenset(await store(store.store.evaluated_versions)),
         )
         hub = Hub(config, directory, resources)
+        await _publish_again(hub, snapshot.published_version, banned=await store(store.store.banned_nodes))
         logging.getLogger("echo_hub").addHandler(hub.pages.notable)
         stack.callback(logging.getLogger("echo_hub").removeHandler, hub.pages.notable)
         await hub.server.open()
         stack.push_async_callback(hub.server.close)
         yield hub
+
+
+async def _publish_again(hub: Hub, published_version: int, *, banned: frozenset[str]) -> None:
+    """What the run has published, at once unless an artefact was damaged or removed; at its first start, the base."""
+    config, distributor = hub.config, hub.distributor
+    await distributor.open()
+    distributor.bar(banned)
+    source = model_hub_source(config.model.base, hub.base_dir) if config.dissemination.base == "model_hub" else None
+    await distributor.publish_base(hub.base_dir, source=source)
+    if published_version:
+        await distributor.publish(published_version, hub.directory.adapter(published_version))
 
 
 def _check_unchanged(store: Store, config: HubConfig, content_hash: str) -> None:

@@ -35,6 +35,15 @@ class RunDirectory:
         return self.root / "hub.key"
 
     @property
+    def run_keys(self) -> Path:
+        return self.root / "run_keys.json"
+
+    @property
+    def artefacts(self) -> Path:
+        """What is published: `echo_hub.net.artefact_store`."""
+        return self.root / "artefacts"
+
+    @property
     def database_url(self) -> str:
         """Of the run's own SQLite database."""
         path = (self.root.resolve() / "echo.db").as_posix()

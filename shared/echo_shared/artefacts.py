@@ -10,7 +10,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from echo_shared import identity
 from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
@@ -19,6 +19,10 @@ from echo_shared.messages import ArtefactOffer
 
 ALLOWED_SUFFIXES: Final = frozenset({".safetensors", ".json", ".gguf", ".txt", ".model", ".jinja"})
 """Weights travel as safetensors or GGUF, the rest as plain text; nothing that could run code."""
+SEALED_SUFFIX: Final = ".sealed"
+"""Of a sealed file, behind its name in the artefact."""
+PAYLOAD_NAME: Final = "payload" + SEALED_SUFFIX
+"""The one file of a keyframe's or a delta's carrier: what `echo_shared.delta` makes of the artefact's files, sealed."""
 
 
 class ManifestFile(BaseModel):
@@ -63,22 +67,39 @@ class Manifest(BaseModel):
     carrier: Literal["files", "keyframe", "delta"]
     """files: each file sealed as it is. keyframe and delta: all of them in one payload (`echo_shared.delta`)."""
     delta_parent: Annotated[int, Field(ge=0)] | None = None
-    """The version that a delta is against."""
+    """The version that a delta is against; None for a carrier that takes none."""
     key_id: Annotated[int, Field(ge=0)]
     """The run key that the carrier is sealed with."""
     info_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
     """Of the carrier's torrent."""
     files: Annotated[tuple[ManifestFile, ...], Field(min_length=1, max_length=4_096)]
     """Of the artefact itself, not of its carrier."""
+    source: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?@[0-9a-f]{40}$", max_length=256)] | None = None
+    """The base model's id and revision on the model hub, where these very files can be had as well."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Manifest:
+        if (self.carrier == "delta") != (self.delta_parent is not None):
+            raise ValueError("a delta, and nothing else, names its parent")
+        if (self.carrier == "files") != (self.kind == "base"):
+            raise ValueError("a base travels as its files, a policy version as one payload")
+        return self
+
+    @property
+    def carrier_name(self) -> str:
+        """The directory of the sealed files: for a base all of `files` with `SEALED_SUFFIX`, else `PAYLOAD_NAME`."""
+        suffixes = {"files": ".s", "keyframe": ".k", "delta": f".d{self.delta_parent}"}
+        return self.name + suffixes[self.carrier]
 
     @property
     def total_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
     @property
-    def sha256(self) -> str:
-        """Names this artefact by its content: the hash is over the hashes of all its files."""
-        return hashlib.sha256(self.encode()).hexdigest()
+    def content(self) -> str:
+        """Names the artefact by its files and their hashes (64 hex digits), whatever it was carried and sealed by."""
+        parts = [self.name, *(f"{file.path}\n{file.size_bytes}\n{file.sha256}" for file in self.files)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def encode(self) -> bytes:
         """The bytes that are signed."""
@@ -93,18 +114,20 @@ def artefact_name(kind: Literal["base", "policy"], run_id: str, policy_version: 
 
 def describe_files(directory: Path) -> tuple[ManifestFile, ...]:
     """Every file below `directory`, hashed, in path order."""
-    files = []
-    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
-        name = path.relative_to(directory).as_posix()
-        try:
-            files.append(ManifestFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path)))
-        except ValidationError as error:
-            raise SwarmError(
-                "This file cannot be part of an artefact.",
-                got=f"{path}: {error.errors(include_url=False)[0]['msg']}",
-                do="Take it out of the directory; models must be safetensors or GGUF.",
-            ) from error
-    return tuple(files)
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return tuple(describe_file(path, name=path.relative_to(directory).as_posix()) for path in paths)
+
+
+def describe_file(path: Path, *, name: str) -> ManifestFile:
+    """The file at `path`, hashed, as `name` in the artefact. Raises SwarmError when it must not be part of one."""
+    try:
+        return ManifestFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
+    except ValidationError as error:
+        raise SwarmError(
+            "This file cannot be part of an artefact.",
+            got=f"{path}: {error.errors(include_url=False)[0]['msg']}",
+            do="Take it out of the directory; models must be safetensors or GGUF.",
+        ) from error
 
 
 def open_offer(offer: ArtefactOffer, hub_key: bytes) -> Manifest:
@@ -124,7 +147,12 @@ def sign_offer(
     """The offer that announces `manifest`."""
     encoded = manifest.encode()
     return ArtefactOffer(
-        manifest=encoded, signature=hub.sign(encoded), torrent=torrent, web_seed_path=web_seed_path, peers=peers
+        manifest=encoded,
+        signature=hub.sign(encoded),
+        torrent=torrent,
+        web_seed_path=web_seed_path,
+        delta_parent=manifest.delta_parent,
+        peers=peers,
     )
 
 

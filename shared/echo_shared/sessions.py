@@ -175,7 +175,16 @@ class NodeSession:
             hub_key=challenge.hub_key,
         )
 
-    def proof(self, *, name: str, invite_token: str | None, backend: str, device: str, swarm_port: int) -> bytes:
+    def proof(
+        self,
+        *,
+        name: str,
+        invite_token: str | None,
+        backend: str,
+        device: str,
+        swarm_port: int,
+        mesh_port: int = 0,
+    ) -> bytes:
         """To be sent after the Challenge, once the caller has pinned `hub_key`."""
         if self.state is not State.PROVEN or self._challenge is None:
             raise LocalProtocolError("Proof answers a Challenge.", got=self.state.value)
@@ -187,6 +196,7 @@ class NodeSession:
                 backend=backend,
                 device=device,
                 swarm_port=swarm_port,
+                mesh_port=mesh_port,
             )
         )
 

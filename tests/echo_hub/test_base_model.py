@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from echo_hub.base_model import PromptCodec, resolve_base
+from echo_hub.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.config import HubConfig, TaskConfig
 from echo_hub.tasks.registry import make_task
 from echo_shared.artefacts import describe_files
@@ -243,9 +243,22 @@ def test_an_id_means_its_snapshot_on_the_model_hub(model: Path, tmp_path: Path) 
     shutil.copytree(model, cached / "snapshots" / revision)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(revision)
-    code = "from echo_hub.base_model import resolve_base; print(resolve_base({!r}))"
+    code = (
+        "from echo_hub.base_model import model_hub_source, resolve_base\n"
+        "directory = resolve_base({0!r}); print(directory, model_hub_source({0!r}, directory))"
+    )
+    expected = f"{cached / 'snapshots' / revision} someone/adder@{revision}"
     for reference in ("someone/adder", "someone/adder@main", f"someone/adder@{revision}"):
-        assert run_offline(code.format(reference), tmp_path / "home") == str(cached / "snapshots" / revision)
+        assert run_offline(code.format(reference), tmp_path / "home") == expected
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["model", "snapshots/{commit}", "models--owner--other/snapshots/{commit}", "models--owner--name/snapshots/main"],
+)
+def test_a_model_from_elsewhere_has_no_source_for_nodes(tmp_path: Path, place: str) -> None:
+    with pytest.raises(ConfigError, match="model hub"):
+        model_hub_source("owner/name", tmp_path / place.format(commit="0a" * 20))
 
 
 def test_an_id_that_cannot_be_fetched_is_a_config_error(tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ import pytest
 from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
 from echo_hub.fleet import Fleet, LiveNode
 from echo_hub.net.gateway import NodeInfo
-from echo_shared.errors import LocalProtocolError, StorageError
+from echo_shared.errors import LocalProtocolError, RefusedError, StorageError
 from echo_shared.messages import (
     ArtefactOffer,
     Fetched,
     FinishReason,
     Goodbye,
+    Have,
+    KeyframeWanted,
     LeaseReturned,
+    Links,
     NodeStatus,
     ReceiptsWanted,
     Rollout,
@@ -31,6 +34,7 @@ NODE = NodeInfo(
     host="127.0.0.1",
     hub_host="127.0.0.1",
     swarm_port=0,
+    mesh_port=0,
 )
 STATUS = NodeStatus(activity="sampling", capacity=5, policy_version=3, tokens_per_s=9.5)
 
@@ -41,10 +45,11 @@ class Hub:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
         self.full = False
+        self.banned = False
         self.fleet = Fleet(
             report=self.report,
             remember=self.remember,
-            fetched=self.fetched,
+            distributor=self,
             look_up=self.look_up,
             welcome=self.welcome,
         )
@@ -57,8 +62,18 @@ class Hub:
             raise StorageError("The disk is full.")
         self.calls.append(("remember", node))
 
-    async def fetched(self, node_id: str, message: Fetched) -> None:
-        self.calls.append(("fetched", (node_id, message)))
+    def admit(self, node_id: str) -> None:
+        if self.banned:
+            raise RefusedError("Banned.")
+
+    def node_joined(self, node: NodeInfo) -> None:
+        self.calls.append(("joined", node))
+
+    def node_left(self, node_id: str) -> None:
+        self.calls.append(("left", node_id))
+
+    async def node_said(self, node_id: str, message: Fetched | Have | Links | KeyframeWanted) -> None:
+        self.calls.append(("said", (node_id, message)))
 
     async def look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
         self.calls.append(("look_up", (node_id, rollout_ids)))
@@ -76,6 +91,7 @@ class Hub:
             policy_version=0,
             tracker_path="/x",
             heartbeat_s=1.0,
+            run_keys=(),
         )
 
 
@@ -86,7 +102,8 @@ def hub() -> Hub:
 
 async def test_a_node_is_remembered_then_reported_then_welcomed(hub: Hub) -> None:
     assert (await hub.fleet.node_joined(NODE)).node_id == "a"
-    assert hub.calls == [("remember", NODE), ("report", NodeConnected(node_id="a")), ("welcome", NODE)]
+    steps = ["remember", "report", "joined", "welcome"]
+    assert hub.calls == list(zip(steps, [NODE, NodeConnected(node_id="a"), NODE, NODE], strict=True))
     assert hub.fleet.nodes == {"a": LiveNode(info=NODE)}
 
 
@@ -101,7 +118,14 @@ async def test_a_node_that_left_is_not_there(hub: Hub) -> None:
     await hub.fleet.node_joined(NODE)
     await hub.fleet.node_left("a")
     assert hub.fleet.nodes == {}
-    assert hub.calls[-1] == ("report", NodeDisconnected(node_id="a"))
+    assert hub.calls[-2:] == [("left", "a"), ("report", NodeDisconnected(node_id="a"))]
+
+
+async def test_a_banned_node_is_not_even_remembered(hub: Hub) -> None:
+    hub.banned = True
+    with pytest.raises(RefusedError):
+        await hub.fleet.node_joined(NODE)
+    assert (hub.fleet.nodes, hub.calls) == ({}, [])
 
 
 async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
@@ -112,11 +136,21 @@ async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
     assert hub.calls[-1] == ("report", NodeReported(node_id="a", capacity=5, policy_version=3))
 
 
-async def test_a_fetch_is_no_event_of_the_coordinators(hub: Hub) -> None:
+@pytest.mark.parametrize(
+    "message",
+    [
+        Fetched(info_hash=bytes(20), policy_version=1, seconds=0.5, swarm_bytes=1, web_seed_bytes=2),
+        Have(info_hash=bytes(20), pieces=(3, 4)),
+        Links(node_ids=("b",)),
+        KeyframeWanted(policy_version=1),
+    ],
+)
+async def test_what_concerns_distribution_is_no_event_of_the_coordinators(
+    hub: Hub, message: Fetched | Have | Links | KeyframeWanted
+) -> None:
     await hub.fleet.node_joined(NODE)
-    message = Fetched(info_hash=bytes(20), policy_version=1, seconds=0.5, swarm_bytes=1, web_seed_bytes=2)
     await hub.fleet.node_said("a", message)
-    assert hub.calls[-1] == ("fetched", ("a", message))
+    assert hub.calls[-1] == ("said", ("a", message))
 
 
 async def test_receipts_that_a_node_wants_are_looked_up(hub: Hub) -> None:

@@ -13,21 +13,27 @@ import pytest
 
 from echo_hub import live as live_module
 from echo_hub.config import HubConfig, RunConfig, ServerConfig, TrainingConfig
+from echo_hub.core.dissemination import DistributionStatus, Progress, Release
 from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
 from echo_hub.core.events import LearnerReady
-from echo_hub.dashboard.model import Accounting, EvaluationView, RunState
+from echo_hub.dashboard.model import Accounting, DisseminationView, EvaluationView, RunState
 from echo_hub.fleet import Fleet
 from echo_hub.live import LivePages
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.run_directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_hub.store.tallies import SOURCES, TRANSPORTS
 from echo_shared.messages import (
     ArtefactOffer,
     Fetched,
     FinishReason,
+    Have,
+    KeyframeWanted,
     LeaseReturned,
+    Links,
     NodeStatus,
     Rollout,
+    Way,
     Welcome,
     rollout_id,
 )
@@ -64,10 +70,11 @@ class Hub:
         self.directory = directory
         self.learner_pid: int | None = 4711
         self.is_finished = False
+        self.distribution = DistributionStatus()
         self.fleet = Fleet(
             report=driven.driver.report,
             remember=self._remember,
-            fetched=self._fetched,
+            distributor=self,
             welcome=self._welcome,
             look_up=self._look_up,
         )
@@ -83,6 +90,7 @@ class Hub:
             store=driven.store,
             driver=driven.driver,
             fleet=self.fleet,
+            distribution=lambda: self.distribution,
             join_command=lambda: "echo-node join http://hub",
             learner_pid=lambda: self.learner_pid,
             finished=lambda: self.is_finished,
@@ -103,8 +111,15 @@ class Hub:
     async def _look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
         """Nobody asks for receipts here."""
 
-    async def _fetched(self, node_id: str, message: Fetched) -> None:
-        await self.driven.thread(self.driven.store.record_fetch, node_id=node_id, fetch=message, now=STARTED)
+    def admit(self, node_id: str) -> None:
+        """Nobody is banned here."""
+
+    def node_joined(self, node: NodeInfo) -> None:
+        """Nothing is distributed here, as in the two below."""
+
+    def node_left(self, node_id: str) -> None: ...
+
+    async def node_said(self, node_id: str, message: Fetched | Have | Links | KeyframeWanted) -> None: ...
 
     def _welcome(self, node: NodeInfo) -> Welcome:
         return Welcome(
@@ -116,6 +131,7 @@ class Hub:
             policy_version=0,
             tracker_path="/x",
             heartbeat_s=1.0,
+            run_keys=(),
         )
 
     async def join(self, node_id: str, *, capacity: int = 100) -> None:
@@ -128,6 +144,7 @@ class Hub:
             host="127.0.0.1",
             hub_host="127.0.0.1",
             swarm_port=0,
+            mesh_port=0,
         )
         await self.fleet.node_joined(info)
         status = NodeStatus(activity="sampling", capacity=capacity, policy_version=0, tokens_per_s=12.5)
@@ -173,7 +190,8 @@ async def test_a_run_before_its_first_step(hub: Hub) -> None:
     assert (view.group_size, view.max_staleness, view.join_command) == (2, 3, "echo-node join http://hub")
     assert (view.mean_reward, view.staleness_mean, view.staleness_max) == (None, None, None)
     assert (view.accounting, view.evaluations, view.versions) == (Accounting(), (), ())
-    assert view.fetches_by_transport == {"swarm": 0, "web_seed": 0, "shared_memory": 0}
+    assert view.fetches_by_transport == dict.fromkeys(TRANSPORTS, 0)
+    assert (view.dissemination, view.nodes_on_newest, view.nodes_connected, view.uplink_bytes_s) == (None, 0, 0, None)
     assert await hub.pages.nodes() == await hub.pages.steps(0) == await hub.pages.leaderboard() == ()
 
 
@@ -217,7 +235,9 @@ async def test_a_whole_run(hub: Hub) -> None:
             swarm_bytes=swarm_bytes,
             web_seed_bytes=100,
         )
-        await hub.fleet.node_said(node_id, fetched)
+        hub.driven.store.record_fetch(node_id, fetched, broadcast_s=seconds, now=STARTED)
+    release = Release(policy_version=2, adapter_bytes=2_000, payload_bytes=700, carrier="delta", way=Way.SWARM)
+    hub.driven.store.record_release(release)
     hub.driven.store.record_evaluations(evaluated(0, 0.25, at=1.0))
     hub.driven.store.record_evaluations(evaluated(2, 0.75, at=50.0))
     hub.is_finished = True
@@ -248,8 +268,11 @@ async def test_a_whole_run(hub: Hub) -> None:
     assert (newest.policy_version, newest.size_bytes, newest.dissemination_p50_s) == (2, 2_000, 2.0)
     assert (oldest.policy_version, oldest.size_bytes, oldest.dissemination_max_s) == (1, 1_000, 3.0)
     assert oldest.fetches_by_transport == {"swarm": 1, "web_seed": 1}
-    assert oldest.bytes_by_transport == {"swarm": 900, "web_seed": 200, "shared_memory": 0}
-    assert view.fetches_by_transport == {"swarm": 2, "web_seed": 1, "shared_memory": 0}, "the base model is not counted"
+    assert (oldest.dissemination_p50_s, oldest.dissemination_p95_s, oldest.payload_bytes) == (1.0, 3.0, None)
+    assert (newest.payload_bytes, newest.carrier, newest.way) == (700, "delta", "swarm")
+    assert oldest.bytes_by_transport == dict.fromkeys(SOURCES, 0) | {"swarm": 900, "web_seed": 200}
+    by_transport = dict.fromkeys(TRANSPORTS, 0) | {"swarm": 2, "web_seed": 1}
+    assert view.fetches_by_transport == by_transport, "the base model is not counted"
 
     steps = await hub.pages.steps(0)
     assert [(step.step, step.num_rollouts, step.num_tokens) for step in steps] == [(1, 4, 12), (2, 4, 12)]
@@ -257,6 +280,26 @@ async def test_a_whole_run(hub: Hub) -> None:
     assert await hub.pages.steps(1) == steps[1:]
     (row,) = await hub.pages.leaderboard()
     assert (row.rank, row.node_id, row.trained_rollouts, row.trained_tokens, row.share) == (1, "a", 8, 24, 1.0)
+
+
+async def test_a_version_on_its_way(hub: Hub) -> None:
+    release = Release(policy_version=3, adapter_bytes=900, payload_bytes=300, carrier="delta", way=Way.BROADCAST)
+    progress = Progress(release=release, since_s=0.5, num_told=4, seconds=(0.25,), share_arrived=0.75)
+    hub.distribution = DistributionStatus(newest=progress, num_holding=1, num_connected=5, uplink_bytes_s=2.5e6)
+    view = await hub.pages.run_view()
+    assert view.dissemination == DisseminationView(
+        policy_version=3,
+        carrier="delta",
+        way="broadcast",
+        size_bytes=900,
+        payload_bytes=300,
+        since_s=0.5,
+        num_told=4,
+        num_reached=1,
+        share_arrived=0.75,
+    )
+    assert view.dissemination.under_way
+    assert (view.nodes_on_newest, view.nodes_connected, view.uplink_bytes_s) == (1, 5, 2.5e6)
 
 
 async def test_of_many_evaluations_some_between_are_left_out(hub: Hub) -> None:

@@ -17,6 +17,8 @@ import echo_shared
 from echo_hub import main as main_module
 from echo_hub.config import load_config
 from echo_hub.main import app
+from echo_hub.run_directory import RunDirectory
+from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
 from echo_shared.identity import Identity, fingerprint
 
@@ -26,6 +28,9 @@ FLAGS = {
     "demo": {"--directory", "--keep", "--steps", "--port", "--seed", "--mode", "--backend", "--json"},
     "export": {"--version"},
     "eval": {"--version", "--problems", "--samples", "--json"},
+    "nodes": set(),
+    "ban": set(),
+    "unban": set(),
     "learner": {"--address", "--host-rank", "--hosts", "--processes", "--base"},
     "version": set(),
 }
@@ -207,3 +212,53 @@ def test_of_tasks_that_fail_together_the_user_sees_the_known_error() -> None:
 def test_the_help_names_every_command() -> None:
     text = said("--help")
     assert [name for name in FLAGS if re.search(rf"\b{name}\b", text) is None] == []
+
+
+ALICE, BOB = "a" * 20, "b" * 20
+
+
+@pytest.fixture
+def serving(run: Path) -> Iterator[Store]:
+    """The run's store as a hub holds it that is serving, with two nodes."""
+    store = Store.open(RunDirectory(run).database_url)
+    for node_id, name in ((ALICE, "alice's PC"), (BOB, "bob [red]")):
+        store.node_seen(node_id=node_id, public_key=b"k" * 32, name=name, backend="torch", device="CPU", now=1e9)
+    yield store
+    store.close()
+
+
+@pytest.mark.usefixtures("serving")
+def test_nodes_are_listed_with_the_ids_that_ban_takes(run: Path) -> None:
+    head, *rows = said("nodes", run).splitlines()
+    assert head.split() == ["Id", "Name", "Engine", "Device", "Last", "seen", "Rollouts", "Banned"]
+    assert [row.split()[0] for row in rows] == [ALICE, BOB]
+    assert "alice's PC" in rows[0] and "bob [red]" in rows[1]
+    assert all(re.search(r"torch +CPU +2001-09-0\d \d\d:46:40 +0", row) for row in rows)
+
+
+def test_a_run_that_was_never_served_has_no_nodes(run: Path) -> None:
+    assert len(said("nodes", run).splitlines()) == 1
+
+
+def test_a_ban_reaches_a_hub_that_serves_and_can_be_lifted(run: Path, serving: Store) -> None:
+    assert f"echo-hub unban {run} NODE" in said("ban", run, ALICE).replace("\n", "")
+    assert serving.banned_nodes() == {ALICE}
+    assert re.search(rf"{ALICE}.*since \d{{4}}-", said("nodes", run))
+    said("ban", run, ALICE, BOB)
+    assert serving.banned_nodes() == {ALICE, BOB}
+    said("unban", run, ALICE)
+    assert serving.banned_nodes() == {BOB}
+
+
+@pytest.mark.parametrize("command", ["ban", "unban"])
+def test_who_never_joined_cannot_be_banned(run: Path, serving: Store, command: str) -> None:
+    serving.ban([BOB], now=1.0)
+    error = refusal(command, run, ALICE, BOB, "nobody")
+    assert error.got == "nobody"
+    assert serving.banned_nodes() == {BOB}, "and nothing is done by halves"
+    assert invoke(command, run).exit_code == 2
+
+
+@pytest.mark.parametrize("command", [("nodes",), ("ban", ALICE), ("unban", ALICE)])
+def test_nodes_belong_to_a_run(tmp_path: Path, command: tuple[str, ...]) -> None:
+    assert "not a run directory" in refusal(command[0], tmp_path, *command[1:]).what

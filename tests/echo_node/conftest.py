@@ -14,7 +14,15 @@ from aiohttp import WSMsgType, web
 from safetensors.numpy import save_file
 
 from echo_node.backends import process
-from echo_shared.artefacts import Manifest, artefact_name, describe_files, sign_offer
+from echo_shared import delta, sealing
+from echo_shared.artefacts import (
+    PAYLOAD_NAME,
+    SEALED_SUFFIX,
+    Manifest,
+    artefact_name,
+    describe_files,
+    sign_offer,
+)
 from echo_shared.errors import RefusedError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -22,16 +30,19 @@ from echo_shared.messages import (
     FromHub,
     FromNode,
     Lease,
+    Piece,
     PolicyPublished,
     Receipt,
     Receipts,
     ReceiptState,
     Rollout,
+    RunKey,
+    Way,
     Welcome,
     rollout_id,
 )
 from echo_shared.sessions import HubSession, State
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent
+from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, read_torrent
 
 PATIENCE_S = 60.0
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 32, 2, 4, 2, 8, 64, 48
@@ -117,6 +128,10 @@ class Hub:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "published"
+        self.carriers = directory / "carriers"
+        """One directory for each offer."""
+        self.run_keys = (RunKey(key_id=1, key=sealing.new_key()),)
+        """The last one seals."""
         self.me = Identity.generate()
         self.run = "1"
         self.port = 0
@@ -174,36 +189,83 @@ class Hub:
         if self._swarm is not None:
             await self._swarm.close()
 
-    async def offer(self, version: int | None, directory: Path) -> ArtefactOffer:
-        """Signs and seeds `directory`."""
+    async def offer(
+        self,
+        version: int | None,
+        directory: Path,
+        *,
+        parent: int | None = None,
+        way: Way = Way.SWARM,
+        source: str | None = None,
+    ) -> ArtefactOffer:
+        """Seals, signs and seeds `directory`, as a delta if there is a `parent`."""
         assert self._swarm is not None
-        torrent = make_torrent(directory)
         manifest = Manifest(
             kind="base" if version is None else "policy",
             run_id=self.run_id,
             name=directory.name,
             policy_version=version or 0,
-            info_hash=torrent.info_hash.hex(),
+            carrier="files" if version is None else "keyframe" if parent is None else "delta",
+            delta_parent=parent,
+            key_id=self.run_keys[-1].key_id,
+            info_hash="0" * 40,
             files=describe_files(directory),
+            source=source,
         )
-        await self._swarm.seed(torrent.torrent, directory)
-        return sign_offer(
-            manifest,
+        place = self.carriers / str(len(list(self.carriers.glob("*"))))
+        carrier = place / manifest.carrier_name
+        self.seal(manifest, directory, carrier)
+        torrent = make_torrent(carrier)
+        await self._swarm.seed(torrent.torrent, carrier)
+        offer = sign_offer(
+            manifest.model_copy(update={"info_hash": torrent.info_hash.hex()}),
             hub=self.me,
             torrent=torrent.torrent,
-            web_seed_path="/artefacts/",
+            web_seed_path=f"/artefacts/{place.name}/",
             peers=(("127.0.0.1", self._swarm.port),),
         )
+        return offer.model_copy(update={"way": way, "delta_parent": parent})
+
+    def seal(self, manifest: Manifest, directory: Path, carrier: Path) -> None:
+        key = self.run_keys[-1].key
+        if manifest.carrier == "files":
+            for file in manifest.files:
+                sealing.seal(directory / file.path, carrier / f"{file.path}{SEALED_SUFFIX}", key)
+            return
+        payload = self.carriers.parent / "payload"
+        parent = None if manifest.delta_parent is None else self.published(manifest.delta_parent)
+        delta.encode(directory, payload, parent=parent)
+        sealing.seal(payload, carrier / PAYLOAD_NAME, key)
+
+    def published(self, version: int | None) -> Path:
+        return self.directory / artefact_name("base" if version is None else "policy", self.run_id, version or 0)
+
+    def pieces(self, offer: ArtefactOffer, *, hand_on: bool = False) -> list[Piece]:
+        """What a push of this offer consists of."""
+        layout = read_torrent(offer.torrent)
+        carrier = self.carriers / offer.web_seed_path.split("/")[2] / layout.name
+        data = b"".join((carrier / path).read_bytes() for path, _ in layout.files)
+        return [
+            Piece(
+                info_hash=layout.info_hash,
+                index=index,
+                data=data[index * layout.piece_bytes : (index + 1) * layout.piece_bytes],
+                hand_on=hand_on,
+            )
+            for index in range(len(layout.piece_hashes))
+        ]
 
     async def publish_base(self) -> None:
-        directory = self.directory / artefact_name("base", self.run_id, 0)
+        directory = self.published(None)
         write_base(directory)
         self.offers[None] = await self.offer(None, directory)
 
-    async def publish(self, version: int, *, announce: bool = True) -> None:
-        directory = self.directory / artefact_name("policy", self.run_id, version)
+    async def publish(
+        self, version: int, *, announce: bool = True, parent: int | None = None, way: Way = Way.SWARM
+    ) -> None:
+        directory = self.published(version)
         write_adapter(directory, version)
-        self.offers[version] = await self.offer(version, directory)
+        self.offers[version] = await self.offer(version, directory, parent=parent, way=way)
         self.newest = version
         if announce:
             await self.send(PolicyPublished(policy_version=version, offer=self.offers[version]))
@@ -218,6 +280,7 @@ class Hub:
             policy_version=self.newest,
             tracker_path="/announce/key",
             heartbeat_s=self.heartbeat_s,
+            run_keys=self.run_keys,
         )
 
     async def send(self, message: FromHub) -> None:
@@ -258,7 +321,7 @@ class Hub:
         return web.Response(body=b"d8:intervali1800e5:peers0:e")
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        return web.FileResponse(self.directory / request.match_info["path"])
+        return web.FileResponse(self.carriers / request.match_info["path"])
 
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=2**24)

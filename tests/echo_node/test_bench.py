@@ -15,11 +15,11 @@ from echo_node.bench import Base, Bench, Outcome, Report, base_for, table_of, ve
 from echo_node.config import NodeConfig
 from echo_node.engine import place_of, settings_of
 from echo_node.host import hardware
+from echo_node.host.artefact_files import content_here
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import Paths
 from echo_node.host.speeds import SpeedBook, Speeds
 from echo_node.host.widths import Widths
-from echo_node.net.fetcher import content_here
 from echo_shared.errors import ConfigError, StorageError
 
 HUB = HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, run_id="run", run_name="a run")
@@ -38,6 +38,7 @@ async def fetched(hub: Any, paths: Paths) -> HubRecord:
     from echo_node.net.address import HubAddress
     from echo_node.net.fetcher import Fetcher, Source
     from echo_shared.swarm import Swarm, SwarmSettings
+    from tests.echo_node.net.test_fetcher import make_receiver
 
     swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
     source = Source(
@@ -46,7 +47,8 @@ async def fetched(hub: Any, paths: Paths) -> HubRecord:
         run_id=hub.run_id,
         tracker_path="/announce/x",
     )
-    fetcher = Fetcher(swarm, paths.artefacts, source)
+    fetcher = Fetcher(swarm, make_receiver([]), source, artefacts=paths.artefacts, carriers=paths.carriers)
+    fetcher.set_keys(hub.run_keys)
     await fetcher.fetch(hub.welcome().base, None)
     await swarm.close()
     assert content_here(paths.base(hub.run_id)) == fetcher.base_content

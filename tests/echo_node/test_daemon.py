@@ -21,16 +21,25 @@ from echo_node.host.hubs import Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
 from echo_node.net.address import HubAddress
+from echo_node.net.mesh import Mesh
 from echo_node.view import PlainView
+from echo_shared.artefacts import open_offer
 from echo_shared.errors import ConnectError, RefusedError, StorageError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     DropReason,
     Fetched,
     Goodbye,
+    Have,
+    KeyframeWanted,
+    KeysRotated,
     LeaseReturned,
     LeaseRevoked,
+    Links,
+    MeshPeer,
     NodeStatus,
+    Piece,
+    PolicyPublished,
     Proof,
     Receipt,
     Receipts,
@@ -38,7 +47,11 @@ from echo_shared.messages import (
     ReceiptsWanted,
     RefusalCode,
     Rollout,
+    RunKey,
+    Unwanted,
+    Way,
 )
+from echo_shared.messages import Mesh as MeshNews
 
 pytest.importorskip("llama_cpp")
 
@@ -118,6 +131,101 @@ async def test_joins_fetches_samples_and_leaves(hub: Any, node: Node) -> None:
     assert node.engine_pids() == []
 
 
+async def test_versions_are_pushed_as_deltas_and_sealed_with_new_keys(hub: Any, node: Node) -> None:
+    async with node.running(hub.url):
+        await hub.until(ready_for(hub, 0))
+        await hub.publish(1, way=Way.INLINE)
+        await push(hub, 1)
+        await hub.until(ready_for(hub, 1))
+        hub.run_keys = (*hub.run_keys, RunKey(key_id=2, key=bytes(32)))
+        await hub.send(KeysRotated(run_keys=hub.run_keys))
+        await hub.publish(2, parent=1, way=Way.BROADCAST)
+        await push(hub, 2)
+        await hub.until(ready_for(hub, 2))
+        assert same_adapter(hub, node, 2)
+        carriers = [open_offer(hub.offers[version], hub.me.public_key) for version in (1, 2)]
+        assert {path.name for path in node.paths.carriers.iterdir()} >= {one.carrier_name for one in carriers}
+        await hub.send(Unwanted(info_hashes=tuple(bytes.fromhex(one.info_hash) for one in carriers)))
+        await hub.until(lambda: [path.name for path in node.paths.carriers.iterdir()] == [f"{hub.run_id}-base.s"])
+        hub.said.clear()
+        await hub.close()
+        await hub.open()
+        await hub.until(lambda: len(hub.all(Fetched)) == 3)
+    pushed = {report.policy_version: report.pushed_bytes for report in hub.all(Fetched)}
+    assert pushed == {None: 0, **{version: pushed_bytes(hub, version) for version in (1, 2)}}
+    (proof,) = hub.all(Proof)
+    assert proof.mesh_port != 0 and hub.all(Links) == [Links(node_ids=())]
+
+
+async def push(hub: Any, version: int) -> None:
+    for piece in hub.pieces(hub.offers[version]):
+        await hub.send(piece)
+
+
+def pushed_bytes(hub: Any, version: int) -> int:
+    return sum(len(piece.data) for piece in hub.pieces(hub.offers[version]))
+
+
+def same_adapter(hub: Any, node: Node, version: int) -> bool:
+    name = "adapter_model.safetensors"
+    here = node.paths.artefacts / hub.published(version).name / name
+    return here.read_bytes() == (hub.published(version) / name).read_bytes()
+
+
+async def test_what_the_hub_says_is_handed_on_and_what_peers_hand_on_is_taken(hub: Any, node: Node) -> None:
+    """The other node is a mesh in this process."""
+    me, handed_on = Identity.generate(), asyncio.Queue[Piece]()
+    mesh = Mesh(me)
+    await mesh.open("127.0.0.1", 0, on_piece=lambda piece, _: handed_on.put_nowait(piece), on_links=lambda _: None)
+    mesh.set_keys(hub.run_keys)
+    try:
+        async with node.running(hub.url) as daemon:
+            await hub.until(ready_for(hub, 0))
+            await hub.send(MeshNews(peers=(MeshPeer(node_id=me.node_id, host="127.0.0.1", port=mesh.port),)))
+            mesh.set_peers([MeshPeer(node_id=daemon.snapshot().node_id, host="127.0.0.1", port=daemon._mesh.port)])
+            await hub.until(lambda: Links(node_ids=(me.node_id,)) in hub.all(Links))
+            await hub.publish(1, way=Way.BROADCAST)
+            (piece,) = hub.pieces(hub.offers[1], hand_on=True)
+            await hub.send(piece)
+            async with asyncio.timeout(30):
+                assert (await handed_on.get()).data == piece.data
+            await hub.publish(2, way=Way.BROADCAST)
+            (piece,) = hub.pieces(hub.offers[2])
+            mesh.hand_on(piece)
+            await hub.until(ready_for(hub, 2))
+    finally:
+        await mesh.close()
+    assert [(f.pushed_bytes > 0, f.mesh_bytes > 0) for f in hub.all(Fetched)] == [
+        (False, False),
+        (True, False),
+        (False, True),
+    ]
+    haves = [have for have in hub.all(Have) if have.pieces]
+    assert [have.pieces for have in haves] == [(0,), (0,)] and all(have.wanted for have in haves)
+
+
+async def test_a_late_joiner_asks_for_the_keyframe(hub: Any, node: Node) -> None:
+    for version in (1, 2):
+        await hub.publish(version, announce=False, parent=version - 1 or None)
+    async with node.running(hub.url):
+        await hub.until(lambda: hub.all(KeyframeWanted))
+        keyframe = await hub.offer(2, hub.published(2))
+        await hub.send(PolicyPublished(policy_version=2, offer=keyframe))
+        await hub.until(ready_for(hub, 2))
+    assert same_adapter(hub, node, 2)
+    assert {wanted.policy_version for wanted in hub.all(KeyframeWanted)} == {2}
+
+
+async def test_a_node_that_is_barred_ends(hub: Any, node: Node) -> None:
+    task = asyncio.create_task(node.daemon(hub.url).run())
+    await hub.until(ready_for(hub, 0))
+    await hub.refuse(RefusalCode.BANNED, "This node is banned.")
+    with pytest.raises(RefusedError, match="banned") as caught:
+        async with asyncio.timeout(30):
+            await task
+    assert "operator" in (caught.value.do or "")
+
+
 async def test_a_lease_is_the_same_for_every_node(hub: Any, tmp_path: Path) -> None:
     drawn = []
     for name in ("a", "b"):
@@ -175,6 +283,7 @@ async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_o
     spool.write([_spool_lease(3, (0, 1))])
     assert spool.unfinished() == {3: (0, 1)}
     spool.close()
+    fetched = set(hub.all(Fetched))
     hub.said.clear()
     hub.acknowledges = True
     async with node.running(hub.url):
@@ -183,7 +292,7 @@ async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_o
         await hub.until(ready_for(hub, 0))
     returned = hub.all(LeaseReturned)[0]
     assert (returned.lease_id, returned.indices) == (3, (0, 1))
-    assert hub.all(Fetched) == []  # The base was still there.
+    assert set(hub.all(Fetched)) == fetched  # The base was still there: how it came before is said again.
 
 
 def _spool_lease(lease_id: int, indices: tuple[int, ...]) -> Any:

@@ -35,6 +35,7 @@ JOIN_FLAGS = {
     "--trust-new-key",
     "--swarm-port",
     "--swarm-host",
+    "--mesh-port",
     "--quiet",
     "--help",
 }

@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 from rich.console import Console
 
-from echo_node.view import LiveView, PlainView, Snapshot, from_json, open_view, panel, rows, summary
+from echo_node import view
+from echo_node.view import PLAIN_EVERY_S, LiveView, PlainView, Snapshot, from_json, open_view, panel, rows, summary
 
 SNAPSHOT = Snapshot(
     pid=1,
@@ -34,7 +35,7 @@ def test_all_that_matters_is_shown() -> None:
     assert "40 trained" in shown["rollouts"] and "5 dropped" not in shown["policy"]
     assert "5 (5 stale) dropped" in shown["rollouts"]
     assert shown["policy"] == "version 12; newest published: 13"
-    assert shown["fetching"] == "Policy version 13: 0.5 of 1.5 MB"
+    assert shown["fetching"] == "Policy version 13: 0.5 of 1.5 MB (33 %)"
     assert shown["problem"] == "the disk is full"
     assert "not connected" in dict(rows(replace(SNAPSHOT, connected=False)))["hub"]
 
@@ -62,6 +63,22 @@ def test_a_terminal_gets_a_panel_and_a_file_gets_lines(caplog: pytest.LogCapture
         view.update(SNAPSHOT)
         view.update(SNAPSHOT)
     assert [record.message for record in caplog.records] == [summary(SNAPSHOT)]
+
+
+def test_a_long_fetch_is_told_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, PLAIN_EVERY_S, PLAIN_EVERY_S + 1.0, 2 * PLAIN_EVERY_S - 1.0, 2 * PLAIN_EVERY_S])
+    monkeypatch.setattr(view.time, "monotonic", lambda: next(clock))
+    shown, counted = PlainView(), replace(SNAPSHOT, rollouts={})
+    with caplog.at_level("INFO"):
+        for fetching in (True, True, True, False, True):
+            shown.update(counted if fetching else replace(counted, fetching={}))
+    assert [record.message for record in caplog.records] == ["Fetching: Policy version 13: 0.5 of 1.5 MB (33 %)"]
+
+
+def test_a_fetch_has_a_bar_on_a_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    console.print(panel(SNAPSHOT))
+    assert "━━━" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_names_from_outside_are_text_not_markup() -> None:

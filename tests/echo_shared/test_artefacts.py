@@ -36,6 +36,8 @@ def manifest_of(directory: Path) -> Manifest:
         name=directory.name,
         policy_version=3,
         parent=2,
+        carrier="keyframe",
+        key_id=0,
         info_hash="ab" * 20,
         files=describe_files(directory),
     )
@@ -110,12 +112,51 @@ def test_a_file_stays_inside_and_is_data(path: str) -> None:
         {"files": []},
         {"policy_version": -1},
         {"kind": "program"},
+        {"format": 1},
+        {"key_id": -1},
+        {"carrier": "files"},
+        {"carrier": "delta"},
+        {"delta_parent": 2},
+        {"kind": "base"},
+        {"kind": "base", "carrier": "keyframe"},
+        {"source": "owner/name"},
+        {"source": "owner/name@main"},
+        {"source": f"../name@{'0' * 40}/x"},
     ],
     ids=str,
 )
 def test_a_manifest_keeps_its_bounds(directory: Path, fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Manifest.model_validate({**manifest_of(directory).model_dump(), **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"carrier": "keyframe"}, "run-v000003.k"),
+        ({"carrier": "delta", "delta_parent": 0}, "run-v000003.d0"),
+        ({"carrier": "delta", "delta_parent": 2}, "run-v000003.d2"),
+        ({"kind": "base", "carrier": "files", "source": f"owner/some.name@{'0a' * 20}"}, "run-v000003.s"),
+    ],
+)
+def test_a_carrier_has_a_name_of_its_own(directory: Path, fields: dict[str, Any], expected: str) -> None:
+    manifest = Manifest.model_validate({**manifest_of(directory).model_dump(), **fields})
+    assert manifest.carrier_name == expected
+    offer = offer_of(manifest)
+    assert open_offer(offer, HUB.public_key) == manifest
+    assert offer.delta_parent == manifest.delta_parent
+
+
+def test_an_artefact_is_the_same_however_it_travels(directory: Path) -> None:
+    manifest = manifest_of(directory)
+    as_delta = manifest.model_copy(
+        update={"carrier": "delta", "delta_parent": 2, "key_id": 4, "info_hash": "cd" * 20, "parent": 1}
+    )
+    assert as_delta.content == manifest.content
+    assert len(manifest.content) == 64
+    (directory / "sub" / "config.json").write_bytes(b"[]")
+    assert manifest_of(directory).content != manifest.content
+    assert manifest.model_copy(update={"name": "other"}).content != manifest.content
 
 
 def test_files_are_what_the_manifest_says(directory: Path) -> None:

@@ -21,12 +21,19 @@ from echo_shared.messages import (
     FromHub,
     FromNode,
     Goodbye,
+    Have,
     Hello,
+    KeyframeWanted,
+    KeysRotated,
     Lease,
     LeaseReturned,
     LeaseRevoked,
+    Links,
+    Mesh,
+    MeshPeer,
     NodeStatus,
     Peers,
+    Piece,
     PolicyPublished,
     Proof,
     Receipt,
@@ -35,7 +42,9 @@ from echo_shared.messages import (
     ReceiptsWanted,
     Refused,
     Rollout,
+    RunKey,
     SharedMemory,
+    Unwanted,
     Welcome,
     decode_from_hub,
     decode_from_node,
@@ -86,21 +95,30 @@ FROM_HUB: list[FromHub] = [
         policy_version=0,
         tracker_path="/announce/k",
         heartbeat_s=5.0,
+        run_keys=(RunKey(key_id=1, key=bytes(32)),),
+        mesh=(MeshPeer(node_id="abc", host="10.0.0.1", port=7_000),),
     ),
     Refused(code="bad_token", what="No."),
     PolicyPublished(policy_version=3, offer=IN_MEMORY),
     Peers(info_hash=bytes(20), peers=(("::1", 1), ("host", 65_535))),
+    KeysRotated(run_keys=(RunKey(key_id=2, key=bytes(32)),)),
+    Mesh(peers=(MeshPeer(node_id="abc", host="host", port=65_535),)),
+    Piece(info_hash=bytes(20), index=2**20 - 1, data=b"x", hand_on=True),
+    Unwanted(info_hashes=(bytes(20), b"a" * 20)),
     LEASE,
     LeaseRevoked(lease_id=1, reason=DropReason.STALE),
     Receipts(receipts=(Receipt(rollout_id="3-5", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE),)),
 ]
 FROM_NODE: list[FromNode] = [
     Hello(protocol_version=2, software_version="1", node_key=bytes(32), nonce=bytes(32)),
-    Proof(signature=bytes(64), name="n", invite_token=None, backend="b", device="d", swarm_port=1),
+    Proof(signature=bytes(64), name="n", invite_token=None, backend="b", device="d", swarm_port=1, mesh_port=2),
     NodeStatus(activity="waiting", capacity=16, policy_version=None, tokens_per_s=0.0),
     Fetched(
         info_hash=bytes(20), policy_version=None, seconds=1.5, swarm_bytes=1, web_seed_bytes=2, shared_memory_bytes=3
     ),
+    Have(info_hash=bytes(20), pieces=(0, 7), wanted=False),
+    Links(node_ids=("abc", "0")),
+    KeyframeWanted(policy_version=4),
     ROLLOUT,
     LeaseReturned(lease_id=1, indices=(0, 1), reason="full"),
     ReceiptsWanted(rollout_ids=("3-5", "3-0")),
@@ -143,16 +161,25 @@ GOLDEN = {
     ),
     "receipts_wanted": ("82a474797065af72656365697074735f77616e746564ab726f6c6c6f75745f69647392a3332d35a3332d30"),
     "policy_published": (
-        "83a474797065b0706f6c6963795f7075626c6973686564ae706f6c6963795f76657273696f6e03a56f6666657286a86d616e6966657374"
+        "83a474797065b0706f6c6963795f7075626c6973686564ae706f6c6963795f76657273696f6e03a56f6666657288a86d616e6966657374"
         "c4027b7da97369676e6174757265c440000000000000000000000000000000000000000000000000000000000000000000000000000000"
         "00000000000000000000000000000000000000000000000000a7746f7272656e74c40564313a6165ad7765625f736565645f70617468ab"
-        "2f6172746566616374732fa570656572739192a831302e302e302e31cd1ae1ad7368617265645f6d656d6f727983a3706964cd10e1aa64"
-        "657363726970746f7211a46e616d65d9256563686f2d3031323334353637383961626364656630313233343536373839616263646566"
+        "2f6172746566616374732fa3776179a5737761726dac64656c74615f706172656e74c0a570656572739192a831302e302e302e31cd1ae1"
+        "ad7368617265645f6d656d6f727983a3706964cd10e1aa64657363726970746f7211a46e616d65d9256563686f2d303132333435363738"
+        "3961626364656630313233343536373839616263646566"
     ),
     "fetched": (
-        "87a474797065a766657463686564a9696e666f5f68617368c4140000000000000000000000000000000000000000ae706f6c6963795f76"
+        "89a474797065a766657463686564a9696e666f5f68617368c4140000000000000000000000000000000000000000ae706f6c6963795f76"
         "657273696f6ec0a77365636f6e6473cb3ff8000000000000ab737761726d5f627974657301ae7765625f736565645f627974657302b373"
-        "68617265645f6d656d6f72795f627974657303"
+        "68617265645f6d656d6f72795f627974657303ac7075736865645f627974657300aa6d6573685f627974657300"
+    ),
+    "piece": (
+        "85a474797065a57069656365a9696e666f5f68617368c4140000000000000000000000000000000000000000a5696e646578ce000fffff"
+        "a464617461c40178a768616e645f6f6ec3"
+    ),
+    "have": (
+        "84a474797065a468617665a9696e666f5f68617368c4140000000000000000000000000000000000000000a6706965636573920007a677"
+        "616e746564c2"
     ),
     "goodbye": "82a474797065a7676f6f64627965a6726561736f6ea0",
 }

@@ -24,6 +24,7 @@ from echo_shared.messages import (
     Peers,
     Proof,
     Refused,
+    RunKey,
     Welcome,
     encode,
 )
@@ -40,6 +41,7 @@ WELCOME = Welcome(
     policy_version=0,
     tracker_path="/announce/k",
     heartbeat_s=5.0,
+    run_keys=(RunKey(key_id=1, key=bytes(32)),),
 )
 STATUS = NodeStatus(activity="waiting", capacity=0, policy_version=None, tokens_per_s=0.0)
 PEERS = Peers(info_hash=bytes(20), peers=())

@@ -54,6 +54,8 @@ def manifest(directory: Path) -> Manifest:
         run_id="run",
         name=directory.name,
         policy_version=3,
+        carrier="keyframe",
+        key_id=0,
         info_hash="ab" * 20,
         files=describe_files(directory),
     )

@@ -13,8 +13,8 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 
-async def finished_run(site: Any, until: Any, mode: str) -> Path:
-    run: Path = await site.make_run(mode, "--mode", mode, "--seed", "7")
+async def finished_run(site: Any, until: Any, mode: str, precision: str) -> Path:
+    run: Path = await site.make_run(mode, "--mode", mode, "--seed", "7", dissemination={"precision": precision})
     hub, url = await site.hub(run)
     if mode == "sequential":
         await site.node(url, "volunteer")
@@ -33,11 +33,12 @@ def consumed(database: sqlite3.Connection) -> list[tuple[int, int, int, bytes, f
     ).fetchall()
 
 
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 async def test_sequential_consumes_the_same_rollouts_as_colocated(
-    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
+    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection], precision: str
 ) -> None:
-    colocated = books(await finished_run(site, until, "colocated"))
-    sequential = books(await finished_run(site, until, "sequential"))
+    colocated = books(await finished_run(site, until, "colocated", precision))
+    sequential = books(await finished_run(site, until, "sequential", precision))
     expected, got = consumed(colocated), consumed(sequential)
     assert len(expected) == 4 * 8 * 4
     assert [(step, group, index) for step, group, index, _, _ in got] == [row[:3] for row in expected]

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,47 +10,17 @@ import pytest
 
 pytestmark = pytest.mark.timeout(600)
 
-DISK_BYTES = 24 * 2**20
 
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, which can be filled up."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only root on Linux can mount a small file system")
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "echo-test", str(directory)]
-    if (done := subprocess.run(mount, capture_output=True, text=True, check=False)).returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    yield directory
-    subprocess.run(["umount", "--lazy", str(directory)], check=True)
-
-
-def fill(directory: Path) -> Path:
-    """Takes all room that is left."""
-    ballast = directory / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        block = bytes(2**20)
-        while True:
-            try:
-                file.write(block)
-            except OSError:
-                if len(block) == 1:
-                    return ballast
-                block = block[: len(block) // 2] or bytes(1)
-
-
-async def test_a_full_disk_stops_the_node_and_loses_nothing(site: Any, until: Any, small_disk: Path) -> None:
+async def test_a_full_disk_stops_the_node_and_loses_nothing(site: Any, until: Any, small_disk: Any) -> None:
     run = await site.make_run(training={"steps": 300})
     _, url = await site.hub(run)
     node = await site.node(url, "disk/node")
     await until(url, lambda view: view["trained_step"] >= 1)
-    ballast = fill(small_disk)
+    small_disk.fill()
     before = await until(url, lambda view: view["trained_step"] >= 1)
     assert before["state"] == "running"
     await node.printed("disk is full|No space left|cannot be written")
-    ballast.unlink()
+    small_disk.empty()
     view = await until(url, lambda view: view["state"] == "finished")
     books = view["accounting"]
     assert books["leased"] == books["trained"] + sum(books["dropped"].values())

@@ -18,14 +18,14 @@ class FetchArtefact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonFetch:
-    """Stop fetching this version, and answer nothing."""
+    """Stop fetching this version, delete what has come of it, and answer nothing."""
 
     policy_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveArtefact:
-    """Stop seeding this version and delete its files."""
+    """Delete the files of this version. What it came in may go on being served."""
 
     policy_version: int
 

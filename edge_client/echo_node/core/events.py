@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from echo_shared.messages import Fetched, Lease, LeaseRevoked, PolicyPublished, Receipts, Rollout, Welcome
@@ -19,11 +20,12 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtefactReady:
-    """The artefact is on disk and verified. `fetched` is None when it was there already."""
+    """The artefact is on disk and verified."""
 
     policy_version: int | None
     """None = the base model."""
-    fetched: Fetched | None
+    fetched: Fetched
+    """How it came, now or before a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class FetchFailed:
 
     policy_version: int | None
     what: str
+    unreadable: bool = False
+    """It came whole, as the hub sent it, and does not make what the hub signed; or it is a delta without its parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +98,9 @@ class DrainRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed: heartbeat, retries and deadlines are looked at."""
+
+    progress: Mapping[int | None, tuple[int, int]] = field(default_factory=dict)
+    """(bytes there, bytes in all) of each fetch under way that has begun; None = the base model's."""
 
 
 Event = (

@@ -1,35 +1,65 @@
 """Which policy versions a node fetches, holds in its engine, and gives up.
 
 One rule each, recomputed whenever anything changes:
-- wanted = the newest published version, and every version that a held lease names: what is missing of it is fetched;
-  a fetch that is no longer wanted is abandoned;
-- loaded = the newest version on disk, and every version that a held lease names;
-- kept = the newest `KEPT` versions on disk, and every version that a held lease names: the rest is deleted.
+- wanted = the newest published version, and every version that a held lease names: what is missing of it is fetched,
+  the newest first;
+- a fetch that is no longer wanted goes on while the newest is still further from being here, or is a delta against it;
+  otherwise it is abandoned;
+- a delta is fetched when its parent is on disk or on its way. One that the node cannot read is not fetched again: the
+  hub is asked for the keyframe, and again after a while, until it offers something else;
+- loaded = the newest version on disk, and every version that a held lease names; the engine forgets the others once
+  they are not among the newest `LOADED` on disk;
+- kept = the newest `KEPT` versions on disk, every version that a held lease names, and the parents of what is being
+  fetched: the rest is deleted.
 Version 0 is the base itself: it needs no file, and is never deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
 from typing import Final
 
-from echo_node.core.backoff import backoff_s
-from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact
-from echo_shared.messages import ArtefactOffer
+from pydantic import ValidationError
 
-KEPT: Final = 2
+from echo_node.core.backoff import backoff_s
+from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact, Send
+from echo_shared.artefacts import Manifest
+from echo_shared.messages import ArtefactOffer, Fetched, KeyframeWanted
+
+KEPT: Final = 4
+"""Versions that the hub may publish a delta against."""
+LOADED: Final = 2
+"""Those of them that the engine may go on holding."""
 KEPT_OFFERS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDisk:
+    """A verified version."""
+
+    content: str
+    """`Manifest.content`."""
+    fetched: Fetched
+    """How it came."""
 
 
 class Policies:
     """The state of every version that this node knows of."""
 
-    def __init__(self, *, jitter: Callable[[], float]) -> None:
+    def __init__(self, *, on_disk: Mapping[int, OnDisk], jitter: Callable[[], float]) -> None:
+        """`on_disk`: what is there from before a restart."""
         self.newest_published = 0
         self._jitter = jitter
         self._offers: dict[int, ArtefactOffer] = {}
-        self._on_disk: set[int] = {0}
-        self._fetching: set[int] = set()
+        self._contents = {version: one.content for version, one in on_disk.items()}
+        self._on_disk: dict[int, Fetched | None] = {0: None, **{v: one.fetched for v, one in on_disk.items()}}
+        self._fetching: dict[int, bytes] = {}
+        """The manifest by which each version is being fetched."""
+        self._missing_bytes: dict[int, int] = {}
+        """Of fetches under way, as far as they have said."""
+        self._unreadable: dict[int, bytes] = {}
+        """The manifest by which a version cannot be had."""
         self._loaded: set[int] = set()
         self._failures: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
@@ -50,30 +80,55 @@ class Policies:
     def fetching_newest(self) -> bool:
         return self.newest_published in self._fetching
 
+    @property
+    def reports(self) -> Iterable[Fetched]:
+        """How what is on disk came here."""
+        return [fetched for fetched in self._on_disk.values() if fetched is not None]
+
     def published(self, version: int, offer: ArtefactOffer | None) -> list[Effect]:
-        """`version` is now the newest. An offer that contradicts an earlier one replaces what that one brought."""
+        """`version` is now the newest. An offer of other content than an earlier one replaces what that one brought."""
         self.newest_published = version
         return [] if offer is None else self.offered(version, offer)
 
     def offered(self, version: int, offer: ArtefactOffer) -> list[Effect]:
         """`version`, new or old, can be fetched."""
-        known = self._offers.get(version)
-        effects = self._forget(version) if known is not None and known.manifest != offer.manifest else []
+        content = _content_of(offer)
+        effects = self._forget(version) if self._contents.get(version, content) != content else []
+        if version in self._on_disk and version not in self._offers:  # From before a restart: to be served again.
+            effects.append(FetchArtefact(policy_version=version, offer=offer))
+        if version in self._offers and offer.manifest != self._offers[version].manifest:
+            self._retry_at.pop(version, None)
+            self._failures.pop(version, None)
+        self._contents[version] = content
         self._offers[version] = offer
         return effects
 
-    def fetched(self, version: int) -> None:
-        if version not in self._fetching:
-            return  # Abandoned a moment ago: its files are being deleted.
-        self._fetching.discard(version)
-        self._on_disk.add(version)
-        self._failures.pop(version, None)
+    def connected(self) -> None:
+        """What the hub was asked for before may be lost."""
+        for version in self._unreadable:
+            self._retry_at.pop(version, None)
 
-    def fetch_failed(self, version: int, now: float) -> None:
-        self._fetching.discard(version)
-        failures = self._failures.get(version, 0)
-        self._failures[version] = failures + 1
-        self._retry_at[version] = now + backoff_s(failures, self._jitter())
+    def progressed(self, progress: Mapping[int | None, tuple[int, int]]) -> None:
+        """(bytes there, bytes in all) of fetches under way."""
+        self._missing_bytes = {v: total - here for v, (here, total) in progress.items() if v is not None}
+
+    def fetched(self, version: int, fetched: Fetched) -> None:
+        if self._fetching.pop(version, None) is None:
+            return  # Abandoned a moment ago: its files are being deleted.
+        self._on_disk[version] = fetched
+        self._failures.pop(version, None)
+        self._unreadable.pop(version, None)
+
+    def fetch_failed(self, version: int, now: float, *, unreadable: bool) -> None:
+        """`unreadable`: it came, and the node could make nothing of it."""
+        manifest = self._fetching.pop(version, None)
+        offer = self._offers.get(version)
+        if manifest is None or offer is None:
+            return
+        if unreadable and offer.manifest == manifest and offer.delta_parent is not None:
+            self._unreadable[version] = manifest
+        elif offer.manifest == manifest:
+            self._put_off(version, now)
 
     def engine_lost(self) -> None:
         self._loaded.clear()
@@ -87,30 +142,70 @@ class Policies:
         ]
 
     def _fetches(self, leased: Set[int], now: float) -> list[Effect]:
-        wanted = (leased | {self.newest_published}) - self._on_disk
-        abandoned = self._fetching - wanted
-        due = [v for v in wanted - self._fetching if v in self._offers and self._retry_at.get(v, now) <= now]
-        self._fetching = (self._fetching - abandoned) | set(due)
+        wanted = (leased | {self.newest_published}) - self._on_disk.keys()
+        parents = self._parents(wanted)
+        abandoned = [v for v in self._fetching.keys() - wanted - parents if not self._is_closer_than_the_newest(v)]
+        for version in abandoned:
+            del self._fetching[version]
+        due: list[int] = []
+        asked: list[int] = []
+        for version in sorted(wanted - self._fetching.keys()):  # A delta's parent is older, and comes first.
+            if version not in self._offers or self._retry_at.get(version, now) > now:
+                continue
+            if self._can_read(self._offers[version], version):
+                self._fetching[version] = self._offers[version].manifest
+                due.append(version)
+            else:
+                self._unreadable[version] = self._offers[version].manifest
+                self._put_off(version, now)
+                asked.append(version)
         return [
             *(AbandonFetch(policy_version=v) for v in sorted(abandoned)),
-            *(FetchArtefact(policy_version=v, offer=self._offers[v]) for v in sorted(due, reverse=True)),
+            *(Send(message=KeyframeWanted(policy_version=v)) for v in asked),
+            *(FetchArtefact(policy_version=v, offer=self._offers[v]) for v in reversed(due)),
         ]
 
+    def _can_read(self, offer: ArtefactOffer, version: int) -> bool:
+        if offer.manifest == self._unreadable.get(version):
+            return False
+        parent = offer.delta_parent
+        return parent is None or parent in self._on_disk or parent in self._fetching
+
+    def _is_closer_than_the_newest(self, version: int) -> bool:
+        """Whether no more is missing of this fetch than of the newest; yes while that is not known."""
+        newest = self._missing_bytes.get(self.newest_published)
+        if newest is None:
+            return self.newest_published not in self._on_disk
+        return self._missing_bytes.get(version, newest) <= newest
+
+    def _parents(self, versions: Iterable[int]) -> set[int]:
+        """What the deltas are against by which `versions` are to be had."""
+        offers = {version: self._offers[version] for version in versions if version in self._offers}
+        readable = [one for version, one in offers.items() if one.manifest != self._unreadable.get(version)]
+        return {offer.delta_parent for offer in readable if offer.delta_parent is not None}
+
+    def _put_off(self, version: int, now: float) -> None:
+        failures = self._failures.get(version, 0)
+        self._failures[version] = failures + 1
+        self._retry_at[version] = now + backoff_s(failures, self._jitter())
+
     def _loads(self, leased: Set[int]) -> list[Effect]:
-        due = ((leased & self._on_disk) | {max(self._on_disk)}) - self._loaded
+        due = ((leased & self._on_disk.keys()) | {max(self._on_disk)}) - self._loaded
         self._loaded |= due
         return [AddPolicy(policy_version=v) for v in sorted(due, reverse=True)]
 
     def _removals(self, leased: Set[int]) -> list[Effect]:
-        kept = set(sorted(self._on_disk)[-KEPT:]) | leased | {self.newest_published}
-        unloaded = self._loaded - kept
-        deleted = self._on_disk - kept - {0}
+        kept = set(sorted(self._on_disk)[-KEPT:]) | leased | {self.newest_published} | self._parents(self._fetching)
+        unloaded = self._loaded - set(sorted(self._on_disk)[-LOADED:]) - leased - {self.newest_published}
+        deleted = self._on_disk.keys() - kept - {0}
         self._loaded -= unloaded
-        self._on_disk -= deleted
+        for version in deleted:
+            del self._on_disk[version]
+            if version not in self._offers:
+                del self._contents[version]
         for version in sorted(self._offers.keys() - kept)[:-KEPT_OFFERS]:
-            del self._offers[version]
-            self._failures.pop(version, None)
-            self._retry_at.pop(version, None)
+            for known in (self._offers, self._contents, self._unreadable, self._failures, self._retry_at):
+                known.pop(version, None)
         return [
             *(DropPolicy(policy_version=v) for v in sorted(unloaded)),
             *(RemoveArtefact(policy_version=v) for v in sorted(deleted)),
@@ -124,7 +219,15 @@ class Policies:
             effects.append(DropPolicy(policy_version=version))
         if version in self._on_disk:
             effects.append(RemoveArtefact(policy_version=version))
-        for versions in (self._fetching, self._loaded, self._on_disk):
-            versions.discard(version)
-        self._retry_at.pop(version, None)
+        self._loaded.discard(version)
+        for known in (self._fetching, self._on_disk, self._unreadable, self._failures, self._retry_at):
+            known.pop(version, None)
         return effects
+
+
+def _content_of(offer: ArtefactOffer) -> str:
+    """By what the manifest says; whether the hub has signed it is looked at when it is fetched."""
+    try:
+        return Manifest.model_validate_json(offer.manifest).content
+    except ValidationError:
+        return offer.manifest.hex()

@@ -2,7 +2,8 @@
 
 Invariants:
 - a finished rollout is sent only once it is spooled, and is sent again after every reconnect until the hub's receipt;
-- after every reconnect the hub is asked for the final receipts that it may have sent meanwhile;
+- after every reconnect the hub is asked for the final receipts that it may have sent meanwhile, and told how all that
+  is on disk came here: it may have lost that;
 - a lease is sampled with exactly the version that it names, fetched first if need be;
 - every leased index ends as one spooled rollout, is returned, or was revoked by the hub;
 - a lease on which the engine died `MAX_DEATHS` times is returned, and no other for its sake: from the second death on,
@@ -47,10 +48,11 @@ from echo_node.core.events import (
     Tick,
 )
 from echo_node.core.pace import Pace
-from echo_node.core.policies import Policies
+from echo_node.core.policies import OnDisk, Policies
 from echo_shared.messages import (
     MAX_BATCHED,
     ArtefactOffer,
+    Fetched,
     FromNode,
     Goodbye,
     Lease,
@@ -97,12 +99,13 @@ class WorkLoop:
         capacity_factor: int,
         unfinished: Mapping[int, tuple[int, ...]],
         unacked: Iterable[str],
+        on_disk: Mapping[int, OnDisk],
         jitter: Callable[[], float],
     ) -> None:
-        """`unfinished` (indices by lease) and `unacked` (rollout ids): what the spool holds from before a restart."""
+        """From before a restart: `unfinished` (indices by lease) and `unacked` (rollout ids) in the spool; versions."""
         self._capacity_factor = capacity_factor
         self._jitter = jitter
-        self._policies = Policies(jitter=jitter)
+        self._policies = Policies(on_disk=on_disk, jitter=jitter)
         self._pace = Pace()
         self._held: dict[int, _Held] = {}
         self._unacked = set(unacked)
@@ -114,7 +117,7 @@ class WorkLoop:
         self._connected = False
         self._heartbeat_s = 1.0
         self._base_offer: ArtefactOffer | None = None
-        self._base_ready = False
+        self._base: Fetched | None = None
         self._base_failures = 0
         self._base_retry_at: float | None = None
         self._width = 0
@@ -168,12 +171,20 @@ class WorkLoop:
         self._outgoing.clear()
         self._effects += [ResendSpooled(), AskForReceipts()]
         if self._base_offer is None:
-            self._base_offer = event.base
             self._effects.append(FetchArtefact(policy_version=None, offer=event.base))
+        self._base_offer = event.base
+        self._policies.connected()
         self._effects += self._policies.published(event.policy_version, event.policy)
+        if self._base is not None:
+            self._send(self._base)
+        for fetched in self._policies.reports:
+            self._send(fetched)
 
     def _published(self, event: PolicyPublished, now: float) -> None:
-        self._effects += self._policies.published(event.policy_version, event.offer)
+        if event.policy_version < self._policies.newest_published:  # A keyframe that this node has asked for.
+            self._effects += self._policies.offered(event.policy_version, event.offer)
+        else:
+            self._effects += self._policies.published(event.policy_version, event.offer)
 
     def _leased(self, event: Lease, now: float) -> None:
         known = self._held.get(event.lease_id)
@@ -214,16 +225,15 @@ class WorkLoop:
 
     def _artefact_ready(self, event: ArtefactReady, now: float) -> None:
         if event.policy_version is not None:
-            self._policies.fetched(event.policy_version)
-        elif not self._base_ready:
-            self._base_ready = True
+            self._policies.fetched(event.policy_version, event.fetched)
+        elif self._base is None:
+            self._base = event.fetched
             self._effects.append(StartBackend(after_s=0.0))
-        if event.fetched is not None:
-            self._say(event.fetched)
+        self._send(event.fetched)
 
     def _fetch_failed(self, event: FetchFailed, now: float) -> None:
         if event.policy_version is not None:
-            self._policies.fetch_failed(event.policy_version, now)
+            self._policies.fetch_failed(event.policy_version, now, unreadable=event.unreadable)
         else:
             self._base_retry_at = now + backoff_s(self._base_failures, self._jitter())
             self._base_failures += 1
@@ -320,6 +330,7 @@ class WorkLoop:
                 self._return(held, event.reason)
 
     def _tick(self, event: Tick, now: float) -> None:
+        self._policies.progressed(event.progress)
         if self._base_retry_at is not None and self._base_retry_at <= now and self._base_offer is not None:
             self._base_retry_at = None
             self._effects.append(FetchArtefact(policy_version=None, offer=self._base_offer))
@@ -331,7 +342,7 @@ class WorkLoop:
     # --- what follows from the state
 
     def _reconcile(self, now: float) -> None:
-        if not self._base_ready or self._drain_by is not None:
+        if self._base is None or self._drain_by is not None:
             return
         for held in list(self._held.values()):
             if self._policies.is_hopeless(held.lease.policy_version):

@@ -91,10 +91,10 @@ class Hubs:
         self.delete_run(record.run_id)
 
     def delete_run(self, run_id: str) -> None:
-        """Deletes the run's artefacts, their markers, and what the engine made of them."""
+        """Deletes the run's artefacts, their markers and carriers, and what the engine made of them."""
         base, policy = artefact_name("base", run_id, 0), artefact_name("policy", run_id, 0).rstrip("0")
-        of_this_run = re.compile(rf"({re.escape(base)}|{re.escape(policy)}\d+)(\.[a-z]+)?")
-        for directory in (self._paths.artefacts, self._paths.derived):
+        of_this_run = re.compile(rf"({re.escape(base)}|{re.escape(policy)}\d+)(\.[a-z]+\d*)?")
+        for directory in (self._paths.artefacts, self._paths.carriers, self._paths.derived):
             for path in directory.glob("*"):
                 if of_this_run.fullmatch(path.name):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -7,6 +7,7 @@ data_dir/
     hubs/<hub>/hub.json       what is known of a hub; <hub> is a hash of its key
     hubs/<hub>/spool.db       finished rollouts and their receipts
     artefacts/<name>/         fetched and verified base models and policy versions
+    carriers/<name>.<kind>/   the sealed files that these came in, for other nodes
     derived/<name>/<content>/ what the engine made of a base model; <content> is a hash of its manifest
     widths.json               what engines were found to have memory for
     speeds.json               how fast engines were measured to be
@@ -63,6 +64,10 @@ class Paths:
     @property
     def artefacts(self) -> Path:
         return self.data_dir / "artefacts"
+
+    @property
+    def carriers(self) -> Path:
+        return self.data_dir / "carriers"
 
     def base(self, run_id: str) -> Path:
         """The directory of a run's base model."""

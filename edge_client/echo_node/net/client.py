@@ -28,6 +28,7 @@ from echo_shared.messages import (
     Challenge,
     FromHub,
     FromNode,
+    Piece,
     RefusalCode,
     Refused,
     Welcome,
@@ -54,6 +55,7 @@ FATAL: Final = frozenset(
         HUB_KEY_CHANGED,
         RefusalCode.BAD_TOKEN,
         RefusalCode.BAD_SIGNATURE,
+        RefusalCode.BANNED,
         RefusalCode.PROTOCOL_VERSION,
         RefusalCode.ALREADY_CONNECTED,
         RefusalCode.FINISHED,
@@ -61,7 +63,10 @@ FATAL: Final = frozenset(
 )
 """Refusals that trying again does not change."""
 
+BANNED_DO: Final = "Ask the hub's operator why, and to let this node in again. It will not try again by itself."
+
 Deliver = Callable[[FromHub | Disconnected], Awaitable[None]]
+Take = Callable[[Piece], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,7 @@ class Introduction:
     backend: str
     device: str
     swarm_port: int
+    mesh_port: int
 
 
 class HubClient:
@@ -98,17 +104,18 @@ class HubClient:
         self.hub_key = pinned_hub_key
         """Pinned: from before, or at the first handshake."""
 
-    async def run(self, deliver: Deliver, *, patient: bool) -> None:
+    async def run(self, deliver: Deliver, *, take: Take, patient: bool) -> None:
         """Delivers what the hub says, in order, and Disconnected after each loss; connects again, for ever.
 
-        Raises RefusedError on a refusal that will not change, and, unless `patient`, whatever stopped the very first
-        connection. `deliver` may wait: the hub then waits too.
+        `deliver` may wait: the hub then waits too. `take` gets the pieces of artefacts, which never wait. Raises
+        RefusedError on a refusal that will not change, and, unless `patient`, whatever stopped the very first
+        connection.
         """
         attempt, loop = 0, asyncio.get_running_loop()
         while True:
             self._welcomed_at = None
             try:
-                await self._converse(deliver)
+                await self._converse(deliver, take)
             except RefusedError as error:
                 failure: EchoError = error
                 if error.code in FATAL:
@@ -151,7 +158,7 @@ class HubClient:
         self._introduction = introduction
         await self.close()
 
-    async def _converse(self, deliver: Deliver) -> None:
+    async def _converse(self, deliver: Deliver, take: Take) -> None:
         """One connection from beginning to end, which is always an exception."""
         socket = await self._connect()
         introduction = self._introduction
@@ -173,7 +180,11 @@ class HubClient:
             self._welcomed_at = asyncio.get_running_loop().time()
             await deliver(welcome)
             while True:
-                await deliver(await self._receive(socket, session))
+                message = await self._receive(socket, session)
+                if isinstance(message, Piece):
+                    take(message)
+                else:
+                    await deliver(message)
         finally:
             self._open = None
             await socket.close()
@@ -224,6 +235,7 @@ class HubClient:
                 backend=introduction.backend,
                 device=introduction.device,
                 swarm_port=introduction.swarm_port,
+                mesh_port=introduction.mesh_port,
             ),
         )
         message = await self._receive(socket, session)
@@ -247,7 +259,8 @@ class HubClient:
             raise RemoteProtocolError("The hub sent text where a message should be.", got=_shown(frame[:80]))
         message = session.receive(frame)
         if isinstance(message, Refused):
-            raise RefusedError(f"The hub says: {message.what}", do=message.do or None, code=message.code)
+            do = message.do or (BANNED_DO if message.code == RefusalCode.BANNED else None)
+            raise RefusedError(f"The hub says: {message.what}", do=do, code=message.code)
         return message
 
     def _lost(self, error: ConnectionClosed) -> ConnectError:

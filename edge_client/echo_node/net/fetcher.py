@@ -1,40 +1,58 @@
-"""Artefacts on this node's disk: fetched, verified against the hub's signature, seeded, removed.
+"""Artefacts for this node: fetched, unsealed, decoded, verified against the hub's signature, served, removed.
 
-They come through the swarm; what the hub on this very host holds in memory is read from there, and verified the same.
-
-An artefact counts only when its marker, `<name>.verified` beside its directory, names the signed manifest and every
-file still has the size and time it had when it was hashed. The marker is written last and deleted first.
+What the hub on this very host holds in memory is read from there; a base model may come from a model hub. All else
+comes in a carrier, by the way that the hub offers: pushed piece by piece, through the swarm, or from the hub's web
+seed. A push that falls silent goes on through the swarm from what has arrived, and the swarm turns to the web seed by
+itself. The carrier stays, to be served to others; it is made into the artefact's files, and these count once their
+marker is written (`echo_node.host.artefact_files`), which is the last thing that is done.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
-import shutil
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
+from echo_node.core.policies import KEPT, OnDisk
+from echo_node.host.artefact_files import (
+    CONTENT_DIGITS,
+    check_room,
+    delete_artefact,
+    delete_changed,
+    on_disk,
+    read_marker,
+    try_to_delete,
+    write_marker,
+)
+from echo_node.net import model_hub
 from echo_node.net.address import HubAddress
-from echo_shared import artefacts, shared_memory
-from echo_shared.artefacts import Manifest
-from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
-from echo_shared.messages import ArtefactOffer, Fetched, SharedMemory
+from echo_node.net.carriers import Carriers
+from echo_node.net.receiver import Receiver
+from echo_shared import artefacts, delta, sealing, shared_memory
+from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest
+from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
+from echo_shared.messages import ArtefactOffer, Fetched, RunKeys, SharedMemory, Way
 from echo_shared.swarm import Swarm, read_torrent
-from echo_shared.swarm.base import OnProgress, storage_error
+from echo_shared.swarm.base import OnProgress
+from echo_shared.swarm.torrent import Layout
 
 log = logging.getLogger(__name__)
 
-MARKER_SUFFIX: Final = ".verified"
-_CONTENT_DIGITS: Final = 32
-MOST_HEADROOM_BYTES: Final = 256 * 2**20
-HEADROOM_SHARE: Final = 0.05
-"""What a fetch leaves free: this share of the disk, or MOST_HEADROOM_BYTES if that is less."""
+SILENCE_S: Final = 3.0
+"""A push that has brought nothing for so long goes on through the swarm."""
+UNREADABLE: Final = "unreadable"
+"""The code of the SwarmError that a carrier raises which came whole and does not make what the hub signed."""
+
+_OPENED: Final = "payload"
+"""Beside the sealed one, while it is being decoded."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +65,57 @@ class Source:
     tracker_path: str
 
 
-class Fetcher:
-    """One run's artefacts below one directory. Each artefact is fetched by at most one task at a time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One artefact to be fetched."""
 
-    def __init__(self, swarm: Swarm, directory: Path, source: Source) -> None:
+    offer: ArtefactOffer
+    manifest: Manifest
+    layout: Layout
+    """Of the carrier's torrent."""
+    on_progress: OnProgress
+
+    def fetched(
+        self,
+        *,
+        seconds: float,
+        swarm_bytes: int = 0,
+        web_seed_bytes: int = 0,
+        shared_memory_bytes: int = 0,
+        pushed_bytes: int = 0,
+        mesh_bytes: int = 0,
+    ) -> Fetched:
+        """What the hub is told."""
+        return Fetched(
+            info_hash=self.layout.info_hash,
+            policy_version=self.manifest.policy_version or None,
+            seconds=seconds,
+            swarm_bytes=swarm_bytes,
+            web_seed_bytes=web_seed_bytes,
+            shared_memory_bytes=shared_memory_bytes,
+            pushed_bytes=pushed_bytes,
+            mesh_bytes=mesh_bytes,
+        )
+
+
+class Fetcher:
+    """One run's artefacts and their carriers. Each artefact is fetched by at most one task at a time."""
+
+    def __init__(self, swarm: Swarm, receiver: Receiver, source: Source, *, artefacts: Path, carriers: Path) -> None:
         self._swarm = swarm
-        self._directory = directory
+        self._receiver = receiver
         self._source = source
+        self._directory = artefacts
         self._trackers = (source.address.url(source.tracker_path),)
-        self._info_hashes: dict[int | None, bytes] = {}
+        self._carriers = Carriers(swarm, carriers, self._trackers)
+        self._keys: dict[int, bytes] = {}
+        self._under_way: dict[int | None, asyncio.Event] = {}
+        """Set once the fetch has ended."""
         self._base: Manifest | None = None
+
+    def set_keys(self, run_keys: RunKeys) -> None:
+        """The run's keys from now on."""
+        self._keys = {one.key_id: one.key for one in run_keys}
 
     def directory(self, policy_version: int | None) -> Path:
         """Where the artefact lies, or will lie; None = the base model."""
@@ -69,180 +128,244 @@ class Fetcher:
     def base_content(self) -> str:
         """Names the base model that is here by what is in it; 32 hexadecimal characters."""
         assert self._base is not None, "the base has not been fetched"
-        return self._base.sha256[:_CONTENT_DIGITS]
+        return self._base.content[:CONTENT_DIGITS]
 
     async def fetch(
-        self, offer: ArtefactOffer, policy_version: int | None, *, on_progress: OnProgress | None = None
-    ) -> Fetched | None:
-        """Makes the artefact complete, verified and seeded; None when it was on disk already.
+        self, offer: ArtefactOffer, policy_version: int | None, *, on_progress: OnProgress = lambda done, total: None
+    ) -> Fetched:
+        """Makes the artefact complete and verified, and says how it came, now or earlier.
 
-        Raises RemoteProtocolError when the offer is not the hub's or not for this artefact, SwarmError when nobody
-        serves it or its files are wrong, StorageError. Cancel-safe: what has arrived is kept for the next call.
+        `on_progress` counts the bytes that travel. Raises RemoteProtocolError when the offer is not the hub's or not
+        for this artefact, SwarmError when nobody serves it or its files are wrong (`UNREADABLE`: a keyframe is needed),
+        StorageError. Cancel-safe: what has arrived is kept for the next call.
         """
-        manifest = self._open(offer, policy_version)
-        self._info_hashes[policy_version] = bytes.fromhex(manifest.info_hash)
-        directory = self._directory / manifest.name
+        job = self._open(offer, policy_version, on_progress)
+        manifest, directory = job.manifest, self._directory / job.manifest.name
         if policy_version is None:
             self._base = manifest
-        if await asyncio.to_thread(_is_marked, directory, manifest):
-            await self._swarm.seed(offer.torrent, directory, self._trackers)
-            return None
-        await asyncio.to_thread(_clear_marked, directory)
-        await asyncio.to_thread(_check_room, directory, manifest)
-        fetched = await self._from_memory(offer, manifest)
-        if fetched is None:
-            fetched = await self._through_swarm(offer, manifest, on_progress)
-        await asyncio.to_thread(_mark, directory, manifest)
+        verified = await asyncio.to_thread(read_marker, directory)
+        if verified is not None and verified.content == manifest.content:
+            if verified.fetched.info_hash == job.layout.info_hash:
+                await self._carriers.serve(manifest, job.layout)
+                await self._carriers.settle(manifest, job.layout)
+            return verified.fetched
+        ended = self._under_way[policy_version] = asyncio.Event()
+        try:
+            fetched = await self._bring(job)
+            await asyncio.to_thread(write_marker, directory, manifest, fetched)
+        finally:
+            ended.set()
+            del self._under_way[policy_version]
+        log.info("%s came in %.1f s.", manifest.name, fetched.seconds)
+        await self._carriers.settle(manifest, job.layout)
         return fetched
 
-    async def _from_memory(self, offer: ArtefactOffer, manifest: Manifest) -> Fetched | None:
-        """None when the artefact, as the hub signed it, cannot be read from this host's memory."""
-        if offer.shared_memory is None:
-            return None
-        directory, started_at = self._directory / manifest.name, time.monotonic()
-        reading = asyncio.ensure_future(asyncio.to_thread(_read_from_memory, offer.shared_memory, manifest, directory))
+    async def _bring(self, job: _Job) -> Fetched:
+        manifest, directory = job.manifest, self._directory / job.manifest.name
+        files = [(directory / file.path, file.size_bytes) for file in manifest.files]
+        await asyncio.to_thread(delete_changed, directory)
+        await asyncio.to_thread(check_room, self._directory, manifest.name, files)
+        fetched = await self._from_memory(job) or await self._from_model_hub(job)
+        if fetched is not None:
+            await self._carriers.discard(manifest.carrier_name)  # Else its beginning could pass for a whole one later.
+            return fetched
+        carrier = self._carriers.path(manifest)
+        files += [(carrier / path, size_bytes) for path, size_bytes in job.layout.files]
+        if manifest.carrier != "files":
+            files.append((carrier / _OPENED, job.layout.total_bytes))
+        await asyncio.to_thread(check_room, self._carriers.directory, manifest.name, files)
+        await self._carriers.begin(job.layout)
+        fetched = await self._receive(job)
+        await self._carriers.serve(manifest, job.layout)
         try:
-            is_here = await asyncio.shield(reading)
-        finally:
-            await asyncio.wait({reading})  # A thread cannot be cancelled, and what comes next may delete its files.
-        if not is_here:
+            await self._unpack(job, carrier, directory)
+        except SwarmError as error:
+            if error.code == UNREADABLE:
+                await self._carriers.discard(manifest.carrier_name)
+            raise
+        return fetched
+
+    async def _from_memory(self, job: _Job) -> Fetched | None:
+        """None when the artefact, as the hub signed it, cannot be read from this host's memory."""
+        address = job.offer.shared_memory
+        if address is None:
+            return None
+        started_at = time.monotonic()
+        reading = asyncio.to_thread(_read_from_memory, address, job.manifest, self._directory / job.manifest.name)
+        if not await _whole(reading):
             return None
         seconds = time.monotonic() - started_at
-        await self._swarm.seed(offer.torrent, directory, self._trackers)
-        return Fetched(
-            info_hash=bytes.fromhex(manifest.info_hash),
-            policy_version=manifest.policy_version or None,
-            seconds=seconds,
-            swarm_bytes=0,
-            web_seed_bytes=0,
-            shared_memory_bytes=manifest.total_bytes,
-        )
+        return job.fetched(seconds=seconds, shared_memory_bytes=job.manifest.total_bytes)
 
-    async def _through_swarm(self, offer: ArtefactOffer, manifest: Manifest, on_progress: OnProgress | None) -> Fetched:
-        info_hash = bytes.fromhex(manifest.info_hash)
+    async def _from_model_hub(self, job: _Job) -> Fetched | None:
+        """None when the offer names none, or the base cannot be had there."""
+        manifest = job.manifest
+        if manifest.source is None:
+            return None
+        started_at, loop, stop, here_bytes = time.monotonic(), asyncio.get_running_loop(), threading.Event(), 0
+
+        def count(more_bytes: int) -> None:
+            nonlocal here_bytes
+            here_bytes += more_bytes
+            if stop.is_set():
+                raise SwarmError(f"The download of {manifest.source} was stopped.")
+            loop.call_soon_threadsafe(job.on_progress, min(here_bytes, manifest.total_bytes), manifest.total_bytes)
+
+        log.info("The base model comes from a model hub: %s.", manifest.source)
+        download = asyncio.to_thread(model_hub.download, manifest, self._directory / manifest.name, count)
+        try:
+            await _whole(download, on_cancel=stop.set)
+        except SwarmError as error:
+            log.warning("%s The swarm takes over. (%s)", error.what, error.got)
+            return None
+        return job.fetched(seconds=time.monotonic() - started_at)
+
+    async def _receive(self, job: _Job) -> Fetched:
+        """Makes the carrier complete, by the way that is offered or, where that fails, by what is left."""
+        offer = job.offer
+        job.on_progress(0, job.layout.total_bytes)
+        if offer.way in (Way.INLINE, Way.BROADCAST):
+            await self._receiver.expect(offer.torrent, self._carriers.directory)
+            try:
+                received = await self._receiver.wait(
+                    job.layout.info_hash, silence_s=SILENCE_S, on_progress=job.on_progress
+                )
+            except SwarmError as error:
+                log.info("%s The swarm takes over.", error.what)
+            else:
+                return job.fetched(
+                    seconds=received.seconds, pushed_bytes=received.pushed_bytes, mesh_bytes=received.mesh_bytes
+                )
+        by_web_seed = offer.way is Way.WEB_SEED
         stats = await self._swarm.fetch(
             offer.torrent,
-            self._directory,
-            peers=offer.peers,
-            tracker_urls=self._trackers,
+            self._carriers.directory,
+            peers=() if by_web_seed else offer.peers,
+            tracker_urls=() if by_web_seed else self._trackers,
             web_seed_url=self._source.address.url(offer.web_seed_path),
-            on_progress=on_progress,
+            on_progress=job.on_progress,
         )
-        try:
-            await asyncio.to_thread(_verify, manifest, self._directory / manifest.name)
-        except SwarmError:
-            await self._swarm.remove(info_hash, delete_files=True)
-            raise
-        return Fetched(
-            info_hash=info_hash,
-            policy_version=manifest.policy_version or None,
-            seconds=stats.seconds,
-            swarm_bytes=stats.swarm_bytes,
-            web_seed_bytes=stats.web_seed_bytes,
-        )
+        return job.fetched(seconds=stats.seconds, swarm_bytes=stats.swarm_bytes, web_seed_bytes=stats.web_seed_bytes)
+
+    async def _unpack(self, job: _Job, carrier: Path, directory: Path) -> None:
+        """Makes the carrier into the artefact's verified files. Raises SwarmError, StorageError."""
+        manifest = job.manifest
+        key = self._keys.get(manifest.key_id)
+        if key is None:
+            raise SwarmError(
+                f"{manifest.name} is sealed with a key that this node does not have.",
+                got=f"key {manifest.key_id} of the run",
+                do="The hub tells its nodes each new key. If this repeats, ask its operator.",
+            )
+        parent = None
+        if manifest.delta_parent is not None:
+            parent = self.directory(manifest.delta_parent)
+            if (coming := self._under_way.get(manifest.delta_parent)) is not None:
+                await coming.wait()
+            if await asyncio.to_thread(read_marker, parent) is None:
+                raise _unreadable(manifest, f"a delta against version {manifest.delta_parent}, which is not here")
+        await _whole(asyncio.to_thread(_unpack, manifest, carrier, directory, key=key, parent=parent))
+
+    async def close(self) -> None:
+        """Serves nothing any more, so that all files can be deleted."""
+        await self._carriers.stop_serving()
+
+    async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
+        """Nobody fetches these carriers any more: they are not served, and deleted."""
+        await self._carriers.unwanted(info_hashes)
+
+    async def abandon(self, policy_version: int) -> None:
+        """Deletes what has come of this version, once its fetch has ended."""
+        await self._carriers.discard_of(self.directory(policy_version).name)
+        await self.remove(policy_version)
 
     async def remove(self, policy_version: int) -> None:
-        """Stops seeding or fetching this version and deletes what is there of it.
+        """Deletes this version's files; what it came in is served on.
 
-        What cannot be deleted now, say because a virus scanner reads it, is left to `delete_leftovers`.
+        What cannot be deleted now, say because a virus scanner reads it, is left to `take_up`.
         """
-        info_hash = self._info_hashes.pop(policy_version, None)
-        if info_hash is not None:
-            await self._swarm.remove(info_hash)
-        await asyncio.to_thread(_try_to_delete, self.directory(policy_version))
+        await asyncio.to_thread(try_to_delete, self.directory(policy_version))
 
-    def delete_leftovers(self, keep_version: int) -> None:
-        """Deletes this run's other versions, left by an earlier process, as far as the disk allows. Blocks."""
-        for directory in self._leftovers(keep_version):
-            _try_to_delete(directory)
+    def take_up(self, newest_version: int) -> dict[int, OnDisk]:
+        """This run's newest verified versions from before a restart. Blocks.
 
-    def _leftovers(self, keep_version: int) -> list[Path]:
-        kept = self.directory(keep_version).name
-        of_this_run = re.compile(re.escape(self.directory(0).name.rstrip("0")) + r"\d+")
-        directories = (path for path in self._directory.glob("*") if path.is_dir())
-        return [path for path in directories if of_this_run.fullmatch(path.name) and path.name != kept]
+        All other versions are deleted, and all carriers but those of the base and of the newest version, as far as the
+        disk allows: a fetch of these goes on where it stopped.
+        """
+        prefix = self.directory(0).name.rstrip("0")
+        found: dict[int, OnDisk] = {}
+        for path in self._directory.glob(f"{prefix}*"):
+            digits = path.name.removeprefix(prefix)
+            if path.is_dir() and digits.isdecimal():
+                verified = read_marker(path) if int(digits) <= newest_version else None
+                if verified is None:
+                    try_to_delete(path)
+                else:
+                    found[int(digits)] = verified
+        for version in sorted(found)[:-KEPT]:
+            try_to_delete(self.directory(version))
+            del found[version]
+        of_run = re.compile(f"{re.escape(prefix)}\\d+|{re.escape(self.directory(None).name)}")
+        self._carriers.delete_leftovers(of_run, [self.directory(None).name, self.directory(newest_version).name])
+        return found
 
-    def _open(self, offer: ArtefactOffer, policy_version: int | None) -> Manifest:
-        """The manifest; the hub signed it, and it and the torrent are for this artefact and no other."""
+    def _open(self, offer: ArtefactOffer, policy_version: int | None, on_progress: OnProgress) -> _Job:
+        """The hub signed the manifest, and it and the torrent are for this artefact and no other."""
         manifest = artefacts.open_offer(offer, self._source.hub_key)
         wanted = (self.directory(policy_version).name, self._source.run_id, policy_version or 0)
         if (manifest.name, manifest.run_id, manifest.policy_version) != wanted:
             raise RemoteProtocolError("The hub offers one artefact as another.", got=f"{manifest.name} for {wanted[0]}")
         layout = read_torrent(offer.torrent)
-        files = tuple((file.path, file.size_bytes) for file in manifest.files)
-        if layout.info_hash.hex() != manifest.info_hash or layout.name != manifest.name:
+        if layout.info_hash.hex() != manifest.info_hash or layout.name != manifest.carrier_name:
             raise RemoteProtocolError("A torrent is not the one in the signed manifest.", got=layout.info_hash.hex())
-        if sorted(layout.files) != sorted(files):
+        sealed = [f"{file.path}{SEALED_SUFFIX}" for file in manifest.files]
+        if sorted(path for path, _ in layout.files) != sorted(
+            sealed if manifest.carrier == "files" else [PAYLOAD_NAME]
+        ):
             raise RemoteProtocolError("A torrent's files are not those of its manifest.", got=manifest.name)
-        return manifest
+        if manifest.delta_parent is not None and manifest.delta_parent >= manifest.policy_version:
+            raise RemoteProtocolError("A delta is against a later version.", got=layout.name)
+        return _Job(offer=offer, manifest=manifest, layout=layout, on_progress=on_progress)
 
 
-def content_here(directory: Path) -> str | None:
-    """As `Fetcher.base_content`, of an artefact that lies here verified and unchanged; None where there is none."""
+async def _whole(work: Coroutine[Any, Any, _T], *, on_cancel: Callable[[], None] = lambda: None) -> _T:
+    """Awaits a thread's work, and its end even when cancelled: what comes next may delete its files."""
+    task = asyncio.ensure_future(work)
     try:
-        marker = json.loads(_marker(directory).read_text(encoding="utf-8"))
-        for path, (size_bytes, mtime_ns) in marker["files"].items():
-            stat = (directory / path).stat()
-            if (stat.st_size, stat.st_mtime_ns) != (size_bytes, mtime_ns):
-                return None
-        return str(marker["manifest"])[:_CONTENT_DIGITS]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        on_cancel()
+        await asyncio.wait({task})
+        raise
 
 
-def delete_artefact(directory: Path) -> None:
-    """Deletes an artefact, its marker first. Raises StorageError."""
-    with _on_disk(directory):
-        _marker(directory).unlink(missing_ok=True)
-        if directory.exists():
-            shutil.rmtree(directory)
-
-
-def _try_to_delete(directory: Path) -> None:
+def _unpack(manifest: Manifest, carrier: Path, directory: Path, *, key: bytes, parent: Path | None) -> None:
+    """Blocks. Raises SwarmError with the code `UNREADABLE`, StorageError; nothing is left in `directory` then."""
+    delete_artefact(directory)
+    opened = carrier / _OPENED
     try:
+        if manifest.carrier == "files":
+            for file in manifest.files:
+                sealing.unseal(carrier / f"{file.path}{SEALED_SUFFIX}", directory / file.path, key)
+        else:
+            sealing.unseal(carrier / PAYLOAD_NAME, opened, key)
+            delta.decode(opened, directory, parent=parent, max_bytes=manifest.total_bytes)
+        with on_disk(directory):
+            artefacts.verify_files(manifest, directory)
+    except (CodecError, SwarmError) as error:
         delete_artefact(directory)
-    except StorageError as error:
-        log.warning("%s is not deleted yet: %s", directory.name, error)
+        raise _unreadable(manifest, f"{error.what} ({error.got})") from error
+    finally:
+        opened.unlink(missing_ok=True)
 
 
-@contextmanager
-def _on_disk(path: Path) -> Iterator[None]:
-    """The disk's refusals as StorageError."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(str(error), code=error.errno, path=path) from error
-
-
-def _check_room(directory: Path, manifest: Manifest) -> None:
-    """Raises StorageError when what is missing of the artefact does not fit on the disk."""
-    with _on_disk(directory):
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        here_bytes = sum(_allocated_bytes(directory / file.path) for file in manifest.files)
-        disk = shutil.disk_usage(directory.parent)
-    missing_bytes = manifest.total_bytes - here_bytes
-    usable_bytes = disk.free - headroom_bytes(disk.total)
-    if missing_bytes > max(0, usable_bytes):
-        raise StorageError(
-            f"The disk is full: {directory.name} does not fit on it.",
-            got=f"{missing_bytes / 2**20:,.0f} MiB to fetch, {disk.free / 2**20:,.0f} MiB free",
-            do=f"Free some space on the disk of {directory.parent}, or use another disk: --data-dir DIR",
-        )
-
-
-def headroom_bytes(disk_bytes: int) -> int:
-    """What is left free of a disk of this size."""
-    return min(MOST_HEADROOM_BYTES, int(HEADROOM_SHARE * disk_bytes))
-
-
-def _allocated_bytes(path: Path) -> int:
-    """What the file takes of the disk: a fetch under way may have its full size, and holes."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return 0
-    blocks: int | None = getattr(found, "st_blocks", None)  # Windows does not say.
-    return found.st_size if blocks is None else min(found.st_size, 512 * blocks)
+def _unreadable(manifest: Manifest, got: str) -> SwarmError:
+    return SwarmError(
+        f"{manifest.name} came whole, but cannot be read.",
+        got=got,
+        do="It is fetched again by itself; if this repeats, tell the hub's operator.",
+        code=UNREADABLE,
+    )
 
 
 def _read_from_memory(address: SharedMemory, manifest: Manifest, directory: Path) -> bool:
@@ -254,41 +377,3 @@ def _read_from_memory(address: SharedMemory, manifest: Manifest, directory: Path
         log.debug("%s is not read from the hub's memory: %s", manifest.name, error)
         return False
     return True
-
-
-def _verify(manifest: Manifest, directory: Path) -> None:
-    with _on_disk(directory):
-        artefacts.verify_files(manifest, directory)
-
-
-def _marker(directory: Path) -> Path:
-    return directory.with_name(directory.name + MARKER_SUFFIX)
-
-
-def _fingerprint(directory: Path, manifest: Manifest) -> str:
-    """The signed manifest, and each file's size and time as they are now."""
-    stats = [(file.path, (directory / file.path).stat()) for file in manifest.files]
-    files = {path: [stat.st_size, stat.st_mtime_ns] for path, stat in stats}
-    return json.dumps({"manifest": manifest.sha256, "files": files}, sort_keys=True)
-
-
-def _is_marked(directory: Path, manifest: Manifest) -> bool:
-    try:
-        return _marker(directory).read_text(encoding="utf-8") == _fingerprint(directory, manifest)
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def _mark(directory: Path, manifest: Manifest) -> None:
-    marker = _marker(directory)
-    temporary = marker.with_suffix(".tmp")
-    with _on_disk(marker):
-        temporary.write_text(_fingerprint(directory, manifest), encoding="utf-8")
-        temporary.replace(marker)
-
-
-def _clear_marked(directory: Path) -> None:
-    """Something else was complete here, or was changed since: start anew. Without a marker it is a partial fetch."""
-    if _marker(directory).exists():
-        log.warning("%s has changed since it was verified: it is fetched again.", directory.name)
-        delete_artefact(directory)

@@ -125,12 +125,23 @@ def _rollouts(run: RunView) -> Iterator[Metric]:
 def _dissemination(run: RunView) -> Iterator[Metric]:
     fetches = CounterMetricFamily("echo_fetches", "Versions fetched by nodes.", labels=["transport"])
     yield _labelled(fetches, (([transport], number) for transport, number in run.fetches_by_transport.items()))
+    yield _gauge("echo_hub_uplink_bytes_per_second", "What the hub can send, set or measured.", run.uplink_bytes_s)
+    yield _gauge("echo_nodes_on_newest_version", "Connected nodes that hold the newest version.", run.nodes_on_newest)
     for newest in run.versions[:1]:
-        yield _gauge("echo_version_size_bytes", "Payload of the newest version.", newest.size_bytes)
+        yield _gauge("echo_version_size_bytes", "Adapter of the newest version.", newest.size_bytes)
+        yield _gauge("echo_version_payload_bytes", "What travels in its place.", newest.payload_bytes)
+        sources = GaugeMetricFamily(
+            "echo_version_fetched_bytes", "Of the newest version, by where nodes had them from.", labels=["source"]
+        )
+        yield _labelled(sources, (([source], number) for source, number in newest.bytes_by_transport.items()))
         seconds = GaugeMetricFamily(
             "echo_version_dissemination_seconds", "From announcement to verified, newest version.", labels=["quantile"]
         )
-        known = {"0.5": newest.dissemination_p50_s, "1": newest.dissemination_max_s}
+        known = {
+            "0.5": newest.dissemination_p50_s,
+            "0.95": newest.dissemination_p95_s,
+            "1": newest.dissemination_max_s,
+        }
         yield _labelled(seconds, (([quantile], value) for quantile, value in known.items() if value is not None))
 
 

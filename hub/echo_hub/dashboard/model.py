@@ -79,16 +79,49 @@ class VersionView:
     policy_version: int
     published_at: float
     size_bytes: int
+    """Of the whole adapter."""
+    payload_bytes: int | None = None
+    """Of what travels in its place."""
+    carrier: str | None = None
+    """`keyframe` or `delta`."""
+    way: str | None = None
+    """How the hub sent it: `inline`, `broadcast`, `swarm` or `web_seed`."""
     dissemination_p50_s: float | None = None
-    """From announcement to verified, over the nodes that have it."""
+    """From the announcement to the node's report that it is verified, on the hub's clock, as are the two below; over
+    the nodes that were connected at the announcement."""
+    dissemination_p95_s: float | None = None
     dissemination_max_s: float | None = None
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
-    """How many nodes fetched it, by `swarm`, `web_seed` and `shared_memory`."""
+    """How many nodes fetched it, by `swarm`, `web_seed`, `shared_memory`, `inline` and `broadcast`."""
     bytes_by_transport: Mapping[str, int] = field(default_factory=dict)
+    """From `swarm`, `web_seed`, `shared_memory`, from the hub's hand (`pushed`) and handed on by nodes (`mesh`)."""
 
     @property
     def num_fetched(self) -> int:
         return sum(self.fetches_by_transport.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisseminationView:
+    """The newest announced version on its way."""
+
+    policy_version: int
+    carrier: str
+    way: str
+    size_bytes: int
+    payload_bytes: int
+    since_s: float
+    """Since the announcement; from there to the last node's report once all have it."""
+    num_told: int
+    """Nodes that were connected at the announcement and have it, or are still there to get it."""
+    num_reached: int
+    """Of them: those that have it."""
+    share_arrived: float
+    """Of all bytes that they are to get."""
+
+    @property
+    def under_way(self) -> bool:
+        return self.num_reached < self.num_told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +207,13 @@ class RunView:
     """Newest first; old ones may be left out."""
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
     """Over all versions and nodes."""
+    dissemination: DisseminationView | None = None
+    """None before the hub has announced a version since its start."""
+    nodes_on_newest: int = 0
+    """Connected nodes that hold the newest published version."""
+    nodes_connected: int = 0
+    uplink_bytes_s: float | None = None
+    """What the hub can send, as set or measured."""
     events: tuple[NotableEvent, ...] = ()
     """Newest first; old ones may be left out."""
 
@@ -197,6 +237,7 @@ class NodeView:
     backend: str
     device: str
     connected: bool
+    banned: bool = False
     activity: str
     """As it last reported: preparing, waiting, fetching, sampling, draining."""
     policy_version: int | None

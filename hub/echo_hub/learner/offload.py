@@ -1,6 +1,6 @@
 """Room on the learner's device for sampling: the optimizer's state waits in the host's memory until the next step.
 
-The weights stay where they are: whoever samples uses the very tensors that are trained. Source: LlamaRL (arXiv
+The weights stay where they are: whoever samples uses the trained model's own tensors. Source: LlamaRL (arXiv
 2505.24034), which moves the trainer's state off the GPU while the generator beside it works.
 """
 

@@ -1,7 +1,10 @@
 """The policy: a frozen base model with one trainable LoRA adapter, held by PEFT.
 
-The adapter's weights are float32 everywhere; the base and the computation are of `learner.precision`, and the base's
-linear layers of `learner.base_bits`. The reference policy is the base with the adapter off: there is no second model.
+The adapter's weights are float32; the base and the computation are of `learner.precision`, and the base's linear layers
+of `learner.base_bits`. The reference policy is the base with the adapter off: there is no second model.
+
+What is published, and what samples for the hub itself, is `Policy.published`: the adapter in `dissemination.precision`.
+Training goes on from the float32 weights and never sees that rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from echo_hub.config import LearnerConfig
+from echo_hub.config import LearnerConfig, Precision
 from echo_hub.learner import lora, packing
 from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.logprobs import selected_logprobs
@@ -41,7 +44,7 @@ class Policy:
     """Made by `load`. `model` is in eval mode (there is no dropout) and ready for `echo_shared.torch_sampler`."""
 
     def __init__(
-        self, model: PeftModel, *, device: torch.device, dtype: torch.dtype, temperature: float, ranks: Ranks
+        self, model: PeftModel, settings: LearnerSettings, *, device: torch.device, dtype: torch.dtype, ranks: Ranks
     ) -> None:
         self.model = model
         self.device = device
@@ -53,7 +56,8 @@ class Policy:
         }
         """The adapter's weights by their names in PEFT's files."""
         self._dtype = dtype
-        self._temperature = temperature
+        self._published_dtype = _dtype(settings.publish_precision, auto=dtype)
+        self._temperature = settings.temperature
         self._packs_up_to = 0
         """Tokens of the longest row that may be packed; longer ones are computed each by itself."""
 
@@ -64,10 +68,10 @@ class Policy:
         Raises LearnerError when the base cannot be loaded or is of a kind that cannot be trained here; at every rank
         when it is so at one.
         """
-        model = ranks.agree(lambda: _load_model(settings))
-        device = _device(settings.learner.device)
-        dtype = _dtype(settings.learner, device)
-        policy = cls(model, device=device, dtype=dtype, temperature=settings.temperature, ranks=ranks)
+        device = ranks.agree(lambda: _device(settings.learner.device))
+        dtype = _dtype(settings.learner.precision, auto=torch.bfloat16 if device.type == "cuda" else torch.float32)
+        model = ranks.agree(lambda: _load_model(settings, device, dtype))
+        policy = cls(model, settings, device=device, dtype=dtype, ranks=ranks)
         policy._prepare(settings.learner)
         return policy
 
@@ -121,18 +125,22 @@ class Policy:
         with self.model.disable_adapter():
             return self.logprobs(batch)
 
-    def save_adapter(self, directory: Path) -> None:
-        """Writes the adapter in PEFT's layout; the same weights give the same bytes."""
-        weights = {name: parameter.detach().cpu() for name, parameter in self.parameters.items()}
-        save_file(weights, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    def published(self) -> dict[str, Tensor]:
+        """The adapter as nodes get it: in bfloat16, if that is wanted, rounded to nearest, ties to even."""
+        return {name: parameter.detach().to(self._published_dtype) for name, parameter in self.parameters.items()}
+
+    def save_adapter(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Writes the adapter, or `weights` in its place, in PEFT's layout; the same weights give the same bytes."""
+        tensors = {name: weight.detach().cpu() for name, weight in (weights or self.parameters).items()}
+        save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
         config = {**self.model.peft_config["default"].to_dict(), "inference_mode": True}
         config["target_modules"] = sorted(config["target_modules"])
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def read_adapter(self, directory: Path) -> dict[str, Tensor]:
-        """The adapter in `directory`. Raises LearnerError unless it has exactly this policy's tensors."""
+        """The adapter in `directory`, in float32. Raises LearnerError unless it has exactly this policy's tensors."""
         try:
-            weights = load_file(directory / WEIGHTS_FILE)
+            weights = {name: weight.float() for name, weight in load_file(directory / WEIGHTS_FILE).items()}
         except (OSError, SafetensorError) as error:
             raise LearnerError("An adapter cannot be read.", got=f"{directory}: {error}") from error
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
@@ -146,13 +154,13 @@ class Policy:
 
     @torch.no_grad()
     def set_adapter(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes over weights of `read_adapter`."""
+        """Takes over weights of `read_adapter` or `published`."""
         for name, parameter in self.parameters.items():
             parameter.copy_(weights[name])
 
     @contextmanager
     def holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Weights of `read_adapter` in place of the policy's own, for as long as the block runs."""
+        """Weights of `read_adapter` or `published` in place of the policy's own, for as long as the block runs."""
         own = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.set_adapter(weights)
         try:
@@ -161,10 +169,9 @@ class Policy:
             self.set_adapter(own)
 
 
-def _load_model(settings: LearnerSettings) -> PeftModel:
+def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dtype) -> PeftModel:
     """In the host's memory, but for a base of fewer bits, which is made on its device."""
-    device = _device(settings.learner.device)
-    base = _load_base(settings, device, _dtype(settings.learner, device))
+    base = _load_base(settings, device, dtype)
     _check(base.config)
     config = LoraConfig(
         r=settings.training.lora_rank,
@@ -235,10 +242,8 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _dtype(settings: LearnerConfig, device: torch.device) -> torch.dtype:
-    if settings.precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+def _dtype(precision: Precision, *, auto: torch.dtype) -> torch.dtype:
+    return {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
 
 def _device(name: str) -> torch.device:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from echo_hub.config import HubConfig, LearnerConfig, ObjectiveConfig, Section, TrainingConfig
+from echo_hub.config import HubConfig, LearnerConfig, ObjectiveConfig, Precision, Section, TrainingConfig
 
 
 class LearnerSettings(Section):
@@ -34,6 +34,8 @@ class LearnerSettings(Section):
     """What a step minimises."""
     learner: LearnerConfig = LearnerConfig()
     """How it is computed, and what is kept."""
+    publish_precision: Precision = "auto"
+    """dissemination.precision: of the adapter that it exports."""
     lock_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """How long to wait for a predecessor that still finishes its step in the same run directory."""
 
@@ -51,6 +53,7 @@ class LearnerSettings(Section):
             training=config.training,
             objective=config.objective,
             learner=config.learner,
+            publish_precision=config.dissemination.precision,
         )
 
 

@@ -136,7 +136,7 @@ class Worker:
         # In this order: a step that is in a checkpoint has been exported, so that a crash between the two repeats it.
         if export_to is not None:
             with checkpoint.atomic_directory(Path(export_to)) as directory:
-                self._policy.save_adapter(directory)
+                self._policy.save_adapter(directory, self._policy.published())
         if step % learner.checkpoint_every == 0 or step == training.steps:
             checkpoint.save(
                 self._checkpoints,
@@ -149,9 +149,11 @@ class Worker:
         return metrics
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:
+        """By the very weights that a node would get."""
         if self._settings.learner.offload_optimizer and self._policy.device.type == "cuda":
             self._offload.make_room()
-        yield from self._draw(groups, draw)
+        with self._policy.holding(self._policy.published()):
+            yield from self._draw(groups, draw)
 
     def _evaluate(
         self, groups: Sequence[GroupRequest], adapter: Mapping[str, NDArray[np.float32]] | None, *, greedy: bool

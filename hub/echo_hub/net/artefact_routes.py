@@ -1,23 +1,30 @@
-"""The web seed: published artefacts over plain HTTP with range requests, for nodes that no peer can serve.
+"""The web seed: published carriers over plain HTTP with range requests, for nodes that no peer can serve.
 
-The address is BitTorrent's for a web seed of several files (https://www.bittorrent.org/beps/bep_0019.html): the
-torrent's name, then the file's path in it. Only files that a signed manifest names are served.
+The address is BitTorrent's for a web seed of several files (https://www.bittorrent.org/beps/bep_0019.html), below the
+node's own passkey: the torrent's name, then the file's path in it. Only files that a published torrent names are
+served, and only to nodes that have joined and are not barred.
 """
 
 from __future__ import annotations
 
 from aiohttp import web
 
-from echo_hub.net.publisher import Publisher
+from echo_hub.net.publisher import WEB_SEED_PATH, Publisher
+from echo_hub.net.tracker import Tracker
+from echo_shared.errors import RefusedError
 
 
-def routes(publisher: Publisher) -> list[web.RouteDef]:
-    """`GET` and `HEAD` of `/artefacts/{name}/{path}`."""
+def routes(publisher: Publisher, tracker: Tracker) -> list[web.RouteDef]:
+    """`GET` and `HEAD` of `/artefacts/{passkey}/{carrier}/{path}`."""
 
     async def answer(request: web.Request) -> web.FileResponse:
-        path = publisher.file(request.match_info["name"], request.match_info["path"])
+        try:
+            tracker.node_of(request.match_info["passkey"])
+        except RefusedError as error:
+            raise web.HTTPForbidden(text=f"{error}\n") from error
+        path = publisher.file(request.match_info["carrier"], request.match_info["path"])
         if path is None:
-            raise web.HTTPNotFound(text="No published artefact has this file.\n")
+            raise web.HTTPNotFound(text="No published carrier has this file.\n")
         return web.FileResponse(path)
 
-    return [web.get("/artefacts/{name}/{path:.+}", answer)]
+    return [web.get(WEB_SEED_PATH + "{passkey}/{carrier}/{path:.+}", answer)]

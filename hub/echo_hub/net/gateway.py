@@ -62,6 +62,8 @@ class NodeInfo:
     hub_host: str
     """The name or address under which the node reached the hub."""
     swarm_port: int
+    mesh_port: int
+    """Where it takes pieces from other nodes; 0 = nowhere."""
 
 
 class Inbox(Protocol):
@@ -120,17 +122,21 @@ class _Connection:
 class Gateway:
     """All connected nodes. `send` never waits."""
 
-    def __init__(self, *, me: Identity, settings: ServerConfig, inbox: Inbox) -> None:
+    def __init__(self, *, me: Identity, settings: ServerConfig) -> None:
         self._me = me
         self._settings = settings
-        self._inbox = inbox
         self._open: dict[str, _Connection] = {}
         self._connections: set[_Connection] = set()
         """The open ones, and those in their handshake."""
         self._farewells: set[asyncio.Task[None]] = set()
 
-    def routes(self) -> list[web.AbstractRouteDef]:
-        return [web.get("/node", self._serve)]
+    def routes(self, inbox: Inbox) -> list[web.AbstractRouteDef]:
+        """What nodes say goes to `inbox`."""
+
+        async def answer(request: web.Request) -> web.WebSocketResponse:
+            return await self._serve(request, inbox)
+
+        return [web.get("/node", answer)]
 
     def connected(self) -> frozenset[str]:
         """Ids of the nodes whose session is open."""
@@ -149,12 +155,18 @@ class Gateway:
             return False
         return True
 
+    def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
+        """Ends this node's connection, if it has one, and tells it why; the inbox hears that it left. Never waits."""
+        connection = self._open.get(node_id)
+        if connection is not None:
+            self._part_with(connection, node_id, code, what)
+
     async def close(self, code: RefusalCode, what: str) -> None:
         """Tells every node why the hub ends the connection, and ends it."""
         farewells = [connection.dismiss(connection.session.refuse(code, what)) for connection in self._connections]
         await asyncio.gather(*farewells)
 
-    async def _serve(self, request: web.Request) -> web.WebSocketResponse:
+    async def _serve(self, request: web.Request, inbox: Inbox) -> web.WebSocketResponse:
         # Token ids hardly compress, and every frame would cost the hub's one loop the time to try.
         socket = web.WebSocketResponse(
             max_msg_size=MAX_FRAME_BYTES, heartbeat=self._settings.heartbeat_s * 2, compress=False
@@ -164,7 +176,7 @@ class Gateway:
         connection = _Connection(socket, session, request.transport)
         self._connections.add(connection)
         try:
-            await self._converse(connection, request)
+            await self._converse(connection, request, inbox)
         except (RefusedError, RemoteProtocolError, TimeoutError) as error:
             await self._refuse(connection, error)
         except ConnectionError as error:
@@ -177,11 +189,13 @@ class Gateway:
             await socket.close()
         return socket
 
-    async def _converse(self, connection: _Connection, request: web.Request) -> None:
+    async def _converse(self, connection: _Connection, request: web.Request, inbox: Inbox) -> None:
         session = connection.session
         async with asyncio.timeout(HANDSHAKE_S):
             node = await self._handshake(connection, request)
-            welcome = await self._inbox.node_joined(node)
+            if self._replace(node.node_id):
+                await inbox.node_left(node.node_id)
+            welcome = await inbox.node_joined(node)
         self._replace(node.node_id)  # Another connection of this node may have been quicker.
         self._open[node.node_id] = connection
         connection.outbox.put_nowait(session.welcome(welcome))
@@ -194,13 +208,13 @@ class Gateway:
                 if isinstance(message, Goodbye):
                     log.info("node %s left: %s", node.node_id, message.reason or "no reason given")
                     return
-                await self._inbox.node_said(node.node_id, message)
+                await inbox.node_said(node.node_id, message)
         finally:
             was_open = self._forget(node.node_id, connection)  # Before anything is awaited: nobody may send to it now.
             writer.cancel()
             await asyncio.wait([writer])
             if was_open:
-                await self._inbox.node_left(node.node_id)
+                await inbox.node_left(node.node_id)
 
     async def _handshake(self, connection: _Connection, request: web.Request) -> NodeInfo:
         session = connection.session
@@ -208,8 +222,6 @@ class Gateway:
         await connection.socket.send_bytes(session.challenge())
         proof = await self._expect(connection, Proof)
         self._check_token(proof)
-        if self._replace(session.node_id):
-            await self._inbox.node_left(session.node_id)
         return NodeInfo(
             node_id=session.node_id,
             public_key=hello.node_key,
@@ -219,6 +231,7 @@ class Gateway:
             host=client_ip(request, self._settings.trusted_proxies),
             hub_host=request.url.host or "",
             swarm_port=proof.swarm_port,
+            mesh_port=proof.mesh_port,
         )
 
     def _replace(self, node_id: str) -> bool:
@@ -229,11 +242,15 @@ class Gateway:
         old = self._open.pop(node_id, None)
         if old is None:
             return False
-        last = old.session.refuse(RefusalCode.ALREADY_CONNECTED, "This node has connected again elsewhere.")
-        farewell = asyncio.create_task(old.dismiss(last), name=f"farewell to {node_id}")
+        self._part_with(old, node_id, RefusalCode.ALREADY_CONNECTED, "This node has connected again elsewhere.")
+        return True
+
+    def _part_with(self, connection: _Connection, node_id: str, code: RefusalCode, what: str) -> None:
+        farewell = asyncio.create_task(
+            connection.dismiss(connection.session.refuse(code, what)), name=f"farewell to {node_id}"
+        )
         self._farewells.add(farewell)
         farewell.add_done_callback(self._farewells.discard)
-        return True
 
     def _check_token(self, proof: Proof) -> None:
         if self._settings.join == "open":

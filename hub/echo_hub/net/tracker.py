@@ -1,8 +1,9 @@
 """The run's private BitTorrent tracker: tells nodes of each other.
 
-A node announces under its own passkey, which the hub gives it when it joins; nobody else is answered. A node's address
-is the one its request comes from, never one that it claims. The state is in memory: after a restart of the hub the
-nodes' next announces fill it again, and their passkeys still hold.
+A node announces under its own passkey, which the hub gives it when it joins, and which opens the web seed as well
+(`echo_hub.net.artefact_routes`); nobody else is answered, and nobody who is barred. A node's address is the one its
+request comes from, never one that it claims. The state is in memory: after a restart of the hub the nodes' next
+announces fill it again, and their passkeys still hold.
 
 Protocol: https://www.bittorrent.org/beps/bep_0003.html, compact answers bep_0023, IPv6 bep_0007.
 """
@@ -16,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -25,6 +27,7 @@ from echo_hub.net.client_address import client_ip
 from echo_shared import bencode
 from echo_shared.errors import RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
+from echo_shared.messages import RefusalCode
 from echo_shared.swarm import PeerAddress
 
 INTERVAL_S: Final = 120
@@ -77,11 +80,28 @@ class Tracker:
         self._public = public
         self._hub_ports: dict[bytes, int] = {}
         self._swarms: dict[bytes, dict[str, _Member]] = {}
+        self._barred: frozenset[str] = frozenset()
 
     def passkey(self, node_id: str) -> str:
         """The node's name in its announces; only this hub can make it."""
         mac = hashlib.blake2b(node_id.encode(errors="replace"), key=self._secret, digest_size=_MAC_BYTES).hexdigest()
         return f"{node_id}{mac}"
+
+    def node_of(self, passkey: str) -> str:
+        """Whose passkey this is. Raises RefusedError when it is nobody's, or that of a node that is barred."""
+        node_id = passkey[:_NODE_ID_DIGITS]
+        if not hmac.compare_digest(passkey.encode(errors="replace"), self.passkey(node_id).encode(errors="replace")):
+            raise RefusedError("This passkey is not known.", do="Join the hub again.", code=RefusalCode.BAD_TOKEN)
+        if node_id in self._barred:
+            raise RefusedError("This node is banned.", do="Ask the hub's operator.", code=RefusalCode.BANNED)
+        return node_id
+
+    def bar(self, node_ids: Collection[str]) -> None:
+        """These nodes, and no others, are refused from now on, and nobody is told of them any more."""
+        self._barred = frozenset(node_ids)
+        for swarm in self._swarms.values():
+            for node_id in self._barred & swarm.keys():
+                del swarm[node_id]
 
     def register_self(self, info_hash: bytes, port: int) -> None:
         """Opens the swarm of this torrent. The hub's own peer, at `port`, is a member for ever; 0 = it has none."""
@@ -94,10 +114,8 @@ class Tracker:
         self._swarms.pop(info_hash, None)
 
     def announce(self, passkey: str, announce: Announce, *, hub_host: str, now: float) -> Answer:
-        """Notes the node down and tells it of others. Raises RefusedError for an unknown passkey or torrent."""
-        node_id = passkey[:_NODE_ID_DIGITS]
-        if not hmac.compare_digest(passkey.encode(errors="replace"), self.passkey(node_id).encode(errors="replace")):
-            raise RefusedError("This passkey is not known.", do="Join the hub again.", code="bad_token")
+        """Notes the node down and tells it of others. Raises RefusedError for a bad passkey or an unknown torrent."""
+        node_id = self.node_of(passkey)
         swarm = self._swarms.get(announce.info_hash)
         if swarm is None:
             raise RefusedError("This torrent is not published here.", do="Fetch the newest version.")
@@ -133,7 +151,7 @@ class Tracker:
     def _choose(
         self, info_hash: bytes, members: Sequence[_Member], *, node_ip: str, hub_host: str
     ) -> tuple[PeerAddress, ...]:
-        reachable = [member.address for member in members if _reaches(node_ip, member.address[0])]
+        reachable = [member.address for member in members if reaches(node_ip, member.address[0])]
         if len(reachable) > MOST_PEERS:
             reachable = random.sample(reachable, MOST_PEERS)
         hub_port = self._hub_ports.get(info_hash, 0)
@@ -142,7 +160,7 @@ class Tracker:
     @staticmethod
     def _fetching(swarm: Mapping[str, _Member], *, reach: str) -> tuple[str, ...]:
         """Those that still fetch and can reach this address; a random choice among many."""
-        found = [node for node, member in swarm.items() if not member.is_seed and _reaches(member.address[0], reach)]
+        found = [node for node, member in swarm.items() if not member.is_seed and reaches(member.address[0], reach)]
         return tuple(random.sample(found, min(len(found), MOST_PEERS)))
 
     @staticmethod
@@ -151,7 +169,7 @@ class Tracker:
             del swarm[node_id]
 
 
-def _reaches(from_ip: str, to_ip: str) -> bool:
+def reaches(from_ip: str, to_ip: str) -> bool:
     """Whether an address means the same machine to both: loopback and local ones stay among their own."""
     try:
         source, target = _parse_ip(from_ip), _parse_ip(to_ip)
@@ -162,6 +180,7 @@ def _reaches(from_ip: str, to_ip: str) -> bool:
     return target.is_global or not source.is_global
 
 
+@lru_cache(4_096)
 def _parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     address = ipaddress.ip_address(text)
     return getattr(address, "ipv4_mapped", None) or address

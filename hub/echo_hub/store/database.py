@@ -50,7 +50,10 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 def connect(url: str) -> Engine:
-    """The engine of an SQLAlchemy URL. Opens nothing yet. Raises ConfigError when the URL makes no sense."""
+    """The engine of an SQLAlchemy URL. Opens nothing yet. Raises ConfigError when the URL makes no sense.
+
+    Transactions with the execution option `writes` wait for other writers before they begin.
+    """
     try:
         parsed = make_url(url)
         if parsed.drivername == "postgresql":
@@ -79,7 +82,9 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
+    # A transaction that has read before another process wrote may not write any more, however long it would wait.
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def migrate(engine: Engine) -> None:

@@ -16,8 +16,9 @@ from echo_hub.store.tallies import (
     EVALUATED,
     TRAINED,
     TRANSPORTS,
+    Source,
     Transport,
-    bytes_by_transport,
+    bytes_by_source,
     dropped_so_far,
     main_transport,
 )
@@ -34,6 +35,8 @@ class NodeTotals:
     device: str
     first_seen: float
     last_seen: float
+    banned_at: float | None
+    """None = it may take part."""
     trained_rollouts: int
     trained_tokens: int
     evaluated_rollouts: int
@@ -105,9 +108,14 @@ class VersionRecord:
     published_at: float
     fetches_by_transport: Mapping[Transport, int]
     """One for each node that has it, by where most bytes came from."""
-    bytes_by_transport: Mapping[Transport, int]
-    fetch_seconds: tuple[float, ...]
-    """Of each of these fetches, ascending."""
+    bytes_by_source: Mapping[Source, int]
+    broadcast_seconds: tuple[float, ...]
+    """From the announcement until each node that was there had it, ascending."""
+    payload_bytes: int | None
+    """What travelled; None when it is not known, as are the next two."""
+    carrier: str | None
+    """keyframe or delta."""
+    way: str | None
 
 
 class EvaluationKind(StrEnum):
@@ -179,6 +187,7 @@ def read_leaderboard(connection: Connection) -> list[NodeTotals]:
                 device=node.device if node else "",
                 first_seen=node.first_seen if node else 0.0,
                 last_seen=node.last_seen if node else 0.0,
+                banned_at=node.banned_at if node else None,
                 trained_rollouts=trained.rollouts if trained else 0,
                 trained_tokens=trained.tokens if trained else 0,
                 evaluated_rollouts=evaluated.rollouts if evaluated else 0,
@@ -257,22 +266,26 @@ def read_versions(connection: Connection, newest: int) -> list[VersionRecord]:
     """The `newest` versions, in order; fetches of older ones are not read."""
     published = connection.execute(select(versions).order_by(versions.c.policy_version.desc()).limit(newest)).all()
     counts: dict[int, Counter[Transport]] = {}
-    sizes: dict[int, Counter[Transport]] = {}
+    sizes: dict[int, Counter[Source]] = {}
     seconds: dict[int, list[float]] = {}
     for row in connection.execute(
         select(fetches).where(fetches.c.policy_version.in_([row.policy_version for row in published]))
     ):
-        fetched = bytes_by_transport(dict(row._mapping))
+        fetched = bytes_by_source(dict(row._mapping))
         counts.setdefault(row.policy_version, Counter())[main_transport(fetched)] += 1
         sizes.setdefault(row.policy_version, Counter()).update(fetched)
-        seconds.setdefault(row.policy_version, []).append(row.seconds)
+        if row.broadcast_s is not None:
+            seconds.setdefault(row.policy_version, []).append(row.broadcast_s)
     return [
         VersionRecord(
             policy_version=row.policy_version,
             published_at=row.published_at,
             fetches_by_transport=counts.get(row.policy_version, {}),
-            bytes_by_transport=sizes.get(row.policy_version, {}),
-            fetch_seconds=tuple(sorted(seconds.get(row.policy_version, ()))),
+            bytes_by_source=sizes.get(row.policy_version, {}),
+            broadcast_seconds=tuple(sorted(seconds.get(row.policy_version, ()))),
+            payload_bytes=row.payload_bytes,
+            carrier=row.carrier,
+            way=row.way,
         )
         for row in reversed(published)
     ]

@@ -1,8 +1,8 @@
 """The hub's books on disk: what the coordinator records, what nodes are, and what pages count.
 
-Synchronous. Whoever writes does so from one thread; reads may run beside it on others (SQLite in WAL mode and
-PostgreSQL both give each read the state of one commit). Every method is one transaction, and raises StorageError when
-the database cannot do it: locked, damaged, disk full.
+Synchronous. The hub writes from one thread; another process that writes (`echo-hub ban`) waits its turn. Reads
+may run beside it on other threads (SQLite in WAL mode and PostgreSQL both give each read the state of one commit).
+Every method is one transaction, and raises StorageError when the database cannot do it: locked, damaged, disk full.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, tuple_, update
 
+from echo_hub.core.dissemination import Release
 from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import Snapshot
@@ -20,8 +21,8 @@ from echo_hub.store import reading, reports
 from echo_hub.store.database import connect, migrate, storage_errors
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.reports import Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
-from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps
-from echo_hub.store.tallies import Transport, bytes_by_transport, main_transport, tally_fetch
+from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps, versions
+from echo_hub.store.tallies import Transport, bytes_by_source, main_transport, tally_fetch
 from echo_hub.store.writing import forget_payloads, write
 from echo_shared.messages import Fetched, Receipt
 
@@ -113,9 +114,33 @@ class Store:
                     [{"id": node_id} for node_id in node_ids],
                 )
 
-    def record_fetch(self, *, node_id: str, fetch: Fetched, now: float) -> None:
+    def ban(self, node_ids: Collection[str], now: float) -> None:
+        """These nodes are banned from now on, those that are already as well as before. Other processes than the hub's
+        may say so: no other method writes this."""
+        with self._writing() as connection:
+            of_these = nodes.c.node_id.in_(node_ids)
+            connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
+
+    def unban(self, node_ids: Collection[str]) -> None:
+        """As `ban`: these may take part again."""
+        with self._writing() as connection:
+            connection.execute(update(nodes).where(nodes.c.node_id.in_(node_ids)).values(banned_at=None))
+
+    def banned_nodes(self) -> frozenset[str]:
+        with self._reading() as connection:
+            return frozenset(connection.scalars(select(nodes.c.node_id).where(nodes.c.banned_at.is_not(None))))
+
+    def record_release(self, release: Release) -> None:
+        """What a version that is recorded as published was announced as."""
+        known = {"payload_bytes": release.payload_bytes, "carrier": release.carrier, "way": release.way.value}
+        with self._writing() as connection:
+            of_version = versions.c.policy_version == release.policy_version
+            connection.execute(update(versions).where(of_version).values(known))
+
+    def record_fetch(self, node_id: str, fetch: Fetched, *, broadcast_s: float | None, now: float) -> None:
         """A node has fetched and verified an artefact of this run: the caller checks that it is one. The first time
-        counts: what a node says of the same artefact later changes nothing."""
+        counts: what a node says of the same artefact later changes nothing. `broadcast_s`: since the announcement, of
+        a version that was announced while the node was connected."""
         key = {"node_id": node_id, "info_hash": fetch.info_hash.hex()}
         row = {
             **key,
@@ -124,13 +149,16 @@ class Store:
             "swarm_bytes": fetch.swarm_bytes,
             "web_seed_bytes": fetch.web_seed_bytes,
             "shared_memory_bytes": fetch.shared_memory_bytes,
+            "pushed_bytes": fetch.pushed_bytes,
+            "mesh_bytes": fetch.mesh_bytes,
+            "broadcast_s": broadcast_s,
             "fetched_at": now,
         }
         with self._writing() as connection:
             if connection.execute(select(fetches.c.node_id).filter_by(**key)).first() is None:
                 connection.execute(insert(fetches), row)
                 if fetch.policy_version is not None:
-                    tally_fetch(connection, main_transport(bytes_by_transport(row)))
+                    tally_fetch(connection, main_transport(bytes_by_source(row)))
 
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
         """All kinds of one version at once: a version is evaluated as a whole, or it is not. Replaces older ones. The
@@ -197,7 +225,8 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        with storage_errors("The hub's database cannot be written."), self._engine.begin() as connection:
+        writing = self._engine.execution_options(writes=True)
+        with storage_errors("The hub's database cannot be written."), writing.begin() as connection:
             yield connection
 
 

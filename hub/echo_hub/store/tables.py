@@ -63,6 +63,7 @@ nodes = Table(
     Column("device", String(128), nullable=False),
     Column("first_seen", Double, nullable=False),
     Column("last_seen", Double, nullable=False),
+    Column("banned_at", Double),
 )
 
 groups = Table(
@@ -132,6 +133,9 @@ versions = Table(
     metadata,
     Column("policy_version", BigInteger, primary_key=True, autoincrement=False),
     Column("published_at", Double, nullable=False),
+    Column("payload_bytes", BigInteger),
+    Column("carrier", String(16)),
+    Column("way", String(16)),
 )
 
 fetches = Table(
@@ -145,6 +149,9 @@ fetches = Table(
     Column("web_seed_bytes", BigInteger, nullable=False),
     Column("shared_memory_bytes", BigInteger, nullable=False, server_default="0"),
     Column("fetched_at", Double, nullable=False),
+    Column("pushed_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("mesh_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("broadcast_s", Double),
 )
 
 tallies = Table(

@@ -15,8 +15,12 @@ from sqlalchemy import Connection, Table, bindparam, func, insert, select, updat
 from echo_hub.store.tables import fetch_tallies, rollouts, tallies
 from echo_shared.messages import DropReason, ReceiptState
 
-Transport = Literal["swarm", "web_seed", "shared_memory"]
+Transport = Literal["swarm", "web_seed", "shared_memory", "inline", "broadcast"]
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
+
+Source = Literal["swarm", "web_seed", "shared_memory", "pushed", "mesh"]
+"""Where bytes of a fetch came from: pushed is from the hub's hand, mesh was handed on by other nodes."""
+SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 
 TRAINED: Final = ReceiptState.TRAINED.value
 EVALUATED: Final = ReceiptState.EVALUATED.value
@@ -61,15 +65,19 @@ def dropped_so_far(connection: Connection) -> dict[str, int]:
     return {DropReason(row.outcome).value: int(row.number) for row in rows}
 
 
-def bytes_by_transport(fetch: Mapping[str, Any]) -> dict[Transport, int]:
+def bytes_by_source(fetch: Mapping[str, Any]) -> dict[Source, int]:
     """Of one row of fetches."""
-    return {transport: fetch[f"{transport}_bytes"] for transport in TRANSPORTS}
+    return {source: fetch[f"{source}_bytes"] for source in SOURCES}
 
 
-def main_transport(fetched: Mapping[Transport, int]) -> Transport:
-    """Where most of a fetch's bytes came from. What came through memory came so as a whole."""
+def main_transport(fetched: Mapping[Source, int]) -> Transport:
+    """What most of a fetch's bytes came by. What came through memory came so as a whole; a broadcast is what other
+    nodes had a hand in."""
     if fetched["shared_memory"] > 0:
         return "shared_memory"
+    sent = fetched["pushed"] + fetched["mesh"]
+    if sent > max(fetched["swarm"], fetched["web_seed"]):
+        return "broadcast" if fetched["mesh"] else "inline"
     return "swarm" if fetched["swarm"] >= fetched["web_seed"] else "web_seed"
 
 

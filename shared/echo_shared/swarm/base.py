@@ -36,7 +36,8 @@ class SwarmSettings(BaseModel):
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
     """Upload to peers outside the local network; 0 = unlimited."""
     web_seed_after_s: Annotated[float, Field(ge=0)] = 3.0
-    """A fetch that no peer has served for so long turns to the hub's web seed as well; 0 = at once."""
+    """A fetch that no peer has served for so long turns to the hub's web seed as well; 0 = at once, and so does one
+    that is told of no peer and no tracker."""
     stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """A fetch that neither peer nor web seed has served for so long fails; what is there is kept for the next try."""
 

@@ -190,7 +190,10 @@ class BitTorrentSwarm(Swarm):
             return FetchStats(seconds=0, swarm_bytes=0, web_seed_bytes=0)
         await self._add(transfer, params)
         try:
-            await self._until_finished(transfer, web_seed_url)
+            has_peers = bool(params.peers or params.trackers)
+            await self._until_finished(
+                transfer, web_seed_url, patience_s=self._settings.web_seed_after_s if has_peers else 0
+            )
             if transfer.complete:
                 transfer.flushed.clear()
                 transfer.handle.flush_cache()  # The last blocks may not be in their files yet.
@@ -205,9 +208,9 @@ class BitTorrentSwarm(Swarm):
         web_seed_bytes = min(received_bytes, max(transfer.web_seed_bytes, from_web_seed_bytes))
         return FetchStats(seconds=seconds, swarm_bytes=received_bytes - web_seed_bytes, web_seed_bytes=web_seed_bytes)
 
-    async def _until_finished(self, transfer: Transfer, web_seed_url: str | None) -> None:
-        """Waits, and turns to the web seed whenever nothing has come for a while."""
-        patience_s, stall_s = self._settings.web_seed_after_s, self._settings.stall_timeout_s
+    async def _until_finished(self, transfer: Transfer, web_seed_url: str | None, *, patience_s: float) -> None:
+        """Waits, and turns to the web seed whenever nothing has come for `patience_s`."""
+        stall_s = self._settings.stall_timeout_s
         asked_web_seed_at = -math.inf
         if patience_s:
             await transfer.checked.wait()  # A wanted web seed is known to libtorrent by then, and connected at once.

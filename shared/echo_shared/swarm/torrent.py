@@ -19,8 +19,9 @@ from echo_shared.errors import CodecError, StorageError, SwarmError
 BLOCK_BYTES: Final = 16 * 1024
 """What a peer asks for at once, in every BitTorrent client."""
 _USUAL_PIECE_BYTES: Final = 64 * 1024
-_FEWEST_PIECES: Final = 16
-"""A tiny payload is cut smaller, so that peers have something to exchange."""
+_FEWEST_PIECES: Final = 128
+"""A small payload is cut smaller: a broadcast begins and ends with some pieces in every node's hands, and the time that
+these take is lost. More would win nothing, and each piece costs every node some processor time."""
 _MOST_PIECES: Final = 32_768
 """Keeps the torrent of a large model well below what one message may hold."""
 _HASH_BYTES: Final = 20

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from echo_shared.errors import LocalProtocolError, SwarmError
+from echo_shared.errors import CodecError, LocalProtocolError, SwarmError
 from echo_shared.messages import printable_line
 from echo_shared.swarm.base import (
     FetchStats,
@@ -30,9 +30,9 @@ from echo_shared.swarm.base import (
     SwarmSettings,
     TorrentStats,
     stalled,
-    storage_error,
 )
-from echo_shared.swarm.torrent import FileSlice, Layout, piece_hash, read_torrent
+from echo_shared.swarm.piece_file import PieceFile
+from echo_shared.swarm.torrent import Layout, read_torrent
 
 log = logging.getLogger(__name__)
 
@@ -120,11 +120,10 @@ class _Download:
     ) -> None:
         self.received_bytes = 0
         self._layout = layout
-        self._directory = parent / layout.name
+        self._pieces = PieceFile(layout, parent)
         self._url = f"{url}{quote(layout.name)}/"
         self._stall_timeout_s = stall_timeout_s
         self._report = report
-        self._missing = set(range(len(layout.piece_hashes)))
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
 
@@ -148,11 +147,18 @@ class _Download:
 
     def _work(self) -> bool:
         """False when it was asked to stop before the end."""
-        self._make_room()
-        self._check(range(len(self._layout.piece_hashes)))
+        try:
+            self._pieces.open()
+            self._report(self._pieces.done_bytes)
+            return self._fetch_missing()
+        finally:
+            self._pieces.close()
+
+    def _fetch_missing(self) -> bool:
+        """As `_work`. Raises SwarmError when the web seed has sent nothing good for too long."""
         delay_s, last_good_at, problem = _FIRST_DELAY_S, time.monotonic(), ""
-        while self._missing:
-            before = len(self._missing)
+        while not self._pieces.complete:
+            before_bytes = self._pieces.done_bytes
             try:
                 self._ask_for_missing()
                 problem = "pieces do not match their hash"
@@ -160,11 +166,11 @@ class _Download:
                 problem = printable_line(str(error))
             if self._stopping.is_set():
                 return False
-            if len(self._missing) < before:
+            if self._pieces.done_bytes > before_bytes:
                 delay_s, last_good_at = _FIRST_DELAY_S, time.monotonic()
             elif (quiet_s := time.monotonic() - last_good_at) >= self._stall_timeout_s:
                 raise stalled(self._layout.name, after_s=quiet_s, last_problem=f"{self._url}: {problem}")
-            if self._missing:
+            if not self._pieces.complete:
                 log.info("The web seed %s fails: %s", self._url, problem)
                 self._stopping.wait(delay_s * random.uniform(0.5, 1.0))
                 delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
@@ -173,68 +179,46 @@ class _Download:
     def _ask_for_missing(self) -> None:
         """Asks once for every piece that is missing. Raises OSError or HTTPException at the first failure."""
         most = max(1, _BATCH_BYTES // self._layout.piece_bytes)
-        for batch in _batches(sorted(self._missing), most=most):
+        for batch in _batches(sorted(self._pieces.missing), most=most):
+            piece, data = batch.start, bytearray()
+            try:
+                for received in self._get(batch):
+                    data += received
+                    while piece in batch and len(data) >= (size := self._layout.size_of_piece(piece)):
+                        self._keep(piece, bytes(data[:size]))
+                        del data[:size]
+                        piece += 1
+            finally:
+                self._report(self._pieces.done_bytes)
             if self._stopping.is_set():
                 return
-            try:
-                for wanted in self._layout.slices(batch.start, batch.stop):
-                    self._get(wanted)
-            finally:
-                self._check(batch)
 
-    def _get(self, wanted: FileSlice) -> None:
-        """Writes what the web seed sends where it belongs. Raises OSError when it does not send all of it."""
-        request = urllib.request.Request(
-            self._url + quote(wanted.path),
-            headers={"Range": f"bytes={wanted.offset}-{wanted.offset + wanted.length - 1}"},
-        )
-        path, left = self._directory / wanted.path, wanted.length
-        with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as answer:
-            if answer.status != 206:
-                raise OSError(errno.EPROTO, f"HTTP status {answer.status} for a range")
-            offset = wanted.offset
-            while left and not self._stopping.is_set():
-                data = answer.read(min(left, _READ_BYTES))
-                if not data:
-                    raise OSError(errno.EPROTO, f"{wanted.path} ended {left} bytes early")
-                self._write(path, offset, data)
-                offset, left = offset + len(data), left - len(data)
-                self.received_bytes += len(data)
-
-    def _write(self, path: Path, offset: int, data: bytes) -> None:
+    def _keep(self, piece: int, data: bytes) -> None:
         try:
-            with path.open("r+b") as file:
-                file.seek(offset)
-                file.write(data)
-        except OSError as error:
-            raise storage_error(str(error), code=error.errno, path=path) from error
+            self._pieces.write(piece, data)
+        except CodecError as error:
+            log.info("From the web seed %s: %s", self._url, error)
 
-    def _make_room(self) -> None:
-        """Every file, in its full size; what is there stays."""
-        try:
-            for name, size in self._layout.files:
-                path = self._directory / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("ab") as file:
-                    file.truncate(size)
-        except OSError as error:
-            raise storage_error(str(error), code=error.errno, path=self._directory) from error
-
-    def _check(self, pieces: Iterable[int]) -> None:
-        """Takes those that are on the disk and match their hash out of the missing ones."""
-        self._missing.difference_update([piece for piece in pieces if self._is_there(piece)])
-        self._report(self._layout.total_bytes - sum(map(self._layout.size_of_piece, self._missing)))
-
-    def _is_there(self, piece: int) -> bool:
-        data = b""
-        try:
-            for part in self._layout.slices(piece, piece + 1):
-                with (self._directory / part.path).open("rb") as file:
-                    file.seek(part.offset)
-                    data += file.read(part.length)
-        except OSError as error:
-            raise storage_error(str(error), code=error.errno, path=self._directory) from error
-        return piece_hash(data) == self._layout.piece_hashes[piece]
+    def _get(self, batch: range) -> Iterator[bytes]:
+        """What the web seed sends of these pieces, in order. Raises OSError when it does not send all of them."""
+        for wanted in self._layout.slices(batch.start, batch.stop):
+            request = urllib.request.Request(
+                self._url + quote(wanted.path),
+                headers={"Range": f"bytes={wanted.offset}-{wanted.offset + wanted.length - 1}"},
+            )
+            left = wanted.length
+            with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as answer:
+                if answer.status != 206:
+                    raise OSError(errno.EPROTO, f"HTTP status {answer.status} for a range")
+                while left:
+                    if self._stopping.is_set():
+                        return
+                    data = answer.read(min(left, _READ_BYTES))
+                    if not data:
+                        raise OSError(errno.EPROTO, f"{wanted.path} ended {left} bytes early")
+                    left -= len(data)
+                    self.received_bytes += len(data)
+                    yield data
 
 
 def _batches(pieces: Sequence[int], *, most: int) -> Iterator[range]:

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 from echo_hub.dashboard.model import (
     Accounting,
     Changes,
+    DisseminationView,
     EvaluationView,
     LeaderboardRow,
     NodeView,
@@ -110,6 +111,7 @@ class ScriptedSource:
         self.step = step
         self.total = 60
         self.problems: tuple[str, ...] = ()
+        self.spread: DisseminationView | None = None
         self.num_reads = 0
 
     def advance(self, steps: int = 1) -> None:
@@ -156,6 +158,10 @@ class ScriptedSource:
             evaluations=tuple(evaluation_view(v) for v in sorted(evaluated)),
             versions=tuple(self._version(v) for v in range(self.step, max(0, self.step - 20), -1)),
             fetches_by_transport={"swarm": 2 * self.step, "web_seed": self.step // 5} if self.step else {},
+            dissemination=self.spread,
+            nodes_on_newest=len(self.names),
+            nodes_connected=len(self.names),
+            uplink_bytes_s=2.5e6 if self.step else None,
             events=self._events(),
         )
 
@@ -164,10 +170,14 @@ class ScriptedSource:
             policy_version=version,
             published_at=STARTED + STEP_S * version + 0.3,
             size_bytes=1_412_096,
+            payload_bytes=430_112 if version % 4 else 1_120_400,
+            carrier="delta" if version % 4 else "keyframe",
+            way="broadcast",
             dissemination_p50_s=0.34 + version % 5 / 20,
+            dissemination_p95_s=0.8 + version % 5 / 20,
             dissemination_max_s=0.9 + version % 7 / 10,
-            fetches_by_transport={"swarm": len(self.names)},
-            bytes_by_transport={"swarm": 1_412_096 * len(self.names)},
+            fetches_by_transport={"swarm": 0, "broadcast": len(self.names)},
+            bytes_by_transport={"pushed": 430_112, "mesh": 430_112 * len(self.names)},
         )
 
     def _events(self) -> tuple[NotableEvent, ...]:

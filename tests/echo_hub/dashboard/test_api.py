@@ -19,10 +19,11 @@ SCHEMA = {
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
         *("newest_step", "accuracy_before", "accuracy_after"),
+        *("dissemination", "nodes_on_newest", "nodes_connected", "uplink_bytes_s"),
     },
     "nodes": {
         *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),
-        *("tokens_per_s", "received", "trained", "evaluated", "dropped", "last_seen"),
+        *("tokens_per_s", "received", "trained", "evaluated", "dropped", "last_seen", "banned"),
     },
     "steps": {
         *("step", "trained_at", "num_rollouts", "num_tokens", "mean_reward", "staleness_mean", "staleness_max"),
@@ -39,7 +40,7 @@ SCHEMA = {
     },
     "versions": {
         *("policy_version", "published_at", "size_bytes", "dissemination_p50_s", "dissemination_max_s"),
-        *("fetches_by_transport", "bytes_by_transport"),
+        *("fetches_by_transport", "bytes_by_transport", "dissemination_p95_s", "payload_bytes", "carrier", "way"),
     },
     "events": {"at", "text", "warning"},
 }

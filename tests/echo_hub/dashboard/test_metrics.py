@@ -37,6 +37,12 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     assert samples["echo_heldout_pass_at_k", (("k", "4"),)] == run.evaluations[-1].pass_at[4]
     assert samples["echo_learner_importance_ratio_max", ()] == run.newest_step.ratio_max
     assert samples["echo_learner_train_seconds", ()] == run.newest_step.seconds
+    newest = run.versions[0]
+    assert samples["echo_version_payload_bytes", ()] == newest.payload_bytes
+    assert samples["echo_version_dissemination_seconds", (("quantile", "0.95"),)] == newest.dissemination_p95_s
+    assert samples["echo_version_fetched_bytes", (("source", "mesh"),)] == newest.bytes_by_transport["mesh"]
+    assert samples["echo_hub_uplink_bytes_per_second", ()] == run.uplink_bytes_s
+    assert samples["echo_nodes_on_newest_version", ()] == run.nodes_on_newest
     node = (await source.nodes())[0]
     assert samples["echo_node_tokens_per_second", (("node", node.node_id),)] == node.tokens_per_s
     assert samples["echo_node_rollouts_total", (("node", node.node_id), ("state", "trained"))] == node.trained

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from echo_hub.dashboard.model import RunState
+from echo_hub.dashboard.model import DisseminationView, RunState
 from echo_hub.dashboard.operator_page import (
     EVALUATIONS_SHOWN,
     TICKS_SHOWN,
@@ -49,6 +49,29 @@ async def test_what_is_broken_is_said_first(open_hub: Any, source: Any) -> None:
     assert "The learner &lt;b&gt;is&lt;/b&gt; down." in text
 
 
+async def test_a_version_on_its_way_is_followed(open_hub: Any, source: Any) -> None:
+    hub = await open_hub(source)
+    assert "2 of 2 nodes hold version 37." in await page(hub)
+    assert "430\u202fkB<small> of 1.41\u202fMB</small>" in await page(hub)
+    source.spread = DisseminationView(
+        policy_version=37,
+        carrier="delta",
+        way="web_seed",
+        size_bytes=9,
+        payload_bytes=3,
+        since_s=0.5,
+        num_told=3,
+        num_reached=1,
+        share_arrived=0.75,
+    )
+    source.changes.notify()
+    text = await page(hub)
+    assert "Version 37 is on its way by web seed for 0.5\u202fs: 1 of 3 nodes have it, 75.0\u202f% of the bytes" in text
+    source.spread = replace(source.spread, num_reached=3)
+    source.changes.notify()
+    assert "2 of 2 nodes hold version 37." in await page(hub)
+
+
 async def test_numbers_that_do_not_add_up_are_shown_as_such(open_hub: Any, source: Any) -> None:
     run = await source.run_view()
     broken = replace(run, accounting=replace(run.accounting, leased=run.accounting.leased + 1))
@@ -72,6 +95,17 @@ async def test_nodes_sort_by_address(open_hub: Any, make_source: Any) -> None:
     assert await order("/?sort=-name") == ["c", "b", "a"]
     assert await order("/?sort=nonsense") == await order("/")
     assert 'aria-sort="ascending"' in await page(hub, "/?sort=name")
+
+
+async def test_who_is_banned_is_shown_as_such(open_hub: Any, source: Any) -> None:
+    nodes = source.nodes
+
+    async def with_one_banned() -> Any:
+        first, second = await nodes()
+        return replace(first, connected=False, banned=True), second
+
+    source.nodes = with_one_banned
+    assert '<span class="activity away">banned</span>' in await page(await open_hub(source))
 
 
 async def test_two_hundred_nodes_are_all_there(open_hub: Any, make_source: Any) -> None:

@@ -122,6 +122,7 @@ async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, so
     await page.goto(f"{origin}/")
     curve = page.locator("#chart-reward .scatterlayer path.js-line").first
     await expect(curve).to_be_visible()
+    await expect(page.locator("#chart-spread .scatterlayer path.js-line")).to_have_count(3)
     await expect(page.locator("#link")).to_have_text("live")
     await expect(page.locator("#step")).to_have_text("37")
     drawn = await curve.get_attribute("d")
@@ -181,4 +182,5 @@ async def test_every_chart_of_the_learner_has_its_lines(browser: Any, open_hub: 
         "chart-shares": 3,
         "chart-seconds": 2,
         "chart-tokens": 1,
+        "chart-spread": 3,
     }

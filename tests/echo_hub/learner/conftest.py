@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from echo_hub.config import LearnerConfig, ObjectiveConfig, TrainingConfig
+from echo_hub.config import LearnerConfig, ObjectiveConfig, Precision, TrainingConfig
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 
 VOCABULARY = 40
@@ -51,7 +51,7 @@ def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_settings(base_dir: Path) -> Callable[..., LearnerSettings]:
     """Small settings; sections are given as dicts and go over them: make_settings(training={"steps": 2})."""
 
-    def make(**sections: dict[str, Any]) -> LearnerSettings:
+    def make(*, publish_precision: Precision = "auto", **sections: dict[str, Any]) -> LearnerSettings:
         training = {"lora_rank": 4, "lora_alpha": 8, "learning_rate": 1e-2, **sections.get("training", {})}
         learner = {"threads": 1, "device": "cpu", **sections.get("learner", {})}
         return LearnerSettings(
@@ -64,6 +64,7 @@ def make_settings(base_dir: Path) -> Callable[..., LearnerSettings]:
             training=TrainingConfig(**training),
             objective=ObjectiveConfig(**sections.get("objective", {})),
             learner=LearnerConfig(**learner),
+            publish_precision=publish_precision,
             lock_wait_s=0.2,
         )
 

@@ -267,6 +267,62 @@ def test_save_is_deterministic_and_load_gives_the_same_bits(
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
+def nearest_bfloat16(weight: torch.Tensor) -> torch.Tensor:
+    """Rounded to nearest, ties to even, by the bits of float32."""
+    bits = weight.detach().numpy().view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return torch.from_numpy(rounded.astype(np.uint32).view(np.float32))
+
+
+def test_what_is_published_is_rounded_and_what_is_trained_is_not(
+    make_settings: Callable[..., LearnerSettings], tmp_path: Path
+) -> None:
+    policy = randomised(Policy.load(make_settings(publish_precision="bfloat16")))
+    with torch.no_grad():  # Exactly between two neighbours, once above an even one and once above an odd one.
+        next(iter(policy.parameters.values())).view(-1)[:2].copy_(torch.tensor([1 + 2**-8, 1 + 3 * 2**-8]))
+    before = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
+    policy.save_adapter(tmp_path, policy.published())
+    assert {weight.dtype for weight in load_file(tmp_path / WEIGHTS_FILE).values()} == {torch.bfloat16}
+    found = policy.read_adapter(tmp_path)
+    for name, weight in before.items():
+        assert torch.equal(policy.parameters[name], weight), name
+        assert found[name].dtype == torch.float32
+        assert torch.equal(found[name], nearest_bfloat16(weight)), name
+        assert not torch.equal(found[name], weight), name
+    scaling = 8 / 4
+    for module in load_adapter(tmp_path).modules:
+        name = f"base_model.model.{module.path}.lora_"
+        np.testing.assert_array_equal(module.a, found[f"{name}A.weight"].numpy())
+        np.testing.assert_array_equal(module.b, found[f"{name}B.weight"].numpy() * scaling)
+
+
+@pytest.mark.parametrize(
+    ("publish", "precision", "expected"),
+    [
+        ("auto", "auto", torch.float32),
+        ("auto", "bfloat16", torch.bfloat16),
+        ("float32", "bfloat16", torch.float32),
+        ("bfloat16", "float32", torch.bfloat16),
+    ],
+)
+def test_published_as_computed_unless_told(
+    make_settings: Callable[..., LearnerSettings], publish: str, precision: str, expected: torch.dtype
+) -> None:
+    policy = Policy.load(make_settings(publish_precision=publish, learner={"precision": precision}))
+    assert {weight.dtype for weight in policy.published().values()} == {expected}
+
+
+def test_a_learner_that_computes_in_bfloat16_loses_nothing_by_publishing_in_it(
+    make_groups: MakeGroups, make_settings: Callable[..., LearnerSettings]
+) -> None:
+    settings = make_settings(learner={"precision": "bfloat16"})
+    policy = randomised(Policy.load(settings))
+    (batch,) = build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=10_000)
+    own = policy.logprobs(batch).detach()
+    with policy.holding(policy.published()):
+        assert torch.equal(policy.logprobs(batch), own)
+
+
 def test_holding_puts_the_own_adapter_back(policy: Policy, settings: LearnerSettings, tmp_path: Path) -> None:
     Policy.load(settings).save_adapter(tmp_path)
     before = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from echo_hub.config import HubConfig, ModelConfig
+from echo_hub.config import DisseminationConfig, HubConfig, ModelConfig
 from echo_hub.learner.settings import LearnerSettings
 
 
@@ -22,6 +22,11 @@ def test_an_unknown_setting_is_refused(settings: LearnerSettings) -> None:
 def test_a_run_names_its_base(name: str) -> None:
     settings = LearnerSettings.of_run(HubConfig(model=ModelConfig(base=name)), base_dir=Path("x"), stop_ids=(1,))
     assert settings.base_name == name
+
+
+def test_a_run_says_what_its_adapters_are_published_in() -> None:
+    config = HubConfig(dissemination=DisseminationConfig(precision="bfloat16"))
+    assert LearnerSettings.of_run(config, base_dir=Path("x"), stop_ids=(1,)).publish_precision == "bfloat16"
 
 
 def test_a_run_keeps_its_paths_to_itself(tmp_path: Path) -> None:

@@ -65,10 +65,11 @@ async def learner_in(settings: LearnerSettings, run_dir: Path) -> AsyncIterator[
         await learner.stop()
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 async def test_a_killed_learner_repeats_its_step_to_the_bit(
-    make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
+    make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path, precision: str
 ) -> None:
-    settings = make_settings(training={"steps": 100}, learner={"checkpoint_every": 2})
+    settings = make_settings(publish_precision=precision, training={"steps": 100}, learner={"checkpoint_every": 2})
     async with learner_in(settings, tmp_path) as learner:
         assert (learner.policy_version, learner.last_metrics) == (0, {})
         second: Mapping[str, float] = {}
@@ -162,6 +163,37 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
         ask(worker, "dance")
     assert worker.policy_version == 0
     assert train(1, groups)[-1]["metrics"]["updated"] == 1
+
+
+def drawn(worker: Worker, command: str, **fields: object) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+    """Tokens and log-probabilities of every rollout, to the bit."""
+    requests = [frames.pack_request(request(2, number)) for number in range(9)]
+    rollouts = [f["rollout"] for f in ask(worker, command, groups=requests, **fields) if f["kind"] == "item"]
+    return {
+        (r["group_id"], r["index"]): (r["completion_ids"].tobytes(), r["behavior_logprobs"].tobytes()) for r in rollouts
+    }
+
+
+def test_the_hub_samples_from_what_it_publishes_and_trains_on_what_it_does_not(
+    make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    samples, versions, masters = [], [], []
+    for precision in ("float32", "bfloat16"):
+        run = tmp_path / precision
+        run.mkdir()
+        settings = make_settings(publish_precision=precision).model_dump(mode="json")
+        worker = Worker.open({"settings": settings, "run_dir": str(run)})
+        for step in (1, 2):
+            groups = frames.pack_groups(make_groups(step))
+            ask(worker, "train", step=step, groups=groups, export_to=str(run / f"v{step}"))
+        samples.append(drawn(worker, "sample"))
+        assert drawn(worker, "evaluate", adapter=str(run / "v2"), greedy=False) == samples[-1]
+        ask(worker, "train", step=3, groups=frames.pack_groups(make_groups(3)), export_to=None)
+        versions.append(digest(run / "v2"))
+        masters.append(digest(checkpoint.complete(run / "checkpoints")[0].directory))
+    torch.use_deterministic_algorithms(False)
+    assert samples[0] != samples[1] and versions[0] != versions[1]
+    assert masters[0] == masters[1], "three steps on, with sampling in between, nothing has seen the rounding"
 
 
 @pytest.mark.parametrize("budget", [64, 16_384])

@@ -1,19 +1,24 @@
 """A hub's publisher, tracker and web seed on loopback, and nodes' swarm clients."""
 
 import json
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aiohttp import web
+from safetensors.numpy import save_file
 
 from echo_hub.net import artefact_routes, publisher, tracker
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
+from echo_shared import delta
+from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, open_offer, verify_files
 from echo_shared.identity import Identity
+from echo_shared.messages import ArtefactOffer, Way
+from echo_shared.sealing import unseal
 from echo_shared.swarm import Swarm, SwarmSettings
 
 SwarmOpener = Callable[..., Awaitable[Swarm]]
@@ -31,20 +36,59 @@ class Hub:
     def announce_url(self, node_number: int) -> str:
         return f"{self.url}/announce/{self.tracker.passkey(f'{node_number:020x}')}"
 
+    def offer(self, version: int, *, node_number: int = 1, keyframe: bool = False) -> ArtefactOffer:
+        """For a node on this host."""
+        return self.publisher.offer_for(
+            version,
+            node_id=f"{node_number:020x}",
+            node_ip="127.0.0.1",
+            hub_host="localhost",
+            way=Way.SWARM,
+            keyframe=keyframe,
+        )
+
+    def manifest(self, version: int, *, keyframe: bool = False) -> Manifest:
+        return open_offer(self.offer(version, keyframe=keyframe), self.identity.public_key)
+
+    def read(self, manifest: Manifest, carrier: Path, target: Path, *, parent: Path | None = None) -> None:
+        """What a member makes of a `carrier`; raises unless it is what was signed."""
+        (key,) = (known.key for known in self.publisher.run_keys() if known.key_id == manifest.key_id)
+        if manifest.carrier == "files":
+            for file in manifest.files:
+                unseal(carrier / (file.path + SEALED_SUFFIX), target / file.path, key)
+        else:
+            payload = target.with_name(f"{target.name}.payload")
+            unseal(carrier / PAYLOAD_NAME, payload, key)
+            delta.decode(payload, target, parent=parent, max_bytes=manifest.total_bytes)
+        verify_files(manifest, target)
+
 
 @pytest.fixture
 def make_adapter(tmp_path: Path) -> Callable[[int], Path]:
-    """What the learner leaves for this version."""
+    """What the learner leaves for this version; neighbours differ by little."""
 
     def write(version: int) -> Path:
         directory = tmp_path / "learner" / str(version)
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=True)
         (directory / "adapter_config.json").write_text(json.dumps({"r": 16, "lora_alpha": 32}))
-        (directory / "adapter_model.safetensors").write_bytes(random.Random(version).randbytes(1_000_000))
+        start, moved = (np.random.default_rng(seed).standard_normal((500, 500), np.float32) for seed in (0, version))
+        save_file({"lora": start + np.float32(1e-5) * moved}, directory / "adapter_model.safetensors")
         (directory / "optimizer.pt").write_bytes(b"not for the nodes")
         return directory
 
     return write
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A base model, and what does not belong to it."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (directory / name).write_bytes(name.encode() * 1_000)
+    for name in ("README.md", "pytorch_model.bin", "training_args.bin"):
+        (directory / name).write_bytes(b"not needed")
+    return directory
 
 
 @pytest.fixture
@@ -79,7 +123,7 @@ async def open_hub(
         await published.reopen()
         app = web.Application()
         app.router.add_routes(tracker.routes(trk))
-        app.router.add_routes(artefact_routes.routes(published))
+        app.router.add_routes(artefact_routes.routes(published, trk))
         runner = web.AppRunner(app)
         runners.append(runner)
         await runner.setup()

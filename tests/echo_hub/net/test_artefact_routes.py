@@ -4,13 +4,14 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from echo_shared.artefacts import open_offer, verify_files
+MEMBER, BANNED = 1, 2
 
 
 @pytest.fixture
 async def published(hub, make_adapter):
-    offer = await hub.publisher.publish_policy(1, make_adapter(1))
-    return open_offer(offer, hub.identity.public_key)
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    hub.tracker.bar({f"{BANNED:020x}"})
+    return hub.publisher.carrier(1)
 
 
 async def get(url: str, *, method: str = "GET", **headers: str) -> tuple[int, bytes, "aiohttp.typedefs.LooseHeaders"]:
@@ -21,9 +22,14 @@ async def get(url: str, *, method: str = "GET", **headers: str) -> tuple[int, by
         return answer.status, await answer.read(), answer.headers
 
 
-async def test_serves_whole_files_and_ranges(hub, published, make_adapter) -> None:
-    url = f"{hub.url}/artefacts/{published.name}/adapter_model.safetensors"
-    whole = (make_adapter(2).parent / "1" / "adapter_model.safetensors").read_bytes()
+def seed_url(hub, node_number: int = MEMBER) -> str:
+    """Where this node is told to look; ends in a slash."""
+    return hub.url + hub.offer(1, node_number=node_number).web_seed_path
+
+
+async def test_serves_whole_files_and_ranges(hub, published) -> None:
+    url = f"{seed_url(hub)}{published.directory.name}/payload.sealed"
+    whole = (published.directory / "payload.sealed").read_bytes()
     assert (await get(url))[:2] == (200, whole)
     status, body, headers = await get(url, Range="bytes=500-1499")
     assert (status, body) == (206, whole[500:1500])
@@ -37,41 +43,60 @@ async def test_serves_whole_files_and_ranges(hub, published, make_adapter) -> No
 @pytest.mark.parametrize(
     "path",
     [
-        "{name}/optimizer.pt",
-        "{name}/../{name}.manifest.json",
-        "{name}/%2e%2e/{name}.manifest.json",
-        "{name}/..%2f..%2fhub.key",
-        "{name}/..%5c..%5chub.key",
-        "{name}/%2fetc%2fpasswd",
-        "{name}//etc/passwd",
-        "{name}/./adapter_config.json",
-        "{name}/adapter_config.json%00",
-        "{name}/",
-        "{name}",
-        "{name}.torrent",
+        "{name}.k/adapter_config.json",
+        "{name}/adapter_config.json",
+        "{name}.k/optimizer.pt",
+        "{name}.k/../{name}.k.manifest.json",
+        "{name}.k/%2e%2e/{name}.k.manifest.json",
+        "{name}.k/..%2f..%2fhub.key",
+        "{name}.k/..%2f..%2frun_keys.json",
+        "{name}.k/..%5c..%5chub.key",
+        "{name}.k/%2fetc%2fpasswd",
+        "{name}.k//etc/passwd",
+        "{name}.k/./payload.sealed",
+        "{name}.k/payload.sealed%00",
+        "{name}.k/",
+        "{name}.k",
+        "{name}.k.torrent",
         "../hub.key",
         "%2e%2e/hub.key",
         "..%2fhub.key",
-        "no-such-artefact/adapter_config.json",
+        "no-such-artefact/payload.sealed",
         "",
     ],
 )
 async def test_serves_nothing_else(hub, published, path: str) -> None:
-    status, body, _ = await get(f"{hub.url}/artefacts/{path.format(name=published.name)}")
-    assert status == 404
-    assert b"PRIVATE KEY" not in body
+    status, body, _ = await get(seed_url(hub) + path.format(name=published.manifest.name))
+    assert status in (403, 404)  # A path that climbs out has another passkey's place.
+    assert b"PRIVATE KEY" not in body and b"keys" not in body
+
+
+async def test_only_members_are_served(hub, published) -> None:
+    file = f"{published.directory.name}/payload.sealed"
+    passkey = hub.tracker.passkey(f"{MEMBER:020x}")
+    for wrong in ("x", "0" * len(passkey), passkey[:-1], passkey + "0", f"{3:020x}{passkey[20:]}", "%00", "%c3%a9%ff"):
+        status, body, _ = await get(f"{hub.url}/artefacts/{wrong}/{file}")
+        assert (status, b"passkey is not known" in body) == (403, True), wrong
+    assert (await get(f"{hub.url}/artefacts/{file}"))[0] in (403, 404)
+
+
+async def test_a_banned_node_is_refused_until_it_is_let_in_again(hub, published) -> None:
+    url = f"{seed_url(hub, BANNED)}{published.directory.name}/payload.sealed"
+    status, body, _ = await get(url)
+    assert (status, b"banned" in body) == (403, True)
+    hub.tracker.bar(())
+    assert (await get(url))[0] == 200
 
 
 async def test_does_not_serve_what_is_only_half_published(hub, published) -> None:
-    half = hub.run_dir / "artefacts" / "tiny-run-v000002"
+    half = hub.run_dir / "artefacts" / "tiny-run-v000002.k"
     half.mkdir()
-    (half / "adapter_config.json").write_text("{}")
-    assert (await get(f"{hub.url}/artefacts/tiny-run-v000002/adapter_config.json"))[0] == 404
+    (half / "payload.sealed").write_text("{}")
+    assert (await get(f"{seed_url(hub)}tiny-run-v000002.k/payload.sealed"))[0] == 404
 
 
 async def test_a_node_behind_any_nat_fetches_over_it(hub, published, open_swarm, tmp_path) -> None:
-    offer = hub.publisher.offer(1)
     node = await open_swarm(web_seed_after_s=0)
-    stats = await node.fetch(offer.torrent, tmp_path / "node", web_seed_url=hub.url + offer.web_seed_path)
-    verify_files(published, tmp_path / "node" / published.name)
+    stats = await node.fetch(published.torrent, tmp_path / "node", web_seed_url=seed_url(hub))
+    hub.read(published.manifest, tmp_path / "node" / published.directory.name, tmp_path / "read")
     assert (stats.swarm_bytes, stats.web_seed_bytes) == (0, published.total_bytes)

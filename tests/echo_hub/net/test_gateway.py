@@ -20,7 +20,7 @@ from echo_hub.config import ServerConfig
 from echo_hub.net import gateway as gateway_module
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_hub.net.server import Server
-from echo_shared.errors import StorageError
+from echo_shared.errors import RefusedError, StorageError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     MAX_FRAME_BYTES,
@@ -60,6 +60,8 @@ class Book:
         self.joined: list[NodeInfo] = []
         self.said: list[tuple[str, FromNode]] = []
         self.left: list[str] = []
+        self.refusal: RefusedError | None = None
+        """Raised at nodes that want to join."""
         self.failure: Exception | None = None
         """Raised at what nodes say."""
         self.may_join = asyncio.Event()
@@ -67,6 +69,8 @@ class Book:
         self._news = asyncio.Condition()
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
+        if self.refusal is not None:
+            raise self.refusal
         await self._write_down(self.joined, node)
         await self.may_join.wait()
         return Welcome(
@@ -78,6 +82,7 @@ class Book:
             policy_version=0,
             tracker_path="/announce/x",
             heartbeat_s=1.0,
+            run_keys=(),
         )
 
     async def node_said(self, node_id: str, message: FromNode) -> None:
@@ -162,8 +167,8 @@ async def make_hub() -> AsyncIterator[MakeHub]:
         async def make(**settings: Any) -> Hub:
             config = ServerConfig.model_validate({"port": 0, "heartbeat_s": 60.0, **settings})
             identity, book = Identity.generate(), Book()
-            gateway = Gateway(me=identity, settings=config, inbox=book)
-            server = Server(config, gateway.routes())
+            gateway = Gateway(me=identity, settings=config)
+            server = Server(config, gateway.routes(book))
             await server.open()
             stack.push_async_callback(server.close)
 
@@ -197,6 +202,7 @@ async def test_a_node_joins_and_the_hub_knows_who_it_is(hub: Hub) -> None:
             host="127.0.0.1",
             hub_host="127.0.0.1",
             swarm_port=6881,
+            mesh_port=0,
         )
     ]
     assert hub.gateway.connected() == {node.me.node_id}
@@ -342,6 +348,26 @@ async def test_a_node_that_connects_again_replaces_its_old_connection(hub: Hub) 
     assert await new.hear() == revoked(1)
     await new.say(status(2))
     await hub.book.until(lambda: hub.book.said == [(new.me.node_id, status(2))])
+
+
+async def test_a_node_that_is_dismissed_hears_why_and_the_others_stay(hub: Hub) -> None:
+    bad, good = await hub.node(), await hub.node()
+    hub.gateway.dismiss(bad.me.node_id, RefusalCode.BANNED, "Banned.")
+    hub.gateway.dismiss("nobody", RefusalCode.BANNED, "Banned.")
+    assert not hub.gateway.send(bad.me.node_id, revoked(1)), "nothing follows the last word"
+    refused = await bad.refusal()
+    assert (refused.code, refused.what) == (RefusalCode.BANNED, "Banned.")
+    await hub.book.until(lambda: hub.book.left == [bad.me.node_id])
+    assert hub.gateway.connected() == {good.me.node_id}
+
+
+async def test_a_node_that_may_not_join_hears_why_instead_of_a_welcome(hub: Hub) -> None:
+    hub.book.refusal = RefusedError("Banned.", do="Ask.", code=RefusalCode.BANNED)
+    node = await hub.connect()
+    await node.knock()
+    refused = await node.refusal()
+    assert (refused.code, refused.what, refused.do) == (RefusalCode.BANNED, "Banned.", "Ask.")
+    assert (hub.book.joined, hub.book.left) == ([], [])
 
 
 async def test_of_two_connections_at_once_one_stays(hub: Hub) -> None:

@@ -36,6 +36,8 @@ def write(version: int, directory: Path) -> Manifest:
         run_id="r",
         name="r",
         policy_version=version,
+        carrier="keyframe",
+        key_id=0,
         info_hash="ab" * 20,
         files=describe_files(directory),
     )

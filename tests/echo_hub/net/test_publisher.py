@@ -1,29 +1,20 @@
 """Publishing into real swarms, and opening the run again after a stop at any point."""
 
 import asyncio
-import json
+import random
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
-from echo_shared import shared_memory
+from echo_shared import delta, shared_memory
 from echo_shared.artefacts import open_offer, verify_files
-from echo_shared.errors import ConfigError, StorageError, SwarmError
-from echo_shared.messages import ArtefactOffer
-
-
-@pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    directory = tmp_path / "model"
-    directory.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (directory / name).write_bytes(name.encode() * 1_000)
-    for name in ("README.md", "pytorch_model.bin", "training_args.bin"):
-        (directory / name).write_bytes(b"not needed")
-    return directory
+from echo_shared.errors import ConfigError, SwarmError
+from echo_shared.messages import Way
+from echo_shared.sealing import CHUNK_BYTES
 
 
 def tree(directory: Path) -> dict[str, bytes]:
@@ -39,7 +30,7 @@ async def test_two_nodes_fetch_a_version_from_its_offer_and_then_serve_a_third(
     swarms = [await open_swarm() for _ in range(3)]
 
     async def fetch(number: int):
-        offer = hub.publisher.offer_for(1, node_ip="127.0.0.1", hub_host="localhost")
+        offer = hub.offer(1, node_number=number)
         manifest = open_offer(offer, hub.identity.public_key)
         stats = await swarms[number].fetch(
             offer.torrent,
@@ -48,15 +39,14 @@ async def test_two_nodes_fetch_a_version_from_its_offer_and_then_serve_a_third(
             tracker_urls=[hub.announce_url(number)],
             web_seed_url=hub.url + offer.web_seed_path,
         )
-        verify_files(manifest, tmp_path / str(number) / manifest.name)
+        hub.read(manifest, tmp_path / str(number) / manifest.carrier_name, tmp_path / f"read{number}")
         return offer, manifest, stats
 
     (offer, manifest, stats), _ = await asyncio.gather(fetch(0), fetch(1))
     assert offer.peers == (("localhost", hub.swarm.port),)
-    assert manifest.policy_version == 1
-    assert manifest.parent == 0
+    assert (manifest.policy_version, manifest.parent, manifest.carrier) == (1, 0, "keyframe")
     assert {file.path for file in manifest.files} == {"adapter_config.json", "adapter_model.safetensors"}
-    assert stats.swarm_bytes >= manifest.total_bytes
+    assert stats.swarm_bytes >= hub.publisher.carrier(1).total_bytes
 
     await hub.swarm.close()
     offer, _, stats = await fetch(2)
@@ -64,209 +54,258 @@ async def test_two_nodes_fetch_a_version_from_its_offer_and_then_serve_a_third(
     assert stats.web_seed_bytes == 0
 
 
+async def test_a_version_travels_as_a_delta_where_that_is_smaller(hub, make_adapter, tmp_path) -> None:
+    publish = hub.publisher.publish_policy
+    await publish(1, make_adapter(1))
+    await publish(2, make_adapter(2), delta_parent=1)
+    offer, manifest, carrier = hub.offer(2), hub.manifest(2), hub.publisher.carrier(2)
+    assert (manifest.carrier, manifest.delta_parent, offer.delta_parent) == ("delta", 1, 1)
+    assert carrier.directory.name == manifest.carrier_name == "tiny-run-v000002.d1"
+    assert carrier.total_bytes < hub.publisher.carrier(1).total_bytes
+    assert not (hub.run_dir / "artefacts" / "tiny-run-v000002.k").exists()
+    hub.read(manifest, carrier.directory, tmp_path / "read", parent=tmp_path / "learner" / "1")
+    assert tree(tmp_path / "read") == {
+        name: data for name, data in tree(make_adapter(2)).items() if name != "optimizer.pt"
+    }
+
+    shutil.copytree(make_adapter(3), tmp_path / "other")
+    (tmp_path / "other" / "adapter_model.safetensors").write_bytes(random.Random(1).randbytes(100_000))
+    await publish(4, tmp_path / "other", delta_parent=2)
+    assert (hub.manifest(4).carrier, hub.offer(4).delta_parent) == ("keyframe", None)
+
+
+@pytest.mark.parametrize("parent", ["never published", "the base", "its files are gone", "its files have changed"])
+async def test_without_the_parents_files_it_is_a_keyframe(hub, make_adapter, model_dir, parent) -> None:
+    await hub.publisher.publish_base(model_dir)
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    files = hub.run_dir / "artefacts" / "tiny-run-v000001"
+    if parent == "its files are gone":
+        shutil.rmtree(files)
+    if parent == "its files have changed":
+        (files / "adapter_config.json").write_text("{}")
+    number = {"never published": 7, "the base": 0}.get(parent, 1)
+    await hub.publisher.publish_policy(2, make_adapter(2), delta_parent=number)
+    assert hub.manifest(2).carrier == "keyframe"
+
+
+async def test_the_keyframe_of_a_delta_is_made_once_when_it_is_wanted(hub, make_adapter, tmp_path) -> None:
+    publisher = hub.publisher
+    await publisher.publish_policy(1, make_adapter(1))
+    await publisher.publish_policy(2, make_adapter(2), delta_parent=1)
+    as_published = publisher.carrier(2)
+    with pytest.raises(SwarmError, match="as a keyframe"):
+        publisher.carrier(2, keyframe=True)
+    await asyncio.gather(*(publisher.publish_keyframe(2) for _ in range(3)))
+    keyframe = publisher.carrier(2, keyframe=True)
+    assert publisher.carrier(2) == as_published
+    assert publisher.info_hashes(2) == (as_published.info_hash, keyframe.info_hash)
+    assert publisher.knows(keyframe.info_hash, 2) and publisher.knows(as_published.info_hash, 2)
+    manifest = hub.manifest(2, keyframe=True)
+    assert manifest == keyframe.manifest
+    assert (manifest.carrier, manifest.delta_parent) == ("keyframe", None)
+    assert manifest.content == as_published.manifest.content
+    hub.read(manifest, keyframe.directory, tmp_path / "read")
+
+    before = publisher.carrier(1)
+    await publisher.publish_keyframe(1)
+    assert publisher.carrier(1, keyframe=True) == publisher.carrier(1) == before
+    with pytest.raises(SwarmError, match="not published"):
+        await publisher.publish_keyframe(9)
+
+
+async def test_who_has_the_carrier_but_no_key_can_read_nothing_in_it(
+    hub, make_adapter, model_dir, open_swarm, tmp_path
+) -> None:
+    await hub.publisher.publish_base(model_dir)
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    stranger = await open_swarm()
+    delta.encode(hub.run_dir / "artefacts" / hub.manifest(1).name, tmp_path / "payload")
+    secrets = {
+        0: [*tree(model_dir).values()],
+        1: [*tree(make_adapter(1)).values(), (tmp_path / "payload").read_bytes()],
+    }
+    for version, contents in secrets.items():
+        carrier = hub.publisher.carrier(version)  # A stranger who got hold of torrent and address, and has no passkey.
+        await stranger.fetch(carrier.torrent, tmp_path / "stranger", peers=[("127.0.0.1", hub.swarm.port)])
+        fetched = b"".join(tree(tmp_path / "stranger" / carrier.directory.name).values())
+        assert len(fetched) == carrier.total_bytes
+        for content in contents:
+            step = max(1, len(content) // 50)
+            assert not any(content[at : at + 8] in fetched for at in range(0, len(content) - 8, step))
+
+
 @pytest.mark.skipif(not shared_memory.AVAILABLE, reason="this system or Python has no such memory")
 async def test_a_node_on_this_host_is_offered_new_versions_in_memory(hub, make_adapter, model_dir, tmp_path) -> None:
-    def offer_to(ip: str, version: int) -> ArtefactOffer:
-        return hub.publisher.offer_for(version, node_ip=ip, hub_host="localhost")
-
     await hub.publisher.publish_base(model_dir)
-    assert offer_to("127.0.0.1", 0).shared_memory is None
+    assert hub.offer(0).shared_memory is None
     await hub.publisher.publish_policy(1, make_adapter(1))
-    offer = offer_to("127.0.0.1", 1)
-    manifest = open_offer(offer, hub.identity.public_key)
+    await hub.publisher.publish_policy(2, make_adapter(2), delta_parent=1)
+    offer, manifest = hub.offer(2), hub.manifest(2)
     assert offer.shared_memory is not None
     shared_memory.read(offer.shared_memory, manifest, tmp_path / "node")
     verify_files(manifest, tmp_path / "node")
-    assert offer_to("192.0.2.1", 1).shared_memory is None
+    elsewhere = hub.publisher.offer_for(2, node_id="a", node_ip="192.0.2.1", hub_host="hub", way=Way.INLINE)
+    assert elsewhere.shared_memory is None
+    assert elsewhere.way is Way.INLINE
 
 
-async def test_the_base_has_what_loading_takes_and_nothing_else(hub, model_dir) -> None:
-    offer = await hub.publisher.publish_base(model_dir)
-    manifest = open_offer(offer, hub.identity.public_key)
-    assert (manifest.kind, manifest.policy_version, manifest.parent) == ("base", 0, None)
-    assert [file.path for file in manifest.files] == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
+async def test_a_base_is_published_once_and_can_be_read_without_its_model_directory(hub, model_dir, tmp_path) -> None:
+    content = tree(model_dir)
+    await hub.publisher.publish_base(model_dir)
+    offer, manifest = hub.offer(0), hub.manifest(0)
+    assert (manifest.kind, manifest.policy_version, manifest.parent, manifest.source) == ("base", 0, None, None)
     shutil.rmtree(model_dir)
-    verify_files(manifest, hub.run_dir / "artefacts" / manifest.name)
-    assert await hub.publisher.publish_base(model_dir) == offer
+    await hub.publisher.publish_base(model_dir)
+    assert hub.offer(0) == offer
+    hub.read(manifest, hub.publisher.carrier(0).directory, tmp_path / "read")
+    assert tree(tmp_path / "read") == {file.path: content[file.path] for file in manifest.files}
 
 
-async def test_a_base_in_shards_follows_its_index(hub, model_dir) -> None:
-    for name in ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"):
-        (model_dir / name).write_bytes(name.encode() * 10)
-    index = model_dir / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
-    manifest = open_offer(await hub.publisher.publish_base(model_dir), hub.identity.public_key)
-    weights = {file.path for file in manifest.files if "safetensors" in file.path}
-    assert weights == {"model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json"}
+async def test_a_base_that_the_model_hub_has_as_well_says_so(open_hub, model_dir) -> None:
+    hub, source = await open_hub(), f"owner/name@{'0a' * 20}"
+    await hub.publisher.publish_base(model_dir)
+    before = hub.publisher.carrier(0)
+    await hub.publisher.publish_base(model_dir, source=source)
+    assert hub.manifest(0).source == source
+    await hub.swarm.close()
+    again = await open_hub()
+    assert again.manifest(0) == hub.manifest(0)
+    await again.publisher.publish_base(model_dir)
+    assert again.publisher.carrier(0) == before
 
 
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
-async def test_an_incomplete_base_is_a_config_error(hub, model_dir, missing) -> None:
-    (model_dir / missing).unlink()
-    with pytest.raises(ConfigError, match="not complete") as caught:
-        await hub.publisher.publish_base(model_dir)
-    assert missing in str(caught.value)
+async def test_an_incomplete_base_is_a_config_error(hub, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="not complete"):
+        await hub.publisher.publish_base(tmp_path)
+    assert not hub.publisher.has(0)
 
 
-@pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[]"])
-async def test_a_broken_index_is_a_config_error(hub, model_dir, index) -> None:
-    (model_dir / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(ConfigError, match="index"):
-        await hub.publisher.publish_base(model_dir)
-
-
-async def test_a_missing_adapter_is_a_storage_error(hub, tmp_path) -> None:
-    with pytest.raises(StorageError, match="cannot be published"):
-        await hub.publisher.publish_policy(1, tmp_path / "nowhere")
-    with pytest.raises(SwarmError, match="not published"):
-        hub.publisher.offer(1)
-
-
-async def test_the_learner_may_write_its_file_again(hub, make_adapter) -> None:
+async def test_the_learner_may_write_its_file_again(hub, make_adapter, tmp_path) -> None:
     adapter = make_adapter(1)
-    offer = await hub.publisher.publish_policy(1, adapter)
+    await hub.publisher.publish_policy(1, adapter)
+    offer = hub.offer(1)
     with (adapter / "adapter_model.safetensors").open("r+b") as file:
         file.write(bytes(1_000))
-    manifest = open_offer(offer, hub.identity.public_key)
-    verify_files(manifest, hub.run_dir / "artefacts" / manifest.name)
-    assert await hub.publisher.publish_policy(1, adapter) == offer
+    await hub.publisher.publish_policy(1, adapter)
+    assert hub.offer(1) == offer
+    await hub.publisher.publish_policy(2, make_adapter(2), delta_parent=1)
+    hub.read(hub.manifest(1), hub.publisher.carrier(1).directory, tmp_path / "one")
+    hub.read(hub.manifest(2), hub.publisher.carrier(2).directory, tmp_path / "two", parent=tmp_path / "one")
 
 
 async def test_a_restart_seeds_the_same_artefacts_with_the_same_signatures(
     open_hub, model_dir, make_adapter, open_swarm, tmp_path
 ) -> None:
     hub = await open_hub()
-    offers = [await hub.publisher.publish_base(model_dir), await hub.publisher.publish_policy(1, make_adapter(1))]
-    before = tree(hub.run_dir / "artefacts")
+    await hub.publisher.publish_base(model_dir)
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    await hub.publisher.publish_policy(2, make_adapter(2), delta_parent=1)
+    await hub.publisher.publish_keyframe(2)
+
+    def told(which) -> list[bytes]:
+        offers = [*map(which.offer, (0, 1, 2)), which.offer(2, keyframe=True)]
+        return [part for offer in offers for part in (offer.manifest, offer.signature, offer.torrent)]
+
+    before, keys, files = told(hub), hub.publisher.run_keys(), tree(hub.run_dir)
     await hub.swarm.close()
 
     again = await open_hub()
-    assert [again.publisher.offer(version) for version in (0, 1)] == offers
-    assert tree(again.run_dir / "artefacts") == before
+    assert told(again) == before
+    assert again.manifest(2).carrier == "delta"
+    assert again.publisher.run_keys() == keys
+    assert tree(again.run_dir) == files
     node = await open_swarm()
-    offer = again.publisher.offer_for(1, node_ip="127.0.0.1", hub_host="127.0.0.1")
+    offer = again.offer(1)
     await node.fetch(offer.torrent, tmp_path / "node", peers=offer.peers, tracker_urls=[again.announce_url(1)])
 
 
-@pytest.mark.parametrize("stopped_after", ["copying", "renaming", "torrent", "manifest in part"])
-async def test_what_was_half_published_is_cleared_away_and_done_again(open_hub, make_adapter, stopped_after) -> None:
+async def test_barring_a_node_seals_what_follows_with_a_key_it_does_not_have(open_hub, make_adapter) -> None:
     hub = await open_hub()
-    offer = await hub.publisher.publish_policy(1, make_adapter(1))
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    (first,) = hub.publisher.run_keys()
+    assert hub.publisher.bar({f"{3:020x}"})
+    assert not hub.publisher.bar([f"{3:020x}"])
+    _, second = hub.publisher.run_keys()
+    assert second.key_id > first.key_id and second.key != first.key
+    await hub.publisher.publish_policy(2, make_adapter(2), delta_parent=1)
+    assert [hub.manifest(version).key_id for version in (1, 2)] == [first.key_id, second.key_id]
+    await hub.publisher.publish_keyframe(2)
+    assert hub.manifest(2, keyframe=True).key_id == second.key_id
     await hub.swarm.close()
-    artefacts = hub.run_dir / "artefacts"
-    whole = tree(artefacts)
-    (directory,) = (path for path in artefacts.iterdir() if path.is_dir())
-    manifest, torrent = (artefacts / f"{directory.name}{suffix}" for suffix in (".manifest.json", ".torrent"))
-    if stopped_after == "manifest in part":
-        manifest.write_bytes(manifest.read_bytes()[:-10])
-    else:
-        manifest.unlink()
-    if stopped_after in ("copying", "renaming"):
-        torrent.unlink()
-    if stopped_after == "copying":
-        directory.rename(directory.with_name(directory.name + ".tmp"))
-    (artefacts / "the owner's notes").touch()
 
-    again = await open_hub()
-    assert tree(artefacts) == {"the owner's notes": b""}
-    with pytest.raises(SwarmError, match="not published"):
-        again.publisher.offer(1)
-    assert await again.publisher.publish_policy(1, hub.run_dir.parent / "learner" / "1") == offer
-    assert tree(artefacts) == {**whole, "the owner's notes": b""}
+    again = await open_hub(kept_versions=1)
+    assert again.publisher.run_keys() == (second,), "nothing is left that the first one opens"
+    assert again.publisher.bar({f"{3:020x}", "barred while the hub was down"})
+    assert [key.key_id for key in again.publisher.run_keys()] == [second.key_id, second.key_id + 1]
 
 
-@pytest.mark.parametrize("damage", ["missing file", "short file", "missing torrent", "other torrent"])
-async def test_a_damaged_artefact_is_not_seeded_again(open_hub, make_adapter, damage, tmp_path) -> None:
+async def test_who_is_barred_while_a_version_is_sealed_cannot_read_it(hub, make_adapter, tmp_path) -> None:
+    (before,) = hub.publisher.run_keys()
+    publishing = asyncio.create_task(hub.publisher.publish_policy(1, make_adapter(1)))
+    await asyncio.sleep(0)  # It works in a thread now, with the key as it was.
+    assert hub.publisher.bar({"a"})
+    await publishing
+    (after,) = hub.publisher.run_keys()
+    assert hub.manifest(1).key_id == after.key_id > before.key_id
+    hub.read(hub.manifest(1), hub.publisher.carrier(1).directory, tmp_path / "read")
+
+
+async def test_what_is_sealed_with_lost_keys_is_published_anew(open_hub, model_dir, make_adapter, caplog) -> None:
     hub = await open_hub()
-    offer = await hub.publisher.publish_policy(1, make_adapter(1))
-    await hub.publisher.publish_policy(2, make_adapter(2))
+    await hub.publisher.publish_base(model_dir)
+    await hub.publisher.publish_policy(1, make_adapter(1))
     await hub.swarm.close()
-    directory = hub.run_dir / "artefacts" / "tiny-run-v000001"
-    torrent = directory.with_name(f"{directory.name}.torrent")
-    match damage:
-        case "missing file":
-            (directory / "adapter_config.json").unlink()
-        case "short file":
-            (directory / "adapter_config.json").write_text("{")
-        case "missing torrent":
-            torrent.unlink()
-        case "other torrent":
-            shutil.copy(directory.with_name("tiny-run-v000002.torrent"), torrent)
+    (hub.run_dir / "run_keys.json").unlink()
     again = await open_hub()
-    assert again.publisher.offer(2)
-    assert not directory.exists()
-    with pytest.raises(SwarmError):
-        again.publisher.offer(1)
-    assert await again.publisher.publish_policy(1, tmp_path / "learner" / "1") == offer, "and can be published again"
-    await again.swarm.close()
-    assert (await open_hub()).publisher.offer(1) == offer
+    assert "sealed with a key that is lost" in caplog.text
+    assert not again.publisher.has(0) and not again.publisher.has(1)
+    await again.publisher.publish_policy(1, make_adapter(1))
+    again.read(again.manifest(1), again.publisher.carrier(1).directory, hub.run_dir.parent / "read")
 
 
 async def test_it_knows_what_it_has_published(open_hub, make_adapter, model_dir) -> None:
     hub = await open_hub(kept_versions=1)
-    offers = [
-        await hub.publisher.publish_base(model_dir),
-        await hub.publisher.publish_policy(1, make_adapter(1)),
-        await hub.publisher.publish_policy(2, make_adapter(2)),
-    ]
-    hashes = [bytes.fromhex(open_offer(offer, hub.identity.public_key).info_hash) for offer in offers]
-    assert hub.publisher.knows(hashes[0], None)
-    assert hub.publisher.knows(hashes[2], 2)
-    others = [(hashes[0], 0), (hashes[0], 2), (hashes[2], None), (hashes[1], 1), (hashes[2], 3), (bytes(20), 2)]
-    assert not any(hub.publisher.knows(*other) for other in others)
-
-
-async def test_what_cannot_be_deleted_goes_at_the_next_start(open_hub, make_adapter, monkeypatch, caplog) -> None:
-    def busy(path: Path, *, ignore_errors: bool = False, missing_ok: bool = False) -> None:
-        if not ignore_errors:
-            raise PermissionError(f"{path} is being served")
-
-    hub = await open_hub(kept_versions=1)
-    await hub.publisher.publish_policy(1, make_adapter(1))
-    await hub.publisher.publish_policy(2, make_adapter(2))
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", busy)
-        await hub.publisher.publish_policy(3, make_adapter(3))
-        patch.setattr(shutil, "rmtree", busy)
-        await hub.publisher.publish_policy(4, make_adapter(4))
-        await hub.swarm.close()
-        again = await open_hub(kept_versions=1)
-    assert "is being served" in caplog.text
-    artefacts = hub.run_dir / "artefacts"
-    assert (artefacts / "tiny-run-v000003.manifest.json").exists()
-    assert again.publisher.offer(4)
-    await again.swarm.close()
-    last = await open_hub(kept_versions=1)
-    assert {path.name.partition(".")[0] for path in artefacts.iterdir()} == {"tiny-run-v000004"}
-    assert last.publisher.offer(4)
+    publisher = hub.publisher
+    await publisher.publish_base(model_dir)
+    await publisher.publish_policy(1, make_adapter(1))
+    first = publisher.carrier(1).info_hash
+    await publisher.publish_policy(2, make_adapter(2))
+    base, second = publisher.carrier(0).info_hash, publisher.carrier(2).info_hash
+    assert publisher.knows(base, None)
+    assert publisher.knows(second, 2)
+    others = [(base, 0), (base, 2), (second, None), (first, 1), (second, 3), (bytes(20), 2)]
+    assert not any(publisher.knows(*other) for other in others)
+    assert publisher.published() == (2,)
+    assert publisher.info_hashes(1) == ()
+    with pytest.raises(ValueError, match="0 is the base"):
+        await publisher.publish_policy(0, make_adapter(1))
 
 
 async def test_only_the_newest_versions_are_kept_in_the_swarm(open_hub, make_adapter, model_dir) -> None:
     hub = await open_hub(kept_versions=2)
-    base = await hub.publisher.publish_base(model_dir)
-    offers = [await hub.publisher.publish_policy(version, make_adapter(version)) for version in (1, 2, 3, 4)]
-    hashes = [bytes.fromhex(open_offer(offer, hub.identity.public_key).info_hash) for offer in (base, *offers)]
-    assert set(await hub.swarm.stats()) == {hashes[0], hashes[3], hashes[4]}
+    publisher, artefacts = hub.publisher, hub.run_dir / "artefacts"
+    await publisher.publish_base(model_dir)
+    for version in (1, 2, 3, 4):
+        await publisher.publish_policy(version, make_adapter(version), delta_parent=version - 1)
+        await publisher.publish_keyframe(version)
+    kept = {info_hash for version in (0, 3, 4) for info_hash in publisher.info_hashes(version)}
+    assert len(kept) == 5
+    assert set(await hub.swarm.stats()) == kept
     with pytest.raises(SwarmError, match="published: 0, 3, 4"):
-        hub.publisher.offer(2)
-    assert hub.publisher.file("tiny-run-v000002", "adapter_config.json") is None
-    kept = {path.name for path in (hub.run_dir / "artefacts").iterdir()}
-    assert {name.partition(".")[0] for name in kept} == {"tiny-run-base", "tiny-run-v000003", "tiny-run-v000004"}
+        publisher.carrier(2)
+    assert publisher.file("tiny-run-v000002.k", "payload.sealed") is None
+    names = {path.name for path in artefacts.iterdir()}
+    assert {name.partition(".")[0] for name in names} == {"tiny-run-base", "tiny-run-v000003", "tiny-run-v000004"}
     await hub.swarm.close()
 
     again = await open_hub(kept_versions=2)
-    assert set(await again.swarm.stats()) == {hashes[0], hashes[3], hashes[4]}
-    assert {path.name for path in (again.run_dir / "artefacts").iterdir()} == kept
+    assert set(await again.swarm.stats()) == kept
+    assert {path.name for path in artefacts.iterdir()} == names
 
     await again.swarm.close()
     fewer = await open_hub(kept_versions=1)
-    assert set(await fewer.swarm.stats()) == {hashes[0], hashes[4]}
-    assert not (fewer.run_dir / "artefacts" / "tiny-run-v000003").exists()
+    assert fewer.publisher.published() == (4,)
+    assert not list(artefacts.glob("tiny-run-v000003*"))
 
 
 async def test_the_version_that_is_evaluated_stays_however_old_it_is(open_hub, make_adapter) -> None:
@@ -276,13 +315,37 @@ async def test_the_version_that_is_evaluated_stays_however_old_it_is(open_hub, m
     for version in (1, 2, 3, 4):
         await publish(version, adapters[version])
     hub.publisher.keep(1)
-    both = await asyncio.gather(publish(1, adapters[1]), publish(1, adapters[1]))
-    assert both[0] == both[1]
+    await asyncio.gather(publish(1, adapters[1]), publish(1, adapters[1]))
+    assert len(hub.publisher.info_hashes(1)) == 1
     await publish(5, adapters[5])
-    assert [version for version in range(6) if hub.publisher.has(version)] == [1, 4, 5]
+    assert hub.publisher.published() == (1, 4, 5)
     hub.publisher.keep(4)
     await publish(6, adapters[6])
     assert [version for version in range(7) if hub.publisher.has(version)] == [4, 5, 6]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of file size there")
+async def test_on_a_full_disk_nothing_is_half_published(hub, make_adapter) -> None:
+    import resource
+
+    from echo_shared.errors import StorageError
+
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    await hub.publisher.publish_policy(2, make_adapter(2), delta_parent=1)
+    adapter, before = make_adapter(3), tree(hub.run_dir)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (CHUNK_BYTES // 4, limits[1]))
+    try:
+        with pytest.raises(StorageError):
+            await hub.publisher.publish_policy(3, adapter)
+        with pytest.raises(StorageError):
+            await hub.publisher.publish_keyframe(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert tree(hub.run_dir) == before
+    await hub.publisher.publish_policy(3, adapter, delta_parent=2)
+    await hub.publisher.publish_keyframe(2)
+    assert hub.publisher.published() == (1, 2, 3)
 
 
 async def test_a_hub_without_libtorrent_offers_its_web_seed(make_adapter, tmp_path, hub, open_swarm) -> None:
@@ -295,4 +358,6 @@ async def test_a_hub_without_libtorrent_offers_its_web_seed(make_adapter, tmp_pa
     )
     await publisher.reopen()
     await publisher.publish_policy(1, make_adapter(1))
-    assert publisher.offer_for(1, node_ip="127.0.0.1", hub_host="localhost").peers == ()
+    offer = publisher.offer_for(1, node_id="a", node_ip="127.0.0.1", hub_host="localhost", way=Way.WEB_SEED)
+    assert (offer.peers, offer.way) == ((), Way.WEB_SEED)
+    assert offer.web_seed_path == f"/artefacts/{hub.tracker.passkey('a')}/"

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import shutil
+from pathlib import Path
 from urllib.parse import quote
 
 import aiohttp
@@ -11,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from echo_hub.net.tracker import EXPIRES_AFTER_S, MOST_PEERS, Announce, Tracker, routes
+from echo_hub.net.tracker import EXPIRES_AFTER_S, MOST_PEERS, Announce, Tracker, reaches, routes
 from echo_shared import bencode
 from echo_shared.errors import RefusedError, SwarmError
 from echo_shared.identity import Identity
@@ -56,6 +57,47 @@ def test_a_seed_is_told_only_of_those_who_still_fetch(tracker: Tracker) -> None:
     answer = announce(tracker, 3, left=0, event="completed", hub_host="hub")
     assert answer.peers == (("203.0.113.2", 7002),)
     assert (answer.num_seeds, answer.num_fetching) == (3, 1)
+
+
+def test_a_passkey_says_whose_it_is(tracker: Tracker) -> None:
+    assert tracker.node_of(tracker.passkey(NODES[1])) == NODES[1]
+    for wrong in ("", "x", NODES[1], tracker.passkey(NODES[1])[:-1] + "x", "é" * 52):
+        with pytest.raises(RefusedError) as refusal:
+            tracker.node_of(wrong)
+        assert refusal.value.code == "bad_token"
+
+
+def test_a_barred_node_is_refused_and_nobody_is_told_of_it(tracker: Tracker) -> None:
+    announce(tracker, 1)
+    announce(tracker, 2)
+    tracker.bar([NODES[1]])
+    with pytest.raises(RefusedError, match="banned") as refusal:
+        announce(tracker, 1)
+    assert refusal.value.code == "banned"
+    assert announce(tracker, 3).peers == (("203.0.113.2", 7002),)
+    assert tracker.peers(TORRENT, node_ip="203.0.113.9", hub_host="", now=0) == (
+        ("203.0.113.2", 7002),
+        ("203.0.113.3", 7003),
+    )
+    tracker.bar([NODES[2]])
+    assert announce(tracker, 1).peers == (("203.0.113.3", 7003),), "it may take part again"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("203.0.113.1", "8.8.8.8", True),
+        ("8.8.8.8", "192.168.1.2", False),
+        ("192.168.1.1", "192.168.1.2", True),
+        ("192.168.1.1", "8.8.8.8", True),
+        ("127.0.0.1", "127.0.0.2", True),
+        ("192.168.1.1", "127.0.0.1", False),
+        ("::ffff:8.8.8.8", "::ffff:10.0.0.1", False),
+        ("a name", "8.8.8.8", False),
+    ],
+)
+def test_an_address_reaches_another(source: str, target: str, expected: bool) -> None:
+    assert reaches(source, target) is expected
 
 
 def test_a_new_peer_is_introduced_once_to_those_who_still_fetch(tracker: Tracker) -> None:
@@ -222,41 +264,49 @@ async def test_a_forwarded_address_counts_only_behind_a_trusted_proxy(tracker, t
 
 
 async def test_a_fetch_with_a_wrong_passkey_learns_of_no_peer(hub, make_adapter, open_swarm, tmp_path) -> None:
-    offer = await hub.publisher.publish_policy(1, make_adapter(1))
-    node = await open_swarm(stall_timeout_s=1.0)
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    torrent, node = hub.publisher.carrier(1).torrent, await open_swarm(stall_timeout_s=1.0)
     with pytest.raises(SwarmError) as caught:
-        await node.fetch(offer.torrent, tmp_path / "node", tracker_urls=[f"{hub.url}/announce/wrong"])
+        await node.fetch(torrent, tmp_path / "node", tracker_urls=[f"{hub.url}/announce/wrong"])
     assert "This passkey is not known" in str(caught.value)
     assert "wrong" not in str(caught.value)
 
 
 async def test_the_tracker_alone_brings_two_nodes_together(hub, make_adapter, open_swarm, tmp_path) -> None:
-    offer = await hub.publisher.publish_policy(1, make_adapter(1))
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    carrier = hub.publisher.carrier(1)
     first, second = await open_swarm(), await open_swarm()
-    await first.fetch(offer.torrent, tmp_path / "first", tracker_urls=[hub.announce_url(1)])
+    await first.fetch(carrier.torrent, tmp_path / "first", tracker_urls=[hub.announce_url(1)])
     await hub.swarm.close()
-    stats = await second.fetch(offer.torrent, tmp_path / "second", tracker_urls=[hub.announce_url(2)])
-    assert stats.swarm_bytes > 1_000_000
+    stats = await second.fetch(carrier.torrent, tmp_path / "second", tracker_urls=[hub.announce_url(2)])
+    assert stats.swarm_bytes >= carrier.total_bytes
     assert stats.web_seed_bytes == 0
 
 
-@pytest.mark.skipif(shutil.which("aria2c") is None, reason="aria2c, an independent client, is not installed")
-async def test_an_independent_client_fetches_through_the_tracker(hub, make_adapter, tmp_path) -> None:
-    offer = await hub.publisher.publish_policy(1, make_adapter(1))
-    torrent = bencode.encode({**bencode.decode(offer.torrent), "announce": hub.announce_url(1)})
-    (tmp_path / "a.torrent").write_bytes(torrent)
+async def aria2(torrent: bytes, announce_url: str, directory: Path, *, patience_s: int) -> int:
+    """The exit status of an independent client that knows this tracker alone and gives up when nothing comes."""
+    file = directory.with_suffix(".torrent")
+    file.write_bytes(bencode.encode({**bencode.decode(torrent), "announce": announce_url}))
+    options = ("--seed-time=0", "--enable-dht=false", "--bt-enable-lpd=false", "--quiet", "--no-conf")
     process = await asyncio.create_subprocess_exec(
-        "aria2c",
-        *(
-            "--seed-time=0",
-            "--enable-dht=false",
-            "--bt-enable-lpd=false",
-            "--quiet",
-            "--no-conf",
-            "--summary-interval=0",
-        ),
-        *("--bt-stop-timeout=20", f"--dir={tmp_path / 'aria'}", str(tmp_path / "a.torrent")),
+        "aria2c", *options, "--summary-interval=0", f"--bt-stop-timeout={patience_s}", f"--dir={directory}", str(file)
     )
-    assert await process.wait() == 0
-    (fetched,) = (tmp_path / "aria").rglob("adapter_model.safetensors")
-    assert fetched.read_bytes() == (make_adapter(2).parent / "1" / "adapter_model.safetensors").read_bytes()
+    return await process.wait()
+
+
+@pytest.mark.skipif(shutil.which("aria2c") is None, reason="aria2c, an independent client, is not installed")
+async def test_an_independent_client_fetches_through_the_tracker_as_a_member_alone(hub, make_adapter, tmp_path) -> None:
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    carrier = hub.publisher.carrier(1)
+    hub.publisher.bar({f"{2:020x}"})
+    bad = (f"{hub.url}/announce/wrong", hub.announce_url(2))
+    member, *refused = await asyncio.gather(
+        aria2(carrier.torrent, hub.announce_url(1), tmp_path / "member", patience_s=30),
+        *(aria2(carrier.torrent, url, tmp_path / f"refused{n}", patience_s=2) for n, url in enumerate(bad)),
+    )
+    assert member == 0
+    hub.read(carrier.manifest, tmp_path / "member" / carrier.directory.name, tmp_path / "read")
+    assert 0 not in refused
+    for number in range(len(bad)):
+        sealed = tmp_path / f"refused{number}" / carrier.directory.name / "payload.sealed"
+        assert not sealed.exists() or not sealed.read_bytes().strip(b"\0")

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from echo_hub.core.dissemination import Release
 from echo_hub.core.effects import RolloutsDropped, VersionRecorded
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
-from echo_shared.messages import DropReason, Fetched, ReceiptState
+from echo_hub.store.tallies import SOURCES, TRANSPORTS
+from echo_shared.messages import DropReason, Fetched, ReceiptState, Way
 
 
 def join(store: Store, node_id: str, now: float, name: str = "") -> None:
@@ -22,15 +25,23 @@ def join(store: Store, node_id: str, now: float, name: str = "") -> None:
 
 
 def fetched(
-    version: int | None, seconds: float, swarm_bytes: int, web_seed_bytes: int, shared_memory_bytes: int = 0
+    version: int | None,
+    swarm_bytes: int = 0,
+    web_seed_bytes: int = 0,
+    *,
+    shared_memory_bytes: int = 0,
+    pushed_bytes: int = 0,
+    mesh_bytes: int = 0,
 ) -> Fetched:
     return Fetched(
         info_hash=(version or 0).to_bytes(20),
         policy_version=version,
-        seconds=seconds,
+        seconds=1.0,
         swarm_bytes=swarm_bytes,
         web_seed_bytes=web_seed_bytes,
         shared_memory_bytes=shared_memory_bytes,
+        pushed_bytes=pushed_bytes,
+        mesh_bytes=mesh_bytes,
     )
 
 
@@ -64,6 +75,21 @@ def test_a_node_that_joins_again_keeps_its_first_day(store: Store) -> None:
     assert (row.name, row.first_seen, row.last_seen) == ("new name", 1.0, 9.0)
 
 
+def test_a_ban_lasts_until_it_is_lifted(store: Store) -> None:
+    for node_id in ("a", "b", "c"):
+        join(store, node_id, 1.0)
+    assert store.banned_nodes() == frozenset()
+    store.ban(["a", "b", "never joined"], now=5.0)
+    store.ban(["b"], now=6.0)
+    assert store.banned_nodes() == {"a", "b"}
+    join(store, "a", 7.0)
+    assert {row.node_id: row.banned_at for row in store.leaderboard()} == {"a": 5.0, "b": 5.0, "c": None}
+    store.unban(["a", "c"])
+    assert store.banned_nodes() == {"b"}
+    store.ban(["a"], now=8.0)
+    assert {row.node_id: row.banned_at for row in store.leaderboard()} == {"a": 8.0, "b": 5.0, "c": None}
+
+
 def test_accounting_says_where_every_rollout_is(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
     store.apply([*records.opened(1), records.leased(2, 1, 0, 1), records.leased(3, 1, 0, 1)], now=1.0)
@@ -90,17 +116,28 @@ def test_the_history_of_steps(store: Store, records: Any) -> None:
 def test_versions_and_how_they_travelled(store: Store, records: Any) -> None:
     for step in (1, 2):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1), now=1.0)
-    store.record_fetch(node_id="a", fetch=fetched(None, 9.0, 0, 500), now=1.0)
-    store.record_fetch(node_id="a", fetch=fetched(1, 0.5, 90, 10), now=1.0)
-    store.record_fetch(node_id="b", fetch=fetched(1, 0.25, 10, 90), now=1.0)
-    store.record_fetch(node_id="c", fetch=fetched(1, 0.125, 0, 0, 80), now=1.0)
+    release = Release(policy_version=1, adapter_bytes=100, payload_bytes=80, carrier="delta", way=Way.BROADCAST)
+    store.record_release(release)
+    store.record_release(replace(release, policy_version=7))
+    for node_id, seconds, fetch in (
+        ("a", None, fetched(None, 0, 500)),
+        ("a", 0.5, fetched(1, 90, 10)),
+        ("b", 0.25, fetched(1, 10, 90)),
+        ("c", None, fetched(1, shared_memory_bytes=80)),
+        ("d", 0.125, fetched(1, pushed_bytes=60, mesh_bytes=20)),
+        ("e", 1.0, fetched(1, pushed_bytes=80)),
+    ):
+        store.record_fetch(node_id, fetch, broadcast_s=seconds, now=1.0)
     first, second = store.versions_history(newest=30)
     assert (first.policy_version, first.published_at) == (1, 41.0)
-    assert first.fetches_by_transport == {"swarm": 1, "web_seed": 1, "shared_memory": 1}
-    assert first.bytes_by_transport == {"swarm": 100, "web_seed": 100, "shared_memory": 80}
-    assert first.fetch_seconds == (0.125, 0.25, 0.5)
-    assert (second.policy_version, second.fetches_by_transport, second.fetch_seconds) == (2, {}, ())
-    assert store.versions_by_transport() == {"swarm": 1, "web_seed": 1, "shared_memory": 1}
+    assert first.fetches_by_transport == dict.fromkeys(TRANSPORTS, 1)
+    sizes = {"swarm": 100, "web_seed": 100, "shared_memory": 80, "pushed": 140, "mesh": 20}
+    assert first.bytes_by_source == sizes
+    assert first.broadcast_seconds == (0.125, 0.25, 0.5, 1.0), "of those that were told at the announcement"
+    assert (first.payload_bytes, first.carrier, first.way) == (80, "delta", "broadcast")
+    assert (second.policy_version, second.fetches_by_transport, second.broadcast_seconds) == (2, {}, ())
+    assert (second.payload_bytes, second.carrier, second.way) == (None, None, None)
+    assert store.versions_by_transport() == dict.fromkeys(TRANSPORTS, 1)
     assert store.versions_history(newest=1) == [second]
     assert store.versions_history(newest=0) == []
 
@@ -108,18 +145,18 @@ def test_versions_and_how_they_travelled(store: Store, records: Any) -> None:
 def test_the_first_fetch_of_an_artefact_counts(store: Store) -> None:
     store.apply([VersionRecorded(policy_version=1, published_at=1.0)], now=1.0)
     for said in (
-        fetched(1, 0.5, 100, 0),
-        fetched(1, 9.0, 0, 5_000),
-        fetched(2**31 - 1, 1.0, 1, 0),
-        fetched(None, 1.0, 1, 0),
+        fetched(1, 100),
+        fetched(1, 0, 5_000),
+        fetched(2**31 - 1, 1),
+        fetched(None, 1),
     ):
-        store.record_fetch(node_id="a", fetch=said, now=1.0)
-    repeated = fetched(1, 0.25, 0, 0).model_copy(update={"policy_version": 7})
-    store.record_fetch(node_id="a", fetch=repeated, now=2.0)
+        store.record_fetch("a", said, broadcast_s=0.5, now=1.0)
+    repeated = fetched(1).model_copy(update={"policy_version": 7})
+    store.record_fetch("a", repeated, broadcast_s=0.25, now=2.0)
     (version,) = store.versions_history(newest=30)
-    assert (version.fetch_seconds, version.fetches_by_transport) == ((0.5,), {"swarm": 1})
-    assert version.bytes_by_transport == {"swarm": 100, "web_seed": 0, "shared_memory": 0}
-    assert store.versions_by_transport() == {"swarm": 2, "web_seed": 0, "shared_memory": 0}
+    assert (version.broadcast_seconds, version.fetches_by_transport) == ((0.5,), {"swarm": 1})
+    assert version.bytes_by_source == dict.fromkeys(SOURCES, 0) | {"swarm": 100}
+    assert store.versions_by_transport() == dict.fromkeys(TRANSPORTS, 0) | {"swarm": 2}
 
 
 def evaluated(version: int, accuracy: float, *, kind: EvaluationKind = EvaluationKind.GREEDY, at: float) -> Evaluation:

@@ -6,7 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from sqlalchemy import text
+
+from echo_hub.store import database
 from echo_hub.store.store import Store
+from echo_shared.errors import StorageError
 from echo_shared.messages import ReceiptState
 
 WRITER = """
@@ -81,3 +86,20 @@ def test_pages_read_while_the_hub_writes(tmp_path: Path, records: Any) -> None:
         assert read_accounting(connection).trained == 2
     assert store.accounting().trained == 4
     store.close()
+
+
+def test_a_second_process_that_writes_never_breaks_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would have to wait for longer than it does here."""
+    url = f"sqlite:///{tmp_path / 'echo.db'}"
+    hub = Store.open(url)
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
+    operator = Store.open(url)
+    with hub._writing() as connection:
+        connection.execute(text("SELECT key FROM run_meta"))
+        with pytest.raises(StorageError, match="locked"):
+            operator.set_run_meta("operator", "waits")
+        connection.execute(text("INSERT INTO run_meta VALUES ('hub', 'goes on')"))
+    operator.set_run_meta("operator", "has waited")
+    assert hub.run_meta() == {"hub": "goes on", "operator": "has waited"}
+    for store in (hub, operator):
+        store.close()

@@ -15,7 +15,7 @@ from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
 from echo_hub.store import tallies
 from echo_hub.store.database import MIGRATIONS, connect
 from echo_hub.store.store import Store
-from echo_hub.store.tallies import main_transport
+from echo_hub.store.tallies import SOURCES, Source, main_transport
 from echo_shared.messages import DropReason, ReceiptState
 
 
@@ -95,11 +95,21 @@ def test_more_than_one_query_takes(store: Store, records: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("swarm", "web_seed", "shared_memory", "expected"),
-    [(5, 4, 0, "swarm"), (5, 5, 0, "swarm"), (4, 5, 0, "web_seed"), (0, 0, 9, "shared_memory"), (0, 0, 0, "swarm")],
+    ("fetched", "expected"),
+    [
+        ({"swarm": 5, "web_seed": 4}, "swarm"),
+        ({"swarm": 5, "web_seed": 5}, "swarm"),
+        ({"swarm": 4, "web_seed": 5}, "web_seed"),
+        ({"shared_memory": 9}, "shared_memory"),
+        ({}, "swarm"),
+        ({"pushed": 9, "swarm": 5}, "inline"),
+        ({"pushed": 3, "mesh": 6, "swarm": 8}, "broadcast"),
+        ({"pushed": 8, "mesh": 1}, "broadcast"),
+        ({"pushed": 3, "mesh": 4, "web_seed": 8}, "web_seed"),
+    ],
 )
-def test_the_main_transport(swarm: int, web_seed: int, shared_memory: int, expected: str) -> None:
-    assert main_transport({"swarm": swarm, "web_seed": web_seed, "shared_memory": shared_memory}) == expected
+def test_the_main_transport(fetched: dict[Source, int], expected: str) -> None:
+    assert main_transport(dict.fromkeys(SOURCES, 0) | fetched) == expected
 
 
 def test_a_run_from_before_the_totals_has_them_after_the_migration(tmp_path: Path) -> None:
@@ -140,5 +150,5 @@ def test_a_run_from_before_the_totals_has_them_after_the_migration(tmp_path: Pat
         ReceiptState.DROPPED: 2,
         ReceiptState.LEASED: 1,
     }
-    assert store.versions_by_transport() == {"swarm": 2, "web_seed": 1, "shared_memory": 0}
+    assert store.versions_by_transport() == {"swarm": 2, "web_seed": 1, "shared_memory": 0, "inline": 0, "broadcast": 0}
     store.close()

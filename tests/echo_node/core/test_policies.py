@@ -1,15 +1,36 @@
-from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact
-from echo_node.core.policies import Policies
-from echo_shared.messages import ArtefactOffer
+import hashlib
+from collections.abc import Mapping
+
+from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact, Send
+from echo_node.core.policies import KEPT, OnDisk, Policies
+from echo_shared.artefacts import Manifest, ManifestFile
+from echo_shared.messages import ArtefactOffer, Fetched, KeyframeWanted
 
 
-def offer(version: int, marker: str = "") -> ArtefactOffer:
-    manifest = f"{version}{marker}".encode()
-    return ArtefactOffer(manifest=manifest, signature=bytes(64), torrent=b"", web_seed_path="/a/")
+def offer(version: int, marker: str = "a", *, parent: int | None = None) -> ArtefactOffer:
+    """`marker`: what is in it."""
+    manifest = Manifest(
+        kind="policy",
+        run_id="run",
+        name=f"v{version}",
+        policy_version=version,
+        carrier="keyframe" if parent is None else "delta",
+        delta_parent=parent,
+        key_id=1,
+        info_hash=f"{version:038x}{parent or 0:02x}",
+        files=(ManifestFile(path="x.json", size_bytes=1, sha256=hashlib.sha256(marker.encode()).hexdigest()),),
+    )
+    return ArtefactOffer(
+        manifest=manifest.encode(), signature=bytes(64), torrent=b"", web_seed_path="/a/", delta_parent=parent
+    )
 
 
-def policies() -> Policies:
-    return Policies(jitter=lambda: 0.0)
+def fetched(version: int) -> Fetched:
+    return Fetched(info_hash=bytes(20), policy_version=version, seconds=1.0, swarm_bytes=1, web_seed_bytes=0)
+
+
+def policies(on_disk: Mapping[int, OnDisk] | None = None) -> Policies:
+    return Policies(on_disk=on_disk or {}, jitter=lambda: 0.0)
 
 
 def settle(shelf: Policies, *leased: int, engine_up: bool = True, now: float = 0.0) -> list[Effect]:
@@ -20,8 +41,12 @@ def have(shelf: Policies, *versions: int) -> None:
     for version in versions:
         shelf.published(version, offer(version))
         settle(shelf)
-        shelf.fetched(version)
+        shelf.fetched(version, fetched(version))
         settle(shelf)
+
+
+def asked(version: int) -> Effect:
+    return Send(message=KeyframeWanted(policy_version=version))
 
 
 def test_the_base_is_loaded_without_a_fetch() -> None:
@@ -37,18 +62,55 @@ def test_the_newest_version_is_fetched_once_then_loaded() -> None:
     shelf.published(3, offer(3))
     assert FetchArtefact(policy_version=3, offer=offer(3)) in settle(shelf)
     assert settle(shelf) == []
-    shelf.fetched(3)
+    shelf.fetched(3, fetched(3))
     assert settle(shelf) == [AddPolicy(policy_version=3)]
     assert shelf.newest_loaded == 3
 
 
-def test_a_superseded_fetch_is_abandoned_and_its_late_arrival_ignored() -> None:
+def superseded() -> Policies:
+    """1 is being fetched, and then 2 is published."""
     shelf = policies()
     shelf.published(1, offer(1))
     settle(shelf)
     shelf.published(2, offer(2))
-    assert settle(shelf) == [AbandonFetch(policy_version=1), FetchArtefact(policy_version=2, offer=offer(2))]
-    shelf.fetched(1)
+    assert settle(shelf) == [FetchArtefact(policy_version=2, offer=offer(2))]
+    return shelf
+
+
+def test_a_superseded_fetch_is_abandoned_once_the_newer_is_closer_and_its_late_arrival_ignored() -> None:
+    shelf = superseded()
+    shelf.progressed({None: (0, 1_000), 1: (40, 100)})
+    assert settle(shelf) == []  # How far the newest is, is not known yet.
+    shelf.progressed({1: (40, 100), 2: (0, 50)})
+    assert settle(shelf) == [AbandonFetch(policy_version=1)]
+    shelf.fetched(1, fetched(1))
+    assert settle(shelf) == []
+
+
+def test_a_superseded_fetch_goes_on_while_it_is_closer() -> None:
+    shelf = superseded()
+    shelf.progressed({1: (60, 100), 2: (0, 50)})
+    assert settle(shelf) == []
+    shelf.fetched(1, fetched(1))
+    assert settle(shelf) == [AddPolicy(policy_version=1)]  # Better than none.
+    shelf.fetched(2, fetched(2))
+    assert AddPolicy(policy_version=2) in settle(shelf)
+
+
+def test_a_superseded_fetch_is_abandoned_when_the_newest_is_here() -> None:
+    shelf = superseded()
+    shelf.fetched(2, fetched(2))
+    shelf.progressed({1: (99, 100)})
+    assert AbandonFetch(policy_version=1) in settle(shelf)
+
+
+def test_a_superseded_fetch_goes_on_when_the_newest_is_a_delta_against_it() -> None:
+    shelf = policies()
+    shelf.published(1, offer(1))
+    settle(shelf)
+    shelf.published(2, offer(2, parent=1))
+    assert settle(shelf) == [FetchArtefact(policy_version=2, offer=offer(2, parent=1))]
+    shelf.progressed({1: (0, 100), 2: (9, 10)})
     assert settle(shelf) == []
 
 
@@ -60,19 +122,33 @@ def test_a_fetch_that_a_lease_needs_is_not_abandoned() -> None:
     assert settle(shelf, 1) == [FetchArtefact(policy_version=2, offer=offer(2))]
 
 
-def test_keeps_the_newest_two_and_what_leases_name() -> None:
+def test_keeps_the_newest_few_on_disk_and_two_loaded_and_what_leases_name() -> None:
     shelf = policies()
-    have(shelf, 1, 2)
-    shelf.published(3, offer(3))
-    settle(shelf, 1)
-    shelf.fetched(3)
-    assert settle(shelf, 1) == [AddPolicy(policy_version=3), *_reload(shelf, 1)]
+    have(shelf, 1)
+    assert settle(shelf, 1) == []
+    for version in range(2, KEPT + 2):
+        shelf.published(version, offer(version))
+        settle(shelf, 1)
+        shelf.fetched(version, fetched(version))
+        settle(shelf, 1)
+    assert shelf.is_loaded(1)
     assert settle(shelf) == [DropPolicy(policy_version=1), RemoveArtefact(policy_version=1)]
-    assert shelf.is_loaded(2) and shelf.is_loaded(3) and not shelf.is_loaded(1)
+    assert [v for v in range(KEPT + 2) if shelf.is_loaded(v)] == [KEPT, KEPT + 1]
+    assert [report.policy_version for report in shelf.reports] == list(range(2, KEPT + 2))
 
 
-def _reload(shelf: Policies, version: int) -> list[Effect]:
-    return [] if shelf.is_loaded(version) else [AddPolicy(policy_version=version)]
+def test_the_parent_of_what_is_being_fetched_is_kept() -> None:
+    shelf = policies()
+    have(shelf, *range(1, KEPT + 1))
+    shelf.published(9, offer(9, parent=1))
+    settle(shelf)
+    settle(shelf, 5)
+    shelf.offered(5, offer(5))
+    settle(shelf, 5)
+    shelf.fetched(5, fetched(5))
+    assert RemoveArtefact(policy_version=1) not in settle(shelf)
+    shelf.fetched(9, fetched(9))
+    assert RemoveArtefact(policy_version=1) in settle(shelf)
 
 
 def test_the_base_is_unloaded_but_never_deleted_and_comes_back_for_a_lease() -> None:
@@ -81,7 +157,7 @@ def test_the_base_is_unloaded_but_never_deleted_and_comes_back_for_a_lease() -> 
     have(shelf, 1)
     shelf.published(2, offer(2))
     settle(shelf)
-    shelf.fetched(2)
+    shelf.fetched(2, fetched(2))
     assert DropPolicy(policy_version=0) in settle(shelf)
     assert settle(shelf, 0) == [AddPolicy(policy_version=0)]
 
@@ -90,10 +166,10 @@ def test_a_failed_fetch_is_tried_again_later_and_later() -> None:
     shelf = policies()
     shelf.published(1, offer(1))
     settle(shelf)
-    shelf.fetch_failed(1, 10.0)
+    shelf.fetch_failed(1, 10.0, unreadable=False)
     assert settle(shelf, now=10.5) == []
     assert settle(shelf, now=11.0) == [FetchArtefact(policy_version=1, offer=offer(1))]
-    shelf.fetch_failed(1, 20.0)
+    shelf.fetch_failed(1, 20.0, unreadable=False)
     assert settle(shelf, now=21.5) == []
     assert settle(shelf, now=22.0) == [FetchArtefact(policy_version=1, offer=offer(1))]
 
@@ -104,6 +180,94 @@ def test_a_contradicting_offer_replaces_what_the_first_one_brought() -> None:
     assert shelf.published(1, offer(1)) == []
     assert shelf.published(1, offer(1, "b")) == [DropPolicy(policy_version=1), RemoveArtefact(policy_version=1)]
     assert FetchArtefact(policy_version=1, offer=offer(1, "b")) in settle(shelf)
+
+
+def test_the_same_version_in_another_carrier_is_no_contradiction() -> None:
+    shelf = policies()
+    have(shelf, 1, 2)
+    assert shelf.published(2, offer(2, parent=1)) == []
+    assert settle(shelf) == []
+
+
+def test_a_delta_whose_parent_is_on_disk_or_coming_is_fetched() -> None:
+    shelf = policies()
+    have(shelf, 1)
+    shelf.published(2, offer(2, parent=1))
+    shelf.offered(3, offer(3, parent=2))
+    assert settle(shelf, 3) == [
+        FetchArtefact(policy_version=3, offer=offer(3, parent=2)),
+        FetchArtefact(policy_version=2, offer=offer(2, parent=1)),
+    ]
+
+
+def test_without_the_parent_the_keyframe_is_asked_for_now_and_then_until_it_comes() -> None:
+    shelf = policies()
+    shelf.published(5, offer(5, parent=4))
+    assert settle(shelf, engine_up=False) == [asked(5)]
+    assert settle(shelf, engine_up=False, now=0.9) == []
+    assert settle(shelf, engine_up=False, now=1.0) == [asked(5)]
+    assert settle(shelf, engine_up=False, now=2.9) == []
+    shelf.connected()  # Anew: what was asked may be lost.
+    shelf.published(5, offer(5, parent=4))
+    assert settle(shelf, engine_up=False, now=2.9) == [asked(5)]
+    shelf.published(5, offer(5))
+    assert settle(shelf, engine_up=False, now=2.9) == [FetchArtefact(policy_version=5, offer=offer(5))]
+
+
+def test_a_delta_that_cannot_be_read_is_not_fetched_again() -> None:
+    shelf = policies()
+    have(shelf, 4)
+    shelf.published(5, offer(5, parent=4))
+    settle(shelf)
+    shelf.fetch_failed(5, 0.0, unreadable=True)
+    assert settle(shelf) == [asked(5)]
+    shelf.published(5, offer(5, parent=3))  # Another, by which nothing is known to be wrong but its parent.
+    assert settle(shelf) == [asked(5)]
+    shelf.published(5, offer(5))
+    assert settle(shelf) == [FetchArtefact(policy_version=5, offer=offer(5))]
+    shelf.fetched(5, fetched(5))
+    assert AddPolicy(policy_version=5) in settle(shelf)
+
+
+def test_a_keyframe_that_cannot_be_read_is_fetched_again_later() -> None:
+    shelf = policies()
+    shelf.published(5, offer(5))
+    settle(shelf)
+    shelf.fetch_failed(5, 0.0, unreadable=True)
+    assert settle(shelf) == []
+    assert settle(shelf, now=1.0) == [FetchArtefact(policy_version=5, offer=offer(5))]
+
+
+def test_a_keyframe_that_is_offered_meanwhile_is_fetched_when_the_delta_fails() -> None:
+    shelf = policies()
+    have(shelf, 4)
+    shelf.published(5, offer(5, parent=4))
+    settle(shelf)
+    shelf.published(5, offer(5))
+    assert settle(shelf) == []
+    shelf.fetch_failed(5, 0.0, unreadable=True)
+    assert settle(shelf) == [FetchArtefact(policy_version=5, offer=offer(5))]
+
+
+def test_what_is_there_from_before_a_restart_is_used_and_served_again() -> None:
+    content = Manifest.model_validate_json(offer(5).manifest).content
+    shelf = policies({4: OnDisk(content="c" * 64, fetched=fetched(4)), 5: OnDisk(content=content, fetched=fetched(5))})
+    assert list(shelf.reports) == [fetched(4), fetched(5)]
+    again = FetchArtefact(policy_version=5, offer=offer(5, parent=3))
+    assert shelf.published(5, offer(5, parent=3)) == [again]  # Its parent is not needed.
+    assert settle(shelf) == [AddPolicy(policy_version=5)]
+    shelf.fetched(5, fetched(5))
+    assert shelf.published(5, offer(5, parent=3)) == []
+    shelf.published(6, offer(6, parent=4))
+    assert settle(shelf) == [FetchArtefact(policy_version=6, offer=offer(6, parent=4))]
+    assert shelf.offered(4, offer(4)) == [RemoveArtefact(policy_version=4)]  # It is another version 4.
+
+
+def test_a_manifest_that_is_none_is_left_to_the_fetch() -> None:
+    shelf = policies()
+    odd = offer(1).model_copy(update={"manifest": b"{}"})
+    shelf.published(1, odd)
+    assert FetchArtefact(policy_version=1, offer=odd) in settle(shelf)
 
 
 def test_a_new_engine_is_told_all_it_needs() -> None:
@@ -128,7 +292,7 @@ def test_an_older_version_that_a_lease_brings_is_fetched_for_it_and_given_up_aft
     assert shelf.is_hopeless(2)
     assert shelf.offered(2, offer(2)) == [] and shelf.newest_published == 19
     assert settle(shelf, 2) == [FetchArtefact(policy_version=2, offer=offer(2))]
-    shelf.fetched(2)
+    shelf.fetched(2, fetched(2))
     assert settle(shelf, 2) == [AddPolicy(policy_version=2)]
     assert shelf.newest_loaded == 19
     assert settle(shelf) == [DropPolicy(policy_version=2), RemoveArtefact(policy_version=2)]

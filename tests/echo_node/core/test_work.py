@@ -1,20 +1,23 @@
 """The work loop, event by event; then a random walk that checks what must hold on every path."""
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_node.core.effects import (
+    AbandonFetch,
     AddPolicy,
     AskForReceipts,
     CancelLease,
+    DropPolicy,
     Effect,
     FetchArtefact,
     ForgetLease,
     RecordReceipts,
+    RemoveArtefact,
     ResendSpooled,
     Send,
     SpoolLease,
@@ -45,6 +48,7 @@ from echo_shared.messages import (
     Fetched,
     FinishReason,
     Goodbye,
+    KeyframeWanted,
     Lease,
     LeaseReturned,
     LeaseRevoked,
@@ -58,6 +62,7 @@ from echo_shared.messages import (
     rollout_id,
 )
 from echo_shared.sampling import FinishedRollout
+from tests.echo_node.core.test_policies import offer as real_offer
 
 E = TypeVar("E")
 M = TypeVar("M")
@@ -78,6 +83,7 @@ def welcome(version: int = 0) -> Welcome:
         policy_version=version,
         tracker_path="/announce/k",
         heartbeat_s=5.0,
+        run_keys=(),
     )
 
 
@@ -94,6 +100,14 @@ def lease(lease_id: int, *, version: int = 0, count: int = 2, deadline_s: float 
         stop_ids=(1,),
         deadline_s=deadline_s,
     )
+
+
+def fetched(version: int | None) -> Fetched:
+    return Fetched(info_hash=bytes(20), policy_version=version, seconds=1.0, swarm_bytes=5, web_seed_bytes=0)
+
+
+def here(version: int | None) -> ArtefactReady:
+    return ArtefactReady(policy_version=version, fetched=fetched(version))
 
 
 def finished(lease_id: int, index: int, version: int = 0) -> RolloutFinished:
@@ -114,7 +128,9 @@ class Node:
     """A work loop, its clock, and all that it wanted so far."""
 
     def __init__(self, *, unfinished: dict[int, tuple[int, ...]] | None = None, unacked: Iterable[str] = ()) -> None:
-        self.loop = WorkLoop(capacity_factor=2, unfinished=unfinished or {}, unacked=unacked, jitter=lambda: 0.0)
+        self.loop = WorkLoop(
+            capacity_factor=2, unfinished=unfinished or {}, unacked=unacked, on_disk={}, jitter=lambda: 0.0
+        )
         self.now = 0.0
         self.wanted: list[Effect] = []
         self.turn: tuple[Effect, ...] = ()
@@ -129,7 +145,7 @@ class Node:
 
     def ready(self, version: int = 0) -> "Node":
         """Welcomed, base there, engine up."""
-        return self(welcome(version), ArtefactReady(policy_version=None, fetched=None), BackendReady(width=WIDTH))
+        return self(welcome(version), here(None), BackendReady(width=WIDTH))
 
     def of(self, kind: type[E]) -> list[E]:
         return [effect for effect in self.turn if isinstance(effect, kind)]
@@ -146,10 +162,9 @@ def test_from_welcome_to_the_first_rollout() -> None:
     node(welcome())
     assert node.turn[:3] == (ResendSpooled(), AskForReceipts(), FetchArtefact(policy_version=None, offer=offer(-1)))
     assert node.sent(NodeStatus)[0].activity == "preparing"
-    fetched = Fetched(info_hash=bytes(20), policy_version=None, seconds=1.0, swarm_bytes=5, web_seed_bytes=0)
-    node(ArtefactReady(policy_version=None, fetched=fetched))
+    node(here(None))
     assert node.of(StartBackend) == [StartBackend(after_s=0.0)]
-    assert node.sent(Fetched) == [fetched]
+    assert node.sent(Fetched) == [fetched(None)]
     node(BackendReady(width=WIDTH))
     assert node.of(AddPolicy) == [AddPolicy(policy_version=0)]
     status = node.sent(NodeStatus)[0]
@@ -158,6 +173,45 @@ def test_from_welcome_to_the_first_rollout() -> None:
     assert node.of(SpoolLease) == [SpoolLease(lease_id=1, indices=(0, 1))]
     assert node.of(SubmitGroup)[0].request.indices == (0, 1)
     assert node.sent(NodeStatus)[0].activity == "sampling"
+
+
+def test_a_hub_is_told_anew_what_is_here() -> None:
+    node = Node().ready()(PolicyPublished(policy_version=1, offer=offer(1)), here(1))
+    assert node.sent(Fetched) == [fetched(1)]
+    node(Disconnected(), PolicyPublished(policy_version=2, offer=offer(2)), here(2))
+    assert node.sent(Fetched) == []
+    node(welcome(2))
+    assert node.sent(Fetched) == [fetched(None), fetched(1), fetched(2)]
+
+
+def test_the_keyframe_of_an_older_version_does_not_make_it_the_newest() -> None:
+    node = Node().ready()(PolicyPublished(policy_version=3, offer=offer(3)), here(3))
+    node(PolicyPublished(policy_version=2, offer=offer(2)))
+    assert node.loop.newest_published == 3 and node.of(FetchArtefact) == []
+    node(lease(1, version=2))
+    assert node.of(FetchArtefact) == [FetchArtefact(policy_version=2, offer=offer(2))]
+
+
+def test_the_keyframe_is_asked_for_when_a_delta_cannot_be_read() -> None:
+    node = Node().ready()
+    delta = offer(2).model_copy(update={"delta_parent": 1})
+    node(PolicyPublished(policy_version=1, offer=offer(1)), here(1))
+    node(PolicyPublished(policy_version=2, offer=delta))
+    assert node.of(FetchArtefact) == [FetchArtefact(policy_version=2, offer=delta)]
+    node(FetchFailed(policy_version=2, what="cannot be read", unreadable=True))
+    assert node.sent(KeyframeWanted) == [KeyframeWanted(policy_version=2)]
+    node(Disconnected(), Tick(), after_s=0.1)
+    node(welcome(2).model_copy(update={"policy": delta}))
+    assert node.sent(KeyframeWanted) == [KeyframeWanted(policy_version=2)]
+
+
+def test_a_superseded_fetch_is_judged_by_the_progress_that_ticks_bring() -> None:
+    node = Node().ready()(PolicyPublished(policy_version=1, offer=offer(1)))
+    node(PolicyPublished(policy_version=2, offer=offer(2)))
+    node(Tick(progress={1: (90, 100), 2: (0, 100)}))
+    assert node.of(AbandonFetch) == []
+    node(Tick(progress={1: (90, 100), 2: (95, 100)}))
+    assert node.of(AbandonFetch) == [AbandonFetch(policy_version=1)]
 
 
 def test_a_rollout_is_spooled_before_it_is_sent() -> None:
@@ -181,7 +235,7 @@ def test_a_lease_is_fetched_for_then_sampled_by_exactly_its_version() -> None:
     node(PolicyPublished(policy_version=1, offer=offer(1)))
     node(lease(7, version=1))
     assert node.of(SubmitGroup) == []
-    node(ArtefactReady(policy_version=1, fetched=None))
+    node(here(1))
     kinds = [type(effect) for effect in node.turn]
     assert kinds.index(AddPolicy) < kinds.index(SubmitGroup)
     assert node.of(SubmitGroup)[0].request.policy_version == 1
@@ -193,7 +247,7 @@ def test_a_lease_may_bring_the_offer_of_its_version() -> None:
     node(lease(7, version=2).model_copy(update={"offer": offer(2)}))
     assert FetchArtefact(policy_version=2, offer=offer(2)) in node.turn and node.sent(LeaseReturned) == []
     assert node.loop.newest_published == 9
-    node(ArtefactReady(policy_version=2, fetched=None))
+    node(here(2))
     assert node.of(SubmitGroup)[0].request.policy_version == 2
 
 
@@ -292,7 +346,7 @@ def test_an_engine_out_of_memory_starts_again_at_once_with_half_its_width() -> N
 
 
 def test_so_does_one_that_cannot_even_load_its_model_until_width_is_not_what_it_lacks() -> None:
-    node = Node()(welcome(), ArtefactReady(policy_version=None, fetched=None), lease(1))
+    node = Node()(welcome(), here(None), lease(1))
     widths = []
     for width in (0, 16, 8, 4, 2):
         node(BackendLost(what="full", cause="out_of_memory", width=width))
@@ -443,7 +497,7 @@ def test_draining_without_a_connection_is_done_at_once() -> None:
     assert Node(unacked=["9-9"]).ready()(Disconnected(), DrainRequested(reason="enough")).of(Stop) == [Stop()]
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.integers(0, 3)), max_size=60)
+STEPS = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 5), st.integers(0, 3)), max_size=60)
 
 
 class World:
@@ -461,13 +515,17 @@ class World:
         self.loaded: set[int] = set()
         self.engine_up = False
         self.unspooled: list[Rollout] = []
-        self.fetching: set[int | None] = set()
+        self.fetching: dict[int | None, ArtefactOffer] = {}
+        self.on_disk: set[int | None] = {None}
+        """None stands for what a keyframe needs, as well as for the base."""
         self.published = 0
 
     def do(self, event: Event) -> None:
         self.node(event, after_s=0.01)
         for effect in self.node.turn:
             self.take(effect)
+        for effect in self.node.of(FetchArtefact):
+            assert effect.offer.delta_parent in self.on_disk | self.fetching.keys(), "a delta without its parent"
 
     def take(self, effect: Effect) -> None:
         match effect:
@@ -489,21 +547,27 @@ class World:
                 self.running[request.lease_id] = set(request.indices)
             case CancelLease(lease_id=lease_id):
                 del self.running[lease_id]
-            case FetchArtefact(policy_version=version):
+            case FetchArtefact(policy_version=version, offer=one):
                 assert version not in self.fetching, "fetched twice at once"
-                self.fetching.add(version)
+                self.fetching[version] = one
+            case AbandonFetch(policy_version=version):
+                del self.fetching[version]
+            case RemoveArtefact(policy_version=version):
+                self.on_disk.remove(version)
+                assert version not in self.loaded
+                assert version not in [one.delta_parent for one in self.fetching.values()], "still needed"
+            case DropPolicy(policy_version=version):
+                self.loaded.remove(version)
             case _:
                 pass
-        if type(effect).__name__ == "AbandonFetch":
-            self.fetching.discard(effect.policy_version)  # type: ignore[union-attr]
-        if type(effect).__name__ == "DropPolicy":
-            self.loaded.discard(effect.policy_version)  # type: ignore[union-attr]
 
     def step(self, kind: int, a: int, b: int) -> None:
         lease_ids = sorted(self.running)
         chosen = lease_ids[a % len(lease_ids)] if lease_ids else None
-        if kind == 0:
-            self.do(welcome(self.published))
+        if kind == 0:  # From a hub that has forgotten what the version was, or not.
+            news = welcome(self.published)
+            same = news.model_copy(update={"policy": news.policy and real_offer(self.published)})
+            self.do(same if b else news)
         elif kind == 1:
             self.do(Disconnected())
         elif kind == 2 and a not in self.leased:
@@ -534,14 +598,21 @@ class World:
             self.do(Spooled(rollouts=batch))
         elif kind == 11 and self.fetching:
             version = sorted(self.fetching, key=str)[a % len(self.fetching)]
-            self.fetching.discard(version)
-            event: Any = ArtefactReady(policy_version=version, fetched=None)
-            self.do(event if b else FetchFailed(policy_version=version, what="no"))
+            del self.fetching[version]
+            if b:
+                self.on_disk.add(version)
+            unreadable = version is not None and a % 2 == 0
+            self.do(here(version) if b else FetchFailed(policy_version=version, what="no", unreadable=unreadable))
         elif kind == 12:
             self.published += 1
-            self.do(PolicyPublished(policy_version=self.published, offer=offer(self.published)))
+            parent = self.published - 1 - b if a % 2 and b < self.published - 1 else None
+            news = real_offer(self.published, parent=parent)
+            self.do(PolicyPublished(policy_version=self.published, offer=news))
+        elif kind == 13 and self.published:
+            version = max(1, self.published - b)
+            self.do(PolicyPublished(policy_version=version, offer=real_offer(version)))
         else:
-            self.do(Tick())
+            self.do(Tick(progress=dict.fromkeys(self.fetching, (a, a + b))))
 
 
 @settings(max_examples=300, deadline=None)

@@ -38,6 +38,9 @@ def make_files(paths: Paths, run_id: str) -> list[Path]:
         paths.artefacts / f"{run_id}-base.verified",
         paths.artefacts / f"{run_id}-v000012" / "adapter_model.safetensors",
         paths.artefacts / f"{run_id}-v000012.verified",
+        paths.carriers / f"{run_id}-base.s" / "config.json.sealed",
+        paths.carriers / f"{run_id}-v000012.k" / "payload.sealed",
+        paths.carriers / f"{run_id}-v000012.d11" / "payload.sealed",
         paths.derived / f"{run_id}-base" / ("0f" * 16) / "model.gguf",
     ]
     for path in made:

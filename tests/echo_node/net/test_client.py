@@ -16,7 +16,9 @@ from echo_shared.identity import Identity
 from echo_shared.messages import (
     MAX_FRAME_BYTES,
     FromHub,
+    Mesh,
     NodeStatus,
+    Piece,
     Proof,
     RefusalCode,
     Welcome,
@@ -30,7 +32,7 @@ def client_of(url: str, *, me: Identity | None = None, pinned: bytes | None = No
     return HubClient(
         HubAddress.parse(url, insecure=False),
         me=me or Identity.generate(),
-        introduction=Introduction(name="n", invite_token="token-1", backend="b", device="d", swarm_port=7),
+        introduction=Introduction(name="n", invite_token="token-1", backend="b", device="d", swarm_port=7, mesh_port=8),
         pinned_hub_key=pinned,
         retry_first_s=0.01,
         jitter=lambda: 0.0,
@@ -42,6 +44,7 @@ class Events:
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[FromHub | Disconnected] = asyncio.Queue()
+        self.pieces: list[Piece] = []
 
     async def next(self, kind: type) -> Any:
         async with asyncio.timeout(20):
@@ -53,7 +56,7 @@ class Events:
 @asynccontextmanager
 async def running(client: HubClient, *, patient: bool = False) -> AsyncIterator[Events]:
     events = Events()
-    task = asyncio.create_task(client.run(events.queue.put, patient=patient))
+    task = asyncio.create_task(client.run(events.queue.put, take=events.pieces.append, patient=patient))
     try:
         yield events
     finally:
@@ -65,7 +68,7 @@ async def failure(client: HubClient, *, patient: bool = False) -> EchoError:
     """What ends the client."""
     with pytest.raises(EchoError) as caught:
         async with asyncio.timeout(20):
-            await client.run(Events().queue.put, patient=patient)
+            await client.run(Events().queue.put, take=lambda piece: None, patient=patient)
     return caught.value
 
 
@@ -79,7 +82,9 @@ async def test_a_new_introduction_is_made_on_a_new_connection(hub: Any) -> None:
     client = client_of(hub.url)
     async with running(client) as events:
         await events.next(Welcome)
-        await client.introduce(Introduction(name="n", invite_token=None, backend="other", device="e", swarm_port=7))
+        await client.introduce(
+            Introduction(name="n", invite_token=None, backend="other", device="e", swarm_port=7, mesh_port=8)
+        )
         await events.next(Disconnected)
         await events.next(Welcome)
     assert [(proof.backend, proof.device) for proof in hub.all(Proof)] == [("b", "d"), ("other", "e")]
@@ -87,7 +92,7 @@ async def test_a_new_introduction_is_made_on_a_new_connection(hub: Any) -> None:
 
 async def test_one_that_comes_during_a_handshake_is_made_on_the_next_connection(hub: Any) -> None:
     client = client_of(hub.url)
-    new = Introduction(name="n", invite_token=None, backend="other", device="e", swarm_port=7)
+    new = Introduction(name="n", invite_token=None, backend="other", device="e", swarm_port=7, mesh_port=8)
     async with running(client) as events:
         await hub.until(lambda: hub.said != [])
         await client.introduce(new)
@@ -105,13 +110,37 @@ async def test_handshake_introduces_the_node_and_pins_the_hub(hub: Any) -> None:
         await client.send(STATUS)
         await hub.until(lambda: hub.all(NodeStatus))
     (proof,) = hub.all(Proof)
-    assert (proof.name, proof.invite_token, proof.backend, proof.device, proof.swarm_port) == (
+    assert (proof.name, proof.invite_token, proof.backend, proof.device, proof.swarm_port, proof.mesh_port) == (
         "n",
         "token-1",
         "b",
         "d",
         7,
+        8,
     )
+
+
+async def test_pieces_do_not_wait_behind_the_rest(hub: Any) -> None:
+    pieces: asyncio.Queue[Piece] = asyncio.Queue()
+    waits = asyncio.Event()
+
+    async def deliver(event: Any) -> None:
+        if isinstance(event, Mesh):
+            waits.set()
+            await asyncio.Event().wait()
+
+    client = client_of(hub.url)
+    task = asyncio.create_task(client.run(deliver, take=pieces.put_nowait, patient=False))
+    await hub.until(lambda: hub.handshakes)
+    piece = Piece(info_hash=bytes(20), index=3, data=b"x", hand_on=True)
+    await hub.send(piece)
+    async with asyncio.timeout(20):
+        assert await pieces.get() == piece
+    await hub.send(Mesh(peers=()))
+    async with asyncio.timeout(20):
+        await waits.wait()
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def test_connects_again_after_a_loss_and_says_so(hub: Any) -> None:
@@ -129,7 +158,7 @@ async def test_connects_again_after_a_loss_and_says_so(hub: Any) -> None:
 
 async def test_the_key_pinned_at_first_use_holds_for_the_next_connection(hub: Any) -> None:
     client = client_of(hub.url)
-    task = asyncio.create_task(client.run((events := Events()).queue.put, patient=False))
+    task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
     await events.next(Welcome)
     await hub.close()
     hub.me = Identity.generate()
@@ -145,6 +174,7 @@ async def test_the_key_pinned_at_first_use_holds_for_the_next_connection(hub: An
     [
         RefusalCode.BAD_TOKEN,
         RefusalCode.BAD_SIGNATURE,
+        RefusalCode.BANNED,
         RefusalCode.PROTOCOL_VERSION,
         RefusalCode.ALREADY_CONNECTED,
         RefusalCode.FINISHED,
@@ -171,13 +201,19 @@ async def test_other_refusals_end_the_first_attempt_of_the_impatient(hub: Any) -
 
 async def test_a_refusal_in_the_open_state_is_heard(hub: Any) -> None:
     client = client_of(hub.url)
-    task = asyncio.create_task(client.run((events := Events()).queue.put, patient=False))
+    task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
     await events.next(Welcome)
     await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
     async with asyncio.timeout(20):
         await asyncio.wait({task})
     error = task.exception()
     assert isinstance(error, RefusedError) and error.code == "finished"
+
+
+async def test_who_is_barred_is_told_what_to_do(hub: Any) -> None:
+    hub.refusal = RefusedError("This node is banned.", code=RefusalCode.BANNED)
+    error = await failure(client_of(hub.url), patient=True)
+    assert error.code == "banned" and "operator" in (error.do or "")
 
 
 async def test_a_hub_that_is_not_there(bare_hub: Any) -> None:

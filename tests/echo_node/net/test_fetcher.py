@@ -7,21 +7,27 @@ import os
 import shutil
 import threading
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from echo_node.host.artefact_files import delete_artefact
+from echo_node.net import fetcher as fetcher_module
 from echo_node.net.address import HubAddress
-from echo_node.net.fetcher import Fetcher, Source, delete_artefact
+from echo_node.net.fetcher import UNREADABLE, Fetcher, Source
+from echo_node.net.mesh import Mesh
+from echo_node.net.receiver import Receiver
 from echo_shared import shared_memory
-from echo_shared.artefacts import Manifest, artefact_name, open_offer, sign_offer
+from echo_shared.artefacts import Manifest, open_offer, sign_offer
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.identity import Identity
-from echo_shared.messages import ArtefactOffer
+from echo_shared.messages import ArtefactOffer, FromNode, RunKey, Way
 from echo_shared.shared_memory import Segment
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent
+from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, read_torrent
+from tests.echo_node.conftest import write_adapter
 
 
 @pytest.fixture
@@ -36,14 +42,40 @@ def fetcher(hub: Any, swarm: Swarm, tmp_path: Path) -> Fetcher:
     return make_fetcher(hub, swarm, tmp_path)
 
 
-def make_fetcher(hub: Any, swarm: Swarm, tmp_path: Path, hub_key: bytes | None = None) -> Fetcher:
+def make_fetcher(
+    hub: Any, swarm: Swarm, tmp_path: Path, *, hub_key: bytes | None = None, receiver: Receiver | None = None
+) -> Fetcher:
     source = Source(
         address=HubAddress.parse(hub.url, insecure=False),
         hub_key=hub_key or hub.me.public_key,
         run_id=hub.run_id,
         tracker_path="/announce/key",
     )
-    return Fetcher(swarm, tmp_path / "artefacts", source)
+    receiver = receiver or make_receiver([])
+    made = Fetcher(swarm, receiver, source, artefacts=tmp_path / "artefacts", carriers=tmp_path / "carriers")
+    made.set_keys(hub.run_keys)
+    return made
+
+
+def make_receiver(said: list[FromNode]) -> Receiver:
+    async def say(message: FromNode) -> None:
+        said.append(message)
+
+    return Receiver(say, Mesh(Identity.generate()))
+
+
+@asynccontextmanager
+async def restarted(hub: Any, tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Fetcher, Swarm]]:
+    """What the next process finds on the same disk."""
+    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1", **options))
+    try:
+        yield make_fetcher(hub, swarm, tmp_path), swarm
+    finally:
+        await swarm.close()
+
+
+def carriers_in(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "carriers").glob("*"))
 
 
 def same_files(one: Path, other: Path) -> bool:
@@ -56,26 +88,24 @@ def same_files(one: Path, other: Path) -> bool:
 async def test_fetches_verifies_and_counts(hub: Any, fetcher: Fetcher) -> None:
     seen: list[tuple[int, int]] = []
     fetched = await fetcher.fetch(hub.offers[None], None, on_progress=lambda done, total: seen.append((done, total)))
-    assert fetched is not None and fetched.policy_version is None
+    assert fetched.policy_version is None
     assert fetched.swarm_bytes + fetched.web_seed_bytes > 0
-    assert same_files(fetcher.directory(None), hub.directory / artefact_name("base", hub.run_id, 0))
+    assert same_files(fetcher.directory(None), hub.published(None))
     assert seen[-1][0] == seen[-1][1] > 0
 
 
-async def test_what_is_verified_is_not_fetched_again(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
-    await fetcher.fetch(hub.offers[None], None)
-    other = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
-    try:
-        again = await make_fetcher(hub, other, tmp_path).fetch(hub.offers[None], None)
-        assert again is None
-        assert len(await other.stats()) == 1  # It is seeded.
-    finally:
-        await other.close()
+async def test_what_is_verified_is_not_fetched_again_and_its_carrier_is_served(
+    hub: Any, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    first = await fetcher.fetch(hub.offers[None], None)
+    async with restarted(hub, tmp_path) as (other, swarm):
+        assert await other.fetch(hub.offers[None], None) == first  # The very report.
+        assert list(await swarm.stats()) == [first.info_hash]
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "unmarked"])
 async def test_what_was_touched_is_verified_anew(hub: Any, fetcher: Fetcher, tmp_path: Path, damage: str) -> None:
-    await fetcher.fetch(hub.offers[None], None)
+    first = await fetcher.fetch(hub.offers[None], None)
     directory = fetcher.directory(None)
     if damage == "changed":
         (directory / "config.json").write_text("{}")
@@ -83,12 +113,9 @@ async def test_what_was_touched_is_verified_anew(hub: Any, fetcher: Fetcher, tmp
         (directory / "model.safetensors").unlink()
     else:
         directory.with_name(directory.name + ".verified").unlink()
-    other = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
-    try:
-        assert await make_fetcher(hub, other, tmp_path).fetch(hub.offers[None], None) is not None
-    finally:
-        await other.close()
-    assert same_files(directory, hub.directory / artefact_name("base", hub.run_id, 0))
+    async with restarted(hub, tmp_path) as (other, _):
+        assert await other.fetch(hub.offers[None], None) != first
+    assert same_files(directory, hub.published(None))
 
 
 async def test_an_offer_that_another_key_signed_is_refused(hub: Any, swarm: Swarm, tmp_path: Path) -> None:
@@ -107,15 +134,37 @@ async def test_one_artefact_is_not_taken_for_another(hub: Any, fetcher: Fetcher)
 
 async def test_a_torrent_that_is_not_the_signed_one_is_refused(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
     offer: ArtefactOffer = hub.offers[None]
-    forged = tmp_path / "forged" / artefact_name("base", hub.run_id, 0)
-    shutil.copytree(hub.directory / forged.name, forged)
-    (forged / "config.json").write_text("{}")
+    forged = tmp_path / "forged" / f"{hub.run_id}-base.s"
+    forged.mkdir(parents=True)
+    (forged / "config.json.sealed").write_text("{}")
     swapped = offer.model_copy(update={"torrent": make_torrent(forged).torrent})
     with pytest.raises(RemoteProtocolError, match="not the one in the signed manifest"):
         await fetcher.fetch(swapped, None)
 
 
-async def test_files_that_do_not_have_the_signed_hashes_are_deleted(hub: Any, fetcher: Fetcher) -> None:
+@pytest.mark.parametrize("wrong", ["other files", "later parent"])
+async def test_a_carrier_that_does_not_fit_its_manifest_is_refused(hub: Any, fetcher: Fetcher, wrong: str) -> None:
+    await hub.publish(1, announce=False)
+    manifest = open_offer(hub.offers[1], hub.me.public_key)
+    changes = {"carrier": "delta", "delta_parent": 1} if wrong == "later parent" else {}
+    changed = manifest.model_copy(update=changes)
+    carrier = hub.carriers / "forged" / changed.carrier_name
+    carrier.mkdir(parents=True)
+    (carrier / ("payload.sealed" if changes else "another.sealed")).write_text("x")
+    torrent = make_torrent(carrier)
+    signed = sign_offer(
+        changed.model_copy(update={"info_hash": torrent.info_hash.hex()}),
+        hub=hub.me,
+        torrent=torrent.torrent,
+        web_seed_path="/artefacts/forged/",
+    )
+    with pytest.raises(RemoteProtocolError, match="later version" if changes else "not those of its manifest"):
+        await fetcher.fetch(signed, 1)
+
+
+async def test_files_that_do_not_have_the_signed_hashes_are_deleted_with_their_carrier(
+    hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path
+) -> None:
     """The hub signs a manifest whose torrent is right and whose hashes are not."""
     offer: ArtefactOffer = hub.offers[None]
     manifest = open_offer(offer, hub.me.public_key)
@@ -127,20 +176,106 @@ async def test_files_that_do_not_have_the_signed_hashes_are_deleted(hub: Any, fe
         web_seed_path=offer.web_seed_path,
         peers=offer.peers,
     )
-    with pytest.raises(SwarmError, match="not what the hub signed"):
+    with pytest.raises(SwarmError, match="came whole, but cannot be read") as caught:
         await fetcher.fetch(signed, None)
-    assert not (fetcher.directory(None) / "model.safetensors").exists()
-    assert not fetcher.directory(None).with_name(f"{hub.run_id}-base.verified").exists()
+    assert caught.value.code == UNREADABLE and "not what the hub signed" in (caught.value.got or "")
+    assert list((tmp_path / "artefacts").iterdir()) == [] and carriers_in(tmp_path) == []
+    assert len(await swarm.stats()) == 0
 
 
-async def test_comes_by_the_web_seed_when_there_is_no_peer(hub: Any, tmp_path: Path) -> None:
-    offer = hub.offers[None].model_copy(update={"peers": ()})
-    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1", web_seed_after_s=0))
-    try:
-        fetched = await make_fetcher(hub, swarm, tmp_path).fetch(offer, None)
-    finally:
-        await swarm.close()
-    assert fetched is not None and fetched.web_seed_bytes > 0 and fetched.swarm_bytes == 0
+async def test_what_is_sealed_with_an_unknown_key_waits_for_it(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
+    fetcher.set_keys(())
+    with pytest.raises(SwarmError, match="a key that this node does not have") as caught:
+        await fetcher.fetch(hub.offers[None], None)
+    assert caught.value.code != UNREADABLE and carriers_in(tmp_path) == [f"{hub.run_id}-base.s"]
+    fetcher.set_keys(hub.run_keys)
+    fetched = await fetcher.fetch(hub.offers[None], None)
+    assert fetched.swarm_bytes == fetched.web_seed_bytes == 0  # All of it was here.
+    assert same_files(fetcher.directory(None), hub.published(None))
+
+
+async def test_a_wrong_key_opens_nothing(hub: Any, fetcher: Fetcher) -> None:
+    fetcher.set_keys([RunKey(key_id=1, key=bytes(32))])
+    with pytest.raises(SwarmError, match="cannot be read") as caught:
+        await fetcher.fetch(hub.offers[None], None)
+    assert "another key" in (caught.value.got or "")
+
+
+async def test_a_delta_is_made_whole_by_its_parent(hub: Any, fetcher: Fetcher, swarm: Swarm) -> None:
+    await hub.publish(1, announce=False)
+    await hub.publish(2, announce=False, parent=1)
+    await fetcher.fetch(hub.offers[1], 1)
+    await fetcher.fetch(hub.offers[2], 2)
+    assert same_files(fetcher.directory(2), hub.published(2))
+    assert len(await swarm.stats()) == 2
+
+
+async def test_a_delta_waits_for_its_parent_that_is_on_its_way(hub: Any, fetcher: Fetcher) -> None:
+    await hub.publish(1, announce=False)
+    await hub.publish(2, announce=False, parent=1)
+    await asyncio.gather(fetcher.fetch(hub.offers[1], 1), fetcher.fetch(hub.offers[2], 2))
+    assert same_files(fetcher.directory(2), hub.published(2))
+
+
+@pytest.mark.parametrize("trouble", ["missing", "changed", "another"])
+async def test_a_delta_without_the_right_parent_is_unreadable_and_the_keyframe_is_not(
+    hub: Any, fetcher: Fetcher, tmp_path: Path, trouble: str
+) -> None:
+    await hub.publish(1, announce=False)
+    await hub.publish(2, announce=False, parent=1)
+    if trouble == "another":
+        write_adapter(tmp_path / "another" / hub.published(1).name, 9)
+        await fetcher.fetch(await hub.offer(1, tmp_path / "another" / hub.published(1).name), 1)
+    elif trouble == "changed":
+        await fetcher.fetch(hub.offers[1], 1)
+        (fetcher.directory(1) / "adapter_config.json").write_text("{}")
+    with pytest.raises(SwarmError, match="came whole, but cannot be read") as caught:
+        await fetcher.fetch(hub.offers[2], 2)
+    assert caught.value.code == UNREADABLE
+    assert f"{hub.run_id}-v000002.d1" not in carriers_in(tmp_path) and not fetcher.directory(2).exists()
+    await fetcher.fetch(await hub.offer(2, hub.published(2)), 2)
+    assert same_files(fetcher.directory(2), hub.published(2))
+
+
+async def test_what_the_hub_pushes_is_taken_and_served(hub: Any, swarm: Swarm, tmp_path: Path) -> None:
+    said: list[FromNode] = []
+    receiver = make_receiver(said)
+    fetcher = make_fetcher(hub, swarm, tmp_path, receiver=receiver)
+    await hub.publish(1, announce=False, way=Way.INLINE)
+    seen: list[tuple[int, int]] = []
+    for piece in hub.pieces(hub.offers[1]):
+        receiver.take(piece, None)
+    fetched = await fetcher.fetch(hub.offers[1], 1, on_progress=lambda done, total: seen.append((done, total)))
+    total = read_torrent(hub.offers[1].torrent).total_bytes
+    assert (fetched.pushed_bytes, fetched.swarm_bytes, fetched.web_seed_bytes) == (total, 0, 0)
+    assert same_files(fetcher.directory(1), hub.published(1))
+    assert seen[0] == (0, total)
+    assert [torrent.complete for torrent in (await swarm.stats()).values()] == [True]
+
+
+async def test_a_push_that_falls_silent_goes_on_through_the_swarm(
+    hub: Any, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher_module, "SILENCE_S", 0.0)
+    receiver = make_receiver([])
+    fetcher = make_fetcher(hub, swarm, tmp_path, receiver=receiver)
+    first, *others = hub.pieces(hub.offers[None])
+    receiver.take(first, None)
+    fetched = await fetcher.fetch(hub.offers[None].model_copy(update={"way": Way.BROADCAST}), None)
+    brought = fetched.swarm_bytes + fetched.web_seed_bytes
+    assert 0 < brought <= sum(len(piece.data) for piece in others)
+    assert same_files(fetcher.directory(None), hub.published(None))
+
+
+@pytest.mark.parametrize("way", [Way.SWARM, Way.WEB_SEED])
+async def test_comes_by_the_web_seed_where_that_is_the_way_or_there_is_no_peer(
+    hub: Any, tmp_path: Path, way: Way
+) -> None:
+    changes = {"peers": ()} if way is Way.SWARM else {"way": way}
+    async with restarted(hub, tmp_path, web_seed_after_s=0 if way is Way.SWARM else 3.0) as (fetcher, _):
+        fetched = await fetcher.fetch(hub.offers[None].model_copy(update=changes), None)
+    assert fetched.web_seed_bytes > 0 and fetched.swarm_bytes == 0
+    assert way is Way.SWARM or hub.trackers_asked == []
 
 
 needs_memory = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="this system or Python has no such memory")
@@ -162,18 +297,20 @@ def memory_of(segment: Segment) -> Path:
 
 
 @needs_memory
-async def test_what_the_hub_holds_in_memory_is_read_and_verified_and_seeded(
-    hub: Any, fetcher: Fetcher, swarm: Swarm, in_memory: tuple[ArtefactOffer, Segment]
+async def test_what_the_hub_holds_in_memory_is_read_and_verified(
+    hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, in_memory: tuple[ArtefactOffer, Segment]
 ) -> None:
     offer, _ = in_memory
     manifest = open_offer(offer, hub.me.public_key)
+    beginning = tmp_path / "carriers" / manifest.carrier_name  # Of an earlier fetch by another way.
+    beginning.mkdir(parents=True)
     fetched = await fetcher.fetch(offer.model_copy(update={"peers": ()}), 1)
-    assert fetched is not None and (fetched.policy_version, fetched.info_hash.hex()) == (1, manifest.info_hash)
+    assert (fetched.policy_version, fetched.info_hash.hex()) == (1, manifest.info_hash)
     assert fetched.shared_memory_bytes == manifest.total_bytes
     assert fetched.swarm_bytes == fetched.web_seed_bytes == 0
-    assert same_files(fetcher.directory(1), hub.directory / manifest.name)
-    assert [torrent.complete for torrent in (await swarm.stats()).values()] == [True]
-    assert await fetcher.fetch(offer, 1) is None
+    assert same_files(fetcher.directory(1), hub.published(1))
+    assert await fetcher.fetch(offer, 1) == fetched
+    assert await swarm.stats() == {} and not beginning.exists()
 
 
 @needs_memory
@@ -200,9 +337,8 @@ async def test_the_swarm_takes_over_when_memory_does_not_have_it(
             offer = offer.model_copy(update={"shared_memory": address})
     with caplog.at_level(logging.DEBUG, "echo_node"):
         fetched = await fetcher.fetch(offer, 1)
-    assert fetched is not None and fetched.swarm_bytes > 0
-    assert fetched.shared_memory_bytes == 0
-    assert same_files(fetcher.directory(1), hub.directory / fetcher.directory(1).name)
+    assert fetched.swarm_bytes > 0 and fetched.shared_memory_bytes == 0
+    assert same_files(fetcher.directory(1), hub.published(1))
     (told,) = [record for record in caplog.records if "memory" in record.message]
     assert told.levelno == logging.DEBUG
 
@@ -232,31 +368,58 @@ async def test_a_reader_that_is_cancelled_has_ended_before_its_files_are_deleted
     assert not fetcher.directory(1).exists()
 
 
-async def test_removing_deletes_files_and_stops_seeding(hub: Any, fetcher: Fetcher, swarm: Swarm) -> None:
+async def test_a_version_that_is_removed_is_served_on_until_nobody_wants_it(
+    hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path
+) -> None:
+    await hub.publish(1, announce=False)
+    fetched = await fetcher.fetch(hub.offers[1], 1)
+    await fetcher.remove(1)
+    assert not fetcher.directory(1).exists() and list(await swarm.stats()) == [fetched.info_hash]
+    await fetcher.unwanted([fetched.info_hash, bytes(20)])
+    assert await swarm.stats() == {} and carriers_in(tmp_path) == []
+
+
+async def test_what_nobody_else_wants_is_still_made_use_of(hub: Any, fetcher: Fetcher) -> None:
+    await hub.publish(1, announce=False)
+    fetched = await fetcher.fetch(hub.offers[1], 1)
+    await fetcher.unwanted([fetched.info_hash])
+    assert same_files(fetcher.directory(1), hub.published(1))
+    assert await fetcher.fetch(hub.offers[1], 1) == fetched
+
+
+async def test_an_abandoned_version_leaves_nothing(hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path) -> None:
     await hub.publish(1, announce=False)
     await fetcher.fetch(hub.offers[1], 1)
-    assert len(await swarm.stats()) == 1
-    await fetcher.remove(1)
-    assert not fetcher.directory(1).exists()
-    assert len(await swarm.stats()) == 0
-    await fetcher.remove(1)
+    for _ in range(2):
+        await fetcher.abandon(1)
+        assert not fetcher.directory(1).exists() and carriers_in(tmp_path) == [] and await swarm.stats() == {}
 
 
 async def test_what_does_not_fit_on_the_disk_is_not_begun(
-    hub: Any, fetcher: Fetcher, swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+    hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    total = sum(path.stat().st_size for path in (hub.directory / f"{hub.run_id}-base").iterdir())
-    disk = {"total": 10 * total, "free": total}
+    total = open_offer(hub.offers[None], hub.me.public_key).total_bytes
+    both = total + read_torrent(hub.offers[None].torrent).total_bytes
+    disk = {"total": 10 * total, "free": both}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(**disk))
     with pytest.raises(StorageError, match=r"does not fit(.|\n)*MiB free(.|\n)*Free some space"):
         await fetcher.fetch(hub.offers[None], None)
-    assert len(await swarm.stats()) == 0 and not fetcher.directory(None).exists()
-    disk["free"] = total + total // 2 + 1  # Five hundredths of the disk stay free.
-    assert await fetcher.fetch(hub.offers[None], None) is not None
+    assert await swarm.stats() == {} and not fetcher.directory(None).exists() and carriers_in(tmp_path) == []
+    disk["free"] = both + total // 2 + 1  # Five hundredths of the disk stay free.
+    await fetcher.fetch(hub.offers[None], None)
+    assert same_files(fetcher.directory(None), hub.published(None))
+    assert await swarm.stats() == {} and carriers_in(tmp_path) == []  # There is no ample room to serve it.
+
+
+async def test_what_is_there_of_a_carrier_needs_no_room(
+    hub: Any, fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fetcher.fetch(hub.offers[None], None)
     fetcher.directory(None).with_name(fetcher.directory(None).name + ".verified").unlink()
-    await swarm.remove(bytes.fromhex(open_offer(hub.offers[None], hub.me.public_key).info_hash))
-    disk["free"] = 0  # Nothing is missing.
-    assert await fetcher.fetch(hub.offers[None], None) is not None
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10, free=0))
+    async with restarted(hub, tmp_path) as (other, _):
+        await other.fetch(hub.offers[None], None)
+    assert same_files(fetcher.directory(None), hub.published(None))
 
 
 @pytest.mark.parametrize("call", ["stat", "replace", "write_text"])
@@ -271,10 +434,12 @@ async def test_a_disk_that_refuses_is_a_storage_error(
         return honest(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, call, refuse)
-    with pytest.raises(StorageError, match="disk is full"):
+    with pytest.raises(StorageError) as caught:
         await fetcher.fetch(hub.offers[None], None)
+    assert "No space left" in (caught.value.got or "")
     monkeypatch.undo()
-    assert await fetcher.fetch(hub.offers[None], None) is not None
+    await fetcher.fetch(hub.offers[None], None)
+    assert same_files(fetcher.directory(None), hub.published(None))
 
 
 async def test_what_cannot_be_deleted_now_is_deleted_at_the_next_start(
@@ -288,39 +453,70 @@ async def test_what_cannot_be_deleted_now_is_deleted_at_the_next_start(
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
     await fetcher.remove(1)
-    fetcher.delete_leftovers(2)
-    assert caplog.text.count("is not deleted yet") == 2
+    assert fetcher.take_up(2) == {}
+    assert caplog.text.count("v000001 is not deleted yet") == 2
     with pytest.raises(StorageError, match="in use"):
         delete_artefact(fetcher.directory(1))
     monkeypatch.undo()
-    fetcher.delete_leftovers(2)
+    fetcher.take_up(2)
     assert not fetcher.directory(1).exists()
 
 
 async def test_a_base_is_named_by_its_content(hub: Any, fetcher: Fetcher, tmp_path: Path, swarm: Swarm) -> None:
-    await fetcher.fetch(hub.offers[None], None)
-    first = fetcher.base_content
+    """Whatever it is sealed with."""
+    first = await fetcher.fetch(hub.offers[None], None)
+    content = fetcher.base_content
+    hub.run_keys = (*hub.run_keys, RunKey(key_id=2, key=bytes(32)))
+    resealed = await hub.offer(None, hub.published(None))
+    assert resealed.manifest != hub.offers[None].manifest
+    assert await fetcher.fetch(resealed, None) == first  # With a key that the node does not have.
+    assert fetcher.base_content == content and len(content) == 32
     directory = tmp_path / "other" / f"{hub.run_id}-base"
-    shutil.copytree(hub.directory / directory.name, directory)
+    shutil.copytree(hub.published(None), directory)
     (directory / "model.safetensors").write_bytes(b"other weights")
-    await swarm.remove(bytes.fromhex(open_offer(hub.offers[None], hub.me.public_key).info_hash))
-    await fetcher.fetch(await hub.offer(None, directory), None)
-    assert len(first) == len(fetcher.base_content) == 32 and first != fetcher.base_content
+    fetcher.set_keys(hub.run_keys)
+    other = await fetcher.fetch(await hub.offer(None, directory), None)
+    assert fetcher.base_content != content and list(await swarm.stats()) == [other.info_hash]
     assert same_files(fetcher.directory(None), directory)
 
 
-async def test_a_damaged_marker_counts_as_none(hub: Any, fetcher: Fetcher, swarm: Swarm) -> None:
-    await fetcher.fetch(hub.offers[None], None)
-    fetcher.directory(None).with_name(f"{hub.run_id}-base.verified").write_bytes(b"\xff")
-    await swarm.remove(bytes.fromhex(open_offer(hub.offers[None], hub.me.public_key).info_hash))
-    assert await fetcher.fetch(hub.offers[None], None) is not None
+async def test_the_next_process_takes_up_what_is_verified_and_the_newest_that_has_begun(
+    hub: Any, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    reports = {}
+    for version in range(1, 7):
+        await hub.publish(version, announce=False)
+        reports[version] = await fetcher.fetch(hub.offers[version], version)
+    (fetcher.directory(4) / "adapter_config.json").write_text("{}")
+    for name in (f"{hub.run_id}-v000005.d4", f"{hub.run_id}-v000004.d2", f"{hub.run_id}1-v000001.k", "other-v000001.k"):
+        (tmp_path / "carriers" / name).mkdir()
+    async with restarted(hub, tmp_path) as (other, _):
+        found = other.take_up(5)
+        assert {version: one.fetched for version, one in found.items()} == {v: reports[v] for v in (1, 2, 3, 5)}
+        assert {one.content for one in found.values()} == {
+            open_offer(hub.offers[version], hub.me.public_key).content for version in found
+        }
+        here = [version for version in range(1, 7) if other.directory(version).exists()]
+        assert here == [1, 2, 3, 5]
+        run = hub.run_id
+        assert carriers_in(tmp_path) == sorted(
+            [f"{run}-v000005.d4", f"{run}-v000005.k", f"{run}1-v000001.k", "other-v000001.k"]
+        )
 
 
-def test_leftovers_are_this_runs_other_versions(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
-    run = hub.run_id
-    names = [f"{run}-v000001", f"{run}-v000002", f"{run}-base", f"{run}1-v000001", "other-v000001"]
-    for name in names:
-        (tmp_path / "artefacts" / name).mkdir(parents=True)
-    (tmp_path / "artefacts" / f"{run}-v000001.verified").write_text("")
-    fetcher.delete_leftovers(2)
-    assert sorted(path.name for path in (tmp_path / "artefacts").iterdir()) == sorted(names[1:])
+async def test_a_cancelled_fetch_goes_on_where_it_stopped(hub: Any, swarm: Swarm, tmp_path: Path) -> None:
+    receiver = make_receiver([])
+    fetcher = make_fetcher(hub, swarm, tmp_path, receiver=receiver)
+    offer = hub.offers[None].model_copy(update={"way": Way.BROADCAST})
+    begun = asyncio.Event()
+    first, *_ = hub.pieces(offer)
+    fetch = asyncio.create_task(fetcher.fetch(offer, None, on_progress=lambda done, total: begun.set()))
+    receiver.take(first, None)
+    await begun.wait()
+    fetch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetch
+    async with restarted(hub, tmp_path) as (other, _):
+        fetched = await other.fetch(hub.offers[None], None)
+    assert same_files(fetcher.directory(None), hub.published(None))
+    assert fetched.swarm_bytes + fetched.web_seed_bytes > 0

@@ -103,6 +103,15 @@ async def test_the_web_seed_serves_where_no_peer_does(
     assert stats.swarm_bytes == 0
 
 
+async def test_the_web_seed_is_asked_at_once_where_there_is_nobody_else(
+    payload, open_swarm, web_server, tmp_path
+) -> None:
+    node = await open_swarm(web_seed_after_s=NEVER)
+    stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url)
+    assert payload.matches(tmp_path / "node" / payload.directory.name)
+    assert stats.web_seed_bytes >= payload.total_bytes
+
+
 async def test_the_web_seed_over_tls(payload, open_swarm, tls_web_seed, tmp_path) -> None:
     node = await open_swarm(web_seed_after_s=0)
     stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=tls_web_seed)

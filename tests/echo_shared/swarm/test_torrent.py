@@ -55,7 +55,15 @@ def _read(directory: Path, part: FileSlice) -> bytes:
 
 @pytest.mark.parametrize(
     ("size", "piece_bytes"),
-    [(1, 16_384), (1_000_000, 32_768), (2**20, 65_536), (2**31, 65_536), (2**31 + 1, 131_072), (2**36, 2**21)],
+    [
+        (1, 16_384),
+        (500_000, 16_384),
+        (8_000_000, 32_768),
+        (2**23, 65_536),
+        (2**31, 65_536),
+        (2**31 + 1, 131_072),
+        (2**36, 2**21),
+    ],
 )
 def test_piece_size_follows_the_payload(size: int, piece_bytes: int) -> None:
     assert piece_bytes_for(size) == piece_bytes

@@ -139,6 +139,22 @@
     );
     health("chart-seconds", [["eval_s", "evaluation", "accuracy"], ["seconds", "training", "speed"]], {});
     health("chart-tokens", [["tokens_per_s", "tokens/s", "speed"]], {});
+    drawSpread();
+  }
+
+  // How long each version took to reach half, nearly all and all nodes.
+  function drawSpread() {
+    const versions = run === null ? [] : run.versions.filter((v) => v.dissemination_max_s !== null).reverse();
+    const x = versions.map((v) => v.policy_version);
+    const lines = [["dissemination_max_s", "all", "accuracy"], ["dissemination_p95_s", "95 %", "staleness"], ["dissemination_p50_s", "half", "speed"]];
+    const traces = lines.map(([field, name, stroke]) => ({
+      ...line(versions.map((v) => v[field]), name, color(stroke), 1.5),
+      x,
+      mode: versions.length === 1 ? "markers" : "lines",
+    }));
+    const shown = layout(versions.map((v) => v.dissemination_max_s), { small: true });
+    shown.xaxis.range = x.length > 1 ? [x[0], x[x.length - 1]] : undefined;
+    Plotly.react("chart-spread", traces, shown, config);
   }
 
   function take(news) {

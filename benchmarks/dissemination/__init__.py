@@ -1,0 +1,68 @@
+"""How soon a new version reaches every node: Echo, HTTP one-to-many and libtorrent as it comes, beside the bound.
+
+The payload is a policy version's carrier, the same bytes for all sides, and lies ready when the time begins. Echo's
+ends when the last node may sample from the version: pieces checked, unsealed, decoded, every file compared with the
+signed manifest. HTTP's ends with a hash over the file, libtorrent's with the last piece's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.dissemination import faults
+from benchmarks.dissemination.cases import FleetCases, beside, in_turns
+from benchmarks.dissemination.headline import PUBLISHED_DTYPE, SLOW_HUB, headline
+from benchmarks.dissemination.links import can_shape, conditions, remove_leftovers
+from benchmarks.dissemination.rounds import Row, measure_fleet
+from benchmarks.measurement import Measurement
+
+DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to-many, libtorrent's defaults, the bound"
+CONGESTION_CONTROL: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+
+def measure(seed: int) -> Measurement:
+    from benchmarks.dissemination import delta  # It loads torch, which each host's process would have to load too.
+
+    if can_shape():
+        remove_leftovers()
+    sent = asyncio.run(_send(seed))
+    tried = asyncio.run(faults.try_all(seed)) if can_shape() else []
+    deltas = delta.measure(seed)
+    return Measurement(
+        headline=headline(sent, deltas, tried),
+        rows=[*sent, *({"side": "delta", **row} for row in deltas), *({"side": "fault", **row} for row in tried)],
+        conditions=_conditions(),
+    )
+
+
+async def _send(seed: int) -> list[Row]:
+    async with asyncio.TaskGroup() as tasks:
+        slow = tasks.create_task(_in_turns(beside(), seed))
+        others = tasks.create_task(_in_turns(in_turns(), seed))
+    return others.result() + slow.result()
+
+
+async def _in_turns(fleets: Sequence[FleetCases], seed: int) -> list[Row]:
+    return [row for fleet in fleets for row in await measure_fleet(fleet, seed)]
+
+
+def _conditions() -> dict[str, Any]:
+    return {
+        "links": conditions(),
+        "tcp_congestion_control": CONGESTION_CONTROL.read_text().strip() if CONGESTION_CONTROL.exists() else None,
+        "hosts": "one process each, all on this machine's cores; nodes are joined, and stay from version to version",
+        "http": f"the nodes' uplinks are of no consequence to it: larger payloads on one link set a hub uplink; with "
+        f"{SLOW_HUB} Mbit/s they are measured in links of their own, beside the other sides",
+        "libtorrent": "default settings, but for DHT, LSD, UPnP and NAT-PMP off; all peers are told at once; "
+        "stuck_nodes had nothing after a long while, which then counts as its time",
+        "echo": "the way is the hub's choice; 'echo swarm': pinned to the swarm",
+        "seconds": "median of the runs, from the announcement until the last node has verified it",
+        "pushed, mesh, swarm, web_seed": "bytes that came to the nodes that way, over the payload; of the first run",
+        "busy_cores": "processor time of the hub's and all nodes' processes, over the time they took",
+        "growth": f"8 MB, the slower of the link sets whose hub has {SLOW_HUB} Mbit/s",
+        "delta_ratio": f"{PUBLISHED_DTYPE}, one step on, the worse of the models",
+        "faults": faults.CONDITIONS if can_shape() else "none tried: they take shaped links",
+    }

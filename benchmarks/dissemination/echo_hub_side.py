@@ -1,0 +1,153 @@
+"""Echo's hub as far as dissemination goes: all its real parts, without learner, store and pages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from safetensors.numpy import save_file
+
+from echo_hub.config import HubConfig
+from echo_hub.core.dissemination import Release
+from echo_hub.net import artefact_routes, tracker
+from echo_hub.net.artefact_store import Carrier
+from echo_hub.net.broadcaster import Broadcaster
+from echo_hub.net.distributor import Arrival, Distributor
+from echo_hub.net.gateway import Gateway, NodeInfo
+from echo_hub.net.host_memory import HostMemory
+from echo_hub.net.publisher import Publisher
+from echo_hub.net.server import Server
+from echo_hub.net.tracker import Tracker
+from echo_shared.identity import Identity
+from echo_shared.messages import Fetched, FromNode, Have, KeyframeWanted, Links, Welcome
+from echo_shared.swarm import Swarm, SwarmSettings
+
+RUN: Final = "benchmark"
+
+
+class EchoHub:
+    """One run, which lasts over restarts in its directory. It is its own gateway's inbox."""
+
+    def __init__(self, address: str, directory: Path, *, way: str, port: int) -> None:
+        self._address = address
+        self._directory = directory
+        self._config = HubConfig.model_validate(
+            {
+                "server": {"host": address, "port": port, "shared_memory": False},
+                "dissemination": {"way": way},
+            }
+        )
+        self._newest = 0
+        self._links: dict[str, frozenset[str]] = {}
+        self._linked = asyncio.Condition()
+        self.tracker_is_down = False
+
+    async def open(self) -> str:
+        """The URL to join."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        me = Identity.load_or_create(self._directory / "hub.key")
+        self._run_id = f"{me.node_id}-{RUN}"
+        swarm = await Swarm.open(SwarmSettings(listen_host=self._address))
+        self.swarm_port = swarm.port
+        self._tracker = Tracker(me)
+        self._publisher = Publisher(
+            self._directory,
+            self._run_id,
+            me,
+            swarm=swarm,
+            tracker=self._tracker,
+            memory=HostMemory(enabled=False),
+        )
+        gateway = Gateway(me=me, settings=self._config.server)
+        self._distributor = Distributor(
+            settings=self._config.dissemination,
+            publisher=self._publisher,
+            broadcaster=Broadcaster(gateway),
+            connections=gateway,
+            record=self._record,
+        )
+        await self._distributor.open()
+        await self._distributor.publish_base(await asyncio.to_thread(_write_base, self._directory / "base"))
+        tracker_routes = tracker.routes(self._tracker, introduce=self._distributor.introduce)
+        routes = [
+            *gateway.routes(self),
+            *artefact_routes.routes(self._publisher, self._tracker),
+            *(web.route(one.method, one.path, self._unless_down(one.handler)) for one in tracker_routes),
+        ]
+        server = Server(self._config.server, routes)
+        await server.open()
+        self._running = asyncio.create_task(self._distributor.run(), name="distributor")
+        return server.url
+
+    @property
+    def carriers(self) -> Path:
+        """Where what is sent lies."""
+        return self._directory / "artefacts"
+
+    async def publish(self, version: int, adapter: Path) -> Carrier:
+        await self._distributor.publish(version, adapter)
+        self._newest = version
+        return self._publisher.carrier(version)
+
+    def announce(self, version: int) -> None:
+        self._distributor.announce(version)
+
+    async def linked(self, num_nodes: int) -> None:
+        """Waits until so many nodes are all linked with each other."""
+        async with self._linked:
+            await self._linked.wait_for(
+                lambda: (
+                    len(self._links) == num_nodes and all(len(links) == num_nodes - 1 for links in self._links.values())
+                )
+            )
+
+    async def node_joined(self, node: NodeInfo) -> Welcome:
+        self._distributor.node_joined(node)
+        return Welcome(
+            run_id=self._run_id,
+            run_name=RUN,
+            node_id=node.node_id,
+            base=self._distributor.offer(0, node),
+            policy=self._distributor.offer(self._newest, node) if self._newest else None,
+            policy_version=self._newest,
+            tracker_path=f"/announce/{self._tracker.passkey(node.node_id)}",
+            heartbeat_s=self._config.server.heartbeat_s,
+            run_keys=self._publisher.run_keys(),
+            mesh=self._distributor.mesh_for(node),
+        )
+
+    async def node_said(self, node_id: str, message: FromNode) -> None:
+        if isinstance(message, Links):
+            async with self._linked:
+                self._links[node_id] = frozenset(message.node_ids)
+                self._linked.notify_all()
+        if isinstance(message, Fetched | Have | Links | KeyframeWanted):
+            await self._distributor.node_said(node_id, message)
+
+    async def node_left(self, node_id: str) -> None:
+        self._links.pop(node_id, None)
+        self._distributor.node_left(node_id)
+
+    def _unless_down(self, handler: Handler) -> Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if self.tracker_is_down:
+                raise web.HTTPServiceUnavailable
+            return await handler(request)
+
+        return answer
+
+    async def _record(self, news: Release | Arrival) -> None:
+        """A hub's store takes it; here the nodes say themselves when a version has come."""
+
+
+def _write_base(directory: Path) -> Path:
+    """As small as a base model can be: nodes fetch it when they join, and nothing is measured then."""
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({"model_type": "benchmark"}))
+    save_file({"weight": np.zeros(1, np.float32)}, directory / "model.safetensors")
+    return directory

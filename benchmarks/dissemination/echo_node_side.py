@@ -1,0 +1,92 @@
+"""Echo's node: the whole daemon, but for an engine, which has nothing to do with how versions travel."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.dissemination.payload import digest_of
+from echo_node.config import NodeConfig
+from echo_node.core.events import ArtefactReady, Event
+from echo_node.daemon import Daemon
+from echo_node.engine import Engine, EngineFiles
+from echo_node.host.hubs import Joining
+from echo_node.host.paths import Paths
+from echo_node.net.address import HubAddress
+from echo_node.view import Snapshot
+from echo_shared.identity import Identity
+from echo_shared.messages import Fetched
+
+RECONNECT_FIRST_S: Final = 0.2
+SOURCES: Final = {"pushed_bytes", "mesh_bytes", "swarm_bytes", "web_seed_bytes"}
+
+
+class EchoNode(Daemon):
+    """Call `open`, then `received` for each version."""
+
+    def __init__(self, url: str, address: str, directory: Path) -> None:
+        paths = Paths.find(directory)
+        super().__init__(
+            paths=paths,
+            config=NodeConfig(backend="torch", swarm_host=address, insecure=True, reconnect_first_s=RECONNECT_FIRST_S),
+            me=Identity.load_or_create(paths.identity_key),
+            joining=Joining(address=HubAddress.parse(url, insecure=True), pinned=None, invite_token=None, patient=True),
+            view=_Unseen(),
+        )
+        self._here: dict[int, tuple[float, Fetched]] = {}
+        self._news = asyncio.Condition()
+        self._has_base = asyncio.Event()
+
+    async def open(self) -> None:
+        """Returns once the node has joined and has the base model."""
+        self._daemon = asyncio.create_task(self.run(), name="daemon")
+        base = asyncio.create_task(self._has_base.wait())
+        await asyncio.wait({self._daemon, base}, return_when=asyncio.FIRST_COMPLETED)
+        if self._daemon.done():
+            self._daemon.result()  # Raises what ended it.
+
+    async def received(self, version: int) -> dict[str, Any]:
+        """Waits for this version: when it was verified, how it came, and a hash of its files."""
+        async with self._news:
+            await self._news.wait_for(lambda: version in self._here)
+        at, fetched = self._here[version]
+        digest = await asyncio.to_thread(digest_of, self._artefact(version))
+        return {"at": at, "digest": digest, **fetched.model_dump(include=SOURCES)}
+
+    def has(self, version: int) -> bool:
+        """Whether this version has been verified."""
+        return version in self._here
+
+    async def _tell_shell(self, event: Event) -> None:
+        version = event.policy_version if isinstance(event, ArtefactReady) else None
+        if isinstance(event, ArtefactReady) and version is None:
+            self._has_base.set()
+        elif isinstance(event, ArtefactReady) and version is not None:
+            async with self._news:
+                self._here[version] = (time.time(), event.fetched)
+                self._news.notify_all()
+        await super()._tell_shell(event)
+
+    def _artefact(self, version: int) -> Path:
+        (found,) = self._paths.artefacts.glob(f"*-v{version:06d}")
+        return found
+
+    def _make_engine(self, files: EngineFiles) -> Engine:
+        return _NoEngine()
+
+
+class _NoEngine(Engine):
+    """Loads for ever."""
+
+    def __init__(self) -> None:
+        """Takes none of an engine's parts."""
+
+    async def run(self, after_s: float, max_width: int) -> None:
+        await asyncio.Event().wait()
+
+
+class _Unseen:
+    def update(self, snapshot: Snapshot) -> None:
+        """Nobody looks."""

@@ -1,0 +1,159 @@
+"""The benchmark's end of its hosts: a hub's process and the nodes', each on its own link."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.dissemination.host import MAX_LINE_BYTES
+from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
+
+ANSWER_S: Final = 300.0
+"""A host that takes longer is stuck."""
+HUB_MODULE: Final = "benchmarks.dissemination.hub_host"
+NODE_MODULE: Final = "benchmarks.dissemination.node_host"
+
+
+class HostFailed(Exception):
+    """A host's process says that it could not do what it was asked, or has ended."""
+
+
+class Host:
+    """One process. Use `Host.start`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, what: str) -> None:
+        self._process = process
+        self._what = what
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._reader = asyncio.create_task(self._read(), name=f"answers of {what}")
+
+    @classmethod
+    async def start(cls, module: str, *arguments: str, prefix: list[str], log: Path) -> Host:
+        with log.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(*prefix, sys.executable, "-m", module, *arguments),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                limit=MAX_LINE_BYTES,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        return cls(process, f"{log.stem}, whose log is {log}")
+
+    async def ask(self, do: str, **arguments: object) -> Any:
+        """The answer's result. Raises HostFailed, TimeoutError."""
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        assert self._process.stdin is not None
+        try:
+            if self._reader.done():
+                raise HostFailed(f"{self._what}: it has ended")
+            self._process.stdin.write(json.dumps({"id": number, "do": do, **arguments}).encode() + b"\n")
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
+        finally:
+            del self._asked[number]
+
+    def cpu_s(self) -> float:
+        """Processor time that it has used so far."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    async def end(self) -> None:
+        """In good order, or after a few seconds by force."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(10):
+                await self._process.wait()
+        except TimeoutError:
+            await self.kill()
+        await self._reader
+
+    async def kill(self) -> None:
+        """As the power does."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        await self._reader
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            answer = json.loads(line)
+            asked = self._asked.get(answer["id"])
+            if asked is None or asked.done():
+                continue
+            if "error" in answer:
+                asked.set_exception(HostFailed(f"{self._what}: {answer['error']}"))
+            else:
+                asked.set_result(answer["result"])
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(HostFailed(f"{self._what}: it has ended"))
+
+
+class Fleet:
+    """A hub and its nodes, each a process on a host of its own. Use `open_fleet`."""
+
+    def __init__(self, net: Links | Loopback, directory: Path) -> None:
+        self.net = net
+        self.directory = directory
+        self._hosts: dict[int, Host] = {}
+
+    @property
+    def hub(self) -> Host:
+        return self._hosts[HUB]
+
+    @property
+    def nodes(self) -> dict[int, Host]:
+        """By their host's number, which counts from 1."""
+        return {number: host for number, host in self._hosts.items() if number != HUB}
+
+    async def start(self, number: int, directory: Path | None = None) -> Host:
+        """A process on this host, in the place of one that has ended; its data lie in `directory`."""
+        name = "hub" if number == HUB else f"node{number}"
+        where = directory or self.directory / name
+        where.mkdir(parents=True, exist_ok=True)
+        self._hosts[number] = await Host.start(
+            HUB_MODULE if number == HUB else NODE_MODULE,
+            *(self.net.address(number), str(where)),
+            prefix=self.net.command(number),
+            log=self.directory / f"{name}.log",
+        )
+        return self._hosts[number]
+
+    def cpu_s(self) -> float:
+        """Processor time that all processes together have used so far."""
+        return sum(host.cpu_s() for host in self._hosts.values())
+
+    async def of_nodes(self, do: str, **arguments: object) -> list[Any]:
+        """What all nodes, asked at once, answer, in their order."""
+        return await asyncio.gather(*(node.ask(do, **arguments) for node in self.nodes.values()))
+
+    async def end(self) -> None:
+        await asyncio.gather(*(host.end() for host in self._hosts.values()))
+
+
+@asynccontextmanager
+async def open_fleet(links: LinkSet, num_nodes: int, directory: Path) -> AsyncIterator[Fleet]:
+    """All processes have started; they and the links end with it."""
+    with open_links(num_nodes, links) as net:
+        fleet = Fleet(net, directory)
+        try:
+            for number in range(num_nodes + 1):
+                await fleet.start(number)
+            yield fleet
+        finally:
+            await fleet.end()

@@ -1,0 +1,56 @@
+"""The few figures that matter, out of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, MIDDLE, SMALL, Side
+from benchmarks.dissemination.rounds import Row
+
+GROWTH: Final = (4, 16)
+"""Nodes: from, to."""
+SLOW_HUB: Final = 20
+"""Its uplink in Mbit/s: there the bound does not grow with the nodes, so that growth tells of the scheme alone."""
+PUBLISHED_DTYPE: Final = "bfloat16"
+TOLERANCE: Final = 0.1
+"""A carrier is a little larger or smaller than the payload that was asked for."""
+
+
+def headline(sent: Sequence[Row], deltas: Sequence[Row], tried: Sequence[Row]) -> dict[str, Any]:
+    """The worst of all link sets; of neighbouring versions, the worst of all models."""
+    large, middle, small = (list(_of(sent, "echo", size, HEADLINE_NODES)) for size in (LARGE, MIDDLE, SMALL))
+    return {
+        "ratio_to_bound_64MB_N8": max(row["ratio_to_bound"] for row in large),
+        "ratio_to_bound_8MB_N8": max(row["ratio_to_bound"] for row in middle),
+        "start_overhead_s": max(row["over_bound_s"] for row in small),
+        "speedup_over_unicast": _slow(sent, "http", LARGE, HEADLINE_NODES) / _slow(sent, "echo", LARGE, HEADLINE_NODES),
+        "growth_N16_over_N4": _slow(sent, "echo", MIDDLE, GROWTH[1]) / _slow(sent, "echo", MIDDLE, GROWTH[0]),
+        "delta_ratio_lr1e_5": _delta_ratio(deltas, 1e-5),
+        "delta_ratio_lr1e_4": _delta_ratio(deltas, 1e-4),
+        "delta_exact": all(row["exact"] for row in deltas),
+        "faults_tried": len(tried),
+        "faults_survived": sum(row["survived"] for row in tried),
+    }
+
+
+def _of(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> Iterator[Row]:
+    for row in sent:
+        is_size = abs(row["payload_bytes"] - size_bytes) < TOLERANCE * size_bytes
+        if row["side"] == side and row["nodes"] == num_nodes and is_size:
+            yield row
+
+
+def _slow(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> float:
+    """Seconds over the slow hub's links, the slowest of them."""
+    rows = [row for row in _of(sent, side, size_bytes, num_nodes) if row["hub_up_mbit_s"] == SLOW_HUB]
+    return max(float(row["seconds"]) for row in rows)
+
+
+def _delta_ratio(deltas: Sequence[Row], rate: float) -> float:
+    """Of what is published, and one step on."""
+    return max(
+        float(row["delta_ratio"])
+        for row in deltas
+        if (row["lr"], row["ahead"], row["dtype"]) == (rate, 1, PUBLISHED_DTYPE)
+    )

@@ -1,0 +1,41 @@
+"""A node that sends other bytes than it was sent, to whoever takes them: over the mesh, and in the swarm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from echo_node.net.mesh import Mesh
+from echo_shared.messages import Piece
+from echo_shared.swarm import FetchStats, read_torrent
+from echo_shared.swarm.bittorrent import BitTorrentSwarm
+
+_honest_hand_on = Mesh.hand_on
+
+
+def turn() -> None:
+    """From now on, in this process."""
+    for kind, name, method in ((Mesh, "hand_on", _hand_on), (BitTorrentSwarm, "fetch", _seed_rubbish)):
+        setattr(kind, name, method)
+
+
+def _hand_on(mesh: Mesh, piece: Piece) -> None:
+    _honest_hand_on(mesh, piece.model_copy(update={"data": bytes(byte ^ 0xFF for byte in piece.data)}))
+
+
+async def _seed_rubbish(
+    swarm: BitTorrentSwarm, torrent: bytes, parent: Path, *, tracker_urls: Iterable[str] = (), **_: Any
+) -> FetchStats:
+    """In place of a fetch, and without an end: it says that it has everything, and sends zeros."""
+    layout = read_torrent(torrent)
+    for path, size in layout.files:
+        file = parent / layout.name / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(size))
+    # libtorrent would look at a piece before it sends it, and find out.
+    assert swarm._session is not None
+    swarm._session.apply_settings({"disable_hash_checks": True})
+    await swarm.seed(torrent, parent / layout.name, tracker_urls)
+    return await asyncio.Future()  # For as long as its daemon, which would make nothing of it, is patient.

@@ -1,0 +1,212 @@
+"""Hosts on home links: network namespaces on one bridge, each of whose two directions is shaped by itself.
+
+Host 0 is the hub, the others are the nodes. Where the kernel has netem, every link also has a delay. Without root's
+rights, or without iproute2, all hosts are this machine's loopback interface, and nothing is shaped.
+
+What is made here has a name of its own for each run and is removed by `close`; what a killed run has left is removed
+by the next one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+
+HUB: Final = 0
+DELAY_MS: Final = 10
+"""One way, of each host's link, where there is netem."""
+UPLINK_QUEUE: Final = ("burst", "16kb", "limit", "128kb")
+DOWNLINK_QUEUE: Final = ("burst", "32kb", "limit", "256kb")
+HUB_DOWN_MBIT_S: Final = 1000
+_PREFIX: Final = "echo-bench"
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSet:
+    """Megabits a second."""
+
+    hub_up: int
+    node_down: int
+    node_up: int
+
+    @property
+    def name(self) -> str:
+        return f"hub {self.hub_up}, nodes {self.node_down}/{self.node_up}"
+
+    def bound_s(self, size_bytes: int, num_nodes: int) -> float:
+        """No scheme has `size_bytes` on all nodes sooner.
+
+        Kumar and Ross, "Peer-assisted file distribution: the minimum distribution time", 2006.
+        """
+        megabits = size_bytes * 8 / 1e6
+        return max(
+            megabits / self.hub_up,
+            megabits / self.node_down,
+            num_nodes * megabits / (self.hub_up + num_nodes * self.node_up),
+        )
+
+
+class Loopback:
+    """All hosts are this machine, unshaped."""
+
+    def address(self, host: int) -> str:
+        return "127.0.0.1"
+
+    def command(self, host: int) -> list[str]:
+        """What a program is prefixed with to run on this host."""
+        return []
+
+
+class Links:
+    """Namespaces and their links. Use `open_links`."""
+
+    def __init__(self, num_nodes: int, links: LinkSet) -> None:
+        self._links = links
+        self._num_hosts = num_nodes + 1
+        self._name = f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
+        self._delayed = has_netem()
+
+    def address(self, host: int) -> str:
+        return f"10.77.0.{host + 1}"
+
+    def command(self, host: int) -> list[str]:
+        """What a program is prefixed with to run on this host."""
+        return ["ip", "netns", "exec", self._host(host)]
+
+    def open(self) -> None:
+        _ip("netns", "add", self._bridge)
+        _ip("-n", self._bridge, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._bridge, "link", "set", "bridge", "up")
+        for host in range(self._num_hosts):
+            self._join(host)
+
+    def close(self) -> None:
+        """Removes what is there; the links go with their namespaces."""
+        for name in _namespaces():
+            if name.startswith(f"{self._name}-"):
+                _ip("netns", "delete", name)
+
+    def cut(self, host: int) -> None:
+        """Nothing goes in or out any more; connections stay open, and wait."""
+        _ip("-n", self._bridge, "link", "set", f"port{host}", "down")
+
+    def mend(self, host: int) -> None:
+        _ip("-n", self._bridge, "link", "set", f"port{host}", "up")
+
+    def block_port(self, host: int, port: int) -> None:
+        """What comes to this port of the host is dropped in silence."""
+        rules = ("-n", self._host(host), "rule")
+        _ip(*rules, "add", "pref", "20", "lookup", "local")  # In place of the first one, which nothing can precede.
+        _ip(*rules, "add", "pref", "10", "dport", str(port), "blackhole")
+        _ip(*rules, "delete", "pref", "0")
+
+    def part_nodes(self) -> None:
+        """Nodes no longer reach each other, only the hub; what they send each other is dropped in silence."""
+        for host in range(1, self._num_hosts):
+            run_command("bridge", "-n", self._bridge, "link", "set", "dev", f"port{host}", "isolated", "on")
+
+    def _join(self, host: int) -> None:
+        name, port = self._host(host), f"port{host}"
+        _ip("netns", "add", name)
+        _ip("link", "add", "wan", "netns", name, "type", "veth", "peer", "name", port, "netns", self._bridge)
+        _ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "wan")
+        for device in ("lo", "wan"):
+            _ip("-n", name, "link", "set", device, "up")
+        _ip("-n", self._bridge, "link", "set", port, "master", "bridge", "up")
+        is_hub = host == HUB
+        up = self._links.hub_up if is_hub else self._links.node_up
+        down = HUB_DOWN_MBIT_S if is_hub else self._links.node_down
+        self._shape(name, "wan", up, UPLINK_QUEUE)
+        self._shape(self._bridge, port, down, DOWNLINK_QUEUE)
+
+    def _shape(self, namespace: str, device: str, mbit_s: int, queue: tuple[str, ...]) -> None:
+        parent = ["root"]
+        if self._delayed:
+            _tc(namespace, device, "root", "handle", "1:", "netem", "delay", f"{DELAY_MS}ms", "limit", "10000")
+            parent = ["parent", "1:1"]
+        _tc(namespace, device, *parent, "handle", "10:", "tbf", "rate", f"{mbit_s}mbit", *queue)
+
+    @property
+    def _bridge(self) -> str:
+        return f"{self._name}-bridge"
+
+    def _host(self, host: int) -> str:
+        return f"{self._name}-{host}"
+
+
+@contextmanager
+def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links | Loopback]:
+    """The best that this machine allows, removed at the end."""
+    if not can_shape():
+        yield Loopback()
+        return
+    shaped = Links(num_nodes, links)
+    try:
+        shaped.open()
+        yield shaped
+    finally:
+        shaped.close()
+
+
+def conditions() -> str:
+    """What `open_links` gives here."""
+    if not can_shape():
+        return "loopback only, not shaped: shaped links take root and iproute2"
+    delay = f"netem, {DELAY_MS} ms one way on each" if has_netem() else "no delay: the kernel has no netem"
+    return f"network namespaces on a bridge, veth links shaped by tbf in both directions; {delay}"
+
+
+def can_shape() -> bool:
+    """Whether this process may make namespaces with shaped links."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "bridge")))
+
+
+def has_netem() -> bool:
+    """Found out by using it, on the loopback interface of a namespace of its own."""
+    namespace = f"{_PREFIX}-{os.getpid()}-{next(_numbers)}-probe"
+    _ip("netns", "add", namespace)
+    try:
+        _tc(namespace, "lo", "root", "netem", "delay", "1ms")
+    except RuntimeError:
+        return False
+    finally:
+        _ip("netns", "delete", namespace)
+    return True
+
+
+def remove_leftovers() -> None:
+    """Deletes the namespaces of benchmarks whose process no longer lives."""
+    for name in _namespaces():
+        found = re.match(rf"{_PREFIX}-(\d+)-", name)
+        if found and not psutil.pid_exists(int(found[1])):
+            _ip("netns", "delete", name)
+
+
+def _namespaces() -> list[str]:
+    return [line.split()[0] for line in run_command("ip", "netns", "list").splitlines() if line.strip()]
+
+
+def _ip(*arguments: str) -> None:
+    run_command("ip", *arguments)
+
+
+def _tc(namespace: str, device: str, *arguments: str) -> None:
+    run_command("tc", "-n", namespace, "qdisc", "add", "dev", device, *arguments)
+
+
+def run_command(*command: str) -> str:
+    """What it prints. Raises RuntimeError with what it complains of."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,144 @@
+"""One fleet's cases: every side sends the same bytes to the same nodes over the same links, in turns.
+
+A time counts from the moment the hub announces a payload that lies ready until the last node has verified it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.dissemination.cases import Case, FleetCases, Side
+from benchmarks.dissemination.fleet import Fleet, open_fleet
+from benchmarks.dissemination.payload import digest_of, write_adapter
+
+Row = dict[str, Any]
+WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}
+"""The hub's setting."""
+PATIENCE_S: Final = 30.0
+PATIENCE_BOUNDS: Final = 4
+"""With libtorrent: that time, and so many times the bound."""
+SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
+
+
+async def measure_fleet(cases: FleetCases, seed: int) -> list[Row]:
+    """A row a case and side."""
+    with tempfile.TemporaryDirectory(prefix="echo-dissemination-") as directory:
+        async with open_fleet(cases.links, cases.num_nodes, Path(directory)) as fleet:
+            rounds = _Rounds(fleet, cases, seed)
+            await rounds.open()
+            return [row for case in cases.cases for row in await rounds.measure(case)]
+
+
+class _Rounds:
+    def __init__(self, fleet: Fleet, cases: FleetCases, seed: int) -> None:
+        self._fleet = fleet
+        self._cases = cases
+        self._seed = seed
+        self._version = 0
+
+    async def open(self) -> None:
+        """All connections that a standing fleet has are there then."""
+        sides = {side for case in self._cases.cases for side in case.sides}
+        for side, way in WAYS.items():
+            if side in sides or side == "echo":
+                url = await self._fleet.hub.ask("open_echo", side=side, way=way)
+                await self._fleet.of_nodes("join", side=side, url=url)
+                await self._fleet.hub.ask("linked", side=side, num_nodes=self._cases.num_nodes)
+        self._baselines = await self._fleet.hub.ask("open_baselines", side="echo")
+        self._peers = [self._baselines["peer"], *await self._fleet.of_nodes("open_baselines")]
+
+    async def measure(self, case: Case) -> list[Row]:
+        found: dict[Side, list[Row]] = {side: [] for side in case.sides}
+        for repeat in range(case.repeats):
+            self._version += 1
+            adapter = self._fleet.directory / f"adapter{self._version}"
+            write_adapter(adapter, case.size_bytes, self._seed + self._version)
+            payload = await self._prepare("echo", adapter)
+            own: dict[Side, Row] = {
+                side: await self._prepare(side, adapter) for side in case.sides if side in WAYS and side != "echo"
+            }
+            # Whoever begins, begins in turns.
+            first = repeat % len(case.sides)
+            for side in case.sides[first:] + case.sides[:first]:
+                cpu_s = self._fleet.cpu_s()
+                sent = await self._send(side, own.get(side, payload))
+                found[side].append({**sent, "busy_cores": (self._fleet.cpu_s() - cpu_s) / sent["took_s"]})
+            shutil.rmtree(adapter)
+        return [self._row(side, runs) for side, runs in found.items()]
+
+    async def _send(self, side: Side, payload: Row) -> Row:
+        if side == "http":
+            return {**payload, "took_s": await self._over_http(payload)}
+        if side == "libtorrent":
+            return {**payload, **await self._over_libtorrent(payload)}
+        return await self._over_echo(side, payload)
+
+    async def _prepare(self, side: Side, adapter: Path) -> Row:
+        ready: Row = await self._fleet.hub.ask("prepare", side=side, version=self._version, adapter=str(adapter))
+        return {**ready, "digest": await asyncio.to_thread(digest_of, adapter)}
+
+    async def _over_http(self, payload: Row) -> float:
+        began_at = time.time()
+        url = f"{self._baselines['url']}/{payload['file']}"
+        return float(max(await self._fleet.of_nodes("http", url=url, sha256=payload["sha256"])) - began_at)
+
+    async def _over_libtorrent(self, payload: Row) -> Row:
+        """Now and then libtorrent, left to itself, does not get to the end: all it was given counts as its time."""
+        bound_s = self._cases.links.bound_s(payload["bytes"], self._cases.num_nodes)
+        patience_s = PATIENCE_S + PATIENCE_BOUNDS * bound_s
+        about = {"torrent": payload["torrent"], "patience_s": patience_s}
+        await self._fleet.hub.ask("seed", torrent=payload["torrent"])
+        began_at = time.time()
+        fetches = [
+            node.ask("libtorrent", peers=[peer for peer in self._peers if peer != own], **about)
+            for node, own in zip(self._fleet.nodes.values(), self._peers[1:], strict=True)
+        ]
+        ends = await asyncio.gather(*fetches)
+        await self._fleet.of_nodes("libtorrent_forget")
+        await self._fleet.hub.ask("unseed")
+        stuck = ends.count(None)
+        return {"took_s": patience_s if stuck else max(ends) - began_at, "stuck_nodes": stuck}
+
+    async def _over_echo(self, side: Side, payload: Row) -> Row:
+        waiting = asyncio.gather(
+            *(node.ask("received", side=side, version=self._version) for node in self._fleet.nodes.values())
+        )
+        began_at: float = await self._fleet.hub.ask("announce", side=side, version=self._version)
+        got = await waiting
+        if {node["digest"] for node in got} != {payload["digest"]}:
+            raise RuntimeError(f"version {self._version} is not what the hub published")
+        return {**payload, "took_s": max(node["at"] for node in got) - began_at, **shares(got, payload["bytes"])}
+
+    def _row(self, side: Side, runs: list[Row]) -> Row:
+        """The median run, and the worst."""
+        links, num_nodes = self._cases.links, self._cases.num_nodes
+        seconds = [run["took_s"] for run in runs]
+        bound_s = links.bound_s(runs[0]["bytes"], num_nodes)
+        median_s = statistics.median(seconds)
+        return {
+            "side": side,
+            "hub_up_mbit_s": links.hub_up,
+            "node_up_mbit_s": links.node_up,
+            "nodes": num_nodes,
+            "payload_bytes": runs[0]["bytes"],
+            "bound_s": bound_s,
+            "seconds": median_s,
+            "worst_s": max(seconds),
+            "ratio_to_bound": median_s / bound_s,
+            "over_bound_s": median_s - bound_s,
+            "runs": len(runs),
+            "busy_cores": statistics.median(run["busy_cores"] for run in runs),
+            **{name: runs[0][name] for name in SHARES if name in runs[0]},
+            **({"stuck_nodes": sum(run["stuck_nodes"] for run in runs)} if side == "libtorrent" else {}),
+        }
+
+
+def shares(got: list[Row], payload_bytes: int) -> Row:
+    """What came to the nodes from whom, over what each needs."""
+    return {name: sum(node[source] for node in got) / payload_bytes / len(got) for name, source in SHARES.items()}

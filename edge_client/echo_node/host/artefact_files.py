@@ -1,0 +1,139 @@
+"""Artefacts as they lie on this disk: which are verified, what room there is, and their removal.
+
+An artefact counts only when its marker, `<name>.verified` beside its directory, names its content and every file still
+has the size and time that it had when it was hashed. The marker is written last and deleted first.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from echo_node.core.policies import OnDisk
+from echo_shared.artefacts import Manifest
+from echo_shared.errors import CodecError, StorageError
+from echo_shared.messages import Fetched, decode_from_node, encode
+from echo_shared.swarm.base import storage_error
+
+log = logging.getLogger(__name__)
+
+MARKER_SUFFIX: Final = ".verified"
+CONTENT_DIGITS: Final = 32
+MOST_HEADROOM_BYTES: Final = 256 * 2**20
+HEADROOM_SHARE: Final = 0.05
+"""What a fetch leaves free: this share of the disk, or MOST_HEADROOM_BYTES if that is less."""
+
+
+class _Marker(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    content: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    files: dict[str, tuple[int, int]]
+    """(size in bytes, time of change in nanoseconds) of each."""
+    fetched_hex: str
+    """The message that told the hub how it came."""
+
+
+def read_marker(directory: Path) -> OnDisk | None:
+    """Of an artefact that lies here verified and unchanged; None where there is none."""
+    try:
+        marker = _Marker.model_validate_json(_marker(directory).read_bytes())
+        fetched = decode_from_node(bytes.fromhex(marker.fetched_hex))
+        changed = marker.files != _stats(directory, marker.files)
+    except (OSError, ValueError, CodecError):
+        return None
+    return None if changed or not isinstance(fetched, Fetched) else OnDisk(content=marker.content, fetched=fetched)
+
+
+def write_marker(directory: Path, manifest: Manifest, fetched: Fetched) -> None:
+    """Says that the artefact in `directory` is verified. Raises StorageError."""
+    path = _marker(directory)
+    temporary = path.with_suffix(".tmp")
+    with on_disk(path):
+        files = _stats(directory, (file.path for file in manifest.files))
+        marker = _Marker(content=manifest.content, files=files, fetched_hex=encode(fetched).hex())
+        temporary.write_text(marker.model_dump_json(), encoding="utf-8")
+        temporary.replace(path)
+
+
+def content_here(directory: Path) -> str | None:
+    """Names what lies here verified and unchanged by what is in it; None where nothing does."""
+    verified = read_marker(directory)
+    return None if verified is None else verified.content[:CONTENT_DIGITS]
+
+
+def delete_changed(directory: Path) -> None:
+    """Deletes what was verified here and has changed; without a marker it is a partial fetch. Raises StorageError."""
+    if _marker(directory).exists():
+        log.warning("%s has changed since it was verified: it is fetched again.", directory.name)
+        delete_artefact(directory)
+
+
+def delete_artefact(directory: Path) -> None:
+    """Deletes an artefact, its marker first. Raises StorageError."""
+    with on_disk(directory):
+        _marker(directory).unlink(missing_ok=True)
+        if directory.exists():
+            shutil.rmtree(directory)
+
+
+def try_to_delete(directory: Path) -> None:
+    """As `delete_artefact`, as far as the disk allows: say a virus scanner reads a file."""
+    try:
+        delete_artefact(directory)
+    except StorageError as error:
+        log.warning("%s is not deleted yet: %s", directory.name, error)
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[None]:
+    """The disk's refusals as StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(str(error), code=error.errno, path=path) from error
+
+
+def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]]) -> None:
+    """Raises StorageError when what is missing of `files` (path, size) does not fit on the disk of `parent`."""
+    with on_disk(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        missing_bytes = sum(size_bytes - min(size_bytes, _allocated_bytes(path)) for path, size_bytes in files)
+        disk = shutil.disk_usage(parent)
+    usable_bytes = disk.free - headroom_bytes(disk.total)
+    if missing_bytes > max(0, usable_bytes):
+        raise StorageError(
+            f"The disk is full: {title} does not fit on it.",
+            got=f"{missing_bytes / 2**20:,.0f} MiB to fetch, {disk.free / 2**20:,.0f} MiB free",
+            do=f"Free some space on the disk of {parent}, or use another disk: --data-dir DIR",
+        )
+
+
+def headroom_bytes(disk_bytes: int) -> int:
+    """What stays free of a disk of that size."""
+    return min(MOST_HEADROOM_BYTES, int(HEADROOM_SHARE * disk_bytes))
+
+
+def _marker(directory: Path) -> Path:
+    return directory.with_name(directory.name + MARKER_SUFFIX)
+
+
+def _stats(directory: Path, paths: Iterable[str]) -> dict[str, tuple[int, int]]:
+    stats = {path: (directory / path).stat() for path in paths}
+    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
+
+
+def _allocated_bytes(path: Path) -> int:
+    """What the file takes of the disk: a fetch under way may have its full size, and holes."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0
+    blocks: int | None = getattr(found, "st_blocks", None)  # Windows does not say.
+    return found.st_size if blocks is None else min(found.st_size, 512 * blocks)

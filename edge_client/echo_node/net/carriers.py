@@ -1,0 +1,105 @@
+"""Carriers on this node's disk: the sealed files that artefacts come in, and that are served to other nodes.
+
+What is served is bounded whatever the hub says: the carriers of the newest `SERVED` policy versions, and the base's,
+which doubles what the base takes of the disk, only while it is at most `BASE_SHARE` of what is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from echo_node.host.artefact_files import on_disk, try_to_delete
+from echo_shared.artefacts import Manifest
+from echo_shared.swarm import Swarm
+from echo_shared.swarm.torrent import Layout
+
+log = logging.getLogger(__name__)
+
+SERVED: Final = 8
+BASE_SHARE: Final = 0.1
+
+
+class Carriers:
+    """One run's carriers, by name, below one directory."""
+
+    def __init__(self, swarm: Swarm, directory: Path, tracker_urls: Iterable[str]) -> None:
+        self.directory = directory
+        self._swarm = swarm
+        self._trackers = tuple(tracker_urls)
+        self._info_hashes: dict[str, bytes] = {}
+        """Of those that are coming, and of those that are served."""
+        self._served: dict[str, int] = {}
+        """Policy version (0 for the base) of those that are settled."""
+
+    def path(self, manifest: Manifest) -> Path:
+        return self.directory / manifest.carrier_name
+
+    async def begin(self, layout: Layout) -> None:
+        """This one comes now; another torrent's carrier of the same name makes way."""
+        if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
+            await self.discard(layout.name)
+        self._info_hashes[layout.name] = layout.info_hash
+
+    async def serve(self, manifest: Manifest, layout: Layout) -> None:
+        """Goes on serving a complete carrier, or begins to; does nothing when it is no longer there."""
+        if await asyncio.to_thread(layout.fits, self.path(manifest)):
+            await self.begin(layout)
+            await self._swarm.seed(layout.torrent, self.path(manifest), self._trackers)
+
+    async def settle(self, manifest: Manifest, layout: Layout) -> None:
+        """This node has made use of the carrier: from now on it is there for others, as far as the bounds allow."""
+        if layout.name not in self._info_hashes:
+            return
+        self._served[layout.name] = manifest.policy_version
+        policies = sorted((version, name) for name, version in self._served.items() if version)
+        for _, name in policies[:-SERVED]:
+            await self.discard(name)
+        with on_disk(self.directory):
+            free_bytes = (await asyncio.to_thread(shutil.disk_usage, self.directory)).free
+        if manifest.kind == "base" and layout.total_bytes > BASE_SHARE * free_bytes:
+            log.info("%s is not served to others: the disk has no ample room for it.", manifest.name)
+            await self.discard(layout.name)
+
+    async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
+        """Nobody fetches these any more. What this node itself still needs stays."""
+        for name in [name for name in self._served if self._info_hashes[name] in set(info_hashes)]:
+            await self.discard(name)
+
+    async def stop_serving(self) -> None:
+        """All of them, and leaves them where they are."""
+        for info_hash in self._info_hashes.values():
+            await self._swarm.remove(info_hash)
+        self._info_hashes.clear()
+        self._served.clear()
+
+    async def discard(self, name: str) -> None:
+        """Stops fetching or serving it, and deletes what is there of it, now or at the next start."""
+        self._served.pop(name, None)
+        info_hash = self._info_hashes.pop(name, None)
+        if info_hash is not None:
+            await self._swarm.remove(info_hash)
+        await asyncio.to_thread(try_to_delete, self.directory / name)
+
+    async def discard_of(self, artefact: str) -> None:
+        """All carriers of one artefact."""
+        for name in [name for name in self._info_hashes if _artefact_of(name) == artefact]:
+            await self.discard(name)
+
+    def delete_leftovers(self, of_run: re.Pattern[str], keep: Iterable[str]) -> None:
+        """Deletes what an earlier process left of the run, other than carriers of the artefacts to `keep`. Blocks."""
+        kept = set(keep)
+        for path in self.directory.glob("*"):
+            artefact = _artefact_of(path.name)
+            if of_run.fullmatch(artefact) and artefact not in kept and path.is_dir():
+                try_to_delete(path)
+
+
+def _artefact_of(name: str) -> str:
+    """A carrier's name is its artefact's, and a suffix."""
+    return name.rpartition(".")[0]

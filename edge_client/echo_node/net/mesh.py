@@ -1,0 +1,314 @@
+"""Connections between the nodes of a run, kept open from version to version, over which they hand pieces on.
+
+Either node of a pair may have connected to the other; where both have, the connection of the node with the smaller id
+stays. A node must prove that it holds the run's current key (`mesh_proof`); when that changes, all links are made anew.
+A node that sends what is wrong is dropped and not linked with for a while. What goes missing in here, the hub sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, Final, cast
+
+from websockets.asyncio.client import connect
+from websockets.asyncio.connection import Connection
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from echo_node.core.backoff import backoff_s
+from echo_node.net.mesh_link import Link, UploadCap
+from echo_node.net.mesh_proof import Handshake, node_of
+from echo_shared.errors import RemoteProtocolError, SwarmError
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    MAX_MESH,
+    MAX_PIECE_BYTES,
+    MeshPeer,
+    Piece,
+    RunKey,
+    decode_from_hub,
+    encode,
+    printable_line,
+)
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final = 10.0
+BARRED_S: Final = 600.0
+"""How long a node that has sent what is wrong is not linked with."""
+MOST_HALF_OPEN: Final = 32
+"""Connections from strangers that have proven nothing yet; more are closed at once."""
+_PING_S: Final = 15.0
+_PONG_S: Final = 60.0
+"""A ping waits behind pieces: on a slow uplink with many links that takes a while."""
+_RETRY_FIRST_S: Final = 0.5
+_RETRY_LIMIT_S: Final = 30.0
+_FRAME_BYTES: Final = MAX_PIECE_BYTES + 256
+_FRAMES_READ_AHEAD: Final = 4
+_SILENT: Final = logging.Logger("mesh", logging.CRITICAL + 1)
+"""The library would log what strangers send."""
+
+OnPiece = Callable[[Piece, str], None]
+"""Called with each piece, and the id of the node that sent it."""
+OnLinks = Callable[[tuple[str, ...]], None]
+"""Called with the ids of all nodes that are linked, whenever these change."""
+
+
+class Mesh:
+    """This node's links. Call `open` first; nobody is let in before `set_keys`."""
+
+    def __init__(self, me: Identity, *, upload_limit_bytes_s: int = 0) -> None:
+        self.port = 0
+        """Where other nodes can connect; 0 = nowhere."""
+        self._me = me
+        self._cap = UploadCap(upload_limit_bytes_s)
+        self._run_key: RunKey | None = None
+        self._peers: dict[str, MeshPeer] = {}
+        self._connectors: dict[str, asyncio.Task[None]] = {}
+        self._links: dict[str, Link] = {}
+        self._barred_until: dict[str, float] = {}
+        self._half_open: set[Connection] = set()
+        self._server: Server | None = None
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """The nodes that this one is linked with."""
+        return tuple(sorted(self._links))
+
+    async def open(self, host: str, port: int, *, on_piece: OnPiece, on_links: OnLinks) -> None:
+        """Listens on `host`; port 0 = any free one. Raises SwarmError."""
+        self._on_piece, self._on_links = on_piece, on_links
+        try:
+            self._server = await serve(
+                self._accept, host, port, create_connection=cast("type[ServerConnection]", self._admit), **_options()
+            )
+        except OSError as error:
+            raise SwarmError(
+                "The node cannot listen for other nodes there.",
+                got=f"{host}, port {port}: {error.strerror or error}",
+                do="Choose another port, or another address.",
+            ) from error
+        self.port = next(iter(self._server.sockets)).getsockname()[1]
+
+    async def close(self) -> None:
+        """Ends all links and stops listening."""
+        connectors = tuple(self._connectors.values())
+        self._stop_connecting(tuple(self._connectors))
+        self._hang_up()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+            await server.wait_closed()
+        if connectors:
+            await asyncio.wait(connectors)
+
+    def set_keys(self, keys: Iterable[RunKey]) -> None:
+        """The run's keys; the newest is what nodes must hold. If it has changed, all links are made anew."""
+        newest = max(keys, key=lambda key: key.key_id, default=None)
+        if newest != self._run_key:
+            self._run_key = newest
+            self._hang_up()
+            self._stop_connecting(tuple(self._connectors))
+            self._connect_to_all()
+
+    def set_peers(self, peers: Iterable[MeshPeer]) -> None:
+        """All nodes to connect to. Connections made to others are closed; what others have made stays."""
+        wanted = {peer.node_id: peer for peer in peers if peer.node_id != self._me.node_id}
+        self._stop_connecting([name for name, peer in self._peers.items() if wanted.get(name) != peer])
+        self._peers = wanted
+        self._connect_to_all()
+
+    def hand_on(self, piece: Piece) -> None:
+        """Sends the piece to all linked nodes; where a queue is full it is left out."""
+        if self._links:
+            frame = encode(piece.model_copy(update={"hand_on": False}))
+            for link in self._links.values():
+                if not link.put(frame):
+                    log.debug("The queue to %s is full.", link.node_id)
+
+    def drop(self, node_id: str, why: str) -> None:
+        """Ends the link with this node, and has none with it for `BARRED_S`."""
+        now = asyncio.get_running_loop().time()
+        self._barred_until = {name: until for name, until in self._barred_until.items() if until > now}
+        self._barred_until[node_id] = now + BARRED_S
+        log.warning("The link with the node %s is dropped: %s", node_id, printable_line(why))
+        if (link := self._links.get(node_id)) is not None:
+            link.abort()
+
+    def _hang_up(self) -> None:
+        for link in self._links.values():
+            link.abort()
+        for connection in self._half_open:
+            connection.transport.abort()
+
+    def _stop_connecting(self, node_ids: Iterable[str]) -> None:
+        for node_id in node_ids:
+            if (connector := self._connectors.pop(node_id, None)) is not None:
+                connector.cancel()
+
+    def _connect_to_all(self) -> None:
+        if self._run_key is not None and self._server is not None:
+            for node_id, peer in self._peers.items():
+                if node_id not in self._connectors:
+                    self._connectors[node_id] = asyncio.create_task(self._keep_linked(peer), name=f"mesh-{node_id}")
+
+    async def _keep_linked(self, peer: MeshPeer) -> None:
+        """Connects whenever there is no link, for ever. Of two nodes the one with the smaller id is first to try."""
+        first = 0 if self._me.node_id < peer.node_id else 2
+        attempt = first
+        while True:
+            if attempt:
+                wait_s = backoff_s(attempt - 1, random.random(), first_s=_RETRY_FIRST_S, limit_s=_RETRY_LIMIT_S)
+                await asyncio.sleep(wait_s)
+            await self._until_free(peer.node_id)
+            linked = False
+            try:
+                socket = await connect(
+                    "ws://mesh/", proxy=None, host=peer.host, port=peer.port, user_agent_header=None, **_options()
+                )
+                linked = await self._run(socket, expected=peer.node_id)
+            except (OSError, ValueError, EOFError, WebSocketException) as error:  # ValueError: no name, or a redirect.
+                log.debug("No connection to the node %s: %s", peer.node_id, printable_line(str(error)))
+            attempt = max(1, first) if linked else attempt + 1
+
+    async def _until_free(self, node_id: str) -> None:
+        """Waits while there is a link, and while there may be none."""
+        while True:
+            wait_s = self._barred_until.get(node_id, 0.0) - asyncio.get_running_loop().time()
+            if (link := self._links.get(node_id)) is not None:
+                await link.ended.wait()
+            elif wait_s > 0:
+                await asyncio.sleep(wait_s)
+            else:
+                return
+
+    def _admit(self, *arguments: Any, **options: Any) -> ServerConnection:
+        """A connection from somebody; counted until it has proven itself or is gone."""
+        if len(self._half_open) >= MOST_HALF_OPEN:
+            return _TurnedAway(*arguments, **options)
+        connection = ServerConnection(*arguments, **options)
+        connection.connection_lost_waiter.add_done_callback(lambda _: self._half_open.discard(connection))
+        self._half_open.add(connection)
+        return connection
+
+    async def _accept(self, socket: ServerConnection) -> None:
+        await self._run(socket, expected=None)
+
+    async def _run(self, socket: Connection, *, expected: str | None) -> bool:
+        """A connection from its opening to its end, and whether it became a link. `expected` = whom it was made to."""
+        link = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                node_id = await self._prove(socket, expected)
+            self._half_open.discard(socket)
+            link = Link(node_id=node_id, socket=socket, opened_here=expected is not None)
+            await self._keep(link)
+        except (ConnectionClosed, TimeoutError, RemoteProtocolError) as error:
+            log.debug("A connection between nodes has ended: %s", printable_line(str(error)))
+            if link is not None and isinstance(error, RemoteProtocolError):
+                self.drop(link.node_id, str(error))
+        except Exception:
+            log.exception("A connection between nodes failed.")
+        finally:
+            socket.transport.abort()
+        return link is not None
+
+    async def _prove(self, socket: Connection, expected: str | None) -> str:
+        """The node at the other end, when it may be linked with. Raises RemoteProtocolError, ConnectionClosed."""
+        if self._run_key is None:
+            raise RemoteProtocolError("No node is let in before the hub's welcome.")
+        own = Handshake(me=self._me, run_key=self._run_key.key, role=b"listens" if expected is None else b"connects")
+        if expected is None:
+            theirs = await _receive(socket)
+            node_id = node_of(theirs)
+            await socket.send(own.hello)
+            own.check(theirs, await _receive(socket))
+            await self._check_wanted(node_id, opened_here=False)
+            await socket.send(own.proof(theirs))
+        else:
+            await socket.send(own.hello)
+            theirs = await _receive(socket)
+            node_id = node_of(theirs)
+            if node_id != expected:
+                raise RemoteProtocolError("Another node is there than the hub said.", got=node_id)
+            await socket.send(own.proof(theirs))
+            own.check(theirs, await _receive(socket))
+            await self._check_wanted(node_id, opened_here=True)
+        return node_id
+
+    async def _check_wanted(self, node_id: str, *, opened_here: bool) -> None:
+        """Raises RemoteProtocolError when there is to be no new link with this node."""
+        existing = self._links.get(node_id)
+        if node_id == self._me.node_id:
+            raise RemoteProtocolError("This node has reached itself.")
+        if self._barred_until.get(node_id, 0.0) > asyncio.get_running_loop().time():
+            raise RemoteProtocolError("A node that has sent what is wrong is not taken back yet.", got=node_id)
+        if existing is None and len(self._links) >= MAX_MESH:
+            raise RemoteProtocolError("There are links enough.", got=f"{len(self._links)}")
+        if existing is not None and not self._replaces(existing, opened_here=opened_here):
+            await existing.socket.ping()  # If it is dead, and the other node knows, this finds out.
+            raise RemoteProtocolError("There is a link already.", got=node_id)
+
+    def _replaces(self, existing: Link, *, opened_here: bool) -> bool:
+        """Of two connections, the one opened by the smaller id; of two by the same node, the newer."""
+        if existing.opened_here == opened_here:
+            return True
+        return opened_here == (self._me.node_id < existing.node_id)
+
+    async def _keep(self, link: Link) -> None:
+        """Takes the link in, and reads it to its end, which is always an exception or the peer's farewell."""
+        existing = self._links.get(link.node_id)
+        self._links[link.node_id] = link
+        if existing is None:
+            log.info("Linked with the node %s.", link.node_id)
+            self._on_links(self.links)
+        else:
+            existing.abort()
+        writer = asyncio.create_task(link.write(self._cap), name=f"mesh-to-{link.node_id}")
+        try:
+            async for frame in link.socket:
+                piece = decode_from_hub(frame) if isinstance(frame, bytes) else None
+                if not isinstance(piece, Piece):
+                    raise RemoteProtocolError("A node may send pieces only.", got=type(piece).__name__)
+                self._on_piece(piece, link.node_id)
+        finally:
+            writer.cancel()
+            link.ended.set()
+            if self._links.get(link.node_id) is link:
+                del self._links[link.node_id]
+                log.info("The link with the node %s has ended.", link.node_id)
+                self._on_links(self.links)
+
+
+class _TurnedAway(ServerConnection):
+    """One too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        transport.abort()
+
+
+def _options() -> dict[str, Any]:
+    """Of both ends of a connection."""
+    return {
+        "compression": None,  # Pieces are sealed.
+        "max_size": _FRAME_BYTES,
+        "max_queue": _FRAMES_READ_AHEAD,
+        "open_timeout": HANDSHAKE_S,
+        "ping_interval": _PING_S,
+        "ping_timeout": _PONG_S,
+        "close_timeout": 1.0,
+        "logger": _SILENT,
+    }
+
+
+async def _receive(socket: Connection) -> bytes:
+    """A message of the handshake. Raises RemoteProtocolError, ConnectionClosed."""
+    frame = await socket.recv()
+    if isinstance(frame, str):
+        raise RemoteProtocolError("A node sent text where a proof should be.", got=f"{len(frame)} characters")
+    return frame

@@ -1,0 +1,251 @@
+"""Pieces on their way in: from the hub and from other nodes, into files, and back to the hub as `Have`.
+
+Everything happens on the event loop: a piece of 64 KiB takes about 50 us, most of it for its hash. Only the look at
+what an earlier process left runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from echo_node.net.mesh import Mesh
+from echo_shared.errors import CodecError, LocalProtocolError, StorageError, SwarmError
+from echo_shared.messages import MAX_BATCHED, FromNode, Have, Piece
+from echo_shared.swarm.base import OnProgress
+from echo_shared.swarm.piece_file import PieceFile
+from echo_shared.swarm.torrent import read_torrent
+
+log = logging.getLogger(__name__)
+
+MOST_EARLY_BYTES: Final = 8 * 2**20
+"""Of pieces that nobody expects yet: what is announced may still wait in a queue. The oldest go first."""
+MOST_UNEXPECTED_BYTES: Final = 256 * 2**20
+"""From one node, since it last sent something that was expected; it is then dropped."""
+_EARLY_OVERHEAD_BYTES: Final = 1_024
+_SAY_EVERY_S: Final = 0.005
+_FORGOTTEN: Final = 64
+
+Send = Callable[[FromNode], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """How one artefact came; bytes of new pieces."""
+
+    pushed_bytes: int
+    """By the hub itself."""
+    mesh_bytes: int
+    """By other nodes."""
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Expected:
+    file: PieceFile
+    began_at: float
+    last_at: float
+    """When the last new piece came."""
+    on_progress: OnProgress | None = None
+    pushed_bytes: int = 0
+    mesh_bytes: int = 0
+    error: StorageError | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Complete, or failed."""
+    unsaid: list[int] = field(default_factory=list)
+    """Pieces that the hub does not know of."""
+
+
+class Receiver:
+    """`run` tells the hub what has come; `take` gets every piece, from the hub's connection and from the mesh."""
+
+    def __init__(self, send: Send, mesh: Mesh) -> None:
+        self._send = send
+        self._mesh = mesh
+        self._expected: dict[bytes, _Expected] = {}
+        self._early: deque[tuple[Piece, str | None]] = deque()
+        self._early_bytes = 0
+        self._forgotten: deque[bytes] = deque(maxlen=_FORGOTTEN)
+        self._unexpected_bytes: dict[str, int] = {}
+        self._farewells: list[Have] = []
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """For ever: tells the hub what is here, in batches. Its end is that of all expectations."""
+        try:
+            while True:
+                await self._news.wait()
+                await asyncio.sleep(_SAY_EVERY_S)
+                self._news.clear()
+                for message in self._unsaid():
+                    await self._send(message)
+        finally:
+            for info_hash in tuple(self._expected):
+                self.forget(info_hash)
+
+    async def expect(self, torrent: bytes, parent: Path) -> PieceFile:
+        """From now on this torrent's pieces are kept, below `parent`; what is there of it already is told to the hub.
+
+        Raises CodecError, StorageError. Cancel-safe.
+        """
+        layout = read_torrent(torrent)
+        if layout.info_hash in self._expected:
+            raise LocalProtocolError(f"{layout.name} is expected already.")
+        file = PieceFile(layout, parent)
+        opening = asyncio.ensure_future(asyncio.to_thread(file.open))
+        try:
+            await asyncio.shield(opening)
+        finally:
+            await asyncio.wait({opening})  # A thread cannot be cancelled, and what comes next may delete its files.
+        now = asyncio.get_running_loop().time()
+        expected = _Expected(file=file, began_at=now, last_at=now)
+        self._expected[layout.info_hash] = expected
+        if layout.info_hash in self._forgotten:
+            self._forgotten.remove(layout.info_hash)
+        self._say_all(expected)
+        if file.complete:
+            expected.ended.set()
+        self._take_early(layout.info_hash)
+        return file
+
+    def take(self, piece: Piece, sender: str | None) -> None:
+        """A piece from the node `sender`, or from the hub itself, which may want it handed on. Does not wait."""
+        expected = self._expected.get(piece.info_hash)
+        if expected is None:
+            self._put_aside(piece, sender)
+            return
+        try:
+            is_new = expected.file.write(piece.index, piece.data)
+        except CodecError as error:
+            self._blame(sender, str(error))
+            return
+        except StorageError as error:
+            expected.error = error
+            expected.ended.set()
+            return
+        if sender is None and piece.hand_on:
+            self._mesh.hand_on(piece)
+        elif sender is not None:
+            self._unexpected_bytes.pop(sender, None)
+        if is_new:
+            self._count(expected, piece, sender)
+
+    async def wait(self, info_hash: bytes, *, silence_s: float, on_progress: OnProgress | None = None) -> Received:
+        """Returns when all of what was expected is there. The expectation ends with this call, whatever its outcome.
+
+        Raises SwarmError when nothing new has come for `silence_s`, StorageError. Cancel-safe: what has come stays.
+        """
+        expected, loop = self._expected[info_hash], asyncio.get_running_loop()
+        expected.on_progress = on_progress
+        try:
+            while not expected.ended.is_set():
+                silent_at = expected.last_at + silence_s
+                if silent_at <= loop.time():
+                    raise SwarmError(
+                        f"Neither the hub nor a node has sent anything of {expected.file.layout.name}.",
+                        got=f"silence for {silence_s:.1f} s",
+                        do="It is fetched in another way.",
+                    )
+                try:
+                    async with asyncio.timeout_at(silent_at):
+                        await expected.ended.wait()
+                except TimeoutError:
+                    continue  # Something may have come meanwhile.
+            if expected.error is not None:
+                raise expected.error
+        finally:
+            self.forget(info_hash)
+        return Received(
+            pushed_bytes=expected.pushed_bytes,
+            mesh_bytes=expected.mesh_bytes,
+            seconds=loop.time() - expected.began_at,
+        )
+
+    def forget(self, info_hash: bytes) -> None:
+        """Ends an expectation, if there is one, and closes its files; tells the hub if it is not complete."""
+        expected = self._expected.pop(info_hash, None)
+        if expected is None:
+            return
+        self._forgotten.append(info_hash)
+        self._farewells += _haves(info_hash, expected.unsaid, wanted=expected.file.complete)
+        self._news.set()
+        expected.file.close()
+
+    def say_all(self) -> None:
+        """For a hub that has welcomed this node anew, and knows of nothing that came before."""
+        for expected in self._expected.values():
+            self._say_all(expected)
+
+    def _say_all(self, expected: _Expected) -> None:
+        missing = expected.file.missing
+        expected.unsaid = [piece for piece in range(len(expected.file.layout.piece_hashes)) if piece not in missing]
+        self._news.set()
+
+    def _unsaid(self) -> list[Have]:
+        messages, self._farewells = self._farewells, []
+        for info_hash, expected in self._expected.items():
+            if expected.unsaid:
+                messages += _haves(info_hash, expected.unsaid, wanted=True)
+                expected.unsaid = []
+        return messages
+
+    def _count(self, expected: _Expected, piece: Piece, sender: str | None) -> None:
+        if sender is None:
+            expected.pushed_bytes += len(piece.data)
+        else:
+            expected.mesh_bytes += len(piece.data)
+        expected.last_at = asyncio.get_running_loop().time()
+        expected.unsaid.append(piece.index)
+        self._news.set()
+        if expected.on_progress is not None:
+            expected.on_progress(expected.file.done_bytes, expected.file.layout.total_bytes)
+        if expected.file.complete:
+            expected.ended.set()
+
+    def _put_aside(self, piece: Piece, sender: str | None) -> None:
+        """Keeps a piece that nobody expects, for a while."""
+        if piece.info_hash in self._forgotten:
+            return
+        if sender is not None:
+            count = self._unexpected_bytes.get(sender, 0) + _weight(piece)
+            self._unexpected_bytes[sender] = count
+            if count > MOST_UNEXPECTED_BYTES:
+                self._blame(sender, f"{count} bytes of what nobody expects")
+                return
+        self._early.append((piece, sender))
+        self._early_bytes += _weight(piece)
+        while self._early_bytes > MOST_EARLY_BYTES:
+            self._early_bytes -= _weight(self._early.popleft()[0])
+
+    def _take_early(self, info_hash: bytes) -> None:
+        early, self._early, self._early_bytes = self._early, deque(), 0
+        for piece, sender in early:
+            if piece.info_hash == info_hash:
+                self.take(piece, sender)
+            else:
+                self._early.append((piece, sender))
+                self._early_bytes += _weight(piece)
+
+    def _blame(self, sender: str | None, why: str) -> None:
+        if sender is None:
+            log.warning("The hub has sent a wrong piece: %s", why)
+        else:
+            self._unexpected_bytes.pop(sender, None)
+            self._mesh.drop(sender, why)
+
+
+def _weight(piece: Piece) -> int:
+    return len(piece.data) + _EARLY_OVERHEAD_BYTES
+
+
+def _haves(info_hash: bytes, pieces: list[int], *, wanted: bool) -> list[Have]:
+    """As few messages as these pieces fit into; where the rest is not wanted, at least one."""
+    starts = range(0, max(len(pieces), 0 if wanted else 1), MAX_BATCHED)
+    return [
+        Have(info_hash=info_hash, pieces=tuple(pieces[start : start + MAX_BATCHED]), wanted=wanted) for start in starts
+    ]

@@ -1,0 +1,180 @@
+"""Which connected node holds which policy version, and how long each took from the announcement to having it.
+
+All that is known comes from what nodes report, and counts from the hub's clock: `now` is any clock that only goes
+forward, the same in every call. A node that disconnects is forgotten; it says again what it holds when it is back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from echo_shared.messages import Way
+
+VERSIONS_REMEMBERED: Final = 16
+"""Of those that a node holds, and of those that were announced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """One version as it was announced."""
+
+    policy_version: int
+    adapter_bytes: int
+    """Of the decoded files."""
+    payload_bytes: int
+    """Of what travels in their place."""
+    carrier: Literal["keyframe", "delta"]
+    way: Way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the newest announced version has come."""
+
+    release: Release
+    since_s: float
+    """Since the announcement; until the last node had it once that is so."""
+    num_told: int
+    """Nodes connected at the announcement that have it, or are still there to get it."""
+    seconds: tuple[float, ...]
+    """Of those that have it, ascending."""
+    share_arrived: float
+    """Of all bytes that these nodes are to get, as far as reported; 0..1."""
+
+    @property
+    def under_way(self) -> bool:
+        return len(self.seconds) < self.num_told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributionStatus:
+    """What people see of it, at one moment."""
+
+    newest: Progress | None = None
+    """Of the newest announced version."""
+    num_holding: int = 0
+    """Connected nodes that hold the newest published version."""
+    num_connected: int = 0
+    uplink_bytes_s: float | None = None
+    """The hub's, as set or measured."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Spread:
+    """One announced version on its way."""
+
+    release: Release
+    num_pieces: int
+    announced_at: float
+    waiting: set[str]
+    """Told of it and still connected, and they have neither it nor a newer one."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    pieces: Counter[str] = field(default_factory=Counter)
+    """Reported by those who wait."""
+
+
+def quantile(ascending: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of them do not exceed (nearest rank); None of none."""
+    return ascending[max(math.ceil(share * len(ascending)) - 1, 0)] if ascending else None
+
+
+class Dissemination:
+    """`parents_back`: a delta's parent is at most so many published versions older than itself."""
+
+    def __init__(self, *, parents_back: int) -> None:
+        self._parents_back = parents_back
+        self._held: dict[str, set[int]] = {}
+        """By connected node."""
+        self._wanted: dict[str, set[int]] = {}
+        """By connected node: offered to it, and it has neither that version nor a newer one."""
+        self._spreads: dict[int, _Spread] = {}
+
+    def node_joined(self, node_id: str, offered: int) -> None:
+        """A node is connected (again), and is offered this version."""
+        self.node_left(node_id)
+        self._held[node_id] = set()
+        self._wanted[node_id] = {offered}
+
+    def node_left(self, node_id: str) -> None:
+        self._held.pop(node_id, None)
+        self._wanted.pop(node_id, None)
+        for spread in self._spreads.values():
+            spread.waiting.discard(node_id)
+
+    def announced(self, release: Release, *, num_pieces: int, now: float) -> None:
+        """All connected nodes are told of this version now."""
+        version = release.policy_version
+        self._spreads[version] = _Spread(
+            release=release,
+            num_pieces=num_pieces,
+            announced_at=now,
+            waiting={node_id for node_id, held in self._held.items() if version not in held},
+        )
+        for wanted in self._wanted.values():
+            wanted.add(version)
+        for old in sorted(self._spreads)[:-VERSIONS_REMEMBERED]:
+            del self._spreads[old]
+
+    def pieces_arrived(self, node_id: str, version: int, number: int) -> None:
+        spread = self._spreads.get(version)
+        if spread is not None and node_id in spread.waiting:
+            spread.pieces[node_id] += number
+
+    def fetched(self, node_id: str, version: int, now: float) -> float | None:
+        """Seconds since the announcement; None for who was not told then, or has reported it before."""
+        if node_id not in self._held:
+            return None
+        held = self._held[node_id]
+        held.add(version)
+        self._held[node_id] = set(sorted(held)[-VERSIONS_REMEMBERED:])
+        self._wanted[node_id] = {wanted for wanted in self._wanted[node_id] if wanted > version}
+        for older in self._spreads.values():
+            if older.release.policy_version < version:  # The node has skipped it.
+                older.waiting.discard(node_id)
+        spread = self._spreads.get(version)
+        if spread is None or node_id not in spread.waiting:
+            return None
+        spread.waiting.remove(node_id)
+        spread.seconds[node_id] = now - spread.announced_at
+        return spread.seconds[node_id]
+
+    def lacks(self, node_id: str, version: int) -> None:
+        """The node turns out not to hold this version."""
+        self._held.get(node_id, set()).discard(version)
+
+    def delta_parent(self, version: int, published: Collection[int]) -> int | None:
+        """The version that a delta of `version` is best taken against: the newest one that every node holds.
+
+        Nodes that hold none of the last few do not count: they are further behind than any delta reaches, and take a
+        keyframe. None = a keyframe for all. `published`: the versions that there are, any order.
+        """
+        candidates = set(sorted((v for v in published if 0 < v < version), reverse=True)[: self._parents_back])
+        near = [held & candidates for held in self._held.values() if held & candidates]
+        return max(set.intersection(*near), default=None) if near else None
+
+    def unwanted(self, published: Collection[int], *, needed: Collection[int]) -> frozenset[int]:
+        """The published versions that no connected node fetches any more. `needed` are never among them."""
+        return frozenset(published).difference(needed, *self._wanted.values())
+
+    def num_holding(self, version: int) -> int:
+        """How many connected nodes hold this version."""
+        return sum(version in held for held in self._held.values())
+
+    def progress(self, now: float) -> Progress | None:
+        """Of the newest announced version; None before the first."""
+        if not self._spreads:
+            return None
+        spread = self._spreads[max(self._spreads)]
+        num_told = len(spread.seconds) + len(spread.waiting)
+        pieces = sum(min(spread.pieces[node_id] / spread.num_pieces, 1.0) for node_id in spread.waiting)
+        return Progress(
+            release=spread.release,
+            since_s=now - spread.announced_at if spread.waiting else max(spread.seconds.values(), default=0.0),
+            num_told=num_told,
+            seconds=tuple(sorted(spread.seconds.values())),
+            share_arrived=(len(spread.seconds) + pieces) / num_told if num_told else 1.0,
+        )

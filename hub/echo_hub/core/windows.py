@@ -1,0 +1,151 @@
+"""How much may be on its way at once, learnt from when it arrives: end to end, so no buffer on the way hides a queue.
+
+A window is the bandwidth-delay product and some slack: rate times (least delay + slack), after BBR (Cardwell et al.,
+BBR: Congestion-Based Congestion Control, 2016). With less the link idles between arrivals; what is more only queues
+up, and whatever else is sent (leases) waits behind it.
+
+Of BBR it keeps the two estimates, the rule for samples that were limited by the sender, and the start: a full window
+doubles with every round trip until a queue forms. It has no probing phases: afterwards the slack alone makes the window
+grow for as long as the rate grows with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Final
+
+SAMPLE_S: Final = 0.2
+"""A rate is measured over at least this long."""
+
+SAMPLES_KEPT: Final = 20
+DELAYS_KEPT_S: Final = 60.0
+"""The least delay is that of the last such span or two: routes change."""
+
+
+class Window:
+    """`first_bytes` may be on their way at first. `bursts`: what arrives comes in bursts, which exaggerate the rate."""
+
+    def __init__(self, *, first_bytes: int, slack_s: float, bursts: bool = False) -> None:
+        self.bytes_in_flight = 0
+        self._start_bytes = first_bytes
+        self._starting = True
+        """No queue has formed yet."""
+        self._slack_s = slack_s
+        self._bursts = bursts
+        self.rate: float | None = None
+        """Bytes per second that arrive, at best, or with bursts on average; None until measured."""
+        self._rates: deque[float] = deque(maxlen=SAMPLES_KEPT)
+        self._delays = (float("inf"), float("inf"))
+        """The least of the current span, and of the one before."""
+        self._span_began = 0.0
+        self._sample_began = 0.0
+        self._sample_bytes = 0
+        self._was_full = False
+
+    @property
+    def steady_rate(self) -> float | None:
+        """Bytes per second that arrive as a rule while as much as may be is on its way; None until measured."""
+        return median(self._rates) if len(self._rates) == SAMPLES_KEPT else None
+
+    @property
+    def delay(self) -> float:
+        """Seconds from sending to arrival, at least; infinite until measured."""
+        return min(self._delays)
+
+    def size(self, least_bytes: int, slack_s: float | None = None) -> float:
+        """Bytes that may be on their way; another slack than the window's own asks for another depth of queue."""
+        known = 0.0
+        if self.rate:
+            known = self.rate * (self.delay + (self._slack_s if slack_s is None else slack_s))
+        return max(least_bytes, known, self._start_bytes if self._starting or not self.rate else 0)
+
+    def has_room(self, least_bytes: int) -> bool:
+        """Whether more may be sent; `least_bytes` are always let through."""
+        if self.bytes_in_flight < self.size(least_bytes):
+            return True
+        self._was_full = True
+        return False
+
+    def sent(self, num_bytes: int, now: float) -> None:
+        if self.bytes_in_flight == 0:
+            self._sample_began, self._sample_bytes, self._was_full = now, 0, False
+        self.bytes_in_flight += num_bytes
+
+    def arrived(self, num_bytes: int, delay_s: float, now: float) -> None:
+        """They were sent `delay_s` ago."""
+        self.bytes_in_flight -= num_bytes
+        self._sample_bytes += num_bytes
+        if now - self._span_began > DELAYS_KEPT_S:
+            self._delays, self._span_began = (delay_s, self._delays[0]), now
+        elif delay_s < self._delays[0]:
+            self._delays = (delay_s, self._delays[1])
+        if self._starting:
+            self._starting = delay_s <= self.delay + self._slack_s
+            self._start_bytes += num_bytes if self._was_full else 0
+        if now - self._sample_began >= SAMPLE_S:
+            self._sample(now)
+
+    def lost(self, num_bytes: int) -> None:
+        """They will not arrive, or it does not matter any more when they do."""
+        self.bytes_in_flight -= num_bytes
+
+    def _sample(self, now: float) -> None:
+        rate = self._sample_bytes / (now - self._sample_began)
+        # A sender that had nothing more to send learns nothing from a low rate.
+        if self._was_full or rate > (self.rate or 0.0):
+            self._rates.append(rate)
+            self.rate = fmean(self._rates) if self._bursts else max(self._rates)
+        self._sample_began, self._sample_bytes, self._was_full = now, 0, False
+
+
+PUSH_SLACK_S: Final = 0.25
+"""Of queue at the hub's uplink."""
+
+PATH_SLACK_S: Final = 0.3
+"""Of queue before one node: more, so that it is the shared uplink's window that paces."""
+
+RELAY_SLACK_S: Final = 0.35
+"""Of relay work that waits at a node."""
+
+FIRST_PUSH_BYTES: Final = 256 * 1024
+FIRST_PATH_BYTES: Final = 128 * 1024
+FIRST_RELAY_BYTES: Final = 128 * 1024
+
+
+@dataclass(slots=True)
+class Path:
+    """What is known of the way to one node, and of its own uplink."""
+
+    push: Window = field(default_factory=lambda: Window(first_bytes=FIRST_PATH_BYTES, slack_s=PATH_SLACK_S))
+    """From the hub to the node."""
+    relay: Window = field(
+        default_factory=lambda: Window(first_bytes=FIRST_RELAY_BYTES, slack_s=RELAY_SLACK_S, bursts=True)
+    )
+    """Pieces that the node is to hand on, until its peers have them."""
+    links: frozenset[str] = frozenset()
+    """The nodes that it says it is linked with."""
+
+
+class Paths:
+    """What all broadcasts share: the hub's uplink, and a path to every node."""
+
+    def __init__(self) -> None:
+        self.uplink = Window(first_bytes=FIRST_PUSH_BYTES, slack_s=PUSH_SLACK_S)
+        self.links_changed = 0
+        """Counts the changes of who is linked with whom."""
+        self._paths: dict[str, Path] = {}
+
+    def __getitem__(self, node_id: str) -> Path:
+        return self._paths.setdefault(node_id, Path())
+
+    def set_links(self, node_id: str, peer_ids: Iterable[str]) -> None:
+        """`peer_ids` are all nodes that `node_id` says it is linked with."""
+        self[node_id].links = frozenset(peer_ids)
+        self.links_changed += 1
+
+    def forget(self, node_id: str) -> None:
+        self._paths.pop(node_id, None)
+        self.links_changed += 1

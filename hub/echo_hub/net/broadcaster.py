@@ -1,0 +1,146 @@
+"""Pushes artefacts to nodes over their websockets, piece by piece, as `core.broadcast` plans it.
+
+What is pushed is read from its files piece by piece. Nothing here waits for a node: what a node does not get, or does
+not want from the hub's hand, it fetches from the swarm or the web seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from echo_hub.core.broadcast import CHECK_S, Broadcast
+from echo_hub.core.windows import Paths
+from echo_shared.messages import FromHub, Have, Links, Piece
+from echo_shared.swarm import read_torrent
+from echo_shared.swarm.torrent import Layout
+
+log = logging.getLogger(__name__)
+
+PIECES_KEPT: Final = 64
+"""Read from disk once for the nodes that get them directly one after the other; at most 16 MiB."""
+
+
+class Carrier(Protocol):
+    """What is pushed: a torrent, and the directory that holds its files."""
+
+    @property
+    def directory(self) -> Path: ...
+    @property
+    def torrent(self) -> bytes: ...
+    @property
+    def info_hash(self) -> bytes: ...
+
+
+class Sender(Protocol):
+    """The gateway."""
+
+    def send(self, node_id: str, message: FromHub) -> bool:
+        """False when the node is not connected."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Push:
+    """One artefact on its way."""
+
+    plan: Broadcast
+    layout: Layout
+    piece: Callable[[int], bytes]
+    """Its data."""
+
+
+class Broadcaster:
+    """All artefacts that are being pushed; `run` sends until it is cancelled. Belongs to one event loop."""
+
+    def __init__(self, gateway: Sender) -> None:
+        self._gateway = gateway
+        self._paths = Paths()
+        self._pushes: dict[bytes, _Push] = {}
+        """By info-hash, in the order in which they began."""
+        self._news = asyncio.Event()
+
+    @property
+    def uplink_bytes_s(self) -> float | None:
+        """What the hub's uplink carries when there is enough to send; None until that was seen."""
+        return self._paths.uplink.steady_rate
+
+    def start(self, carrier: Carrier, node_ids: Iterable[str], *, hand_on: bool) -> None:
+        """Pushes `carrier` to these nodes, too, if it is being pushed; what was started last goes first.
+
+        `hand_on`: they hand pieces on to one another.
+        """
+        push = self._pushes.get(carrier.info_hash)
+        if push is None:
+            layout = read_torrent(carrier.torrent)
+            plan = Broadcast(paths=self._paths, num_pieces=len(layout.piece_hashes), piece_bytes=layout.piece_bytes)
+            piece = lru_cache(PIECES_KEPT)(partial(_read, layout, carrier.directory))
+            push = self._pushes[carrier.info_hash] = _Push(plan, layout, piece)
+        for node_id in node_ids:
+            push.plan.join(node_id, hand_on=hand_on, now=time.monotonic())
+        self._news.set()
+
+    def said(self, node_id: str, message: Have | Links) -> None:
+        """What a node has, and whom it is linked with."""
+        if isinstance(message, Links):
+            self._paths.set_links(node_id, message.node_ids)
+        elif (push := self._pushes.get(message.info_hash)) is not None:
+            now = time.monotonic()
+            push.plan.have(node_id, message.pieces, now)
+            if not message.wanted:
+                push.plan.turn_away(node_id, now)
+        self._news.set()
+
+    def node_left(self, node_id: str) -> None:
+        """Its connection is gone."""
+        for push in self._pushes.values():
+            push.plan.leave(node_id, time.monotonic())
+        self._paths.forget(node_id)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Sends what is planned, after everything that happens and whenever something may be late."""
+        while True:
+            self._news.clear()
+            self._send_what_is_planned()
+            try:
+                async with asyncio.timeout(CHECK_S if self._pushes else None):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    def _send_what_is_planned(self) -> None:
+        for push in self._pushes.values():
+            push.plan.check(time.monotonic())
+        for info_hash, push in reversed(list(self._pushes.items())):
+            try:
+                self._send_of(push)
+            except OSError as error:
+                log.warning("%s cannot be pushed any more: %s", push.layout.name, error)
+                push.plan.end(time.monotonic())
+            if push.plan.done:
+                del self._pushes[info_hash]
+
+    def _send_of(self, push: _Push) -> None:
+        for send in push.plan.plan(time.monotonic()):
+            data = push.piece(send.piece)
+            message = Piece(info_hash=push.layout.info_hash, index=send.piece, data=data, hand_on=send.hand_on)
+            if not self._gateway.send(send.node_id, message):
+                push.plan.leave(send.node_id, time.monotonic())
+
+
+def _read(layout: Layout, directory: Path, piece: int) -> bytes:
+    """From the page cache as a rule: what is pushed was just written."""
+    data = bytearray()
+    for part in layout.slices(piece, piece + 1):
+        with (directory / part.path).open("rb") as file:
+            file.seek(part.offset)
+            data += file.read(part.length)
+    if len(data) != layout.size_of_piece(piece):
+        raise OSError(f"{directory} is shorter than its torrent says")
+    return bytes(data)

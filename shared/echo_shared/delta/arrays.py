@@ -1,0 +1,141 @@
+"""Floats against floats, losslessly: bit patterns in, frames out.
+
+Bit patterns are mapped to integers of the same order, subtracted with wraparound, and the differences zigzag-mapped, so
+that a small step of either sign is a small number. Against zeros, that leaves the exponent in the high bits and the
+sign in the lowest: what has no parent needs no code of its own.
+
+Adam's steps are all of about the same size, so what they come to in units in the last place follows from the exponent
+of the parent's value, which the receiver knows. Differences are grouped by it before they are entropy-coded. Where
+nearly all of a group's are tiny, several share a byte, for Huffman codes, which are all of zstd that counts here, spend
+a bit on each symbol at least; else the bytes of one significance are together.
+
+Bytes over the raw ones', bfloat16, one step, built-in model and one of 512 x 4:
+    learning rate                                                1e-5           1e-4
+    XOR, byte planes                                             0.231, 0.273   0.302, 0.336
+    differences, byte planes                                     0.200, 0.242   0.264, 0.296
+    grouped by the parent's exponent                             0.167, 0.203   0.221, 0.246
+    and several to a byte                                        0.160, 0.199   0.207, 0.231
+    entropy of a difference given the exponent                   0.149, 0.189   0.197, 0.223
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_shared.delta.frames import FrameReader, FrameWriter, damaged
+
+MIN_GROUP: Final = 1024
+"""Elements; smaller groups join the next, for each pays for its own code tables."""
+MAX_ESCAPED: Final = 0.02
+"""The share of a group's differences that may be too large for a symbol of less than a byte."""
+
+Patterns = NDArray[Any]
+"""Bit patterns of one of the PATTERNS."""
+PATTERNS: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
+"""By what safetensors calls the floats."""
+
+_SIGNED: Final[dict[np.dtype[Any], np.dtype[Any]]] = {
+    np.dtype("<u4"): np.dtype("<i4"),
+    np.dtype("<u2"): np.dtype("<i2"),
+}
+_MANTISSA_BITS: Final = {"F32": 23, "F16": 10, "BF16": 7}
+
+
+def encode_array(new: Patterns, old: Patterns, dtype: str, writer: FrameWriter) -> None:
+    """Writes what turns `old` into `new`, both [N] and of `dtype`."""
+    signed = _SIGNED[new.dtype]
+    steps = _ordered(new.view(signed)) - _ordered(old.view(signed))
+    zigzag = ((steps << 1) ^ (steps >> (8 * signed.itemsize - 1))).view(new.dtype)
+    for group in _groups(old, dtype):
+        _encode_group(zigzag.take(group), writer)
+
+
+def decode_array(old: Patterns, dtype: str, reader: FrameReader) -> Patterns:
+    """What `encode_array` was given as `new`, if it was given the same `old`."""
+    signed = _SIGNED[old.dtype]
+    zigzag = np.empty_like(old)
+    for group in _groups(old, dtype):
+        zigzag[group] = _decode_group(group.size, old.dtype, reader)
+    steps = (zigzag >> 1).view(signed) ^ -(zigzag & 1).view(signed)
+    new: Patterns = _ordered(_ordered(old.view(signed)) + steps).view(old.dtype)
+    return new
+
+
+def _ordered(patterns: Patterns) -> Patterns:
+    """Signed bit patterns of floats as integers of the same order, and back: it is its own inverse."""
+    magnitude_bits = 8 * patterns.itemsize - 1
+    ordered: Patterns = patterns ^ ((patterns >> magnitude_bits) & patterns.dtype.type((1 << magnitude_bits) - 1))
+    return ordered
+
+
+def _groups(old: Patterns, dtype: str) -> Iterator[NDArray[np.intp]]:
+    """Where the elements of each group are: those of one exponent, or of several that are rare."""
+    exponents = ((old << 1) >> (_MANTISSA_BITS[dtype] + 1)).astype(np.uint8)
+    order = np.argsort(exponents, kind="stable")  # A radix sort, for keys of eight bits.
+    begin = 0
+    for end in np.searchsorted(exponents.take(order), np.arange(256), side="right").tolist():
+        if end - begin >= MIN_GROUP or begin < end == old.size:
+            yield order[begin:end]
+            begin = end
+
+
+def _encode_group(zigzag: Patterns, writer: FrameWriter) -> None:
+    for bits in (2, 4):
+        escape = (1 << bits) - 1
+        escaped = zigzag >= escape
+        if np.count_nonzero(escaped) <= MAX_ESCAPED * zigzag.size:
+            writer.byte(bits)
+            writer.frame(_packed(np.minimum(zigzag, escape).astype(np.uint8), bits))
+            _write_planes(zigzag[escaped] - zigzag.dtype.type(escape), writer)
+            return
+    writer.byte(8)
+    _write_planes(zigzag, writer)
+
+
+def _decode_group(size: int, patterns: np.dtype[Any], reader: FrameReader) -> Patterns:
+    bits = reader.byte()
+    if bits == 8:
+        return _read_planes(size, patterns, reader)
+    if bits not in (2, 4):
+        raise damaged(f"symbols of {bits} bits")
+    symbols = _unpacked(reader.frame(-(-size * bits // 8)), bits)[:size]
+    zigzag = symbols.astype(patterns)
+    escaped = np.flatnonzero(symbols == (1 << bits) - 1)
+    zigzag[escaped] += _read_planes(escaped.size, patterns, reader)
+    return zigzag
+
+
+def _write_planes(values: Patterns, writer: FrameWriter) -> None:
+    if values.size:
+        for plane in values.view(np.uint8).reshape(-1, values.itemsize).T:
+            writer.frame(plane)
+
+
+def _read_planes(size: int, patterns: np.dtype[Any], reader: FrameReader) -> Patterns:
+    planes = np.empty((size, patterns.itemsize), np.uint8)
+    if size:
+        for number in range(patterns.itemsize):
+            planes[:, number] = reader.frame(size)
+    return planes.reshape(-1).view(patterns)
+
+
+def _packed(symbols: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Symbols of `bits`, the first in a byte's lowest bits."""
+    a_byte = 8 // bits
+    padded = np.pad(symbols, (0, -symbols.size % a_byte))
+    packed = padded[0::a_byte].copy()
+    for number in range(1, a_byte):
+        packed |= padded[number::a_byte] << (number * bits)
+    return packed
+
+
+def _unpacked(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    a_byte = 8 // bits
+    symbols = np.empty((packed.size, a_byte), np.uint8)
+    for number in range(a_byte):
+        np.bitwise_and(packed >> (number * bits), (1 << bits) - 1, out=symbols[:, number])
+    return symbols.reshape(-1)

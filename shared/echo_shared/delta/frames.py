@@ -1,0 +1,95 @@
+"""What a payload is made of: frames, each a length and a zstd frame.
+
+The reader knows beforehand what a frame holds, or at most; nothing is allocated on a frame's own word.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import IO, Any, Final
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from echo_shared.errors import CodecError
+
+LEVEL: Final = 1
+"""zstd's. Levels 3 and 9 are slower and gain nothing on what `arrays` makes."""
+MAX_CONTENT_BYTES: Final = 2 << 20
+"""Of one frame."""
+
+_LENGTH: Final = struct.Struct("<I")
+_WINDOW_BYTES: Final = 2 * MAX_CONTENT_BYTES
+
+
+def damaged(got: str) -> CodecError:
+    """To be raised for a payload that does not decode."""
+    return CodecError("A policy version's payload is damaged, or made against another parent.", got=got)
+
+
+class FrameWriter:
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL)
+
+    def byte(self, value: int) -> None:
+        self._stream.write(bytes([value]))
+
+    def plain(self, content: bytes) -> None:
+        """A length and `content` as it is."""
+        self._stream.write(_LENGTH.pack(len(content)) + content)
+
+    def frame(self, content: NDArray[np.uint8], *, dictionary: bytes = b"") -> None:
+        """`content`, of MAX_CONTENT_BYTES at most, compressed; with parts of it taken from `dictionary`."""
+        compressor = self._compressor
+        if dictionary:
+            options: dict[str, Any] = {"dict_data": _raw(dictionary), "write_checksum": True}
+            compressor = zstandard.ZstdCompressor(level=LEVEL, **options)
+        self.plain(compressor.compress(np.ascontiguousarray(content).data))
+
+
+class FrameReader:
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+
+    def byte(self) -> int:
+        return self._take(1)[0]
+
+    def plain(self, limit: int) -> bytes:
+        """The next part as it is, of `limit` bytes at most."""
+        length: int = _LENGTH.unpack(self._take(_LENGTH.size))[0]
+        if length > limit:
+            raise damaged(f"a part of {length} bytes where {limit} are the most")
+        return self._take(length)
+
+    def frame(self, content_bytes: int, *, dictionary: bytes = b"") -> NDArray[np.uint8]:
+        """The content of the next frame, of exactly `content_bytes`."""
+        frame = self.plain(content_bytes + content_bytes // 128 + 128)
+        decompressor = self._decompressor
+        if dictionary:
+            decompressor = zstandard.ZstdDecompressor(dict_data=_raw(dictionary), max_window_size=_WINDOW_BYTES)
+        try:
+            # zstandard allocates what the frame declares, whatever max_output_size says.
+            declared = zstandard.frame_content_size(frame)
+            if declared != content_bytes:
+                raise damaged(f"a part that holds {declared} bytes, {content_bytes} expected")
+            content = decompressor.decompress(frame, allow_extra_data=False) if content_bytes else b""
+        except zstandard.ZstdError as error:
+            raise damaged(str(error)) from error
+        return np.frombuffer(content, np.uint8)
+
+    def expect_end(self) -> None:
+        if self._stream.read(1):
+            raise damaged("bytes after its end")
+
+    def _take(self, count: int) -> bytes:
+        taken = self._stream.read(count)
+        if len(taken) < count:
+            raise damaged("it ends too early")
+        return taken
+
+
+def _raw(content: bytes) -> zstandard.ZstdCompressionDict:
+    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)

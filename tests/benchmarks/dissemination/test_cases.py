@@ -1,0 +1,29 @@
+"""The cases cover what the headline needs."""
+
+from benchmarks.dissemination import cases
+from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, LINK_SETS, MIDDLE, NUM_NODES, SMALL
+
+
+def measured() -> set[tuple[str, int, int, int, int]]:
+    return {
+        (side, case.size_bytes, fleet.num_nodes, fleet.links.hub_up, fleet.links.node_up)
+        for fleet in [*cases.in_turns(), *cases.beside()]
+        for case in fleet.cases
+        for side in case.sides
+    }
+
+
+def test_echo_is_measured_on_all_links_with_all_fleets() -> None:
+    for links in LINK_SETS:
+        for num_nodes in NUM_NODES:
+            sizes = (SMALL, MIDDLE, LARGE) if num_nodes == HEADLINE_NODES else (SMALL, MIDDLE)
+            for size in sizes:
+                assert ("echo", size, num_nodes, links.hub_up, links.node_up) in measured()
+
+
+def test_unicast_is_measured_once_a_hub_uplink_and_never_beside_itself() -> None:
+    for hub_up in (20, 100):
+        for num_nodes in NUM_NODES:
+            assert ("http", MIDDLE, num_nodes, hub_up, 20) in measured()
+        assert ("http", LARGE, HEADLINE_NODES, hub_up, 20) in measured()
+    assert {case.sides for fleet in cases.beside() for case in fleet.cases} == {("http",)}

@@ -1,0 +1,58 @@
+"""The headline, assembled by hand from few rows."""
+
+from benchmarks.dissemination.headline import headline
+
+
+def sent(side: str, megabytes: float, nodes: int, hub_up: int, seconds: float, bound_s: float) -> dict[str, object]:
+    return {
+        "side": side,
+        "payload_bytes": int(megabytes * 1e6) + 900,
+        "nodes": nodes,
+        "hub_up_mbit_s": hub_up,
+        "seconds": seconds,
+        "ratio_to_bound": seconds / bound_s,
+        "over_bound_s": seconds - bound_s,
+    }
+
+
+def delta(lr: float, ahead: int, dtype: str, ratio: float, *, exact: bool = True) -> dict[str, object]:
+    return {"lr": lr, "ahead": ahead, "dtype": dtype, "delta_ratio": ratio, "exact": exact}
+
+
+def test_the_worst_of_the_link_sets_counts() -> None:
+    rows = [
+        sent("echo", 64, 8, 20, 30.0, 25.0),
+        sent("echo", 64, 8, 100, 11.0, 10.0),
+        sent("echo", 8, 8, 20, 4.0, 3.2),
+        sent("echo", 8, 8, 100, 2.0, 1.0),
+        sent("echo", 0.5, 8, 20, 0.5, 0.2),
+        sent("echo", 0.5, 8, 100, 0.3, 0.1),
+        sent("echo", 8, 4, 20, 4.0, 3.2),
+        sent("echo", 8, 16, 20, 5.0, 3.2),
+        sent("echo", 8, 16, 100, 9.0, 1.0),
+        sent("http", 64, 8, 20, 210.0, 25.0),
+        sent("http", 64, 8, 100, 41.0, 10.0),
+        sent("libtorrent", 64, 8, 20, 50.0, 25.0),
+    ]
+    deltas = [
+        delta(1e-5, 1, "bfloat16", 0.2),
+        delta(1e-5, 1, "bfloat16", 0.25),
+        delta(1e-5, 4, "bfloat16", 0.4),
+        delta(1e-5, 1, "float32", 0.9),
+        delta(1e-4, 1, "bfloat16", 0.3),
+    ]
+    tried = [{"survived": True}, {"survived": False}, {"survived": True}]
+    assert headline(rows, deltas, tried) == {
+        "ratio_to_bound_64MB_N8": 30 / 25,
+        "ratio_to_bound_8MB_N8": 2.0,
+        "start_overhead_s": 0.5 - 0.2,
+        "speedup_over_unicast": 7.0,
+        "growth_N16_over_N4": 1.25,
+        "delta_ratio_lr1e_5": 0.25,
+        "delta_ratio_lr1e_4": 0.3,
+        "delta_exact": True,
+        "faults_tried": 3,
+        "faults_survived": 2,
+    }
+    inexact = [*deltas, delta(1e-4, 1, "float32", 0.9, exact=False)]
+    assert headline(rows, inexact, tried)["delta_exact"] is False

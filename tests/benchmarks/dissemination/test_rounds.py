@@ -1,0 +1,35 @@
+"""The whole benchmark in small: real hub, real nodes, all sides."""
+
+import pytest
+
+from benchmarks.dissemination import links
+from benchmarks.dissemination.cases import Case, FleetCases
+from benchmarks.dissemination.links import LinkSet
+from benchmarks.dissemination.rounds import SHARES, measure_fleet
+
+TOY = FleetCases(
+    links=LinkSet(hub_up=100, node_down=100, node_up=40),
+    num_nodes=2,
+    cases=(Case(size_bytes=500_000, sides=("http", "libtorrent", "echo", "echo swarm"), repeats=2),),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shaped", [True, False])
+async def test_every_side_brings_it_to_every_node(monkeypatch: pytest.MonkeyPatch, shaped: bool) -> None:
+    if not shaped:
+        monkeypatch.setattr(links, "can_shape", lambda: False)
+    elif not links.can_shape():
+        pytest.skip("namespaces with shaped links take root and iproute2")
+    rows = {row["side"]: row for row in await measure_fleet(TOY, seed=1)}
+    assert rows.keys() == set(TOY.cases[0].sides)
+    for row in rows.values():
+        assert (row["nodes"], row["runs"]) == (2, 2)
+        assert row["worst_s"] >= row["seconds"] > 0
+        assert row["payload_bytes"] == pytest.approx(500_000, rel=0.01)
+        assert row["ratio_to_bound"] == pytest.approx(row["seconds"] / row["bound_s"])
+    for side in ("echo", "echo swarm"):
+        assert sum(rows[side][name] for name in SHARES) >= 0.99
+    assert rows["echo swarm"]["swarm"] >= 0.99
+    if shaped:
+        assert min(row["seconds"] for row in rows.values()) > rows["echo"]["bound_s"]

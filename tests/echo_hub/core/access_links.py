@@ -1,0 +1,199 @@
+"""Nodes and a hub behind access links, in virtual time: what a plan of a broadcast comes to.
+
+Every host has an uplink and a downlink of its own rate and delay, and the core between them is free. An uplink serves
+the connections with something to send in turn, a packet each (TCP's fair share); a downlink is a queue. Buffers are
+endless, so that nothing is lost and delays grow instead, and hosts compute in no time. `Have` costs its delay only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+
+from echo_hub.core.broadcast import CHECK_S, Broadcast, Send
+from echo_hub.core.windows import Paths
+
+PACKET_BYTES = 8 * 1024
+HAVE_EVERY_S = 0.005
+MBIT = 1e6 / 8
+
+
+@dataclass(kw_only=True)
+class Host:
+    """`up` and `down` are in bytes per second, `delay_s` is one way's."""
+
+    up: float
+    down: float
+    delay_s: float = 0.002
+    links: set[int] | None = None
+    """None = with everybody."""
+    hands_on_to: set[int] | None = None
+    """Whom what it hands on really reaches; None = all it is linked with."""
+    joins_at: float = 0.0
+    dies_at: float = float("inf")
+    lies: Callable[[int], tuple[int, ...]] | None = None
+    """Pieces that it claims when it gets one."""
+
+
+@dataclass
+class _Uplink:
+    rate: float
+    queues: dict[int, deque[tuple[Send, int]]] = field(default_factory=dict)
+    """By receiver: messages, and what of the first is left."""
+    turns: deque[int] = field(default_factory=deque)
+    busy: bool = False
+    sent_bytes: int = 0
+
+
+class Network:
+    """Host 0 is the hub. `run` broadcasts `size` bytes; `got` then says who has had which piece when."""
+
+    def __init__(self, hosts: list[Host], *, size: int, piece_bytes: int, paths: Paths | None = None) -> None:
+        self.now = 0.0
+        self.hosts = hosts
+        self.num_pieces = -(-size // piece_bytes)
+        self.piece_bytes = piece_bytes
+        self.paths = paths or Paths()
+        self.broadcast = Broadcast(paths=self.paths, num_pieces=self.num_pieces, piece_bytes=piece_bytes)
+        self.got: list[dict[int, float]] = [{} for _ in hosts]
+        self.duplicates = 0
+        self.directs = 0
+        self.num_joined = 0
+        self.dead: set[int] = set()
+        self._uplinks = [_Uplink(host.up) for host in hosts]
+        self._down_free_at = [0.0] * len(hosts)
+        self._fresh: list[list[int]] = [[] for _ in hosts]
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._hub_is_to_plan = False
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        heappush(self._events, (when, next(self._order), action))
+
+    def linked(self, one: int, other: int) -> bool:
+        mine, theirs = self.hosts[one].links, self.hosts[other].links
+        return (mine is None or other in mine) and (theirs is None or one in theirs)
+
+    def run(self, *, until: float = 3_600.0) -> float:
+        """Seconds until everybody who lives has everything; or until nothing happens any more, at `until` at last."""
+        for number, host in enumerate(self.hosts):
+            if number:
+                self.at(host.joins_at, partial(self._join, number))
+                if host.dies_at < until:
+                    self.at(host.dies_at, partial(self._die, number))
+        self.at(0.0, self._wake)
+        while self._events and self.now < until:
+            self.now, _, action = heappop(self._events)
+            action()
+            if self.num_joined == len(self.hosts) - 1 and self.broadcast.done:
+                break
+        return max((max(had.values(), default=0.0) for n, had in enumerate(self.got) if n not in self.dead), default=0)
+
+    def _join(self, number: int) -> None:
+        peers = (n for n in range(1, len(self.hosts)) if n != number and self.linked(n, number))
+        self.paths.set_links(f"n{number}", [f"n{n}" for n in peers])
+        self.num_joined += 1
+        self.broadcast.join(f"n{number}", hand_on=True, now=self.now)
+        self._plan()
+
+    def _die(self, number: int) -> None:
+        self.dead.add(number)
+        self.broadcast.leave(f"n{number}", self.now)
+        self.paths.forget(f"n{number}")
+        self._plan()
+
+    def _wake(self) -> None:
+        self._plan_now()
+        self.at(self.now + CHECK_S, self._wake)
+
+    def _plan(self) -> None:
+        if not self._hub_is_to_plan:
+            self._hub_is_to_plan = True
+            self.at(self.now, self._plan_now)
+
+    def _plan_now(self) -> None:
+        self._hub_is_to_plan = False
+        for send in self.broadcast.plan(self.now):
+            self.directs += not send.hand_on
+            self._transmit(0, int(send.node_id[1:]), send)
+
+    def _transmit(self, source: int, target: int, send: Send) -> None:
+        uplink = self._uplinks[source]
+        queue = uplink.queues.setdefault(target, deque())
+        if not queue:
+            uplink.turns.append(target)
+        size = self.piece_bytes
+        while size > 0:
+            queue.append((send, min(size, PACKET_BYTES)) if size > PACKET_BYTES else (send, -size))
+            size -= PACKET_BYTES
+        if not uplink.busy:
+            self._next_packet(source)
+
+    def _next_packet(self, source: int) -> None:
+        uplink = self._uplinks[source]
+        uplink.busy = bool(uplink.turns) and source not in self.dead
+        if not uplink.busy:
+            return
+        target = uplink.turns.popleft()
+        queue = uplink.queues[target]
+        send, size = queue.popleft()
+        if queue:
+            uplink.turns.append(target)
+        uplink.sent_bytes += abs(size)
+        gone_at = self.now + abs(size) / uplink.rate
+        self.at(gone_at, lambda: self._next_packet(source))
+        there_at = gone_at + self.hosts[source].delay_s + self.hosts[target].delay_s
+        self.at(there_at, lambda: self._enter(source, target, send, size))
+
+    def _enter(self, source: int, target: int, send: Send, size: int) -> None:
+        free_at = max(self.now, self._down_free_at[target]) + abs(size) / self.hosts[target].down
+        self._down_free_at[target] = free_at
+        if size < 0:
+            self.at(free_at, lambda: self._receive(source, target, send))
+
+    def _receive(self, source: int, number: int, send: Send) -> None:
+        if number in self.dead:
+            return
+        host = self.hosts[number]
+        if send.piece in self.got[number]:
+            self.duplicates += 1
+        else:
+            self.got[number][send.piece] = self.now
+            self._claim(number, (send.piece,) if host.lies is None else host.lies(send.piece))
+        if source == 0 and send.hand_on:
+            for peer in range(1, len(self.hosts)):
+                joined = self.hosts[peer].joins_at <= self.now and peer not in self.dead
+                reached = host.hands_on_to is None or peer in host.hands_on_to
+                if peer != number and joined and reached and self.linked(number, peer):
+                    self._transmit(number, peer, send)
+
+    def _claim(self, number: int, pieces: tuple[int, ...]) -> None:
+        if not self._fresh[number]:
+            delay_s = HAVE_EVERY_S + self.hosts[0].delay_s + self.hosts[number].delay_s
+            self.at(self.now + HAVE_EVERY_S, lambda: self._tell(number, delay_s - HAVE_EVERY_S))
+        self._fresh[number].extend(pieces)
+
+    def _tell(self, number: int, delay_s: float) -> None:
+        pieces, self._fresh[number] = self._fresh[number], []
+        self.at(self.now + delay_s, lambda: self._hear(number, pieces))
+
+    def _hear(self, number: int, pieces: list[int]) -> None:
+        self.broadcast.have(f"n{number}", pieces, self.now)
+        self._plan()
+
+
+def fleet(*, hub_mbit: float, nodes: int, up_mbit: float, down_mbit: float = 100, delay_s: float = 0.002) -> list[Host]:
+    """A hub and nodes that are all alike."""
+    hub = Host(up=hub_mbit * MBIT, down=1e9 / 8, delay_s=delay_s)
+    return [hub, *(Host(up=up_mbit * MBIT, down=down_mbit * MBIT, delay_s=delay_s) for _ in range(nodes))]
+
+
+def bound_s(hosts: list[Host], size: int) -> float:
+    """No plan is sooner: Kumar and Ross, 2006."""
+    hub, nodes = hosts[0], hosts[1:]
+    up = hub.up + sum(node.up for node in nodes)
+    return max(size / hub.up, size / min(node.down for node in nodes), len(nodes) * size / up)

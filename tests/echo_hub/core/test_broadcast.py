@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_hub.core.broadcast import Broadcast
+from echo_hub.core.windows import Paths
+from tests.echo_hub.core.access_links import MBIT, Host, Network, bound_s, fleet
+
+MB = 1_000_000
+KIB = 1024
+
+
+def linked(paths: Paths, *node_ids: str) -> None:
+    for node_id in node_ids:
+        paths.set_links(node_id, [other for other in node_ids if other != node_id])
+
+
+def started(*node_ids: str, num_pieces: int = 100) -> Broadcast:
+    paths = Paths()
+    linked(paths, *node_ids)
+    broadcast = Broadcast(paths=paths, num_pieces=num_pieces, piece_bytes=32 * KIB)
+    for node_id in node_ids:
+        broadcast.join(node_id, hand_on=True, now=0.0)
+    return broadcast
+
+
+@pytest.mark.parametrize(
+    ("hub_mbit", "up_mbit", "size", "delay_s", "worst"),
+    [
+        (100, 40, 8 * MB, 0.001, 1.25),
+        (100, 20, 8 * MB, 0.001, 1.2),
+        (20, 40, 8 * MB, 0.001, 1.1),
+        (20, 20, 8 * MB, 0.001, 1.15),
+        (100, 40, 8 * MB, 0.025, 1.6),
+        (100, 20, 8 * MB, 0.025, 1.3),
+        (20, 20, 8 * MB, 0.025, 1.2),
+        (100, 40, 32 * MB, 0.01, 1.1),
+        (20, 20, 32 * MB, 0.01, 1.05),
+    ],
+)
+def test_everybody_has_it_close_to_the_bound(
+    hub_mbit: float, up_mbit: float, size: int, delay_s: float, worst: float
+) -> None:
+    hosts = fleet(hub_mbit=hub_mbit, nodes=8, up_mbit=up_mbit, delay_s=delay_s)
+    network = Network(hosts, size=size, piece_bytes=32 * KIB)
+    assert network.run() <= worst * bound_s(hosts, size)
+    assert network.broadcast.done
+
+
+@pytest.mark.parametrize("hub_mbit", [20, 100])
+@pytest.mark.parametrize("up_mbit", [20, 40])
+def test_a_small_payload_takes_little_more_than_the_bound(hub_mbit: float, up_mbit: float) -> None:
+    hosts = fleet(hub_mbit=hub_mbit, nodes=8, up_mbit=up_mbit, delay_s=0.01)
+    assert Network(hosts, size=MB // 2, piece_bytes=16 * KIB).run() <= bound_s(hosts, MB // 2) + 0.2
+
+
+def test_time_hardly_grows_with_the_fleet() -> None:
+    took = [
+        Network(fleet(hub_mbit=100, nodes=nodes, up_mbit=40), size=16 * MB, piece_bytes=32 * KIB).run()
+        for nodes in (4, 16)
+    ]
+    assert took[1] <= 1.5 * took[0]
+
+
+def test_what_was_learnt_serves_the_next_version() -> None:
+    hosts = fleet(hub_mbit=100, nodes=8, up_mbit=40, delay_s=0.025)
+    first = Network(hosts, size=8 * MB, piece_bytes=32 * KIB)
+    first_s = first.run()
+    assert Network(hosts, size=8 * MB, piece_bytes=32 * KIB, paths=first.paths).run() <= first_s
+
+
+def test_without_links_the_hub_sends_everything() -> None:
+    hosts = fleet(hub_mbit=50, nodes=4, up_mbit=20)
+    for host in hosts:
+        host.links = set()
+    network = Network(hosts, size=4 * MB, piece_bytes=32 * KIB)
+    assert network.run() <= 1.1 * 4 * 4 * MB / hosts[0].up
+    assert network.directs == 4 * network.num_pieces and network.duplicates == 0
+
+
+def test_two_groups_that_cannot_reach_each_other_cost_the_hub_two_copies() -> None:
+    hosts = fleet(hub_mbit=20, nodes=8, up_mbit=40)
+    for number, host in enumerate(hosts):
+        host.links = {n for n in range(1, 9) if n % 2 == number % 2}
+    network = Network(hosts, size=4 * MB, piece_bytes=32 * KIB)
+    assert network.run() <= 1.25 * 2 * 4 * MB / hosts[0].up
+
+
+def test_one_very_slow_node_holds_up_nobody_else() -> None:
+    hosts = fleet(hub_mbit=100, nodes=8, up_mbit=40)
+    undisturbed = Network(hosts, size=8 * MB, piece_bytes=32 * KIB).run()
+    hosts[3].down = hosts[3].up = 2 * MBIT
+    network = Network(hosts, size=8 * MB, piece_bytes=32 * KIB)
+    network.run()
+    others = [max(had.values()) for number, had in enumerate(network.got) if number not in (0, 3)]
+    assert max(others) <= 1.5 * undisturbed
+    assert len(network.got[3]) == network.num_pieces
+
+
+def test_nodes_are_asked_for_what_their_uplinks_can_do() -> None:
+    hosts = fleet(hub_mbit=20, nodes=6, up_mbit=40)
+    for host in hosts[4:]:
+        host.up = 5 * MBIT
+    network = Network(hosts, size=8 * MB, piece_bytes=32 * KIB)
+    assert network.run() <= 1.35 * bound_s(hosts, 8 * MB)
+
+
+def test_a_node_that_dies_is_made_up_for() -> None:
+    hosts = fleet(hub_mbit=100, nodes=8, up_mbit=40)
+    undisturbed = Network(hosts, size=8 * MB, piece_bytes=32 * KIB).run()
+    hosts[2].dies_at = hosts[5].dies_at = 0.5
+    network = Network(hosts, size=8 * MB, piece_bytes=32 * KIB)
+    assert network.run() <= 1.5 * undisturbed
+    assert all(len(network.got[n]) == network.num_pieces for n in (1, 3, 4, 6, 7, 8))
+
+
+def test_a_node_that_hands_nothing_on_is_benched() -> None:
+    hosts = fleet(hub_mbit=20, nodes=8, up_mbit=40)
+    hosts[4].hands_on_to = set()
+    network = Network(hosts, size=16 * MB, piece_bytes=32 * KIB)
+    assert network.run() <= 1.35 * bound_s(hosts, 16 * MB)
+
+
+def test_a_node_that_joins_late_gets_all_of_it() -> None:
+    hosts = fleet(hub_mbit=100, nodes=4, up_mbit=40)
+    hosts[4].joins_at = 0.4
+    network = Network(hosts, size=8 * MB, piece_bytes=32 * KIB)
+    network.run()
+    assert all(len(had) == network.num_pieces for had in network.got[1:])
+
+
+def test_what_a_node_has_from_before_is_not_sent() -> None:
+    broadcast = started("a", num_pieces=4)
+    broadcast.join("b", hand_on=False, now=0.0, have=[0, 2])
+    assert {(send.node_id, send.piece) for send in broadcast.plan(0.0)} == {
+        *(("a", piece) for piece in range(4)),
+        ("b", 1),
+        ("b", 3),
+    }
+
+
+def test_one_copy_leaves_the_hub_while_owners_have_room() -> None:
+    broadcast = started("a", "b", "c")
+    sends = broadcast.plan(0.0)[:6]
+    assert [send.hand_on for send in sends] == [True] * 6
+    assert [send.piece for send in sends] == [0, 1, 2, 3, 4, 5]
+    assert {send.node_id for send in sends} == {"a", "b", "c"}
+
+
+def test_a_link_counts_when_both_ends_claim_it() -> None:
+    paths = Paths()
+    paths.set_links("a", ["b", "c"])
+    paths.set_links("b", ["a", "nobody"])
+    broadcast = Broadcast(paths=paths, num_pieces=3, piece_bytes=32 * KIB)
+    for node_id in "abc":
+        broadcast.join(node_id, hand_on=True, now=0.0)
+    to_c = [send for send in broadcast.plan(0.0) if send.node_id == "c"]
+    assert to_c and not any(send.hand_on for send in to_c)
+
+
+def test_a_lost_link_is_made_up_for_at_once() -> None:
+    paths = Paths()
+    linked(paths, *"abcde")
+    broadcast = Broadcast(paths=paths, num_pieces=1_000, piece_bytes=32 * KIB)
+    for node_id in "abcde":
+        broadcast.join(node_id, hand_on=True, now=0.0)
+    first = broadcast.plan(0.0)[0]
+    broadcast.have(first.node_id, [first.piece], 0.01)
+    linked(paths, *("abcde".replace(first.node_id, "")))
+    repairs = [send for send in broadcast.plan(0.01) if send.piece == first.piece]
+    assert len(repairs) == 1 and repairs[0].hand_on and repairs[0].node_id != first.node_id
+
+
+def test_strangers_and_nonsense_are_ignored() -> None:
+    broadcast = started("a", "b", num_pieces=2)
+    broadcast.have("stranger", [0], 0.0)
+    broadcast.have("a", [2, 2**20 - 1, 0, 0], 0.0)
+    broadcast.leave("stranger", 0.0)
+    broadcast.turn_away("stranger", 0.0)
+    assert not broadcast.done
+    broadcast.have("a", [1], 0.0)
+    broadcast.have("b", [0, 1], 0.0)
+    assert broadcast.done and not broadcast.plan(0.0)
+
+
+def test_a_node_that_turned_away_gets_no_more() -> None:
+    broadcast = started("a", "b")
+    broadcast.turn_away("a", 0.0)
+    assert {send.node_id for send in broadcast.plan(0.0)} == {"b"}
+    broadcast.end(0.0)
+    assert broadcast.done
+
+
+def test_a_silent_node_is_given_up() -> None:
+    broadcast = started("a", num_pieces=1)
+    assert broadcast.plan(0.0)
+    for tenth in range(120):
+        broadcast.plan(tenth / 10)
+    assert broadcast.done
+
+
+def test_a_silent_node_does_not_keep_the_others_waiting() -> None:
+    paths = Paths()
+    broadcast = Broadcast(paths=paths, num_pieces=30, piece_bytes=64 * KIB)
+    for node_id in "ab":
+        broadcast.join(node_id, hand_on=False, now=0.0)
+    now, got = 0.0, 0
+    while got < 30 and now < 1.0:
+        now += 0.001
+        to_a = [send.piece for send in broadcast.plan(now) if send.node_id == "a"]
+        broadcast.have("a", to_a, now)
+        got += len(to_a)
+    assert got == 30
+
+
+def test_the_one_that_is_asked_first_has_the_uplink() -> None:
+    paths = Paths()
+    linked(paths, "a", "b")
+    older, newer = (Broadcast(paths=paths, num_pieces=1_000, piece_bytes=32 * KIB) for _ in range(2))
+    for broadcast in (older, newer):
+        for node_id in "ab":
+            broadcast.join(node_id, hand_on=True, now=0.0)
+    assert newer.plan(0.0) and not older.plan(0.0)
+
+
+def hosts_of_any_kind() -> st.SearchStrategy[list[Host]]:
+    numbers = st.integers(1, 6)
+    some = st.none() | st.sets(numbers, max_size=6)
+    node = st.builds(
+        Host,
+        up=st.floats(0.5, 100).map(lambda mbit: mbit * MBIT),
+        down=st.floats(2, 100).map(lambda mbit: mbit * MBIT),
+        delay_s=st.floats(0, 0.05),
+        links=some,
+        hands_on_to=some,
+        joins_at=st.just(0.0) | st.floats(0, 2),
+        dies_at=st.just(float("inf")) | st.floats(0, 2),
+        lies=st.none() | st.sampled_from([lambda piece: (), lambda piece: (piece + 1, piece + 7, 2**19)]),
+    )
+    hub = st.floats(5, 200).map(lambda mbit: Host(up=mbit * MBIT, down=1_000 * MBIT))
+    return st.builds(lambda hub, nodes: [hub, *nodes], hub, st.lists(node, min_size=1, max_size=6))
+
+
+@settings(max_examples=60, deadline=None)
+@given(hosts_of_any_kind(), st.integers(1, 60))
+def test_whatever_fails_every_honest_node_ends_with_every_piece(hosts: list[Host], num_pieces: int) -> None:
+    for host in hosts[1:]:
+        if host.dies_at <= host.joins_at:
+            host.dies_at = float("inf")
+    network = Network(hosts, size=num_pieces * 32 * KIB, piece_bytes=32 * KIB)
+    network.run(until=600)
+    assert network.broadcast.done
+    for number, host in enumerate(hosts):
+        if number and host.lies is None and number not in network.dead:
+            assert len(network.got[number]) == num_pieces
+    assert network.paths.uplink.bytes_in_flight == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(hosts_of_any_kind())
+def test_a_node_never_gets_the_same_piece_twice_from_the_hub_while_it_is_on_its_way(hosts: list[Host]) -> None:
+    paths = Paths()
+    names = [f"n{number}" for number in range(1, len(hosts))]
+    linked(paths, *names)
+    broadcast = Broadcast(paths=paths, num_pieces=20, piece_bytes=32 * KIB)
+    for name in names:
+        broadcast.join(name, hand_on=True, now=0.0)
+    sent = [send for now in (0.0, 0.2, 0.4, 1.5, 3.0) for send in broadcast.plan(now)]
+    pairs = sorted((send.node_id, send.piece) for send in sent)
+    assert all(one != other for one, other in pairwise(pairs))

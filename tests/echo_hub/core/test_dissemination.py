@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_hub.core.dissemination import VERSIONS_REMEMBERED, Dissemination, Release, quantile
+from echo_shared.messages import Way
+
+
+def release(version: int) -> Release:
+    return Release(policy_version=version, adapter_bytes=100, payload_bytes=30, carrier="delta", way=Way.BROADCAST)
+
+
+def announce(spread: Dissemination, version: int, *, now: float) -> None:
+    spread.announced(release(version), num_pieces=10, now=now)
+
+
+def joined(*node_ids: str, parents_back: int = 4) -> Dissemination:
+    spread = Dissemination(parents_back=parents_back)
+    for node_id in node_ids:
+        spread.node_joined(node_id, 0)
+    return spread
+
+
+def test_seconds_count_from_the_announcement_for_those_who_were_told() -> None:
+    spread = joined("a", "b")
+    announce(spread, 1, now=10.0)
+    spread.node_joined("late", 1)
+    assert spread.fetched("a", 1, 10.5) == 0.5
+    assert spread.fetched("a", 1, 11.0) is None, "it says so again after each reconnect"
+    assert spread.fetched("late", 1, 12.0) is None
+    assert spread.fetched("never seen", 1, 12.0) is None
+    assert spread.fetched("b", 7, 12.0) is None, "not announced since the start"
+    progress = spread.progress(12.0)
+    assert progress is not None
+    assert progress.seconds == (0.5,)
+    assert spread.num_holding(1) == 2
+
+
+def test_the_progress_of_the_newest_version() -> None:
+    spread = joined("a", "b", "c", "d")
+    assert spread.progress(1.0) is None
+    announce(spread, 1, now=10.0)
+    spread.pieces_arrived("b", 1, 5)
+    spread.pieces_arrived("c", 1, 99)
+    spread.pieces_arrived("d", 1, 5)
+    spread.pieces_arrived("a", 2, 5)
+    spread.fetched("a", 1, 11.0)
+    spread.node_left("d")
+    progress = spread.progress(12.0)
+    assert progress is not None
+    assert (progress.num_told, progress.seconds, progress.since_s, progress.under_way) == (3, (1.0,), 2.0, True)
+    assert progress.share_arrived == pytest.approx((1 + 0.5 + 1) / 3)
+    spread.fetched("b", 1, 13.0)
+    spread.fetched("c", 1, 12.5)
+    progress = spread.progress(99.0)
+    assert progress is not None
+    assert (progress.seconds, progress.since_s, progress.under_way) == ((1.0, 2.5, 3.0), 3.0, False)
+    assert progress.share_arrived == 1.0
+    announce(spread, 2, now=100.0)
+    progress = spread.progress(100.0)
+    assert progress is not None
+    assert (progress.release, progress.seconds, progress.num_told) == (release(2), (), 3)
+
+
+def test_with_nobody_there_nothing_is_under_way() -> None:
+    spread = joined()
+    announce(spread, 1, now=1.0)
+    progress = spread.progress(5.0)
+    assert progress is not None
+    assert (progress.since_s, progress.share_arrived, progress.under_way) == (0.0, 1.0, False)
+
+
+def test_who_skips_a_version_is_not_waited_for() -> None:
+    spread = joined("a", "b")
+    announce(spread, 1, now=1.0)
+    announce(spread, 2, now=2.0)
+    assert spread.fetched("a", 2, 3.0) == 1.0
+    assert spread.fetched("a", 1, 4.0) is None
+    assert spread.fetched("b", 1, 4.0) == 3.0
+
+
+def test_the_parent_is_the_newest_version_that_all_hold() -> None:
+    spread = joined("a", "b")
+    assert spread.delta_parent(1, ()) is None
+    for version in (1, 2, 3):
+        spread.fetched("a", version, 1.0)
+    for version in (1, 2):
+        spread.fetched("b", version, 1.0)
+    assert spread.delta_parent(4, (1, 2, 3)) == 2
+    spread.node_joined("fresh", 3)
+    assert spread.delta_parent(4, (1, 2, 3)) == 2, "who holds none of them takes a keyframe anyway"
+    assert spread.delta_parent(3, (1, 2, 3)) == 2
+    assert spread.delta_parent(4, (1, 3)) == 1, "a version that is not published any more is no parent"
+    spread.lacks("b", 2)
+    spread.lacks("nobody", 2)
+    assert spread.delta_parent(4, (1, 2, 3)) == 1
+    spread.node_left("b")
+    assert spread.delta_parent(4, (1, 2, 3)) == 3
+    spread.node_left("a")
+    assert spread.delta_parent(4, (1, 2, 3)) is None
+
+
+def test_a_parent_is_only_so_far_back() -> None:
+    published = tuple(range(1, 9))
+    spread = joined("a", "b", parents_back=2)
+    for version in published:
+        spread.fetched("a", version, 1.0)
+    spread.fetched("b", 6, 1.0)
+    assert spread.delta_parent(9, published) == 8, "b is further behind than a delta reaches"
+    spread.fetched("b", 7, 1.0)
+    assert spread.delta_parent(9, published) == 7
+    never = joined("a", parents_back=0)
+    never.fetched("a", 8, 1.0)
+    assert never.delta_parent(9, published) is None
+
+
+def test_nodes_at_odds_take_a_keyframe() -> None:
+    spread = joined("a", "b")
+    spread.fetched("a", 1, 1.0)
+    spread.fetched("b", 2, 1.0)
+    assert spread.delta_parent(3, (1, 2)) is None
+
+
+def test_a_version_is_unwanted_once_all_have_it_or_a_newer_one() -> None:
+    spread = joined("a", "b")
+    announce(spread, 1, now=1.0)
+    announce(spread, 2, now=2.0)
+    announce(spread, 3, now=3.0)
+    spread.fetched("a", 2, 3.0)
+    spread.fetched("b", 1, 3.0)
+    assert spread.unwanted((1, 2, 3), needed=(3,)) == {1}, "b may still be at version 2"
+    spread.node_joined("late", 3)
+    spread.fetched("b", 3, 4.0)
+    spread.fetched("a", 3, 4.0)
+    assert spread.unwanted((1, 2, 3), needed=(3, 1)) == {2}
+    assert spread.unwanted((1, 2, 3), needed=()) == {1, 2}, "who came late is at version 3"
+    spread.node_left("late")
+    assert spread.unwanted((1, 2, 3), needed=()) == {1, 2, 3}
+
+
+def test_only_the_newest_are_remembered() -> None:
+    spread = joined("a")
+    for version in range(1, VERSIONS_REMEMBERED + 3):
+        announce(spread, version, now=float(version))
+    for version in range(VERSIONS_REMEMBERED + 2, 0, -1):
+        spread.fetched("a", version, 99.0)
+    assert spread.num_holding(2) == 0
+    assert spread.num_holding(3) == 1
+    assert spread.fetched("a", 1, 100.0) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, 1.0), (0.5, 2.0), (0.51, 3.0), (0.75, 3.0), (0.95, 4.0), (1.0, 4.0)]
+)
+def test_quantiles_by_nearest_rank(share: float, expected: float) -> None:
+    assert quantile((1.0, 2.0, 3.0, 4.0), share) == expected
+    assert quantile((), share) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["join", "leave", "fetch"]), st.integers(1, 6))))
+def test_whatever_happens_a_parent_is_held_by_all_that_a_delta_reaches(events: list[tuple[str, str, int]]) -> None:
+    spread, held = Dissemination(parents_back=3), dict[str, set[int]]()
+    for now, (node_id, event, version) in enumerate(events):
+        if event == "join":
+            spread.node_joined(node_id, version)
+            held[node_id] = set()
+        elif event == "leave":
+            spread.node_left(node_id)
+            held.pop(node_id, None)
+        else:
+            spread.fetched(node_id, version, float(now))
+            held.get(node_id, set()).add(version)
+    near = [versions & {4, 5, 6} for versions in held.values() if versions & {4, 5, 6}]
+    parent = spread.delta_parent(7, range(1, 7))
+    assert parent == max(set.intersection(*near), default=None) if near else parent is None

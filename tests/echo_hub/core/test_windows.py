@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_hub.core.windows import SAMPLE_S, SAMPLES_KEPT, Paths, Window
+
+PIECE = 10_000
+LEAST = 2 * PIECE
+
+
+def window(*, bursts: bool = False) -> Window:
+    return Window(first_bytes=4 * PIECE, slack_s=0.1, bursts=bursts)
+
+
+def stream(window: Window, *, rate: float, delay_s: float, seconds: float, now: float = 0.0) -> float:
+    """Keeps the window full over a link of that rate, pieces arriving evenly; returns the time."""
+    end, step = now + seconds, PIECE / rate
+    while now < end:
+        while window.has_room(LEAST):
+            window.sent(PIECE, now)
+        now += step
+        queued_s = max(delay_s, window.bytes_in_flight / rate)
+        window.arrived(PIECE, queued_s, now)
+    return now
+
+
+def test_nothing_known_is_the_first_bytes_or_what_is_let_through_always() -> None:
+    assert window().size(LEAST) == 4 * PIECE
+    assert window().size(9 * PIECE) == 9 * PIECE
+    assert window().rate is None and window().steady_rate is None
+
+
+def test_it_settles_at_rate_times_delay_and_slack() -> None:
+    link = window()
+    stream(link, rate=1e6, delay_s=0.05, seconds=10 * SAMPLES_KEPT * SAMPLE_S)
+    assert link.rate == pytest.approx(1e6, rel=0.1)
+    assert link.steady_rate == pytest.approx(1e6, rel=0.1)
+    assert link.size(LEAST) == pytest.approx(1e6 * (link.delay + 0.1), rel=0.1)
+    assert link.size(LEAST, 0.0) == pytest.approx(1e6 * link.delay, rel=0.1)
+
+
+def test_a_slower_link_shrinks_it_again() -> None:
+    link = window()
+    now = stream(link, rate=1e6, delay_s=0.05, seconds=3)
+    stream(link, rate=1e5, delay_s=0.05, seconds=30, now=now)
+    assert link.rate == pytest.approx(1e5, rel=0.2)
+
+
+def test_a_sender_with_little_to_send_learns_no_low_rate() -> None:
+    link = window()
+    now = stream(link, rate=1e6, delay_s=0.05, seconds=3)
+    link.lost(link.bytes_in_flight)
+    before = link.rate
+    for _ in range(100):
+        link.sent(PIECE, now)
+        now += 1.0
+        link.arrived(PIECE, 0.05, now)
+    assert link.rate == before
+
+
+def test_bursts_do_not_exaggerate_the_rate() -> None:
+    best, average = window(), window(bursts=True)
+    for link in (best, average):
+        now = 0.0
+        for burst in range(40):
+            while link.has_room(LEAST):
+                link.sent(PIECE, now)
+            now += SAMPLE_S * (1.5 if burst % 2 else 1.0)
+            for _ in range(1 + 3 * (burst % 2)):
+                link.arrived(PIECE, 0.3, now)
+    assert average.rate is not None and best.rate is not None
+    assert average.rate < 0.8 * best.rate
+
+
+def test_room_comes_back_with_what_arrives_or_is_lost() -> None:
+    link = window()
+    for _ in range(4):
+        link.sent(PIECE, 0.0)
+    assert not link.has_room(LEAST)
+    link.lost(PIECE)
+    assert link.has_room(LEAST)
+    link.arrived(PIECE, 0.01, 0.01)
+    assert link.bytes_in_flight == 2 * PIECE
+
+
+def test_paths_are_per_node_and_count_changes_of_links() -> None:
+    paths = Paths()
+    assert paths["a"] is paths["a"] is not paths["b"]
+    paths.set_links("a", ["b", "b"])
+    assert paths["a"].links == {"b"} and paths.links_changed == 1
+    paths.forget("a")
+    assert paths["a"].links == frozenset() and paths.links_changed == 2

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from echo_hub.net.broadcaster import Broadcaster
+from echo_shared.messages import FromHub, Have, Links, Piece
+from echo_shared.swarm import make_torrent, read_torrent
+from echo_shared.swarm.torrent import Layout, piece_hash
+
+
+@dataclass(frozen=True)
+class Pushed:
+    directory: Path
+    torrent: bytes
+    info_hash: bytes
+
+    @property
+    def layout(self) -> Layout:
+        return read_torrent(self.torrent)
+
+
+class Nodes:
+    """A gateway with nodes behind it that take every piece, hand it on at once and say what they have."""
+
+    def __init__(self) -> None:
+        self.connected: set[str] = set()
+        self.pieces: dict[tuple[str, bytes], dict[int, bytes]] = {}
+        self.sent: list[tuple[str, Piece]] = []
+        self.answer = True
+        self.broadcaster: Broadcaster
+        self.changed = asyncio.Event()
+
+    def send(self, node_id: str, message: FromHub) -> bool:
+        if node_id not in self.connected:
+            return False
+        assert isinstance(message, Piece)
+        self.sent.append((node_id, message))
+        takers = [node_id, *(self.connected - {node_id} if message.hand_on else ())]
+        for taker in takers:
+            self.pieces.setdefault((taker, message.info_hash), {})[message.index] = message.data
+            if self.answer:
+                have = Have(info_hash=message.info_hash, pieces=(message.index,))
+                asyncio.get_running_loop().call_soon(self.broadcaster.said, taker, have)
+        self.changed.set()
+        return True
+
+    async def until_complete(self, carrier: Pushed) -> None:
+        async with asyncio.timeout(10):
+            while any(len(self.got(node, carrier)) < len(carrier.layout.piece_hashes) for node in self.connected):
+                self.changed.clear()
+                await self.changed.wait()
+
+    def got(self, node_id: str, carrier: Pushed) -> dict[int, bytes]:
+        return self.pieces.get((node_id, carrier.info_hash), {})
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    nodes = Nodes()
+    nodes.connected = {"a", "b", "c"}
+    nodes.broadcaster = Broadcaster(nodes)
+    for node_id in nodes.connected:
+        links = tuple(sorted(nodes.connected - {node_id}))
+        nodes.broadcaster.said(node_id, Links(node_ids=links))
+    run = asyncio.create_task(nodes.broadcaster.run())
+    yield nodes
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+
+
+@pytest.fixture
+def carrier(tmp_path: Path) -> Pushed:
+    return make_carrier(tmp_path / "v1.k")
+
+
+def make_carrier(directory: Path, *, num_bytes: int = 500_000) -> Pushed:
+    directory.mkdir()
+    (directory / "first").write_bytes(directory.name.encode() * 1_000)
+    (directory / "second").write_bytes(bytes(range(250)) * (num_bytes // 250))
+    torrent = make_torrent(directory)
+    return Pushed(directory, torrent.torrent, torrent.info_hash)
+
+
+@pytest.mark.parametrize("hand_on", [True, False])
+async def test_every_node_gets_every_piece_as_it_is_on_disk(nodes: Nodes, carrier: Pushed, hand_on: bool) -> None:
+    nodes.broadcaster.start(carrier, "abc", hand_on=hand_on)
+    await nodes.until_complete(carrier)
+    for node_id in "abc":
+        got = nodes.got(node_id, carrier)
+        assert [piece_hash(got[piece]) for piece in sorted(got)] == list(carrier.layout.piece_hashes)
+    assert any(piece.hand_on for _, piece in nodes.sent) == hand_on
+    assert nodes.broadcaster.uplink_bytes_s is None
+
+
+async def test_a_node_that_comes_later_joins_the_push(nodes: Nodes, carrier: Pushed) -> None:
+    nodes.broadcaster.start(carrier, "a", hand_on=True)
+    nodes.broadcaster.start(carrier, "bc", hand_on=False)
+    await nodes.until_complete(carrier)
+
+
+async def test_the_newest_goes_first(nodes: Nodes, carrier: Pushed, tmp_path: Path) -> None:
+    nodes.answer = False
+    newer = make_carrier(tmp_path / "v2.k", num_bytes=5_000_000)
+    nodes.broadcaster.start(carrier, "abc", hand_on=False)
+    nodes.broadcaster.start(newer, "abc", hand_on=False)
+    async with asyncio.timeout(10):
+        await nodes.changed.wait()
+    assert {piece.info_hash for _, piece in nodes.sent} == {newer.info_hash}
+
+
+async def test_nodes_that_are_gone_or_turned_away_get_nothing(nodes: Nodes, carrier: Pushed, tmp_path: Path) -> None:
+    nodes.connected.remove("c")
+    nodes.broadcaster.start(carrier, "abc", hand_on=False)
+    nodes.broadcaster.said("b", Have(info_hash=carrier.info_hash, pieces=(), wanted=False))
+    nodes.broadcaster.said("b", Have(info_hash=bytes(20), pieces=(1,)))
+    nodes.broadcaster.node_left("nobody")
+    nodes.connected.remove("b")
+    await nodes.until_complete(carrier)
+    assert {node_id for node_id, _ in nodes.sent} == {"a"}
+
+
+async def test_an_artefact_whose_files_are_gone_ends_nothing_else(
+    nodes: Nodes, carrier: Pushed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = make_carrier(tmp_path / "v2.k")
+    (gone.directory / "second").write_bytes(b"")
+    nodes.broadcaster.start(carrier, "abc", hand_on=False)
+    nodes.broadcaster.start(gone, "abc", hand_on=False)
+    await nodes.until_complete(carrier)
+    assert "v2.k cannot be pushed any more" in caplog.text

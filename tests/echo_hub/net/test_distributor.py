@@ -1,0 +1,389 @@
+"""A distributor with a real publisher, swarm and broadcaster; its nodes are told, and answer, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from echo_hub.config import DisseminationConfig
+from echo_hub.core.dissemination import Release
+from echo_hub.net import distributor as distributor_module
+from echo_hub.net.broadcaster import Broadcaster
+from echo_hub.net.distributor import Arrival, Distributor
+from echo_hub.net.gateway import NodeInfo
+from echo_shared.artefacts import Manifest, open_offer
+from echo_shared.errors import RefusedError
+from echo_shared.messages import (
+    ArtefactOffer,
+    Fetched,
+    FromHub,
+    Have,
+    KeyframeWanted,
+    KeysRotated,
+    Links,
+    Mesh,
+    Peers,
+    Piece,
+    PolicyPublished,
+    RefusalCode,
+    Unwanted,
+    Way,
+)
+from echo_shared.swarm import read_torrent
+
+_M = TypeVar("_M")
+DEADLINE_S = 20.0
+
+
+def node_info(node_id: str, *, host: str = "192.0.2.7", mesh_port: int = 7000) -> NodeInfo:
+    return NodeInfo(
+        node_id=node_id,
+        public_key=bytes(32),
+        name=node_id,
+        backend="torch",
+        device="cpu",
+        host=host,
+        hub_host="hub.example",
+        swarm_port=0,
+        mesh_port=mesh_port,
+    )
+
+
+class Nodes:
+    """What the hub has said to each, and what of it is on record."""
+
+    def __init__(self, published: Any, **settings: Any) -> None:
+        self.hub = published
+        self.told: dict[str, list[FromHub]] = {}
+        self.dismissed: list[tuple[str, RefusalCode]] = []
+        self.records: list[Release | Arrival] = []
+        self._news = asyncio.Event()
+        self.distributor = Distributor(
+            settings=DisseminationConfig(**{"uplink_mbit_s": 20.0, **settings}),
+            publisher=published.publisher,
+            broadcaster=Broadcaster(self),
+            connections=self,
+            record=self._record,
+        )
+
+    async def _record(self, news: Release | Arrival) -> None:
+        self.records.append(news)
+        self._news.set()
+
+    def send(self, node_id: str, message: FromHub) -> bool:
+        if node_id not in self.told:
+            return False
+        self.told[node_id].append(message)
+        self._news.set()
+        return True
+
+    def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
+        self.dismissed.append((node_id, code))
+
+    def join(self, *node_ids: str, **about: Any) -> None:
+        for node_id in node_ids:
+            self.told[node_id] = []
+            self.distributor.node_joined(node_info(node_id, **about))
+
+    def leave(self, node_id: str) -> None:
+        del self.told[node_id]
+        self.distributor.node_left(node_id)
+
+    async def link(self, *node_ids: str) -> None:
+        for node_id in node_ids:
+            others = tuple(other for other in node_ids if other != node_id)
+            await self.distributor.node_said(node_id, Links(node_ids=others))
+
+    def of(self, node_id: str, kind: type[_M]) -> list[_M]:
+        return [message for message in self.told[node_id] if isinstance(message, kind)]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+    def manifest(self, offer: ArtefactOffer) -> Manifest:
+        return open_offer(offer, self.hub.identity.public_key)
+
+    async def take(self, node_id: str, offer: ArtefactOffer) -> dict[int, Piece]:
+        """All pieces that are pushed to this node, each confirmed as it comes."""
+        layout = read_torrent(offer.torrent)
+        taken: dict[int, Piece] = {}
+
+        def has_more() -> bool:
+            return len(self._pieces(node_id, layout.info_hash)) > len(taken)
+
+        while len(taken) < len(layout.piece_hashes):
+            await self.until(has_more)
+            taken = self._pieces(node_id, layout.info_hash)
+            await self.distributor.node_said(node_id, Have(info_hash=layout.info_hash, pieces=tuple(taken)))
+        return taken
+
+    def _pieces(self, node_id: str, info_hash: bytes) -> dict[int, Piece]:
+        return {piece.index: piece for piece in self.of(node_id, Piece) if piece.info_hash == info_hash}
+
+    async def fetched(self, node_id: str, version: int | None, **sizes: int) -> None:
+        (info_hash, *_) = self.hub.publisher.info_hashes(version or 0)
+        message = Fetched(
+            info_hash=info_hash,
+            policy_version=version,
+            seconds=1.0,
+            **{"swarm_bytes": 0, "web_seed_bytes": 0, **sizes},
+        )
+        await self.distributor.node_said(node_id, message)
+        for known in self.hub.publisher.info_hashes(version or 0):
+            await self.distributor.node_said(node_id, Have(info_hash=known, pieces=(), wanted=False))
+
+    async def publish(self, version: int, adapter_dir: Path) -> None:
+        await self.distributor.publish(version, adapter_dir)
+        self.distributor.announce(version)
+
+
+@pytest.fixture
+async def make_nodes(hub: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Nodes]]:
+    monkeypatch.setattr(distributor_module, "HOUSEKEEPING_S", 0.0)
+    running: list[asyncio.Task[None]] = []
+
+    def make(**settings: Any) -> Nodes:
+        nodes = Nodes(hub, **settings)
+        running.append(asyncio.create_task(nodes.distributor.run()))
+        return nodes
+
+    yield make
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+@pytest.fixture
+async def nodes(make_nodes: Callable[..., Nodes]) -> Nodes:
+    return make_nodes()
+
+
+async def test_linked_nodes_are_broadcast_to_and_timed(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
+    nodes.join("a", "b")
+    await nodes.link("a", "b")
+    await nodes.publish(1, make_adapter(1))
+    (told,) = nodes.of("a", PolicyPublished)
+    assert (told.policy_version, told.offer.way) == (1, Way.BROADCAST)
+    carrier = nodes.hub.publisher.carrier(1)
+    await nodes.until(lambda: any(piece.hand_on for node_id in "ab" for piece in nodes.of(node_id, Piece)))
+    await nodes.until(lambda: nodes.records)
+    manifest = nodes.manifest(told.offer)
+    assert nodes.records == [
+        Release(
+            policy_version=1,
+            adapter_bytes=manifest.total_bytes,
+            payload_bytes=carrier.total_bytes,
+            carrier="keyframe",
+            way=Way.BROADCAST,
+        )
+    ]
+    await nodes.distributor.node_said("b", Have(info_hash=carrier.info_hash, pieces=(0,)))
+    status = nodes.distributor.status().newest
+    assert status is not None
+    assert 0 < status.share_arrived < 1
+    nodes.join("late")
+    for node_id in ("a", "late", "a"):
+        await nodes.fetched(node_id, 1, pushed_bytes=500, mesh_bytes=500)
+    first, late, again = (news for news in nodes.records if isinstance(news, Arrival))
+    assert first.broadcast_s is not None and first.broadcast_s >= 0
+    assert (first.node_id, late.broadcast_s, again.broadcast_s) == ("a", None, None)
+    status = nodes.distributor.status()
+    assert (status.num_holding, status.num_connected, status.uplink_bytes_s) == (2, 3, 2.5e6)
+    assert status.newest is not None and status.newest.under_way
+
+
+async def test_without_links_a_small_version_is_sent_to_each(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
+    nodes.join("a", "b")
+    await nodes.distributor.node_said("a", Links(node_ids=("b",)))
+    await nodes.publish(1, make_adapter(1))
+    (told,), (other,) = nodes.of("a", PolicyPublished), nodes.of("b", PolicyPublished)
+    assert told.offer.way is other.offer.way is Way.INLINE, "of a link that one end alone reports nobody can be sure"
+    for pieces in await asyncio.gather(nodes.take("a", told.offer), nodes.take("b", other.offer)):
+        assert not any(piece.hand_on for piece in pieces.values())
+        payload = b"".join(piece.data for _, piece in sorted(pieces.items()))
+        carrier = nodes.hub.publisher.carrier(1)
+        assert payload == b"".join((carrier.directory / path).read_bytes() for path, _ in carrier.layout.files)
+
+
+@pytest.mark.parametrize(
+    ("pinned", "told", "joining"),
+    [
+        ("swarm", Way.SWARM, Way.SWARM),
+        ("web_seed", Way.WEB_SEED, Way.WEB_SEED),
+        ("inline", Way.INLINE, Way.SWARM),
+        ("broadcast", Way.BROADCAST, Way.SWARM),
+    ],
+)
+async def test_a_setting_pins_the_way(
+    make_nodes: Callable[..., Nodes], make_adapter: Callable[[int], Path], pinned: str, told: Way, joining: Way
+) -> None:
+    nodes = make_nodes(way=pinned)
+    nodes.join("a")
+    await nodes.publish(1, make_adapter(1))
+    assert [message.offer.way for message in nodes.of("a", PolicyPublished)] == [told]
+    assert nodes.distributor.offer(1, node_info("b")).way is joining
+
+
+async def test_a_version_that_is_announced_to_nobody_goes_by_the_swarm(
+    make_nodes: Callable[..., Nodes], make_adapter: Callable[[int], Path]
+) -> None:
+    nodes = make_nodes(way="broadcast")
+    await nodes.publish(1, make_adapter(1))
+    await nodes.until(lambda: nodes.records)
+    (release,) = nodes.records
+    assert isinstance(release, Release) and release.way is Way.SWARM
+
+
+async def test_nodes_that_read_the_hosts_memory_are_not_pushed_to(
+    nodes: Nodes, make_adapter: Callable[[int], Path]
+) -> None:
+    nodes.join("here", host="127.0.0.1")
+    nodes.join("there")
+    await nodes.distributor.publish(1, make_adapter(1))
+    nodes.distributor.offer(1, node_info("here", host="127.0.0.1"))  # From here on there is a reader.
+    await nodes.publish(2, make_adapter(2))
+    (local,), (remote,) = nodes.of("here", PolicyPublished), nodes.of("there", PolicyPublished)
+    if local.offer.shared_memory is None:
+        pytest.skip("no shared memory on this system")
+    assert (local.offer.way, remote.offer.way) == (Way.SWARM, Way.INLINE)
+    await nodes.take("there", remote.offer)
+    assert nodes.of("here", Piece) == []
+
+
+async def test_a_delta_against_what_all_hold_and_a_keyframe_for_who_asks(
+    nodes: Nodes, make_adapter: Callable[[int], Path]
+) -> None:
+    nodes.join("a", "b")
+    await nodes.publish(1, make_adapter(1))
+    for node_id in ("a", "b"):
+        await nodes.fetched(node_id, 1)
+    await nodes.publish(2, make_adapter(2))
+    offer = nodes.of("a", PolicyPublished)[-1].offer
+    assert offer.delta_parent == 1
+    await nodes.until(lambda: any(isinstance(r, Release) and r.carrier == "delta" for r in nodes.records))
+    nodes.join("fresh")
+    for node_id, version in (("fresh", 1), ("fresh", 2), ("fresh", 2), ("gone", 2), ("b", 2)):
+        await nodes.distributor.node_said(node_id, KeyframeWanted(policy_version=version))
+    await nodes.until(lambda: len(nodes.of("b", PolicyPublished)) == 3)
+    (keyframe,) = nodes.of("fresh", PolicyPublished)
+    assert keyframe.policy_version == 2, "version 1 is neither the newest nor lent to an evaluation"
+    assert nodes.manifest(keyframe.offer).carrier == "keyframe"
+    assert (keyframe.offer.delta_parent, keyframe.offer.way) == (None, Way.INLINE)
+    assert len(nodes.of("a", PolicyPublished)) == 2
+    await asyncio.gather(nodes.take("fresh", keyframe.offer), nodes.take("b", keyframe.offer))
+    for node_id in ("a", "fresh"):
+        await nodes.fetched(node_id, 2)
+    await nodes.distributor.publish(3, make_adapter(3))
+    assert nodes.distributor.offer(3, node_info("a")).delta_parent == 2, "b, which holds none, takes a keyframe"
+
+
+async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
+    nodes.join("a")
+    await nodes.publish(2, make_adapter(2))
+    await nodes.distributor.lend(1, make_adapter(1))
+    await nodes.distributor.node_said("a", KeyframeWanted(policy_version=1))
+    await nodes.until(lambda: any(told.policy_version == 1 for told in nodes.of("a", PolicyPublished)))
+    assert nodes.distributor.has(1)
+    await nodes.fetched("a", 2)
+    assert nodes.of("a", Unwanted) == []
+
+
+async def test_what_nobody_fetches_any_more_is_unwanted(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
+    nodes.join("a", "b")
+    await nodes.publish(1, make_adapter(1))
+    await nodes.publish(2, make_adapter(2))
+    await nodes.fetched("a", 2)
+    await nodes.fetched("b", 1)
+    hashes = nodes.hub.publisher.info_hashes(1)
+    await nodes.until(lambda: nodes.of("a", Unwanted) and nodes.of("b", Unwanted))
+    assert {message.info_hashes for message in nodes.of("a", Unwanted)} == {hashes}
+    nodes.join("c")
+    await nodes.until(lambda: nodes.of("c", Unwanted))
+
+
+async def test_nobody_is_believed_to_have_what_is_not_published(nodes: Nodes) -> None:
+    nodes.join("a")
+    message = Fetched(info_hash=bytes(20), policy_version=3, seconds=1.0, swarm_bytes=0, web_seed_bytes=0)
+    await nodes.distributor.node_said("a", message)
+    assert nodes.records == []
+    assert nodes.distributor.status().num_holding == 0
+
+
+async def test_nodes_hear_of_those_they_can_link_with(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def peers(node_id: str) -> list[str] | None:
+        said = nodes.of(node_id, Mesh)
+        return [peer.node_id for peer in said[-1].peers] if said else None
+
+    nodes.join("a")
+    nodes.join("deaf", mesh_port=0)
+    nodes.join("local", host="127.0.0.1")
+    assert [peer.node_id for peer in nodes.distributor.mesh_for(node_info("deaf"))] == ["a"], "not a loopback address"
+    nodes.join("b", host="192.0.2.8")
+    await nodes.until(lambda: peers("a") == ["b"] and peers("deaf") == ["a", "b"])
+    assert nodes.of("b", Mesh) == [], "its welcome said it all"
+    assert nodes.of("a", Mesh)[-1].peers[0].host == "192.0.2.8"
+    nodes.leave("b")
+    await nodes.until(lambda: peers("a") == [] and peers("deaf") == ["a"])
+    monkeypatch.setattr(distributor_module, "FULL_MESH_NODES", 2)
+    nodes.join("c")
+    await nodes.until(lambda: peers("deaf") == [])
+    assert nodes.distributor.mesh_for(node_info("deaf")) == ()
+
+
+async def test_a_banned_node_is_sent_away_and_the_others_get_a_new_key(
+    nodes: Nodes, make_adapter: Callable[[int], Path]
+) -> None:
+    nodes.join("a", "bad")
+    await nodes.publish(1, make_adapter(1))
+    before = nodes.distributor.run_keys()
+    nodes.distributor.bar([])
+    assert (nodes.dismissed, nodes.of("a", KeysRotated)) == ([], [])
+    nodes.distributor.bar(["bad", "never seen"])
+    nodes.distributor.bar(["bad", "never seen"])
+    assert nodes.dismissed == [("bad", RefusalCode.BANNED)]
+    (news,) = nodes.of("a", KeysRotated)
+    assert nodes.of("bad", KeysRotated) == []
+    assert set(before) < set(news.run_keys) == set(nodes.distributor.run_keys())
+    with pytest.raises(RefusedError, match="banned") as refused:
+        nodes.distributor.admit("bad")
+    assert refused.value.code == RefusalCode.BANNED
+    nodes.distributor.admit("a")
+    await nodes.publish(2, make_adapter(2))
+    key_id = nodes.manifest(nodes.of("a", PolicyPublished)[-1].offer).key_id
+    assert key_id not in {key.key_id for key in before}
+    nodes.distributor.bar([])
+    nodes.distributor.admit("bad")
+    assert len(nodes.of("a", KeysRotated)) == 1
+
+
+async def test_new_peers_are_introduced(nodes: Nodes) -> None:
+    nodes.join("a", "b")
+    nodes.distributor.introduce(bytes(20), ("192.0.2.9", 6881), ("b", "gone"))
+    assert nodes.of("b", Peers) == [Peers(info_hash=bytes(20), peers=(("192.0.2.9", 6881),))]
+    assert nodes.of("a", Peers) == []
+
+
+async def test_a_restart_seeds_again_and_offers_what_was_published(
+    nodes: Nodes, open_hub: Callable[..., Any], make_adapter: Callable[[int], Path], model_dir: Path
+) -> None:
+    await nodes.distributor.publish_base(model_dir)
+    await nodes.publish(1, make_adapter(1))
+    again = Nodes(await open_hub())
+    await again.distributor.open()
+    await again.distributor.publish_base(model_dir)
+    await again.distributor.publish(1, make_adapter(1))
+    node = node_info("a")
+    for version in (0, 1):
+        assert again.distributor.offer(version, node).manifest == nodes.distributor.offer(version, node).manifest
+    again.join("a")
+    await again.fetched("a", 1)
+    (arrival,) = again.records
+    assert isinstance(arrival, Arrival) and arrival.broadcast_s is None, "it was announced before the restart"
+    assert again.distributor.status().num_holding == 1

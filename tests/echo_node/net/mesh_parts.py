@@ -1,0 +1,118 @@
+"""What tests of the mesh and of the receiver have in common: nodes, artefacts, and what a node has told its hub."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from echo_node.net.mesh import Mesh
+from echo_node.net.receiver import Receiver
+from echo_shared.identity import Identity
+from echo_shared.messages import FromNode, Have, MeshPeer, Piece, RunKey
+from echo_shared.swarm import make_torrent, read_torrent
+from echo_shared.swarm.torrent import Layout
+
+PATIENCE_S: Final = 30.0
+LOOPBACK: Final = "127.0.0.1"
+KEY: Final = RunKey(key_id=1, key=b"k" * 32)
+
+
+class News:
+    """Lets a test wait for a condition that callbacks bring about."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def tell(self) -> None:
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class Node:
+    """A mesh and a receiver, wired as the node's daemon does it."""
+
+    def __init__(self, news: News, root: Path, *, me: Identity | None = None) -> None:
+        self.me = me or Identity.generate()
+        self.directory = root / self.me.node_id
+        self.said: list[FromNode] = []
+        self.links: list[tuple[str, ...]] = []
+        """Each change."""
+        self.pieces: list[tuple[Piece, str]] = []
+        """From the mesh."""
+        self._news = news
+        self.mesh = Mesh(self.me)
+        self.receiver = Receiver(self._send, self.mesh)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def node_id(self) -> str:
+        return self.me.node_id
+
+    @property
+    def peer(self) -> MeshPeer:
+        return MeshPeer(node_id=self.node_id, host=LOOPBACK, port=self.mesh.port)
+
+    async def open(self, *, key: RunKey | None = KEY) -> None:
+        await self.mesh.open(LOOPBACK, 0, on_piece=self._take, on_links=self._linked)
+        self._task = asyncio.create_task(self.receiver.run())
+        if key is not None:
+            self.mesh.set_keys([key])
+
+    async def close(self) -> None:
+        await self.mesh.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def had(self, info_hash: bytes) -> set[int]:
+        """What the hub knows to be here."""
+        said = [message for message in self.said if isinstance(message, Have) and message.info_hash == info_hash]
+        return {piece for message in said for piece in message.pieces}
+
+    async def _send(self, message: FromNode) -> None:
+        self.said.append(message)
+        self._news.tell()
+
+    def _take(self, piece: Piece, sender: str) -> None:
+        self.pieces.append((piece, sender))
+        self.receiver.take(piece, sender)
+        self._news.tell()
+
+    def _linked(self, node_ids: tuple[str, ...]) -> None:
+        self.links.append(node_ids)
+        self._news.tell()
+
+
+@dataclass
+class Artefact:
+    directory: Path
+    torrent: bytes
+    layout: Layout
+    pieces: list[bytes]
+
+    def piece(self, index: int, *, hand_on: bool = False) -> Piece:
+        return Piece(info_hash=self.layout.info_hash, index=index, data=self.pieces[index], hand_on=hand_on)
+
+    def matches(self, parent: Path) -> bool:
+        found = parent / self.directory.name
+        return all((found / path).read_bytes() == (self.directory / path).read_bytes() for path, _ in self.layout.files)
+
+
+def make_artefact(root: Path, *, seed: int = 1, size_bytes: int = 1_000_000) -> Artefact:
+    directory = root / f"run-v{seed:06d}.k"
+    directory.mkdir(parents=True)
+    (directory / "payload").write_bytes(random.Random(seed).randbytes(size_bytes))
+    torrent = make_torrent(directory).torrent
+    layout = read_torrent(torrent)
+    whole = (directory / "payload").read_bytes()
+    pieces = [whole[start : start + layout.piece_bytes] for start in range(0, size_bytes, layout.piece_bytes)]
+    return Artefact(directory, torrent, layout, pieces)

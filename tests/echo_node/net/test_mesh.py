@@ -1,0 +1,390 @@
+"""Meshes over real sockets: how they link, what goes over the links, who is kept out, and what becomes of a cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.server import serve
+from websockets.exceptions import ConnectionClosed
+
+from echo_node.net import mesh as mesh_module
+from echo_node.net.mesh import Mesh
+from echo_node.net.mesh_proof import Handshake
+from echo_shared.errors import SwarmError
+from echo_shared.identity import Identity
+from echo_shared.messages import MAX_PIECE_BYTES, LeaseRevoked, MeshPeer, RunKey, encode
+from tests.echo_node.net.mesh_parts import KEY, LOOPBACK, PATIENCE_S, Artefact, News, Node, make_artefact
+
+NEW_KEY = RunKey(key_id=2, key=b"n" * 32)
+
+
+@pytest.fixture
+def news() -> News:
+    return News()
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_module, "_RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr(mesh_module, "_RETRY_LIMIT_S", 0.05)
+
+
+@pytest.fixture
+async def nodes(news: News, tmp_path: Path) -> AsyncIterator[list[Node]]:
+    """Three, which listen and know nothing of each other, in the order of their ids."""
+    nodes = sorted((Node(news, tmp_path) for _ in range(3)), key=lambda node: node.node_id)
+    for node in nodes:
+        await node.open()
+    yield nodes
+    for node in nodes:
+        await node.close()
+
+
+@pytest.fixture
+def artefact(tmp_path: Path) -> Artefact:
+    return make_artefact(tmp_path / "hub")
+
+
+def introduce(nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        node.mesh.set_peers([other.peer for other in nodes])
+
+
+def ids(nodes: Sequence[Node], *, but: Node | None = None) -> tuple[str, ...]:
+    return tuple(sorted(node.node_id for node in nodes if node is not but))
+
+
+def all_linked(nodes: Sequence[Node]) -> bool:
+    return all(node.mesh.links == ids(nodes, but=node) for node in nodes)
+
+
+@contextlib.asynccontextmanager
+async def stranger(node: Node) -> AsyncIterator[ClientConnection]:
+    async with asyncio.timeout(PATIENCE_S):
+        socket = await connect(f"ws://{LOOPBACK}:{node.mesh.port}", proxy=None, compression=None, close_timeout=1)
+        try:
+            yield socket
+        finally:
+            socket.transport.abort()
+            await socket.wait_closed()
+
+
+async def prove(socket: ClientConnection, me: Identity, key: RunKey = KEY) -> None:
+    """As a member does it."""
+    own = Handshake(me=me, run_key=key.key, role=b"connects")
+    await socket.send(own.hello)
+    theirs = await socket.recv()
+    assert isinstance(theirs, bytes)
+    await socket.send(own.proof(theirs))
+    proof = await socket.recv()
+    assert isinstance(proof, bytes)
+    own.check(theirs, proof)
+
+
+async def is_cut(socket: ClientConnection) -> None:
+    with pytest.raises(ConnectionClosed):
+        while True:
+            await socket.recv()
+
+
+async def test_all_link_with_all(nodes: list[Node], news: News) -> None:
+    introduce(nodes)
+    await news.until(lambda: all_linked(nodes))
+    for node in nodes:
+        assert node.links[-1] == ids(nodes, but=node)
+        assert all(len(after) == len(before) + 1 for before, after in zip(node.links, node.links[1:], strict=False))
+    await nodes[0].close()
+    await news.until(lambda: all_linked(nodes[1:]))
+
+
+async def test_one_side_that_can_reach_the_other_is_enough(nodes: list[Node], news: News) -> None:
+    nodes[0].mesh.set_peers([nodes[1].peer])
+    await news.until(lambda: all_linked(nodes[:2]))
+    nodes[2].mesh.set_peers([nodes[0].peer, nodes[2].peer])
+    await news.until(lambda: nodes[0].mesh.links == ids(nodes[1:]))
+    nodes[0].mesh.set_peers([])
+    await news.until(lambda: nodes[0].mesh.links == ids(nodes[2:]))
+
+
+async def test_a_node_that_moved_or_that_is_not_there_yet_is_found(
+    nodes: list[Node], news: News, tmp_path: Path
+) -> None:
+    first, second, _ = nodes
+    nowhere = socket.create_server((LOOPBACK, 0))
+    port = nowhere.getsockname()[1]
+    nowhere.close()
+    for host in (LOOPBACK, "x" * 80 + ".invalid", "no such host", ""):
+        first.mesh.set_peers([MeshPeer(node_id=second.node_id, host=host, port=port)])
+        await asyncio.sleep(0)
+    first.mesh.set_peers([second.peer])
+    await news.until(lambda: all_linked(nodes[:2]))
+    me = second.me
+    await second.close()
+    again = Node(news, tmp_path, me=me)
+    await again.open()
+    first.mesh.set_peers([again.peer])
+    await news.until(lambda: all_linked([first, again]))
+    await again.close()
+
+
+async def test_where_both_connect_one_connection_stays(
+    nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_module, "backoff_s", lambda *_, **__: 0.0)  # The larger id begins at once, too.
+    for _ in range(20):
+        introduce(nodes)
+        await news.until(lambda: all_linked(nodes))
+        async with asyncio.timeout(PATIENCE_S):
+            while any(one_sided(first, second) for first, second in combinations(nodes, 2)):  # noqa: ASYNC110
+                await asyncio.sleep(0)  # Nobody is told when one link takes another's place.
+        for node in nodes:
+            node.mesh.set_peers([])
+        await news.until(lambda: not any(node.mesh.links for node in nodes))
+
+
+def one_sided(first: Node, second: Node) -> bool:
+    """They do not hold the two ends of one connection."""
+    ends = first.mesh._links.get(second.node_id), second.mesh._links.get(first.node_id)
+    ours, theirs = (None if end is None else end.socket for end in ends)
+    return ours is None or theirs is None or ours.local_address != theirs.remote_address
+
+
+@pytest.mark.parametrize("smaller_again", [True, False])
+async def test_a_second_connection_of_the_same_node(nodes: list[Node], news: News, smaller_again: bool) -> None:
+    """It takes the first one's place if that was its own too; else the first is pinged, and stays."""
+    first, second, _ = nodes
+    first.mesh.set_peers([second.peer])
+    await news.until(lambda: all_linked(nodes[:2]))
+    one, other = (first, second) if smaller_again else (second, first)
+    before = other.mesh._links[one.node_id]
+    async with stranger(other) as again:
+        if smaller_again:
+            first.mesh.set_peers([])
+            await prove(again, one.me)
+            await before.ended.wait()
+            assert other.mesh.links == (one.node_id,)
+        else:
+            with pytest.raises(ConnectionClosed):
+                await prove(again, one.me)
+            assert other.mesh._links[one.node_id] is before
+
+
+async def test_what_a_hub_gives_to_one_reaches_all(nodes: list[Node], news: News, artefact: Artefact) -> None:
+    introduce(nodes)
+    await news.until(lambda: all_linked(nodes))
+    info_hash = artefact.layout.info_hash
+    for node in nodes:
+        await node.receiver.expect(artefact.torrent, node.directory)
+    waits = [asyncio.create_task(node.receiver.wait(info_hash, silence_s=PATIENCE_S)) for node in nodes]
+    for index in range(len(artefact.pieces)):
+        nodes[index % 3].receiver.take(artefact.piece(index, hand_on=True), None)
+    async with asyncio.timeout(PATIENCE_S):
+        stats = await asyncio.gather(*waits)
+    for number, (node, one) in enumerate(zip(nodes, stats, strict=True)):
+        assert artefact.matches(node.directory)
+        assert one.pushed_bytes == sum(map(len, artefact.pieces[number::3]))
+        assert one.mesh_bytes == artefact.layout.total_bytes - one.pushed_bytes
+        assert len(node.pieces) == len(artefact.pieces) - len(artefact.pieces[number::3])
+        assert not any(piece.hand_on for piece, _ in node.pieces)
+    everything = set(range(len(artefact.pieces)))
+    await news.until(lambda: all(node.had(info_hash) == everything for node in nodes))
+
+
+async def test_a_link_cut_in_the_middle_is_made_anew(nodes: list[Node], news: News, artefact: Artefact) -> None:
+    for number, node in enumerate(nodes):  # One side connects, so that no two connections meet while pieces travel.
+        node.mesh.set_peers([other.peer for other in nodes[number + 1 :]])
+    await news.until(lambda: all_linked(nodes))
+    info_hash, half = artefact.layout.info_hash, len(artefact.pieces) // 2
+    for node in nodes:
+        await node.receiver.expect(artefact.torrent, node.directory)
+    for index in range(half):
+        nodes[0].receiver.take(artefact.piece(index, hand_on=True), None)
+        if index == half // 2:
+            nodes[0].mesh._links[nodes[1].node_id].abort()
+    await news.until(lambda: len(nodes[2].had(info_hash)) == half)
+    await news.until(lambda: len(nodes[1].links) > 2 and all_linked(nodes))
+    assert ids(nodes[2:]) in nodes[1].links[2:], "the hub was not told"
+    for index in range(half, len(artefact.pieces)):
+        nodes[0].receiver.take(artefact.piece(index, hand_on=True), None)
+    await news.until(lambda: set(range(half, len(artefact.pieces))) <= nodes[1].had(info_hash))
+    for index in set(range(half)) - nodes[1].had(info_hash):
+        nodes[1].receiver.take(artefact.piece(index), None)  # As the hub repairs it.
+    for node in nodes:
+        await node.receiver.wait(info_hash, silence_s=PATIENCE_S)
+        assert artefact.matches(node.directory)
+
+
+async def test_a_new_key_shuts_out_who_does_not_have_it(nodes: list[Node], news: News, artefact: Artefact) -> None:
+    introduce(nodes)
+    await news.until(lambda: all_linked(nodes))
+    old = [node.mesh._links[other.node_id] for node in nodes for other in nodes if other is not node]
+    for node in nodes[:2]:
+        node.mesh.set_keys([KEY, NEW_KEY])
+    await news.until(lambda: all_linked(nodes[:2]) and not nodes[2].mesh.links)
+    assert all(link.ended.is_set() for link in old)
+    nodes[0].mesh.hand_on(artefact.piece(0))
+    await news.until(lambda: len(nodes[1].pieces) == 1)
+    assert nodes[2].pieces == []
+    nodes[2].mesh.set_keys([NEW_KEY])
+    await news.until(lambda: all_linked(nodes))
+    kept = nodes[0].mesh._links[nodes[1].node_id]
+    nodes[0].mesh.set_keys([NEW_KEY])
+    assert nodes[0].mesh._links[nodes[1].node_id] is kept and not kept.ended.is_set()
+
+
+async def test_nobody_is_let_in_before_the_welcome(news: News, tmp_path: Path) -> None:
+    node = Node(news, tmp_path)
+    await node.open(key=None)
+    async with stranger(node) as visitor:
+        await is_cut(visitor)
+    await node.close()
+
+
+@pytest.mark.parametrize(
+    "hello", ["text", b"", b"short", secrets.token_bytes(64), bytes(MAX_PIECE_BYTES), bytes(2 * MAX_PIECE_BYTES)]
+)
+async def test_who_proves_nothing_is_cut(nodes: list[Node], hello: str | bytes) -> None:
+    async with stranger(nodes[0]) as visitor:
+        with contextlib.suppress(ConnectionClosed):
+            await visitor.send(hello)
+            await visitor.send(secrets.token_bytes(96))
+        await is_cut(visitor)
+    assert nodes[0].mesh.links == () and nodes[0].links == []
+
+
+async def test_a_wrong_key_or_itself_is_refused(nodes: list[Node]) -> None:
+    for identity, key in ((Identity.generate(), NEW_KEY), (nodes[0].me, KEY)):
+        async with stranger(nodes[0]) as visitor:
+            with pytest.raises(ConnectionClosed):
+                await prove(visitor, identity, key)
+    assert nodes[0].links == []
+
+
+async def test_who_says_nothing_is_cut_and_few_may_do_so_at_once(
+    nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_module, "MOST_HALF_OPEN", 2)
+    async with asyncio.timeout(PATIENCE_S), stranger(nodes[0]), stranger(nodes[0]):
+        reader, writer = await asyncio.open_connection(LOOPBACK, nodes[0].mesh.port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        monkeypatch.setattr(mesh_module, "MOST_HALF_OPEN", 3)
+        async with stranger(nodes[0]) as member:
+            await prove(member, Identity.generate())
+            await news.until(lambda: len(nodes[0].mesh.links) == 1)
+            monkeypatch.setattr(mesh_module, "HANDSHAKE_S", 0.05)
+            async with stranger(nodes[0]) as silent:
+                await is_cut(silent)
+
+
+async def test_what_is_not_a_handshake_at_all_stays_out_of_the_log(
+    nodes: list[Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for noise in (b"\x1b[31mGET / evil\r\n\r\n", b"\x00" * 100, b"GET / HTTP/1.1\r\nHost: x\r\nX-\x1b: y\r\n\r\n"):
+        reader, writer = await asyncio.open_connection(LOOPBACK, nodes[0].mesh.port)
+        writer.write(noise)
+        writer.write_eof()
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+        writer.close()
+    async with stranger(nodes[0]) as visitor:
+        await visitor.send("\x1b[31m evil")
+        await is_cut(visitor)
+    assert "evil" not in caplog.text and "\x1b" not in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_member_that_sends_wrong_bytes_is_dropped_and_not_taken_back(
+    nodes: list[Node], news: News, artefact: Artefact
+) -> None:
+    introduce(nodes)
+    await news.until(lambda: all_linked(nodes))
+    victim, liar, other = nodes
+    for node in nodes:
+        await node.receiver.expect(artefact.torrent, node.directory)
+    liar.mesh.hand_on(artefact.piece(0).model_copy(update={"data": artefact.pieces[1]}))
+    await news.until(lambda: victim.mesh.links == (other.node_id,) and other.mesh.links == (victim.node_id,))
+    other.receiver.take(artefact.piece(2, hand_on=True), None)
+    await news.until(lambda: victim.had(artefact.layout.info_hash) == {2})
+    for node in (victim, other):
+        assert node.node_id not in liar.mesh.links
+        async with stranger(node) as again:
+            with pytest.raises(ConnectionClosed):
+                await prove(again, liar.me)
+
+
+async def test_a_dropped_node_is_taken_back_later(
+    nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_module, "BARRED_S", 0.05)
+    for one, other in ((nodes[0], nodes[1]), (nodes[1], nodes[0])):
+        introduce(nodes[:2])
+        await news.until(lambda: all_linked(nodes[:2]))
+        changes = len(one.links)
+        one.mesh.drop(other.node_id, "the test says so")
+        await news.until(lambda one=one, changes=changes: len(one.links) >= changes + 2 and all_linked(nodes[:2]))
+
+
+@pytest.mark.parametrize("frame", ["text", b"", b"\xc1", encode(LeaseRevoked(lease_id=1, reason="stale")), b"\x80" * 9])
+async def test_a_member_that_sends_something_else_is_dropped(nodes: list[Node], news: News, frame: str | bytes) -> None:
+    me = Identity.generate()
+    async with stranger(nodes[0]) as member:
+        await prove(member, me)
+        await news.until(lambda: nodes[0].mesh.links == (me.node_id,))
+        await member.send(frame)
+        await is_cut(member)
+    await news.until(lambda: nodes[0].mesh.links == ())
+    async with stranger(nodes[0]) as again:
+        with pytest.raises(ConnectionClosed):
+            await prove(again, me)
+
+
+async def test_another_node_or_something_else_at_a_peers_address(nodes: list[Node], news: News) -> None:
+    first, second, third = nodes
+    asked = asyncio.Event()
+
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 302 Found\r\nLocation: ws://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+        asked.set()
+
+    server = await asyncio.start_server(redirect, LOOPBACK, 0)
+    async with asyncio.timeout(PATIENCE_S), serve(lambda peer: peer.close(), LOOPBACK, 0) as closing:
+        for port in (server.sockets[0].getsockname()[1], next(iter(closing.sockets)).getsockname()[1]):
+            first.mesh.set_peers([MeshPeer(node_id=second.node_id, host=LOOPBACK, port=port)])
+            await asked.wait()
+        first.mesh.set_peers([MeshPeer(node_id=second.node_id, host=LOOPBACK, port=third.mesh.port), third.peer])
+        await news.until(lambda: first.mesh.links == (third.node_id,))
+        first.mesh.set_peers([second.peer, third.peer])
+        await news.until(lambda: first.mesh.links == ids([second, third]))
+    server.close()
+
+
+async def test_links_are_at_most_so_many(nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_module, "MAX_MESH", 1)
+    nodes[0].mesh.set_peers([nodes[1].peer])
+    await news.until(lambda: all_linked(nodes[:2]))
+    async with stranger(nodes[0]) as member:
+        with pytest.raises(ConnectionClosed):
+            await prove(member, Identity.generate())
+    assert nodes[0].mesh.links == (nodes[1].node_id,)
+
+
+async def test_a_taken_port_is_an_error(nodes: list[Node]) -> None:
+    mesh = Mesh(Identity.generate())
+    with pytest.raises(SwarmError, match="cannot listen"):
+        await mesh.open(LOOPBACK, nodes[0].mesh.port, on_piece=lambda *_: None, on_links=lambda *_: None)
+    await mesh.close()

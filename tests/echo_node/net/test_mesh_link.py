@@ -1,0 +1,78 @@
+"""One link over a real connection, and the upload cap."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
+
+from echo_node.net import mesh_link
+from echo_node.net.mesh_link import Link, UploadCap
+
+PATIENCE_S = 20.0
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Link, ServerConnection]]:
+    there: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
+
+    async def stay(connection: ServerConnection) -> None:
+        there.set_result(connection)
+        await connection.wait_closed()
+
+    async with serve(stay, "127.0.0.1", 0, compression=None, max_queue=1) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with connect(f"ws://127.0.0.1:{port}", compression=None, proxy=None, close_timeout=1) as socket:
+            yield Link(node_id="b", socket=socket, opened_here=True), await there
+
+
+async def test_sends_what_is_queued_in_order() -> None:
+    async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
+        writer = asyncio.create_task(link.write(UploadCap(0)))
+        frames = [bytes([n]) * (n * 1_000 + 1) for n in range(50)]
+        assert all(link.put(frame) for frame in frames)
+        assert [await peer.recv() for _ in frames] == frames
+        link.put(b"later")
+        assert await peer.recv() == b"later"
+        link.abort()
+        await link.socket.wait_closed()
+        link.put(b"too late")
+        await writer
+
+
+async def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_link, "MOST_QUEUED_BYTES", 1_000)
+    async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
+        assert link.put(bytes(600)) and not link.put(bytes(600)) and link.put(bytes(400))
+        writer = asyncio.create_task(link.write(UploadCap(0)))
+        assert [len(await peer.recv()) for _ in range(2)] == [600, 400]
+        assert link.put(bytes(1_000))
+        assert len(await peer.recv()) == 1_000
+        writer.cancel()
+
+
+async def test_no_cap_does_not_wait() -> None:
+    await UploadCap(0).take(2**40)
+
+
+async def test_a_cap_spreads_what_goes_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    now = 100.0
+
+    async def sleep(delay_s: float) -> None:
+        nonlocal now
+        waited.append(delay_s)
+        now += delay_s
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    cap = UploadCap(1_000)
+    for _ in range(10):
+        await cap.take(500)
+    assert now - 100.0 == pytest.approx(10 * 0.5 - mesh_link._BURST_S)
+    now += 60.0
+    waited.clear()
+    await cap.take(500)
+    assert waited == [pytest.approx(0.5 - mesh_link._BURST_S)]

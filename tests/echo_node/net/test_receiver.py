@@ -1,0 +1,224 @@
+"""Pieces from a hub and from peers, into real files; what the hub is told; silence, a full disk, and junk."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from echo_node.net import receiver as receiver_module
+from echo_node.net.receiver import Received
+from echo_shared.errors import CodecError, LocalProtocolError, StorageError, SwarmError
+from echo_shared.messages import Have, Piece
+from tests.echo_node.net.mesh_parts import PATIENCE_S, Artefact, News, Node, make_artefact
+
+PEER, OTHER = "a" * 20, "b" * 20
+
+
+@pytest.fixture
+def news() -> News:
+    return News()
+
+
+@pytest.fixture
+async def node(news: News, tmp_path: Path) -> AsyncIterator[Node]:
+    node = Node(news, tmp_path)
+    await node.open()
+    yield node
+    await node.close()
+
+
+@pytest.fixture
+def artefact(tmp_path: Path) -> Artefact:
+    return make_artefact(tmp_path / "hub")
+
+
+async def received(node: Node, artefact: Artefact, *, silence_s: float = PATIENCE_S) -> Received:
+    async with asyncio.timeout(PATIENCE_S):
+        return await node.receiver.wait(artefact.layout.info_hash, silence_s=silence_s)
+
+
+async def test_from_hub_and_peer_into_the_files(node: Node, artefact: Artefact, news: News) -> None:
+    await node.receiver.expect(artefact.torrent, node.directory)
+    progress: list[tuple[int, int]] = []
+    waiting = asyncio.create_task(
+        node.receiver.wait(
+            artefact.layout.info_hash,
+            silence_s=PATIENCE_S,
+            on_progress=lambda done, total: progress.append((done, total)),
+        )
+    )
+    await asyncio.sleep(0)
+    for index in range(len(artefact.pieces)):
+        node.receiver.take(artefact.piece(index), PEER if index % 4 else None)
+        node.receiver.take(artefact.piece(index), OTHER)
+    stats = await waiting
+    assert artefact.matches(node.directory)
+    assert stats.pushed_bytes == sum(len(piece) for piece in artefact.pieces[::4])
+    assert stats.pushed_bytes + stats.mesh_bytes == artefact.layout.total_bytes == progress[-1][0]
+    assert len(progress) == len(artefact.pieces)
+    everything = set(range(len(artefact.pieces)))
+    await news.until(lambda: node.had(artefact.layout.info_hash) == everything)
+    assert all(isinstance(message, Have) and message.wanted for message in node.said)
+    assert len(node.said) < len(artefact.pieces)
+
+
+async def test_what_is_there_already_is_told(node: Node, artefact: Artefact, news: News) -> None:
+    await node.receiver.expect(artefact.torrent, node.directory)
+    for index in (0, 2, 5):
+        node.receiver.take(artefact.piece(index), None)
+    node.receiver.forget(artefact.layout.info_hash)
+    await news.until(lambda: bool(node.said) and node.said[-1].wanted is False)
+    node.said.clear()
+    file = await node.receiver.expect(artefact.torrent, node.directory)
+    assert len(file.missing) == len(artefact.pieces) - 3
+    await news.until(lambda: node.had(artefact.layout.info_hash) == {0, 2, 5})
+    node.said.clear()
+    node.receiver.say_all()
+    await news.until(lambda: node.had(artefact.layout.info_hash) == {0, 2, 5})
+    for index in sorted(file.missing):
+        node.receiver.take(artefact.piece(index), None)
+    assert (await received(node, artefact)).pushed_bytes == artefact.layout.total_bytes - 3 * len(artefact.pieces[0])
+    await node.receiver.expect(artefact.torrent, node.directory)
+    assert (await received(node, artefact)).pushed_bytes == 0
+
+
+async def test_silence_ends_the_wait_and_the_hub_is_told(node: Node, artefact: Artefact, news: News) -> None:
+    await node.receiver.expect(artefact.torrent, node.directory)
+    node.receiver.take(artefact.piece(1), None)
+    with pytest.raises(SwarmError, match="Neither the hub nor a node"):
+        await received(node, artefact, silence_s=0.05)
+    await news.until(lambda: bool(node.said) and node.said[-1].wanted is False)
+    assert node.had(artefact.layout.info_hash) == {1}
+    node.receiver.take(artefact.piece(2), None)  # Late, and nobody's any more.
+    again = await node.receiver.expect(artefact.torrent, node.directory)
+    assert again.done_bytes == len(artefact.pieces[1])
+
+
+async def test_cancelling_a_wait_ends_the_expectation(node: Node, artefact: Artefact, news: News) -> None:
+    await node.receiver.expect(artefact.torrent, node.directory)
+    with pytest.raises(LocalProtocolError, match="expected already"):
+        await node.receiver.expect(artefact.torrent, node.directory)
+    waiting = asyncio.create_task(received(node, artefact))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await news.until(lambda: bool(node.said) and node.said[-1].wanted is False)
+    node.receiver.forget(artefact.layout.info_hash)
+    await node.receiver.expect(artefact.torrent, node.directory)
+
+
+async def test_pieces_that_come_before_they_are_expected(
+    node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sum(len(piece) + 1_024 for piece in artefact.pieces)
+    monkeypatch.setattr(receiver_module, "MOST_EARLY_BYTES", whole)
+    junk = Piece(info_hash=b"j" * 20, index=0, data=bytes(10))
+    node.receiver.take(junk, PEER)
+    node.receiver.take(junk, None)
+    for index in range(len(artefact.pieces)):
+        node.receiver.take(artefact.piece(index), PEER if index % 2 else None)
+    await node.receiver.expect(artefact.torrent, node.directory)
+    stats = await received(node, artefact)
+    assert artefact.matches(node.directory)
+    assert 0 < stats.pushed_bytes < artefact.layout.total_bytes
+
+
+async def test_of_what_is_not_expected_only_the_newest_is_kept(
+    node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(artefact.pieces[0])
+    monkeypatch.setattr(receiver_module, "MOST_EARLY_BYTES", 3 * (size + 1_024))
+    for index in range(8):
+        node.receiver.take(artefact.piece(index), None)
+    file = await node.receiver.expect(artefact.torrent, node.directory)
+    assert set(range(len(artefact.pieces))) - file.missing == {5, 6, 7}
+
+
+async def test_a_peer_that_sends_wrong_bytes_is_dropped_and_the_hub_is_not(
+    node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr(node.mesh, "drop", lambda node_id, why: dropped.append(node_id))
+    file = await node.receiver.expect(artefact.torrent, node.directory)
+    wrong = artefact.piece(0).model_copy(update={"data": artefact.pieces[1]})
+    node.receiver.take(wrong, None)
+    node.receiver.take(artefact.piece(0).model_copy(update={"index": 10_000}), None)
+    assert dropped == [] and "The hub has sent a wrong piece" in caplog.text
+    node.receiver.take(wrong, PEER)
+    assert dropped == [PEER] and file.done_bytes == 0
+
+
+async def test_a_peer_that_sends_only_what_nobody_expects_is_dropped(
+    node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr(node.mesh, "drop", lambda node_id, why: dropped.append(node_id))
+    monkeypatch.setattr(receiver_module, "MOST_UNEXPECTED_BYTES", 100_000)
+    await node.receiver.expect(artefact.torrent, node.directory)
+    junk = Piece(info_hash=b"j" * 20, index=0, data=bytes(30_000))
+    for _ in range(10):
+        for _ in range(3):
+            node.receiver.take(junk, PEER)
+        node.receiver.take(artefact.piece(0), PEER)
+    assert dropped == []
+    for _ in range(4):
+        node.receiver.take(junk, PEER)
+    assert dropped == [PEER]
+    node.receiver.forget(artefact.layout.info_hash)
+    for _ in range(10):  # What was expected a moment ago is still on its way.
+        node.receiver.take(artefact.piece(0), OTHER)
+    assert dropped == [PEER]
+
+
+async def test_only_what_is_right_and_from_the_hub_is_handed_on(
+    node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[int] = []
+    monkeypatch.setattr(node.mesh, "hand_on", lambda piece: handed.append(piece.index))
+    node.receiver.take(artefact.piece(4, hand_on=True), None)
+    assert handed == []
+    await node.receiver.expect(artefact.torrent, node.directory)
+    node.receiver.take(artefact.piece(0, hand_on=True), None)
+    node.receiver.take(artefact.piece(0, hand_on=True), None)
+    node.receiver.take(artefact.piece(1), None)
+    node.receiver.take(artefact.piece(2, hand_on=True), PEER)
+    node.receiver.take(artefact.piece(3, hand_on=True).model_copy(update={"data": b"wrong"}), None)
+    assert handed == [4, 0, 0]
+
+
+async def test_a_full_disk_fails_the_wait(node: Node, artefact: Artefact, small_disk, news: News) -> None:
+    await node.receiver.expect(artefact.torrent, small_disk.directory)
+    small_disk.fill(leave_bytes=100_000)
+    waiting = asyncio.create_task(received(node, artefact))
+    for index in range(len(artefact.pieces)):
+        node.receiver.take(artefact.piece(index), None)
+    with pytest.raises(StorageError, match="disk is full"):
+        await waiting
+    await news.until(lambda: bool(node.said) and node.said[-1].wanted is False)
+    small_disk.empty()
+    file = await node.receiver.expect(artefact.torrent, small_disk.directory)
+    assert 0 < file.done_bytes < artefact.layout.total_bytes
+
+
+async def test_what_is_no_torrent_or_has_no_place_is_refused(node: Node, artefact: Artefact, tmp_path: Path) -> None:
+    with pytest.raises(CodecError):
+        await node.receiver.expect(b"no torrent", node.directory)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        await node.receiver.expect(artefact.torrent, tmp_path / "file")
+
+
+async def test_many_pieces_are_told_in_several_messages(
+    node: Node, artefact: Artefact, news: News, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_module, "MAX_BATCHED", 3)
+    await node.receiver.expect(artefact.torrent, node.directory)
+    for index in range(len(artefact.pieces)):
+        node.receiver.take(artefact.piece(index), None)
+    node.receiver.forget(artefact.layout.info_hash)
+    await news.until(lambda: len(node.had(artefact.layout.info_hash)) == len(artefact.pieces))
+    assert [len(message.pieces) for message in node.said] == [3] * (len(artefact.pieces) // 3) + [
+        len(artefact.pieces) % 3
+    ]
