@@ -81,6 +81,7 @@ class DefaultLibtorrent:
         params = self._params(torrent, parent)
         params.flags |= lt.torrent_flags.seed_mode
         self._handle = self._session.add_torrent(params)
+        await self._until(lt.torrent_checked_alert)  # Who connects before that is turned away, for a minute.
 
     async def fetch(self, torrent: Path, parent: Path, peers: list[PeerAddress], *, patience_s: float) -> float | None:
         """When libtorrent had checked the last piece; None when it had not after all this time."""

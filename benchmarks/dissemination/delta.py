@@ -220,8 +220,14 @@ def _coded(version: Path, parent: Path | None, scratch: Path) -> tuple[int, floa
     payload, decoded = scratch / "payload", scratch / "decoded"
     shutil.rmtree(decoded, ignore_errors=True)
     encode_s = _fastest(lambda: delta.encode(version, payload, parent=parent))
-    decode_s = _fastest(lambda: delta.decode(payload, decoded, parent=parent, max_bytes=1 << 30))
     files = {path.name: path.read_bytes() for path in version.iterdir()}
+    sizes = {name: len(content) for name, content in files.items()}
+
+    def decode() -> None:
+        with payload.open("rb") as stream:
+            delta.decode(stream, decoded, files=sizes, parent=parent)
+
+    decode_s = _fastest(decode)
     exact = files == {path.name: path.read_bytes() for path in decoded.iterdir()}
     return payload.stat().st_size, encode_s, decode_s, exact
 

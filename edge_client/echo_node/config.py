@@ -49,7 +49,8 @@ class NodeConfig(BaseSettings):
     mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port, at `swarm_host` too, on which other nodes hand on what the hub sends; 0 = any free one."""
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Upload to other nodes, by each of the two ways; 0 = unlimited."""
+    """Upload to other nodes: at most half of it for handing on, and half for BitTorrent, which does not count nodes of
+    the local network; 0 = unlimited."""
     insecure: bool = False
     """Allow an unencrypted connection to a hub on another machine."""
     reconnect_first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
@@ -68,6 +69,11 @@ class NodeConfig(BaseSettings):
                 do="Leave --backend out, or --with.",
             )
         return self
+
+    @property
+    def upload_share_bytes_s(self) -> int:
+        """Of `upload_limit_bytes_s`, for each of the two ways; 0 = unlimited."""
+        return (self.upload_limit_bytes_s + 1) // 2
 
     @property
     def wanted_backend(self) -> BackendName:

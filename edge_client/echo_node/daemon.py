@@ -75,7 +75,7 @@ class Daemon:
         self._connected = False
         self._ended_by: EchoError | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._mesh = Mesh(me, upload_limit_bytes_s=config.upload_limit_bytes_s)
+        self._mesh = Mesh(me, upload_limit_bytes_s=config.upload_share_bytes_s)
         self._links_are_news = asyncio.Event()
 
     async def run(self) -> None:
@@ -86,7 +86,7 @@ class Daemon:
             SwarmSettings(
                 listen_host=self._config.swarm_host,
                 port=self._config.swarm_port,
-                upload_limit_bytes_s=self._config.upload_limit_bytes_s,
+                upload_limit_bytes_s=self._config.upload_share_bytes_s,
             )
         )
         try:
@@ -276,7 +276,7 @@ class Daemon:
         source = Source(
             address=self._joining.address, hub_key=hub_key, run_id=welcome.run_id, tracker_path=welcome.tracker_path
         )
-        self._shell = RunShell(
+        shell = RunShell(
             Parts(
                 spool=spool,
                 fetcher=Fetcher(
@@ -294,7 +294,12 @@ class Daemon:
                 capacity_factor=self._config.capacity_factor,
             )
         )
-        await self._shell.open(welcome.policy_version)
+        try:
+            await shell.open(welcome.policy_version)
+        except BaseException:
+            await shell.close()
+            raise
+        self._shell = shell  # Not before: a tick shows what the shell does.
 
     def _look(self) -> tuple[hardware.Hardware, BackendChoice]:
         found = hardware.detect()

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from echo_node.core.effects import (
     AbandonFetch,
@@ -67,7 +68,10 @@ class RunShell:
         self._parts = parts
         self.fetcher = parts.fetcher
         self._tasks: set[asyncio.Task[None]] = set()
-        self._file_jobs: dict[int | None, asyncio.Task[None]] = {}
+        self._fetches: dict[int | None, asyncio.Task[None]] = {}
+        """The newest of each artefact, while it waits or is under way."""
+        self._files: WeakValueDictionary[int | None, asyncio.Lock] = WeakValueDictionary()
+        """Held by the one job on an artefact's files that is under way, and kept by those that wait."""
         self._engine: Engine | None = None
         self._work: WorkLoop | None = None
         self.writer = SpoolWriter(parts.spool, parts.deliver)
@@ -124,10 +128,10 @@ class RunShell:
             case AskForReceipts():
                 await self._ask_for_receipts()
             case FetchArtefact(policy_version=version, offer=offer):
-                self._file_job(version, lambda: self._fetch(version, offer))
+                self._fetches[version] = self._file_job(version, lambda: self._fetch(version, offer))
             case AbandonFetch(policy_version=unwanted):
-                if (job := self._file_jobs.get(unwanted)) is not None:
-                    job.cancel()
+                if (fetch := self._fetches.get(unwanted)) is not None:
+                    fetch.cancel()
                 self._file_job(unwanted, lambda: self.fetcher.abandon(unwanted))
             case RemoveArtefact(policy_version=unwanted):
                 self._file_job(unwanted, lambda: self.fetcher.remove(unwanted))
@@ -193,16 +197,15 @@ class RunShell:
         finally:
             self.fetching.pop(version, None)
 
-    def _file_job(self, version: int | None, job: Callable[[], Awaitable[None]]) -> None:
-        """Runs `job` after the artefact's earlier job has ended."""
-        previous = self._file_jobs.get(version)
+    def _file_job(self, version: int | None, job: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Runs `job` once all of the artefact's earlier jobs have ended, and not at all if it is cancelled before."""
+        files = self._files.setdefault(version, asyncio.Lock())
 
         async def run() -> None:
-            if previous is not None:
-                await asyncio.wait({previous})
-            await job()
+            async with files:  # First come, first served.
+                await job()
 
-        self._file_jobs[version] = self._start(run(), name=f"files of {artefact_title(version)}")
+        return self._start(run(), name=f"files of {artefact_title(version)}")
 
     def _start(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine, name=name)
@@ -212,9 +215,9 @@ class RunShell:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        for version, job in list(self._file_jobs.items()):
-            if job is task:
-                del self._file_jobs[version]
+        for version, fetch in list(self._fetches.items()):
+            if fetch is task:
+                del self._fetches[version]
         if not task.cancelled() and task.exception() is not None:
             self.failure = self.failure or task.exception()
 

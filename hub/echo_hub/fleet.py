@@ -9,7 +9,7 @@ from typing import Protocol
 from echo_hub.core.events import Event, LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.net.gateway import NodeInfo
-from echo_shared.errors import LocalProtocolError
+from echo_shared.errors import LocalProtocolError, RefusedError
 from echo_shared.messages import (
     Fetched,
     FromNode,
@@ -72,6 +72,11 @@ class Fleet:
         self._distributor.admit(node.node_id)
         await self._remember(node)
         await self._report(NodeConnected(node_id=node.node_id))
+        try:
+            self._distributor.admit(node.node_id)  # It may have been banned meanwhile.
+        except RefusedError:
+            await self._report(NodeDisconnected(node_id=node.node_id))
+            raise
         self.nodes[node.node_id] = LiveNode(info=node)
         self._distributor.node_joined(node)
         # Last, with nothing awaited behind it: no version may be announced between this answer and the open session.

@@ -277,7 +277,7 @@ def _store(directory: RunDirectory) -> Iterator[Store]:
 
     directory.check()
     config = load_config(directory.config, {})
-    store = Store.open(config.store.url or directory.database_url)
+    store = Store.open(config.store.url or directory.database_url, beside_hub=True)
     try:
         yield store
     finally:

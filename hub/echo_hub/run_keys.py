@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_shared.errors import StorageError
-from echo_shared.files import write_private
+from echo_shared.files import disk_errors, write_private
 from echo_shared.messages import RunKey
 from echo_shared.sealing import KEY_BYTES, new_key
 
@@ -27,7 +27,8 @@ _HexKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
 class _State(BaseModel):
     """The file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # No key may get into the text of an error.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     keys: Annotated[dict[Annotated[int, Field(ge=0)], _HexKey], Field(min_length=1)]
     barred: frozenset[str] = frozenset()
@@ -85,13 +86,14 @@ class RunKeys:
         self._write(_State(keys=keys, barred=barred))
         return is_new
 
+    def keep(self, key_ids: Collection[int]) -> None:
+        """Forgets all keys but these and the newest. Raises StorageError when it cannot be written down."""
+        newest = self.current.key_id
+        kept = {key_id: key for key_id, key in self._state.keys.items() if key_id in key_ids or key_id == newest}
+        if kept != self._state.keys:
+            self._write(_State(keys=kept, barred=self._state.barred))
+
     def _write(self, state: _State) -> None:
-        try:
+        with disk_errors("The run's keys cannot be written.", self._path.parent):
             write_private(self._path, state.model_dump_json().encode())
-        except OSError as error:
-            raise StorageError(
-                "The run's keys cannot be written.",
-                got=str(error),
-                do="Check the run directory's owner and free space.",
-            ) from error
         self._state = state

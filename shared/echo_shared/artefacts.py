@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final, Literal
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from echo_shared import identity
 from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
+from echo_shared.files import is_portable_name
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer
 
@@ -40,8 +42,8 @@ class ManifestFile(BaseModel):
         path = PurePosixPath(value)
         if path.is_absolute() or ".." in path.parts or "\\" in value or ":" in value or str(path) != value:
             raise ValueError("a file's path must stay inside the artefact")
-        if not value.isprintable():
-            raise ValueError("a file's path must be printable")
+        if not value.isprintable() or not all(map(is_portable_name, path.parts)):
+            raise ValueError("a file's path must be printable, and possible on every system")
         if path.suffix not in ALLOWED_SUFFIXES:
             raise ValueError(f"a file must be one of {', '.join(sorted(ALLOWED_SUFFIXES))}")
         return value
@@ -83,6 +85,8 @@ class Manifest(BaseModel):
             raise ValueError("a delta, and nothing else, names its parent")
         if (self.carrier == "files") != (self.kind == "base"):
             raise ValueError("a base travels as its files, a policy version as one payload")
+        if len({file.path.casefold() for file in self.files}) < len(self.files):
+            raise ValueError("two files of one name")
         return self
 
     @property
@@ -98,8 +102,7 @@ class Manifest(BaseModel):
     @property
     def content(self) -> str:
         """Names the artefact by its files and their hashes (64 hex digits), whatever it was carried and sealed by."""
-        parts = [self.name, *(f"{file.path}\n{file.size_bytes}\n{file.sha256}" for file in self.files)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return content_of(self.name, self.files)
 
     def encode(self) -> bytes:
         """The bytes that are signed."""
@@ -110,6 +113,12 @@ def artefact_name(kind: Literal["base", "policy"], run_id: str, policy_version: 
     """The artefact's directory: unique among all runs that a node may ever join."""
     safe_run = re.sub(r"[^A-Za-z0-9_-]", "-", run_id)
     return f"{safe_run}-base" if kind == "base" else f"{safe_run}-v{policy_version:06d}"
+
+
+def content_of(name: str, files: Iterable[ManifestFile]) -> str:
+    """`Manifest.content` of these files under this name."""
+    parts = [name, *(f"{file.path}\n{file.size_bytes}\n{file.sha256}" for file in files)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def describe_files(directory: Path) -> tuple[ManifestFile, ...]:
@@ -141,10 +150,8 @@ def open_offer(offer: ArtefactOffer, hub_key: bytes) -> Manifest:
         raise CodecError("A manifest is not valid.", got=f"{first['loc']}: {first['msg']}") from error
 
 
-def sign_offer(
-    manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_path: str, peers: tuple[tuple[str, int], ...] = ()
-) -> ArtefactOffer:
-    """The offer that announces `manifest`."""
+def sign_offer(manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_path: str) -> ArtefactOffer:
+    """The offer that announces `manifest`; it names no peers yet."""
     encoded = manifest.encode()
     return ArtefactOffer(
         manifest=encoded,
@@ -152,7 +159,6 @@ def sign_offer(
         torrent=torrent,
         web_seed_path=web_seed_path,
         delta_parent=manifest.delta_parent,
-        peers=peers,
     )
 
 

@@ -41,7 +41,9 @@ MAX_FRAME_BYTES: Final = 8 * 2**20
 MAX_TOKENS: Final = 131_072
 MAX_GROUP_SIZE: Final = 1_024
 MAX_BATCHED: Final = 4_096
-MAX_MESH: Final = 256
+MAX_MESH: Final = 64
+"""Nodes of a fleet that are linked with each other; larger fleets are not: links, and what must be said of them, grow
+with the square."""
 MAX_PIECE_BYTES: Final = 256 * 1024
 """Of a piece that travels in a message; artefacts with larger pieces go through the swarm."""
 
@@ -229,11 +231,12 @@ RunKeys = Annotated[tuple[RunKey, ...], Field(max_length=256, strict=False)]
 
 
 class MeshPeer(Message):
-    """Another node, and where it takes pieces from its peers."""
+    """Another node to link with, and where it takes pieces from its peers."""
 
     node_id: NodeId
     host: Annotated[str, Field(max_length=255)]
-    port: Annotated[int, Field(ge=1, le=65535)]
+    port: Annotated[int, Field(ge=0, le=65535)]
+    """0 = it cannot be connected to from here; it connects by itself if it can."""
 
 
 MeshPeers = Annotated[tuple[MeshPeer, ...], Field(max_length=MAX_MESH, strict=False)]
@@ -280,7 +283,7 @@ class Welcome(Message):
     run_keys: RunKeys
     """Those of everything that is published."""
     mesh: MeshPeers = ()
-    """Nodes to connect to."""
+    """Nodes to link with."""
 
 
 class Refused(Message):
@@ -316,7 +319,7 @@ class KeysRotated(Message):
 
 
 class Mesh(Message):
-    """Nodes that can be connected to, all of them; replaces what was said before."""
+    """The nodes to link with, all of them and no others; replaces what was said before."""
 
     type: Literal["mesh"] = "mesh"
     peers: MeshPeers
@@ -409,6 +412,8 @@ class Fetched(Message):
     """From the hub's hand."""
     mesh_bytes: Count = 0
     """Handed on by other nodes."""
+    model_hub_bytes: Count = 0
+    """From a model hub."""
 
 
 class Have(Message):

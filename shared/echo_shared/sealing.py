@@ -21,7 +21,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from echo_shared.errors import CodecError, StorageError
+from echo_shared.errors import CodecError
+from echo_shared.files import Readable, disk_errors, sync
 
 KEY_BYTES: Final = 32
 CHUNK_BYTES: Final = 2**20
@@ -39,7 +40,8 @@ def new_key() -> bytes:
 def seal(source: Path, target: Path, key: bytes) -> None:
     """Writes `source`, of any size, to `target`, readable with `key` alone; another sealing gives other bytes.
 
-    `target` is there whole or not at all. Blocks. Raises StorageError when a file cannot be read or written.
+    `target` is there whole or not at all, even when the power fails. Blocks. Raises StorageError when a file cannot be
+    read or written.
     """
     salt = os.urandom(SALT_BYTES)
     cipher = _cipher(key, salt)
@@ -49,7 +51,7 @@ def seal(source: Path, target: Path, key: bytes) -> None:
         for nonce, chunk in _chunks(file, CHUNK_BYTES):
             yield cipher.encrypt(nonce, chunk, None)
 
-    _rewrite(source, target, sealed)
+    _rewrite(source, target, sealed, synced=True)
 
 
 def unseal(source: Path, target: Path, key: bytes) -> None:
@@ -59,28 +61,54 @@ def unseal(source: Path, target: Path, key: bytes) -> None:
     reordered or changed; StorageError when a file cannot be read or written.
     """
 
-    def unsealed(file: BinaryIO) -> Iterator[bytes]:
-        header = file.read(len(MAGIC) + SALT_BYTES)
-        if len(header) < len(MAGIC) + SALT_BYTES or not header.startswith(MAGIC):
-            raise CodecError("A file is not sealed.", got=f"{source}: its head is not a sealed file's")
-        cipher = _cipher(key, header[len(MAGIC) :])
-        for nonce, chunk in _chunks(file, CHUNK_BYTES + TAG_BYTES):
-            try:
-                yield cipher.decrypt(nonce, chunk, None)
-            except InvalidTag as error:
-                raise CodecError(
-                    "A sealed file cannot be opened.",
-                    got=f"{source}: it is sealed with another key, or was changed or cut",
-                ) from error
+    _rewrite(source, target, lambda file: _unsealed(file, key))
 
-    _rewrite(source, target, unsealed)
+
+class UnsealingReader:
+    """What was sealed as `source`, in order, while that is being read; `source` gives less than asked for at its end.
+
+    What has been read is unchanged and in its place. Whether something was cut off shows at the end alone: the last
+    read must be one that gives less than it was asked for.
+    """
+
+    def __init__(self, source: Readable, key: bytes) -> None:
+        self._chunks = _unsealed(source, key)
+        self._rest = memoryview(b"")
+
+    def read(self, count: int, /) -> bytes:
+        """The next `count` bytes, or all that are left. Raises CodecError as `unseal`, and what `source` raises."""
+        parts = []
+        while count:
+            if not self._rest:
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    break
+                self._rest = memoryview(chunk)
+            parts.append(self._rest[:count])
+            self._rest = self._rest[count:]
+            count -= len(parts[-1])
+        return b"".join(parts)
+
+
+def _unsealed(file: Readable, key: bytes) -> Iterator[bytes]:
+    header = file.read(len(MAGIC) + SALT_BYTES)
+    if len(header) < len(MAGIC) + SALT_BYTES or not header.startswith(MAGIC):
+        raise CodecError("A file is not sealed.", got="its head is not a sealed file's")
+    cipher = _cipher(key, header[len(MAGIC) :])
+    for nonce, chunk in _chunks(file, CHUNK_BYTES + TAG_BYTES):
+        try:
+            yield cipher.decrypt(nonce, chunk, None)
+        except InvalidTag as error:
+            raise CodecError(
+                "A sealed file cannot be opened.", got="it is sealed with another key, or was changed or cut"
+            ) from error
 
 
 def _cipher(key: bytes, salt: bytes) -> AESGCM:
     return AESGCM(HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=MAGIC).derive(key))
 
 
-def _chunks(file: BinaryIO, chunk_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+def _chunks(file: Readable, chunk_bytes: int) -> Iterator[tuple[bytes, bytes]]:
     """(nonce, chunk) of all the rest; at least one, which may be empty. Only the last may be shorter."""
     counter, chunk, last = 0, file.read(chunk_bytes), False
     while not last:
@@ -90,20 +118,18 @@ def _chunks(file: BinaryIO, chunk_bytes: int) -> Iterator[tuple[bytes, bytes]]:
         counter, chunk = counter + 1, following
 
 
-def _rewrite(source: Path, target: Path, transform: Callable[[BinaryIO], Iterator[bytes]]) -> None:
-    """`target` from `source`; never a half-written one."""
+def _rewrite(
+    source: Path, target: Path, transform: Callable[[BinaryIO], Iterator[bytes]], *, synced: bool = False
+) -> None:
+    """`target` from `source`; never a half-written one, and with `synced` not even when the power fails."""
     temporary = target.with_name(f"{target.name}.tmp")
-    try:
+    with disk_errors(f"{target.name} cannot be written.", target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with source.open("rb") as reader, temporary.open("wb") as writer:
                 writer.writelines(transform(reader))
+            if synced:
+                sync(temporary)
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"{target.name} cannot be written.",
-            got=str(error),
-            do=f"Check the disk of {target.parent}: it must have room and be writable.",
-        ) from error

@@ -114,6 +114,21 @@ async def test_a_node_that_cannot_be_remembered_is_not_there(hub: Hub) -> None:
     assert (hub.fleet.nodes, hub.calls) == ({}, [])
 
 
+async def test_a_node_that_is_banned_while_it_joins_is_not_there(hub: Hub) -> None:
+    remember = hub.remember
+
+    async def ban_meanwhile(node: NodeInfo) -> None:
+        hub.banned = True
+        await remember(node)
+
+    hub.fleet._remember = ban_meanwhile
+    with pytest.raises(RefusedError):
+        await hub.fleet.node_joined(NODE)
+    assert hub.fleet.nodes == {}
+    events = [NodeConnected(node_id="a"), NodeDisconnected(node_id="a")]
+    assert hub.calls == [("remember", NODE), *(("report", event) for event in events)]
+
+
 async def test_a_node_that_left_is_not_there(hub: Hub) -> None:
     await hub.fleet.node_joined(NODE)
     await hub.fleet.node_left("a")

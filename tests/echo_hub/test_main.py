@@ -237,7 +237,8 @@ def test_nodes_are_listed_with_the_ids_that_ban_takes(run: Path) -> None:
 
 
 def test_a_run_that_was_never_served_has_no_nodes(run: Path) -> None:
-    assert len(said("nodes", run).splitlines()) == 1
+    error = refusal("nodes", run)
+    assert (error.got, "echo-hub serve" in (error.do or "")) == ("an empty database", True)
 
 
 def test_a_ban_reaches_a_hub_that_serves_and_can_be_lifted(run: Path, serving: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,29 @@ def test_a_damaged_file_is_a_storage_error_and_is_not_replaced(path: Path, text:
     with pytest.raises(StorageError, match="cannot be read"):
         RunKeys.open(path)
     assert path.read_text() == text
+
+
+def test_an_error_never_shows_a_key(path: Path) -> None:
+    key = RunKeys.open(path).current.key.hex()
+    path.write_text(path.read_text().replace(key, key.upper() + "x"))
+    with pytest.raises(StorageError) as caught:
+        RunKeys.open(path)
+    shown = "".join(traceback.format_exception(caught.value)).lower()
+    assert "cannot be read" in shown and key[:6] not in shown
+
+
+def test_keys_that_nothing_needs_are_forgotten_for_good(path: Path) -> None:
+    keys = RunKeys.open(path)
+    first = keys.current
+    keys.bar({"a"})
+    second = keys.current
+    keys.bar({"a", "b"})
+    keys.keep({first.key_id})
+    assert keys.ids == {first.key_id, second.key_id + 1}
+    keys.keep(())
+    assert keys.ids == RunKeys.open(path).ids == {second.key_id + 1}
+    assert first.key.hex() not in path.read_text()
+    assert not RunKeys.open(path).bar({"a", "b"}), "who is barred is still known"
 
 
 def test_a_key_that_cannot_be_written_down_is_not_used(path: Path) -> None:

@@ -222,9 +222,9 @@ class Hub:
             hub=self.me,
             torrent=torrent.torrent,
             web_seed_path=f"/artefacts/{place.name}/",
-            peers=(("127.0.0.1", self._swarm.port),),
         )
-        return offer.model_copy(update={"way": way, "delta_parent": parent})
+        peers = (("127.0.0.1", self._swarm.port),)
+        return offer.model_copy(update={"way": way, "delta_parent": parent, "peers": peers})
 
     def seal(self, manifest: Manifest, directory: Path, carrier: Path) -> None:
         key = self.run_keys[-1].key

@@ -44,3 +44,8 @@ def test_helpers_mean_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("ECHO_NODE_HELPERS", '["127.0.0.1:3"]')
     assert load_settings(NodeConfig, file, {}).helpers == ("127.0.0.1:3",)
     assert load_settings(NodeConfig, file, {"helpers": ["127.0.0.1:4"]}).helpers == ("127.0.0.1:4",)
+
+
+@pytest.mark.parametrize(("limit", "share"), [(0, 0), (1, 1), (2, 1), (1_000_001, 500_001)])
+def test_the_two_ways_to_other_nodes_share_the_limit(limit: int, share: int) -> None:
+    assert NodeConfig(upload_limit_bytes_s=limit).upload_share_bytes_s == share

@@ -44,7 +44,7 @@ def manifest_of(directory: Path) -> Manifest:
 
 
 def offer_of(manifest: Manifest) -> ArtefactOffer:
-    return sign_offer(manifest, hub=HUB, torrent=b"t", web_seed_path="/artefacts/", peers=(("h", 1),))
+    return sign_offer(manifest, hub=HUB, torrent=b"t", web_seed_path="/artefacts/")
 
 
 def test_an_offer_comes_back_as_it_was_signed(directory: Path) -> None:
@@ -93,11 +93,33 @@ def test_a_signed_manifest_that_is_not_valid_is_refused(content: bytes) -> None:
         "\x1b[2J.json",
         "\u202egpj.json",
         "two\nlines.json",
+        "con.json",
+        "sub/NUL.txt",
+        "aux/config.json",
+        "Com1.safetensors",
+        "lpt\u00b9 .json",
+        "sub /a.json",
+        "sub./a.json",
+        "what?.json",
+        "a" * 256 + ".json",
     ],
 )
 def test_a_file_stays_inside_and_is_data(path: str) -> None:
     with pytest.raises(ValidationError):
         ManifestFile(path=path, size_bytes=1, sha256="0" * 64)
+
+
+@pytest.mark.parametrize("path", ["config.json", "sub/console.json", "com.json", "com10.txt", "null.json", "a b.json"])
+def test_other_names_are_fine(path: str) -> None:
+    assert ManifestFile(path=path, size_bytes=1, sha256="0" * 64).path == path
+
+
+def test_no_file_is_named_twice_on_any_system(directory: Path) -> None:
+    manifest = manifest_of(directory)
+    for second in ("adapter_model.safetensors", "Adapter_Model.safetensors"):
+        files = (*manifest.files, manifest.files[0].model_copy(update={"path": second}))
+        with pytest.raises(ValidationError, match="two files"):
+            Manifest.model_validate({**manifest.model_dump(), "files": files})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from echo_shared.errors import CodecError, StorageError
-from echo_shared.sealing import CHUNK_BYTES, MAGIC, SALT_BYTES, TAG_BYTES, new_key, seal, unseal
+from echo_shared.sealing import CHUNK_BYTES, MAGIC, SALT_BYTES, TAG_BYTES, UnsealingReader, new_key, seal, unseal
 
 KEY = bytes(range(32))
 HEAD = len(MAGIC) + SALT_BYTES
@@ -138,3 +139,20 @@ def test_a_disk_that_is_full_is_a_storage_error_and_leaves_nothing_behind(tmp_pa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path.name for path in tmp_path.iterdir()} == {"plain", "sealed"}
+
+
+@pytest.mark.parametrize("size", [0, 5, CHUNK_BYTES, 2 * CHUNK_BYTES + 17])
+def test_a_reader_gives_the_content_in_parts(tmp_path: Path, size: int) -> None:
+    content = random.Random(size).randbytes(size)
+    with sealed(tmp_path, content).open("rb") as file:
+        reader = UnsealingReader(file, KEY)
+        parts = [reader.read(count) for count in (0, 3, 100_000, CHUNK_BYTES, 7, 4 * CHUNK_BYTES, 1)]
+    assert b"".join(parts) == content
+    assert parts[-1] == b""
+
+
+def test_a_reader_notices_at_the_end_that_something_was_cut_off(tmp_path: Path) -> None:
+    file = sealed(tmp_path, random.Random(4).randbytes(2 * CHUNK_BYTES))
+    reader = UnsealingReader(io.BytesIO(file.read_bytes()[: HEAD + SEALED_CHUNK]), KEY)
+    with pytest.raises(CodecError, match="cannot be opened"):
+        reader.read(CHUNK_BYTES + 1)

@@ -2,11 +2,12 @@
 
 One rule each, recomputed whenever anything changes:
 - wanted = the newest published version, and every version that a held lease names: what is missing of it is fetched,
-  the newest first;
-- a fetch that is no longer wanted goes on while the newest is still further from being here, or is a delta against it;
-  otherwise it is abandoned;
+  the newest is begun first;
+- a fetch that is no longer wanted goes on beside the newest while that is still further from being here, or is a delta
+  against it; otherwise it is abandoned;
 - a delta is fetched when its parent is on disk or on its way. One that the node cannot read is not fetched again: the
   hub is asked for the keyframe, and again after a while, until it offers something else;
+- a push that no fetch takes, because its version is not wanted, is here, or is tried again later, is declined;
 - loaded = the newest version on disk, and every version that a held lease names; the engine forgets the others once
   they are not among the newest `LOADED` on disk;
 - kept = the newest `KEPT` versions on disk, every version that a held lease names, and the parents of what is being
@@ -25,13 +26,14 @@ from pydantic import ValidationError
 from echo_node.core.backoff import backoff_s
 from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact, Send
 from echo_shared.artefacts import Manifest
-from echo_shared.messages import ArtefactOffer, Fetched, KeyframeWanted
+from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Way
 
 KEPT: Final = 4
 """Versions that the hub may publish a delta against."""
 LOADED: Final = 2
 """Those of them that the engine may go on holding."""
 KEPT_OFFERS: Final = 8
+_PUSHED: Final = (Way.INLINE, Way.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,10 @@ class Policies:
         self._offers: dict[int, ArtefactOffer] = {}
         self._contents = {version: one.content for version, one in on_disk.items()}
         self._on_disk: dict[int, Fetched | None] = {0: None, **{v: one.fetched for v, one in on_disk.items()}}
-        self._fetching: dict[int, bytes] = {}
-        """The manifest by which each version is being fetched."""
+        self._fetching: dict[int, ArtefactOffer] = {}
+        """By which each version is being fetched."""
+        self._open: list[ArtefactOffer] = []
+        """Those that have just come, and those whose fetch has just ended without success."""
         self._missing_bytes: dict[int, int] = {}
         """Of fetches under way, as far as they have said."""
         self._unreadable: dict[int, bytes] = {}
@@ -101,6 +105,7 @@ class Policies:
             self._failures.pop(version, None)
         self._contents[version] = content
         self._offers[version] = offer
+        self._open.append(offer)
         return effects
 
     def connected(self) -> None:
@@ -112,22 +117,27 @@ class Policies:
         """(bytes there, bytes in all) of fetches under way."""
         self._missing_bytes = {v: total - here for v, (here, total) in progress.items() if v is not None}
 
-    def fetched(self, version: int, fetched: Fetched) -> None:
+    def fetched(self, version: int, fetched: Fetched) -> bool:
+        """Whether it counts: not when it was abandoned a moment ago, as its files are being deleted."""
         if self._fetching.pop(version, None) is None:
-            return  # Abandoned a moment ago: its files are being deleted.
+            return False
         self._on_disk[version] = fetched
         self._failures.pop(version, None)
         self._unreadable.pop(version, None)
+        return True
 
     def fetch_failed(self, version: int, now: float, *, unreadable: bool) -> None:
         """`unreadable`: it came, and the node could make nothing of it."""
-        manifest = self._fetching.pop(version, None)
-        offer = self._offers.get(version)
-        if manifest is None or offer is None:
+        failed = self._fetching.pop(version, None)
+        if failed is None:
             return
-        if unreadable and offer.manifest == manifest and offer.delta_parent is not None:
-            self._unreadable[version] = manifest
-        elif offer.manifest == manifest:
+        self._open.append(failed)
+        offer = self._offers.get(version)
+        if offer is None or offer.manifest != failed.manifest:
+            return
+        if unreadable and offer.delta_parent is not None:
+            self._unreadable[version] = offer.manifest
+        else:
             self._put_off(version, now)
 
     def engine_lost(self) -> None:
@@ -141,19 +151,27 @@ class Policies:
             *self._removals(leased),
         ]
 
+    def declined(self) -> list[Effect]:
+        """Tells the hub which of its pushes no fetch takes, of those that came or failed since the last call."""
+        taken = {offer.manifest for offer in self._fetching.values()}
+        pushes = [offer for offer in self._open if offer.way in _PUSHED and offer.manifest not in taken]
+        self._open.clear()
+        manifests = [manifest for offer in pushes if (manifest := _manifest_of(offer)) is not None]
+        return [Send(message=Have(info_hash=bytes.fromhex(m.info_hash), pieces=(), wanted=False)) for m in manifests]
+
     def _fetches(self, leased: Set[int], now: float) -> list[Effect]:
         wanted = (leased | {self.newest_published}) - self._on_disk.keys()
         parents = self._parents(wanted)
         abandoned = [v for v in self._fetching.keys() - wanted - parents if not self._is_closer_than_the_newest(v)]
         for version in abandoned:
-            del self._fetching[version]
+            self._open.append(self._fetching.pop(version))
         due: list[int] = []
         asked: list[int] = []
         for version in sorted(wanted - self._fetching.keys()):  # A delta's parent is older, and comes first.
             if version not in self._offers or self._retry_at.get(version, now) > now:
                 continue
             if self._can_read(self._offers[version], version):
-                self._fetching[version] = self._offers[version].manifest
+                self._fetching[version] = self._offers[version]
                 due.append(version)
             else:
                 self._unreadable[version] = self._offers[version].manifest
@@ -214,6 +232,7 @@ class Policies:
     def _forget(self, version: int) -> list[Effect]:
         effects: list[Effect] = []
         if version in self._fetching:
+            self._open.append(self._fetching[version])
             effects.append(AbandonFetch(policy_version=version))
         if version in self._loaded:
             effects.append(DropPolicy(policy_version=version))
@@ -226,8 +245,13 @@ class Policies:
 
 
 def _content_of(offer: ArtefactOffer) -> str:
-    """By what the manifest says; whether the hub has signed it is looked at when it is fetched."""
+    manifest = _manifest_of(offer)
+    return offer.manifest.hex() if manifest is None else manifest.content
+
+
+def _manifest_of(offer: ArtefactOffer) -> Manifest | None:
+    """None when it is not valid; whether the hub has signed it is looked at when it is fetched."""
     try:
-        return Manifest.model_validate_json(offer.manifest).content
+        return Manifest.model_validate_json(offer.manifest)
     except ValidationError:
-        return offer.manifest.hex()
+        return None

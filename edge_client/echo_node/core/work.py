@@ -137,6 +137,7 @@ class WorkLoop:
         self._effects = []
         _HANDLERS[type(event)](self, event, now)
         self._reconcile(now)
+        self._effects += self._policies.declined()
         self._report(now)
         self._finish_drain(now)
         return tuple(self._effects)
@@ -225,7 +226,8 @@ class WorkLoop:
 
     def _artefact_ready(self, event: ArtefactReady, now: float) -> None:
         if event.policy_version is not None:
-            self._policies.fetched(event.policy_version, event.fetched)
+            if not self._policies.fetched(event.policy_version, event.fetched):
+                return
         elif self._base is None:
             self._base = event.fetched
             self._effects.append(StartBackend(after_s=0.0))

@@ -2,24 +2,28 @@
 
 An artefact counts only when its marker, `<name>.verified` beside its directory, names its content and every file still
 has the size and time that it had when it was hashed. The marker is written last and deleted first.
+
+A power cut may leave a marker whose files never reached the disk. A base, too large to be hashed at each start, is
+synced before its marker is written. A policy version is not, so that it need not wait for the disk: it is hashed again
+after a restart.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from echo_node.core.policies import OnDisk
-from echo_shared.artefacts import Manifest
-from echo_shared.errors import CodecError, StorageError
+from echo_shared.artefacts import Manifest, content_of, describe_file
+from echo_shared.errors import CodecError, StorageError, SwarmError
+from echo_shared.files import sync
 from echo_shared.messages import Fetched, decode_from_node, encode
-from echo_shared.swarm.base import storage_error
+from echo_shared.swarm.base import on_disk
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +44,19 @@ class _Marker(BaseModel):
     """The message that told the hub how it came."""
 
 
-def read_marker(directory: Path) -> OnDisk | None:
-    """Of an artefact that lies here verified and unchanged; None where there is none."""
+def read_marker(directory: Path, *, hash_again: bool = False) -> OnDisk | None:
+    """Of an artefact that lies here verified and unchanged; None where there is none. Blocks.
+
+    `hash_again`: reads all of its files, too.
+    """
     try:
         marker = _Marker.model_validate_json(_marker(directory).read_bytes())
         fetched = decode_from_node(bytes.fromhex(marker.fetched_hex))
         changed = marker.files != _stats(directory, marker.files)
-    except (OSError, ValueError, CodecError):
+        if hash_again and not changed:
+            files = [describe_file(directory / path, name=path) for path in marker.files]
+            changed = marker.content != content_of(directory.name, files)
+    except (OSError, ValueError, CodecError, SwarmError):
         return None
     return None if changed or not isinstance(fetched, Fetched) else OnDisk(content=marker.content, fetched=fetched)
 
@@ -56,6 +66,9 @@ def write_marker(directory: Path, manifest: Manifest, fetched: Fetched) -> None:
     path = _marker(directory)
     temporary = path.with_suffix(".tmp")
     with on_disk(path):
+        if manifest.kind == "base":
+            for file in manifest.files:
+                sync(directory / file.path)
         files = _stats(directory, (file.path for file in manifest.files))
         marker = _Marker(content=manifest.content, files=files, fetched_hex=encode(fetched).hex())
         temporary.write_text(marker.model_dump_json(), encoding="utf-8")
@@ -89,15 +102,6 @@ def try_to_delete(directory: Path) -> None:
         delete_artefact(directory)
     except StorageError as error:
         log.warning("%s is not deleted yet: %s", directory.name, error)
-
-
-@contextmanager
-def on_disk(path: Path) -> Iterator[None]:
-    """The disk's refusals as StorageError."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(str(error), code=error.errno, path=path) from error
 
 
 def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]]) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from echo_node.host.artefact_files import on_disk, try_to_delete
+from echo_node.host.artefact_files import try_to_delete
 from echo_shared.artefacts import Manifest
 from echo_shared.swarm import Swarm
+from echo_shared.swarm.base import on_disk
 from echo_shared.swarm.torrent import Layout
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,11 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from echo_node.core.policies import KEPT, OnDisk
 from echo_node.host.artefact_files import (
@@ -25,7 +26,6 @@ from echo_node.host.artefact_files import (
     check_room,
     delete_artefact,
     delete_changed,
-    on_disk,
     read_marker,
     try_to_delete,
     write_marker,
@@ -33,14 +33,17 @@ from echo_node.host.artefact_files import (
 from echo_node.net import model_hub
 from echo_node.net.address import HubAddress
 from echo_node.net.carriers import Carriers
-from echo_node.net.receiver import Receiver
+from echo_node.net.receiver import NOTHING, Received, Receiver
 from echo_shared import artefacts, delta, sealing, shared_memory
 from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest
 from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
+from echo_shared.files import Readable
 from echo_shared.messages import ArtefactOffer, Fetched, RunKeys, SharedMemory, Way
 from echo_shared.swarm import Swarm, read_torrent
-from echo_shared.swarm.base import OnProgress
+from echo_shared.swarm.base import OnProgress, on_disk
+from echo_shared.swarm.piece_file import GIVEN_UP, ArrivingFile, PieceFile
 from echo_shared.swarm.torrent import Layout
+from echo_shared.threads import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +51,6 @@ SILENCE_S: Final = 3.0
 """A push that has brought nothing for so long goes on through the swarm."""
 UNREADABLE: Final = "unreadable"
 """The code of the SwarmError that a carrier raises which came whole and does not make what the hub signed."""
-
-_OPENED: Final = "payload"
-"""Beside the sealed one, while it is being decoded."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +82,7 @@ class _Job:
         shared_memory_bytes: int = 0,
         pushed_bytes: int = 0,
         mesh_bytes: int = 0,
+        model_hub_bytes: int = 0,
     ) -> Fetched:
         """What the hub is told."""
         return Fetched(
@@ -95,6 +94,7 @@ class _Job:
             shared_memory_bytes=shared_memory_bytes,
             pushed_bytes=pushed_bytes,
             mesh_bytes=mesh_bytes,
+            model_hub_bytes=model_hub_bytes,
         )
 
 
@@ -171,19 +171,14 @@ class Fetcher:
             return fetched
         carrier = self._carriers.path(manifest)
         files += [(carrier / path, size_bytes) for path, size_bytes in job.layout.files]
-        if manifest.carrier != "files":
-            files.append((carrier / _OPENED, job.layout.total_bytes))
         await asyncio.to_thread(check_room, self._carriers.directory, manifest.name, files)
         await self._carriers.begin(job.layout)
-        fetched = await self._receive(job)
-        await self._carriers.serve(manifest, job.layout)
         try:
-            await self._unpack(job, carrier, directory)
+            return await self._through_network(job, carrier)
         except SwarmError as error:
             if error.code == UNREADABLE:
                 await self._carriers.discard(manifest.carrier_name)
             raise
-        return fetched
 
     async def _from_memory(self, job: _Job) -> Fetched | None:
         """None when the artefact, as the hub signed it, cannot be read from this host's memory."""
@@ -191,8 +186,8 @@ class Fetcher:
         if address is None:
             return None
         started_at = time.monotonic()
-        reading = asyncio.to_thread(_read_from_memory, address, job.manifest, self._directory / job.manifest.name)
-        if not await _whole(reading):
+        directory = self._directory / job.manifest.name
+        if not await in_thread(partial(_read_from_memory, address, job.manifest, directory)):
             return None
         seconds = time.monotonic() - started_at
         return job.fetched(seconds=seconds, shared_memory_bytes=job.manifest.total_bytes)
@@ -212,43 +207,72 @@ class Fetcher:
             loop.call_soon_threadsafe(job.on_progress, min(here_bytes, manifest.total_bytes), manifest.total_bytes)
 
         log.info("The base model comes from a model hub: %s.", manifest.source)
-        download = asyncio.to_thread(model_hub.download, manifest, self._directory / manifest.name, count)
+        download = partial(model_hub.download, manifest, self._directory / manifest.name, count)
         try:
-            await _whole(download, on_cancel=stop.set)
+            await in_thread(download, on_cancel=stop.set)
         except SwarmError as error:
             log.warning("%s The swarm takes over. (%s)", error.what, error.got)
             return None
-        return job.fetched(seconds=time.monotonic() - started_at)
+        return job.fetched(seconds=time.monotonic() - started_at, model_hub_bytes=manifest.total_bytes)
 
-    async def _receive(self, job: _Job) -> Fetched:
-        """Makes the carrier complete, by the way that is offered or, where that fails, by what is left."""
-        offer = job.offer
+    async def _through_network(self, job: _Job, carrier: Path) -> Fetched:
+        """By the way that is offered or, where that fails, by what is left; unpacked as well."""
+        manifest, offer = job.manifest, job.offer
         job.on_progress(0, job.layout.total_bytes)
+        received, unpacked, swarm_bytes, web_seed_bytes, seconds = NOTHING, False, 0, 0, 0.0
         if offer.way in (Way.INLINE, Way.BROADCAST):
-            await self._receiver.expect(offer.torrent, self._carriers.directory)
-            try:
-                received = await self._receiver.wait(
-                    job.layout.info_hash, silence_s=SILENCE_S, on_progress=job.on_progress
-                )
-            except SwarmError as error:
-                log.info("%s The swarm takes over.", error.what)
-            else:
-                return job.fetched(
-                    seconds=received.seconds, pushed_bytes=received.pushed_bytes, mesh_bytes=received.mesh_bytes
-                )
-        by_web_seed = offer.way is Way.WEB_SEED
-        stats = await self._swarm.fetch(
-            offer.torrent,
-            self._carriers.directory,
-            peers=() if by_web_seed else offer.peers,
-            tracker_urls=() if by_web_seed else self._trackers,
-            web_seed_url=self._source.address.url(offer.web_seed_path),
-            on_progress=job.on_progress,
+            pieces = await self._receiver.expect(offer.torrent, self._carriers.directory)
+            unpacked = manifest.carrier != "files"
+            received = await (self._receive_unpacking(job, pieces) if unpacked else self._receive(job))
+            seconds = received.seconds
+        if not received.complete:
+            by_web_seed = offer.way is Way.WEB_SEED
+            stats = await self._swarm.fetch(
+                offer.torrent,
+                self._carriers.directory,
+                peers=() if by_web_seed else offer.peers,
+                tracker_urls=() if by_web_seed else self._trackers,
+                web_seed_url=self._source.address.url(offer.web_seed_path),
+                on_progress=job.on_progress,
+            )
+            swarm_bytes, web_seed_bytes, seconds = stats.swarm_bytes, stats.web_seed_bytes, seconds + stats.seconds
+        if not (received.complete and unpacked):
+            await self._carriers.serve(manifest, job.layout)
+            await self._unpack(job, partial(_unpack_carrier, manifest, carrier))
+        return job.fetched(
+            seconds=seconds,
+            swarm_bytes=swarm_bytes,
+            web_seed_bytes=web_seed_bytes,
+            pushed_bytes=received.pushed_bytes,
+            mesh_bytes=received.mesh_bytes,
         )
-        return job.fetched(seconds=stats.seconds, swarm_bytes=stats.swarm_bytes, web_seed_bytes=stats.web_seed_bytes)
 
-    async def _unpack(self, job: _Job, carrier: Path, directory: Path) -> None:
-        """Makes the carrier into the artefact's verified files. Raises SwarmError, StorageError."""
+    async def _receive(self, job: _Job) -> Received:
+        """What the hub sends of its own accord, and what other nodes hand on of it."""
+        received = await self._receiver.wait(job.layout.info_hash, silence_s=SILENCE_S, on_progress=job.on_progress)
+        if not received.complete:
+            log.info("The push of %s has fallen silent. The swarm takes over.", job.layout.name)
+        return received
+
+    async def _receive_unpacking(self, job: _Job, pieces: PieceFile) -> Received:
+        """As `_receive`; unpacked while it comes, so that it is ready as soon as it is whole."""
+        arriving = ArrivingFile(pieces)
+        unpacking = asyncio.create_task(self._unpack(job, partial(_decode, job.manifest, arriving)))
+        try:
+            received = await self._receive(job)
+            if received.complete:
+                await self._carriers.serve(job.manifest, job.layout)
+                await unpacking
+            return received
+        finally:
+            pieces.give_up()
+            await asyncio.wait({unpacking})
+            arriving.close()
+            if not unpacking.cancelled() and (error := unpacking.exception()) is not None:
+                log.debug("%s was not unpacked: %s", job.manifest.name, error)
+
+    async def _unpack(self, job: _Job, make: Callable[[Path, bytes, Path | None], None]) -> None:
+        """Makes the artefact's verified files, by `make(directory, key, parent)`. Raises SwarmError, StorageError."""
         manifest = job.manifest
         key = self._keys.get(manifest.key_id)
         if key is None:
@@ -264,7 +288,8 @@ class Fetcher:
                 await coming.wait()
             if await asyncio.to_thread(read_marker, parent) is None:
                 raise _unreadable(manifest, f"a delta against version {manifest.delta_parent}, which is not here")
-        await _whole(asyncio.to_thread(_unpack, manifest, carrier, directory, key=key, parent=parent))
+        directory = self._directory / manifest.name
+        await in_thread(partial(_verified, manifest, directory, partial(make, directory, key, parent)))
 
     async def close(self) -> None:
         """Serves nothing any more, so that all files can be deleted."""
@@ -297,7 +322,7 @@ class Fetcher:
         for path in self._directory.glob(f"{prefix}*"):
             digits = path.name.removeprefix(prefix)
             if path.is_dir() and digits.isdecimal():
-                verified = read_marker(path) if int(digits) <= newest_version else None
+                verified = read_marker(path, hash_again=True) if int(digits) <= newest_version else None
                 if verified is None:
                     try_to_delete(path)
                 else:
@@ -328,35 +353,34 @@ class Fetcher:
         return _Job(offer=offer, manifest=manifest, layout=layout, on_progress=on_progress)
 
 
-async def _whole(work: Coroutine[Any, Any, _T], *, on_cancel: Callable[[], None] = lambda: None) -> _T:
-    """Awaits a thread's work, and its end even when cancelled: what comes next may delete its files."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        on_cancel()
-        await asyncio.wait({task})
-        raise
+def _unpack_carrier(manifest: Manifest, carrier: Path, directory: Path, key: bytes, parent: Path | None) -> None:
+    """The artefact's files from a carrier that is whole. Blocks."""
+    if manifest.carrier == "files":
+        for file in manifest.files:
+            sealing.unseal(carrier / f"{file.path}{SEALED_SUFFIX}", directory / file.path, key)
+    else:
+        with on_disk(carrier), (carrier / PAYLOAD_NAME).open("rb") as payload:
+            _decode(manifest, payload, directory, key, parent)
 
 
-def _unpack(manifest: Manifest, carrier: Path, directory: Path, *, key: bytes, parent: Path | None) -> None:
+def _decode(manifest: Manifest, payload: Readable, directory: Path, key: bytes, parent: Path | None) -> None:
+    """The artefact's files from a sealed payload, as far as it has come and then as it comes. Blocks."""
+    files = {file.path: file.size_bytes for file in manifest.files}
+    delta.decode(sealing.UnsealingReader(payload, key), directory, files=files, parent=parent)
+
+
+def _verified(manifest: Manifest, directory: Path, make: Callable[[], None]) -> None:
     """Blocks. Raises SwarmError with the code `UNREADABLE`, StorageError; nothing is left in `directory` then."""
     delete_artefact(directory)
-    opened = carrier / _OPENED
     try:
-        if manifest.carrier == "files":
-            for file in manifest.files:
-                sealing.unseal(carrier / f"{file.path}{SEALED_SUFFIX}", directory / file.path, key)
-        else:
-            sealing.unseal(carrier / PAYLOAD_NAME, opened, key)
-            delta.decode(opened, directory, parent=parent, max_bytes=manifest.total_bytes)
+        make()
         with on_disk(directory):
             artefacts.verify_files(manifest, directory)
     except (CodecError, SwarmError) as error:
         delete_artefact(directory)
+        if error.code == GIVEN_UP:
+            raise
         raise _unreadable(manifest, f"{error.what} ({error.got})") from error
-    finally:
-        opened.unlink(missing_ok=True)
 
 
 def _unreadable(manifest: Manifest, got: str) -> SwarmError:

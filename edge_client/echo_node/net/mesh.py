@@ -1,16 +1,19 @@
 """Connections between the nodes of a run, kept open from version to version, over which they hand pieces on.
 
 Either node of a pair may have connected to the other; where both have, the connection of the node with the smaller id
-stays. A node must prove that it holds the run's current key (`mesh_proof`); when that changes, all links are made anew.
-A node that sends what is wrong is dropped and not linked with for a while. What goes missing in here, the hub sends.
+stays. A node must be one that the hub has named, and prove that it holds the run's current key (`mesh_proof`); when
+that key changes, all links are made anew. A node that sends what is wrong is dropped and not linked with for a while.
+What goes missing in here, the hub sends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, cast
 
 from websockets.asyncio.client import connect
@@ -24,7 +27,6 @@ from echo_node.net.mesh_proof import Handshake, node_of
 from echo_shared.errors import RemoteProtocolError, SwarmError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
-    MAX_MESH,
     MAX_PIECE_BYTES,
     MeshPeer,
     Piece,
@@ -36,15 +38,20 @@ from echo_shared.messages import (
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_S: Final = 10.0
-BARRED_S: Final = 600.0
-"""How long a node that has sent what is wrong is not linked with."""
+HANDSHAKE_S: Final = 5.0
+FIRST_BAR_S: Final = 10.0
+"""How long a node that has sent what is wrong is not linked with: anybody on the way can put a wrong frame in."""
+LONGEST_BAR_S: Final = 600.0
+"""It doubles each time up to this, and is the first again once a node has behaved for so long."""
 MOST_HALF_OPEN: Final = 32
-"""Connections from strangers that have proven nothing yet; more are closed at once."""
+"""Connections from strangers that have proven nothing yet; for one more, the oldest is closed."""
+MOST_HALF_OPEN_OF_HOST: Final = 8
+"""Of them, from one address; not on loopback, where all of a machine's connections come from the same."""
 _PING_S: Final = 15.0
 _PONG_S: Final = 60.0
 """A ping waits behind pieces: on a slow uplink with many links that takes a while."""
-_RETRY_FIRST_S: Final = 0.5
+_RETRY_FIRST_S: Final = 0.3
+"""Short: the other node hears of a newcomer from the hub up to a second later than the newcomer hears of it."""
 _RETRY_LIMIT_S: Final = 30.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
@@ -69,8 +76,10 @@ class Mesh:
         self._peers: dict[str, MeshPeer] = {}
         self._connectors: dict[str, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
-        self._barred_until: dict[str, float] = {}
-        self._half_open: set[Connection] = set()
+        self._bars: dict[str, tuple[float, float]] = {}
+        """Until when, and for how long."""
+        self._half_open: dict[Connection, str] = {}
+        """With the address that each comes from, oldest first."""
         self._server: Server | None = None
 
     @property
@@ -82,9 +91,8 @@ class Mesh:
         """Listens on `host`; port 0 = any free one. Raises SwarmError."""
         self._on_piece, self._on_links = on_piece, on_links
         try:
-            self._server = await serve(
-                self._accept, host, port, create_connection=cast("type[ServerConnection]", self._admit), **_options()
-            )
+            incoming = cast("type[ServerConnection]", partial(_Incoming, self._admit))
+            self._server = await serve(self._accept, host, port, create_connection=incoming, **_options())
         except OSError as error:
             raise SwarmError(
                 "The node cannot listen for other nodes there.",
@@ -110,15 +118,18 @@ class Mesh:
         newest = max(keys, key=lambda key: key.key_id, default=None)
         if newest != self._run_key:
             self._run_key = newest
-            self._hang_up()
             self._stop_connecting(tuple(self._connectors))
+            self._hang_up()
             self._connect_to_all()
 
     def set_peers(self, peers: Iterable[MeshPeer]) -> None:
-        """All nodes to connect to. Connections made to others are closed; what others have made stays."""
+        """All nodes to be linked with; those with a port are connected to. Links with others are ended."""
         wanted = {peer.node_id: peer for peer in peers if peer.node_id != self._me.node_id}
         self._stop_connecting([name for name, peer in self._peers.items() if wanted.get(name) != peer])
         self._peers = wanted
+        for link in tuple(self._links.values()):
+            if link.node_id not in wanted:
+                link.abort()
         self._connect_to_all()
 
     def hand_on(self, piece: Piece) -> None:
@@ -130,10 +141,12 @@ class Mesh:
                     log.debug("The queue to %s is full.", link.node_id)
 
     def drop(self, node_id: str, why: str) -> None:
-        """Ends the link with this node, and has none with it for `BARRED_S`."""
+        """Ends the link with this node, and has none with it for a while."""
         now = asyncio.get_running_loop().time()
-        self._barred_until = {name: until for name, until in self._barred_until.items() if until > now}
-        self._barred_until[node_id] = now + BARRED_S
+        self._bars = {name: bar for name, bar in self._bars.items() if now < bar[0] + LONGEST_BAR_S}
+        last_s = self._bars[node_id][1] if node_id in self._bars else FIRST_BAR_S / 2
+        bar_s = min(2 * last_s, LONGEST_BAR_S)
+        self._bars[node_id] = now + bar_s, bar_s
         log.warning("The link with the node %s is dropped: %s", node_id, printable_line(why))
         if (link := self._links.get(node_id)) is not None:
             link.abort()
@@ -143,6 +156,7 @@ class Mesh:
             link.abort()
         for connection in self._half_open:
             connection.transport.abort()
+        self._half_open.clear()
 
     def _stop_connecting(self, node_ids: Iterable[str]) -> None:
         for node_id in node_ids:
@@ -152,7 +166,7 @@ class Mesh:
     def _connect_to_all(self) -> None:
         if self._run_key is not None and self._server is not None:
             for node_id, peer in self._peers.items():
-                if node_id not in self._connectors:
+                if peer.port and node_id not in self._connectors:
                     self._connectors[node_id] = asyncio.create_task(self._keep_linked(peer), name=f"mesh-{node_id}")
 
     async def _keep_linked(self, peer: MeshPeer) -> None:
@@ -177,7 +191,7 @@ class Mesh:
     async def _until_free(self, node_id: str) -> None:
         """Waits while there is a link, and while there may be none."""
         while True:
-            wait_s = self._barred_until.get(node_id, 0.0) - asyncio.get_running_loop().time()
+            wait_s = self._barred_for(node_id)
             if (link := self._links.get(node_id)) is not None:
                 await link.ended.wait()
             elif wait_s > 0:
@@ -185,14 +199,24 @@ class Mesh:
             else:
                 return
 
-    def _admit(self, *arguments: Any, **options: Any) -> ServerConnection:
-        """A connection from somebody; counted until it has proven itself or is gone."""
-        if len(self._half_open) >= MOST_HALF_OPEN:
-            return _TurnedAway(*arguments, **options)
-        connection = ServerConnection(*arguments, **options)
-        connection.connection_lost_waiter.add_done_callback(lambda _: self._half_open.discard(connection))
-        self._half_open.add(connection)
-        return connection
+    def _barred_for(self, node_id: str) -> float:
+        """Seconds from now; not above zero when it may be linked with."""
+        return self._bars[node_id][0] - asyncio.get_running_loop().time() if node_id in self._bars else 0.0
+
+    def _admit(self, connection: Connection) -> None:
+        """A connection from somebody: counted until it has proven itself or is gone."""
+        host = str((connection.remote_address or ("",))[0])
+        of_host = [] if _is_loopback(host) else [other for other, its in self._half_open.items() if its == host]
+        if len(of_host) >= MOST_HALF_OPEN_OF_HOST:
+            self._turn_away(of_host[0])
+        elif len(self._half_open) >= MOST_HALF_OPEN:
+            self._turn_away(next(iter(self._half_open)))
+        self._half_open[connection] = host
+        connection.connection_lost_waiter.add_done_callback(lambda _: self._half_open.pop(connection, None))
+
+    def _turn_away(self, connection: Connection) -> None:
+        del self._half_open[connection]
+        connection.transport.abort()
 
     async def _accept(self, socket: ServerConnection) -> None:
         await self._run(socket, expected=None)
@@ -203,7 +227,7 @@ class Mesh:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 node_id = await self._prove(socket, expected)
-            self._half_open.discard(socket)
+            self._half_open.pop(socket, None)
             link = Link(node_id=node_id, socket=socket, opened_here=expected is not None)
             await self._keep(link)
         except (ConnectionClosed, TimeoutError, RemoteProtocolError) as error:
@@ -242,12 +266,10 @@ class Mesh:
     async def _check_wanted(self, node_id: str, *, opened_here: bool) -> None:
         """Raises RemoteProtocolError when there is to be no new link with this node."""
         existing = self._links.get(node_id)
-        if node_id == self._me.node_id:
-            raise RemoteProtocolError("This node has reached itself.")
-        if self._barred_until.get(node_id, 0.0) > asyncio.get_running_loop().time():
+        if node_id not in self._peers:  # Who has the run key could invent any number of them.
+            raise RemoteProtocolError("The hub has not named this node.", got=node_id)
+        if self._barred_for(node_id) > 0:
             raise RemoteProtocolError("A node that has sent what is wrong is not taken back yet.", got=node_id)
-        if existing is None and len(self._links) >= MAX_MESH:
-            raise RemoteProtocolError("There are links enough.", got=f"{len(self._links)}")
         if existing is not None and not self._replaces(existing, opened_here=opened_here):
             await existing.socket.ping()  # If it is dead, and the other node knows, this finds out.
             raise RemoteProtocolError("There is a link already.", got=node_id)
@@ -283,13 +305,23 @@ class Mesh:
                 self._on_links(self.links)
 
 
-class _TurnedAway(ServerConnection):
-    """One too many."""
+class _Incoming(ServerConnection):
+    """Tells `admit` of itself as soon as it can be aborted."""
+
+    def __init__(self, admit: Callable[[Connection], None], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._admit = admit
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
-        transport.abort()
+        self._admit(self)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _options() -> dict[str, Any]:

@@ -15,19 +15,24 @@ from pathlib import Path
 from typing import Final
 
 from echo_node.net.mesh import Mesh
-from echo_shared.errors import CodecError, LocalProtocolError, StorageError, SwarmError
-from echo_shared.messages import MAX_BATCHED, FromNode, Have, Piece
+from echo_shared.errors import CodecError, LocalProtocolError, StorageError
+from echo_shared.messages import MAX_BATCHED, MAX_MESH, FromNode, Have, Piece
 from echo_shared.swarm.base import OnProgress
 from echo_shared.swarm.piece_file import PieceFile
 from echo_shared.swarm.torrent import read_torrent
+from echo_shared.threads import in_thread
 
 log = logging.getLogger(__name__)
 
 MOST_EARLY_BYTES: Final = 8 * 2**20
 """Of pieces that nobody expects yet: what is announced may still wait in a queue. The oldest go first."""
-MOST_UNEXPECTED_BYTES: Final = 256 * 2**20
-"""From one node, since it last sent something that was expected; it is then dropped."""
-_EARLY_OVERHEAD_BYTES: Final = 1_024
+MOST_USELESS_BYTES: Final = 256 * 2**20
+"""From one node that has sent less of what was new and right: it is then dropped. What came twice is useless, and what
+comes of an artefact that is complete. An honest node sends some: the hub helps out where it is slow."""
+MOST_SENDERS: Final = 4 * MAX_MESH
+"""Whose bytes are counted; of more, those who came first are forgotten."""
+_OVERHEAD_BYTES: Final = 1_024
+"""What a piece weighs beside its data."""
 _SAY_EVERY_S: Final = 0.005
 _FORGOTTEN: Final = 64
 
@@ -36,13 +41,26 @@ Send = Callable[[FromNode], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """How one artefact came; bytes of new pieces."""
+    """How one artefact came, or its beginning; bytes of new pieces."""
 
+    complete: bool
+    """Else nobody has sent anything for a while."""
     pushed_bytes: int
     """By the hub itself."""
     mesh_bytes: int
     """By other nodes."""
     seconds: float
+
+
+NOTHING: Final = Received(complete=False, pushed_bytes=0, mesh_bytes=0, seconds=0.0)
+
+
+@dataclass(slots=True)
+class _Sender:
+    """What has come from one node."""
+
+    useful_bytes: int = 0
+    useless_bytes: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,8 +88,9 @@ class Receiver:
         self._expected: dict[bytes, _Expected] = {}
         self._early: deque[tuple[Piece, str | None]] = deque()
         self._early_bytes = 0
-        self._forgotten: deque[bytes] = deque(maxlen=_FORGOTTEN)
-        self._unexpected_bytes: dict[str, int] = {}
+        self._forgotten: dict[bytes, bool] = {}
+        """Whether it was complete, oldest first."""
+        self._senders: dict[str, _Sender] = {}
         self._farewells: list[Have] = []
         self._news = asyncio.Event()
 
@@ -97,16 +116,11 @@ class Receiver:
         if layout.info_hash in self._expected:
             raise LocalProtocolError(f"{layout.name} is expected already.")
         file = PieceFile(layout, parent)
-        opening = asyncio.ensure_future(asyncio.to_thread(file.open))
-        try:
-            await asyncio.shield(opening)
-        finally:
-            await asyncio.wait({opening})  # A thread cannot be cancelled, and what comes next may delete its files.
+        await in_thread(file.open)
         now = asyncio.get_running_loop().time()
         expected = _Expected(file=file, began_at=now, last_at=now)
         self._expected[layout.info_hash] = expected
-        if layout.info_hash in self._forgotten:
-            self._forgotten.remove(layout.info_hash)
+        self._forgotten.pop(layout.info_hash, None)
         self._say_all(expected)
         if file.complete:
             expected.ended.set()
@@ -119,6 +133,9 @@ class Receiver:
         if expected is None:
             self._put_aside(piece, sender)
             return
+        if sender is not None and expected.file.has(piece.index):  # Not worth a hash.
+            self._count_useless(sender, piece)
+            return
         try:
             is_new = expected.file.write(piece.index, piece.data)
         except CodecError as error:
@@ -130,15 +147,14 @@ class Receiver:
             return
         if sender is None and piece.hand_on:
             self._mesh.hand_on(piece)
-        elif sender is not None:
-            self._unexpected_bytes.pop(sender, None)
         if is_new:
             self._count(expected, piece, sender)
 
     async def wait(self, info_hash: bytes, *, silence_s: float, on_progress: OnProgress | None = None) -> Received:
-        """Returns when all of what was expected is there. The expectation ends with this call, whatever its outcome.
+        """Returns when all of what was expected is there, or nothing new has come for `silence_s`. The expectation ends
+        with this call, whatever its outcome.
 
-        Raises SwarmError when nothing new has come for `silence_s`, StorageError. Cancel-safe: what has come stays.
+        Raises StorageError. Cancel-safe: what has come stays.
         """
         expected, loop = self._expected[info_hash], asyncio.get_running_loop()
         expected.on_progress = on_progress
@@ -146,11 +162,7 @@ class Receiver:
             while not expected.ended.is_set():
                 silent_at = expected.last_at + silence_s
                 if silent_at <= loop.time():
-                    raise SwarmError(
-                        f"Neither the hub nor a node has sent anything of {expected.file.layout.name}.",
-                        got=f"silence for {silence_s:.1f} s",
-                        do="It is fetched in another way.",
-                    )
+                    break
                 try:
                     async with asyncio.timeout_at(silent_at):
                         await expected.ended.wait()
@@ -161,6 +173,7 @@ class Receiver:
         finally:
             self.forget(info_hash)
         return Received(
+            complete=expected.file.complete,
             pushed_bytes=expected.pushed_bytes,
             mesh_bytes=expected.mesh_bytes,
             seconds=loop.time() - expected.began_at,
@@ -171,7 +184,9 @@ class Receiver:
         expected = self._expected.pop(info_hash, None)
         if expected is None:
             return
-        self._forgotten.append(info_hash)
+        self._forgotten[info_hash] = expected.file.complete
+        if len(self._forgotten) > _FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
         self._farewells += _haves(info_hash, expected.unsaid, wanted=expected.file.complete)
         self._news.set()
         expected.file.close()
@@ -199,6 +214,7 @@ class Receiver:
             expected.pushed_bytes += len(piece.data)
         else:
             expected.mesh_bytes += len(piece.data)
+            self._sender(sender).useful_bytes += _weight(piece)
         expected.last_at = asyncio.get_running_loop().time()
         expected.unsaid.append(piece.index)
         self._news.set()
@@ -208,15 +224,11 @@ class Receiver:
             expected.ended.set()
 
     def _put_aside(self, piece: Piece, sender: str | None) -> None:
-        """Keeps a piece that nobody expects, for a while."""
+        """Keeps a piece that nobody expects, for a while. No node is to blame: the hub says what is sent where."""
         if piece.info_hash in self._forgotten:
+            if sender is not None and self._forgotten[piece.info_hash]:
+                self._count_useless(sender, piece)
             return
-        if sender is not None:
-            count = self._unexpected_bytes.get(sender, 0) + _weight(piece)
-            self._unexpected_bytes[sender] = count
-            if count > MOST_UNEXPECTED_BYTES:
-                self._blame(sender, f"{count} bytes of what nobody expects")
-                return
         self._early.append((piece, sender))
         self._early_bytes += _weight(piece)
         while self._early_bytes > MOST_EARLY_BYTES:
@@ -231,16 +243,27 @@ class Receiver:
                 self._early.append((piece, sender))
                 self._early_bytes += _weight(piece)
 
+    def _count_useless(self, sender: str, piece: Piece) -> None:
+        counts = self._sender(sender)
+        counts.useless_bytes += _weight(piece)
+        if counts.useless_bytes > max(MOST_USELESS_BYTES, counts.useful_bytes):
+            self._blame(sender, f"{counts.useless_bytes} bytes of what is here already")
+
+    def _sender(self, node_id: str) -> _Sender:
+        if node_id not in self._senders and len(self._senders) >= MOST_SENDERS:
+            del self._senders[next(iter(self._senders))]
+        return self._senders.setdefault(node_id, _Sender())
+
     def _blame(self, sender: str | None, why: str) -> None:
         if sender is None:
             log.warning("The hub has sent a wrong piece: %s", why)
         else:
-            self._unexpected_bytes.pop(sender, None)
+            self._senders.pop(sender, None)
             self._mesh.drop(sender, why)
 
 
 def _weight(piece: Piece) -> int:
-    return len(piece.data) + _EARLY_OVERHEAD_BYTES
+    return len(piece.data) + _OVERHEAD_BYTES
 
 
 def _haves(info_hash: bytes, pieces: list[int], *, wanted: bool) -> list[Have]:

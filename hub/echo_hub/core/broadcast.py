@@ -13,7 +13,8 @@ What a node was to get from an owner that left, is late or has lost its link, go
 behind holds up nobody: owners' work counts as done once all others have it.
 
 Nothing here believes a node more than concerns that node: one that claims pieces it lacks does without them, one that
-never hands on is benched for longer each time, and a link counts when both ends claim it.
+never hands on is benched for longer each time, in later broadcasts too, and then has to prove itself with one piece at
+a time, as does one that never confirmed any. A link counts when both ends claim it.
 
 Sets of nodes are bit masks: a member has a bit, and reuses a free one.
 """
@@ -87,9 +88,7 @@ class _Member:
     relays: dict[int, _Relay] = field(default_factory=dict)
     """Pieces that it hands on, oldest first."""
     heard_at: float = 0.0
-    benched_until: float = 0.0
-    num_late: int = 0
-    """Times in a row that it failed as an owner."""
+    """When it last had a piece that it lacked before, or was sent one with none on its way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +118,7 @@ class Broadcast:
         self._least_bytes = LEAST_PIECES * piece_bytes
         self._least_relay_bytes = max(2 * self._least_bytes, LEAST_RELAY_BYTES)
         self._members: dict[str, _Member] = {}
+        self._turned_away: set[str] = set()
         self._by_bit: dict[int, _Member] = {}
         self._owners = 0
         """Members that may own pieces."""
@@ -145,12 +145,12 @@ class Broadcast:
 
     def join(self, node_id: str, *, hand_on: bool, now: float, have: Collection[int] = ()) -> None:
         """A node wants the pieces; `hand_on`: it may be asked to hand pieces on. One that is in already stays."""
-        if node_id in self._members:
+        if node_id in self._members or node_id in self._turned_away:
             return
         bit = 1
         while bit in self._by_bit:
             bit <<= 1
-        wanted = sorted(set(range(self._num_pieces)) - set(have))
+        wanted = sorted(set(range(self._num_pieces)).difference(have))
         member = _Member(node_id, bit, self._paths[node_id], len(wanted), heard_at=now)
         self._members[node_id] = self._by_bit[bit] = member
         if hand_on:
@@ -162,10 +162,13 @@ class Broadcast:
         self._links_seen = -1
 
     def leave(self, node_id: str, now: float) -> None:
-        """The node is gone; what it was to hand on comes from elsewhere."""
-        member = self._members.pop(node_id, None)
-        if member is None:
-            return
+        """The node is gone; what it was to hand on comes from elsewhere. It may join again."""
+        self._turned_away.discard(node_id)
+        if node_id in self._members:
+            self._remove(self._members[node_id], now)
+
+    def _remove(self, member: _Member, now: float) -> None:
+        del self._members[member.node_id]
         for piece in list(member.flights):
             self._landed(member, piece, None)
         for relay in list(member.relays.values()):
@@ -182,22 +185,22 @@ class Broadcast:
         self._links_seen = -1
 
     def turn_away(self, node_id: str, now: float) -> None:
-        """The node wants no more from the hub. What it has whole, it may still be handing on."""
+        """The node wants no more from the hub, and joins no more. What it has whole, it may still be handing on."""
+        self._turned_away.add(node_id)
         member = self._members.get(node_id)
         if member is not None and member.num_missing:
-            self.leave(node_id, now)
+            self._remove(member, now)
 
     def end(self, now: float) -> None:
         """Nobody gets any more."""
-        for node_id in list(self._members):
-            self.leave(node_id, now)
+        for member in list(self._members.values()):
+            self._remove(member, now)
 
     def have(self, node_id: str, pieces: Iterable[int], now: float) -> None:
         """The node has these, from wherever."""
         member = self._members.get(node_id)
         if member is None:
             return
-        member.heard_at = now
         bit = member.bit
         for piece in pieces:
             if piece >= self._num_pieces or not self._missing[piece] & bit:
@@ -205,6 +208,7 @@ class Broadcast:
             self._missing[piece] &= ~bit
             self._covered[piece] &= ~bit
             member.num_missing -= 1
+            member.heard_at = now
             relays = list(self._relays.get(piece, ()))
             if piece in member.flights:
                 # Where it may have come from an owner, its time says nothing about the hub's uplink.
@@ -234,8 +238,9 @@ class Broadcast:
         """The oldest piece that wants an owner, to the owner that will have handed it on first."""
         for piece in self._wanting_owner():
             uncovered = self._missing[piece] & ~self._covered[piece]
-            owners = [m for m in self._eligible(uncovered, now) if m.path.relay.has_room(self._least_relay_bytes)]
-            ready = [m for m in owners if m.path.push.has_room(2 * self._least_bytes)]
+            owners = _to_be_trusted(self._eligible(uncovered, now))
+            owners = [m for m in owners if m.path.relay.has_room(self._least_relay_bytes)]
+            ready = [m for m in owners if m.path.push.has_room(self._least_bytes)]
             if ready:
                 owner = min(ready, key=self._relayed_in_s)
                 return self._hand_to(owner, piece, uncovered, now)
@@ -263,7 +268,7 @@ class Broadcast:
         reached = [
             (((m.reach | m.bit) & uncovered).bit_count(), m)
             for m in self._members.values()
-            if m.bit & uncovered & self._owners and m.benched_until <= now
+            if m.bit & uncovered & self._owners and m.path.benched_until <= now
         ]
         most = max((count for count, _ in reached), default=0)
         return [m for count, m in reached if count >= 2 and 2 * count >= most]
@@ -307,7 +312,7 @@ class Broadcast:
     def _direct(self, now: float) -> Send | None:
         """The next piece of the node with the least on its way."""
         ready = [
-            m for m in self._members.values() if self._next_direct(m) and m.path.push.has_room(2 * self._least_bytes)
+            m for m in self._members.values() if self._next_direct(m) and m.path.push.has_room(self._least_bytes)
         ]
         if not ready:
             return None
@@ -361,7 +366,7 @@ class Broadcast:
     def _helpable(self, relay: _Relay) -> _Member | None:
         """One that waits for it and could have it from the hub."""
         for member in self._each(relay.waiting):
-            if relay.piece not in member.flights and member.path.push.has_room(2 * self._least_bytes):
+            if relay.piece not in member.flights and member.path.push.has_room(self._least_bytes):
                 return member
         return None
 
@@ -401,7 +406,7 @@ class Broadcast:
         if not relay.counts or relay.waiting & ~self._lagging or self._missing[relay.piece] & relay.owner.bit:
             return
         relay.counts = False
-        relay.owner.num_late = 0
+        relay.owner.path.num_late = 0
         if relay.helped:
             relay.owner.path.relay.lost(self._piece_bytes)
         else:
@@ -439,14 +444,15 @@ class Broadcast:
         self._rest_changed = True  # Who may own a piece changes with time.
         for member in list(self._members.values()):
             if member.flights and now - member.heard_at > GIVE_UP_S:
-                self.leave(member.node_id, now)
+                self._bench(member, now)
+                self.turn_away(member.node_id, now)
                 continue
             for piece, sent_at in member.flights.items():
                 if now - sent_at > OVERDUE_S and piece not in member.overdue:
                     member.overdue.add(piece)
                     self._paths.uplink.lost(self._piece_bytes)
         relays = [relay for relays in self._relays.values() for relay in relays]
-        self._lagging = 0
+        self._lagging = sum(m.bit for m in self._members.values() if m.overdue and not m.path.proven)
         for relay in relays:
             few = max(1, relay.asked.bit_count() // FEW)
             if now - relay.since > STRAGGLER_S and relay.waiting.bit_count() <= few:
@@ -459,10 +465,15 @@ class Broadcast:
 
     def _too_late(self, relay: _Relay, now: float) -> None:
         owner = relay.owner
-        if 2 * relay.waiting.bit_count() > relay.asked.bit_count() and owner.benched_until <= now:
-            owner.num_late += 1
-            owner.benched_until = now + min(2.0**owner.num_late, LONGEST_BENCH_S)
+        if 2 * relay.waiting.bit_count() > relay.asked.bit_count() or self._missing[relay.piece] & owner.bit:
+            self._bench(owner, now)
         self._end(relay)
+
+    def _bench(self, owner: _Member, now: float) -> None:
+        path = owner.path
+        if path.benched_until <= now:
+            path.num_late += 1
+            path.benched_until = now + min(2.0**path.num_late, LONGEST_BENCH_S)
 
     def _look_at_links(self, now: float) -> None:
         """Also after members came or left."""
@@ -484,3 +495,10 @@ class Broadcast:
             bit = nodes & -nodes
             nodes ^= bit
             yield self._by_bit[bit]
+
+
+def _to_be_trusted(owners: list[_Member]) -> list[_Member]:
+    """Beside owners that have proven themselves, the others prove themselves with one piece at a time."""
+    if not any(owner.path.proven for owner in owners):
+        return owners
+    return [owner for owner in owners if owner.path.proven or not owner.path.relay.bytes_in_flight]

@@ -1,7 +1,7 @@
 """Which connected node holds which policy version, and how long each took from the announcement to having it.
 
 All that is known comes from what nodes report, and counts from the hub's clock: `now` is any clock that only goes
-forward, the same in every call. A node that disconnects is forgotten; it says again what it holds when it is back.
+forward, the same in every call. What a node holds is forgotten when it disconnects; it says so again when it is back.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from echo_shared.messages import Way
+from echo_shared.messages import Fetched, Way
 
 VERSIONS_REMEMBERED: Final = 16
 """Of those that a node holds, and of those that were announced."""
+
+ASSUMED_DELTA: Final = 0.35
+"""Size of a delta, as a share of the keyframe's, before one of each was published."""
+
+OLDER_PARENT: Final = 0.15
+"""A delta grows by this share with every version that its parent is older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +34,19 @@ class Release:
     payload_bytes: int
     """Of what travels in their place."""
     carrier: Literal["keyframe", "delta"]
-    way: Way
+    way: Way | None
+    """None when nobody was told of it, or only nodes that read it from this host's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A node has verified an artefact that is published here."""
+
+    node_id: str
+    fetched: Fetched
+    broadcast_s: float | None
+    """From the announcement to the node's report; None for who was not connected then, has reported it before, or has
+    fetched the base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +74,8 @@ class DistributionStatus:
 
     newest: Progress | None = None
     """Of the newest announced version."""
+    newest_complete: int | None = None
+    """The newest version that every node has that was told of it, or a newer one."""
     num_holding: int = 0
     """Connected nodes that hold the newest published version."""
     num_connected: int = 0
@@ -72,6 +92,8 @@ class _Spread:
     announced_at: float
     waiting: set[str]
     """Told of it and still connected, and they have neither it nor a newer one."""
+    away: set[str] = field(default_factory=set)
+    """Told of it, and disconnected before they had it; one that comes back is waited for again."""
     seconds: dict[str, float] = field(default_factory=dict)
     pieces: Counter[str] = field(default_factory=Counter)
     """Reported by those who wait."""
@@ -92,18 +114,26 @@ class Dissemination:
         self._wanted: dict[str, set[int]] = {}
         """By connected node: offered to it, and it has neither that version nor a newer one."""
         self._spreads: dict[int, _Spread] = {}
+        self._packed: dict[str, float] = {}
+        """By kind of carrier: the newest one's size, as a share of the adapter's."""
 
     def node_joined(self, node_id: str, offered: int) -> None:
         """A node is connected (again), and is offered this version."""
         self.node_left(node_id)
         self._held[node_id] = set()
         self._wanted[node_id] = {offered}
+        spread = self._spreads.get(offered)
+        if spread is not None and node_id in spread.away:
+            spread.away.remove(node_id)
+            spread.waiting.add(node_id)
 
     def node_left(self, node_id: str) -> None:
         self._held.pop(node_id, None)
         self._wanted.pop(node_id, None)
         for spread in self._spreads.values():
-            spread.waiting.discard(node_id)
+            if node_id in spread.waiting:
+                spread.waiting.remove(node_id)
+                spread.away.add(node_id)
 
     def announced(self, release: Release, *, num_pieces: int, now: float) -> None:
         """All connected nodes are told of this version now."""
@@ -116,6 +146,8 @@ class Dissemination:
         )
         for wanted in self._wanted.values():
             wanted.add(version)
+        if release.adapter_bytes:
+            self._packed[release.carrier] = release.payload_bytes / release.adapter_bytes
         for old in sorted(self._spreads)[:-VERSIONS_REMEMBERED]:
             del self._spreads[old]
 
@@ -147,22 +179,39 @@ class Dissemination:
         self._held.get(node_id, set()).discard(version)
 
     def delta_parent(self, version: int, published: Collection[int]) -> int | None:
-        """The version that a delta of `version` is best taken against: the newest one that every node holds.
+        """The version that a delta of `version` is best taken against: the fewest bytes for all connected nodes.
 
-        Nodes that hold none of the last few do not count: they are further behind than any delta reaches, and take a
-        keyframe. None = a keyframe for all. `published`: the versions that there are, any order.
+        Those that hold the parent take the delta, the others a keyframe. None = a keyframe for all. `published`: the
+        versions that there are, any order.
         """
-        candidates = set(sorted((v for v in published if 0 < v < version), reverse=True)[: self._parents_back])
-        near = [held & candidates for held in self._held.values() if held & candidates]
-        return max(set.intersection(*near), default=None) if near else None
+        sizes = [self._packed.get(carrier, 0.0) for carrier in ("delta", "keyframe")]
+        delta = sizes[0] / sizes[1] if all(sizes) else ASSUMED_DELTA
+        best, least = None, float(len(self._held))
+        candidates = sorted((v for v in published if 0 < v < version), reverse=True)[: self._parents_back]
+        for back, parent in enumerate(candidates):
+            holding = self.num_holding(parent)
+            keyframes = holding * delta * (1 + OLDER_PARENT * back) + len(self._held) - holding
+            if keyframes < least:
+                best, least = parent, keyframes
+        return best
 
-    def unwanted(self, published: Collection[int], *, needed: Collection[int]) -> frozenset[int]:
-        """The published versions that no connected node fetches any more. `needed` are never among them."""
-        return frozenset(published).difference(needed, *self._wanted.values())
+    def wanted(self) -> frozenset[int]:
+        """The versions that a connected node may still be fetching."""
+        return frozenset().union(*self._wanted.values())
+
+    def keep(self, published: Collection[int]) -> None:
+        """Of all versions, only these can be fetched any more."""
+        for wanted in self._wanted.values():
+            wanted.intersection_update(published)
 
     def num_holding(self, version: int) -> int:
         """How many connected nodes hold this version."""
         return sum(version in held for held in self._held.values())
+
+    def newest_complete(self) -> int | None:
+        """The newest announced version that nodes have, and that none is waited for with; None before the first."""
+        complete = (version for version, spread in self._spreads.items() if spread.seconds and not spread.waiting)
+        return max(complete, default=None)
 
     def progress(self, now: float) -> Progress | None:
         """Of the newest announced version; None before the first."""

@@ -39,9 +39,6 @@ SWARM_FACTOR: Final = 1.1
 """With these two the formula is within 5 % of tuned libtorrent, measured at 8 and 64 MB with 4 and 8 nodes, 100 Mbit/s
 from the hub and 20 to 40 from each node."""
 
-FULL_MESH_NODES: Final = 64
-"""Larger fleets are not linked with each other: connections, and what must be said of them, grow with the square."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:

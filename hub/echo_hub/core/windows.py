@@ -102,7 +102,7 @@ class Window:
 
 
 PUSH_SLACK_S: Final = 0.25
-"""Of queue at the hub's uplink."""
+"""Of queue at the hub's uplink, and of what `Have` waits behind at a node's: that one is busy with handing on."""
 
 PATH_SLACK_S: Final = 0.3
 """Of queue before one node: more, so that it is the shared uplink's window that paces."""
@@ -111,6 +111,7 @@ RELAY_SLACK_S: Final = 0.35
 """Of relay work that waits at a node."""
 
 FIRST_PUSH_BYTES: Final = 256 * 1024
+"""0.1 s of an uplink of 20 Mbit/s."""
 FIRST_PATH_BYTES: Final = 128 * 1024
 FIRST_RELAY_BYTES: Final = 128 * 1024
 
@@ -127,13 +128,22 @@ class Path:
     """Pieces that the node is to hand on, until its peers have them."""
     links: frozenset[str] = frozenset()
     """The nodes that it says it is linked with."""
+    num_late: int = 0
+    """Times in a row that it failed as an owner of pieces."""
+    benched_until: float = 0.0
+    """It owns none before."""
+
+    @property
+    def proven(self) -> bool:
+        """Whether it has ever said that something arrived, and has not failed as an owner since it last did well."""
+        return not self.num_late and self.push.delay < float("inf")
 
 
 class Paths:
     """What all broadcasts share: the hub's uplink, and a path to every node."""
 
     def __init__(self) -> None:
-        self.uplink = Window(first_bytes=FIRST_PUSH_BYTES, slack_s=PUSH_SLACK_S)
+        self.uplink = Window(first_bytes=FIRST_PUSH_BYTES, slack_s=PUSH_SLACK_S, bursts=True)
         self.links_changed = 0
         """Counts the changes of who is linked with whom."""
         self._paths: dict[str, Path] = {}

@@ -15,7 +15,7 @@ import logging
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -32,8 +32,8 @@ from echo_shared.artefacts import (
     describe_files,
     verify_files,
 )
-from echo_shared.errors import CodecError, ConfigError, StorageError, SwarmError
-from echo_shared.files import write_private
+from echo_shared.errors import CodecError, ConfigError, SwarmError
+from echo_shared.files import disk_errors, sync, write_private
 from echo_shared.messages import RunKey
 from echo_shared.sealing import seal
 from echo_shared.swarm import make_torrent, read_torrent
@@ -139,9 +139,7 @@ class ArtefactStore:
         name = artefact_name("policy", self._run_id, version)
         with self._making(name):
             directory = self._root / name
-            directory.mkdir(parents=True)
-            for file in _POLICY_FILES:  # Copied: the learner may write them again in place.
-                shutil.copyfile(adapter_dir / file, directory / file)
+            self._copy_adapter(adapter_dir, directory)
             draft = Manifest(
                 kind="policy",
                 run_id=self._run_id,
@@ -159,17 +157,22 @@ class ArtefactStore:
                 drafts.append(draft.model_copy(update=change))
             return self._seal_smallest(drafts, key)
 
-    def make_keyframe(self, manifest: Manifest, key: RunKey) -> Carrier:
-        """Seals the version of this manifest as a keyframe. Raises StorageError; SwarmError where it is damaged."""
-        verify_files(manifest, self.files_of(manifest))
+    def make_keyframe(self, manifest: Manifest, adapter_dir: Path, key: RunKey) -> Carrier:
+        """Seals the version of this manifest as a keyframe. Files that were damaged are taken from `adapter_dir` again.
+
+        Raises StorageError; SwarmError where these are not what was published either.
+        """
         change = {"carrier": "keyframe", "delta_parent": None, "key_id": key.key_id}
-        with self._storage_errors(manifest.name):
+        with self._disk_errors(manifest.name):
+            if not self._is_intact(manifest):
+                self._copy_adapter(adapter_dir, self.files_of(manifest))
+                verify_files(manifest, self.files_of(manifest))
             return self._seal_smallest([manifest.model_copy(update=change)], key)
 
     def say_source(self, carrier: Carrier, source: str | None) -> Carrier:
         """The same carrier with another `source` in its manifest."""
         manifest = carrier.manifest.model_copy(update={"source": source})
-        with self._storage_errors(manifest.name):
+        with self._disk_errors(manifest.name):
             write_private(_beside(carrier.directory, _MANIFEST_SUFFIX), manifest.encode())
         return replace(carrier, manifest=manifest)
 
@@ -210,13 +213,21 @@ class ArtefactStore:
             for file in manifest.files
         )
 
-    def _is_intact(self, parent: Manifest) -> bool:
+    def _is_intact(self, manifest: Manifest) -> bool:
         try:
-            verify_files(parent, self.files_of(parent))
-        except SwarmError as error:
-            log.warning("No delta is made against policy version %d: %s", parent.policy_version, error)
+            verify_files(manifest, self.files_of(manifest))
+        except (SwarmError, OSError) as error:
+            log.warning("Policy version %d has been damaged on this disk: %s", manifest.policy_version, error)
             return False
         return True
+
+    @staticmethod
+    def _copy_adapter(adapter_dir: Path, directory: Path) -> None:
+        """Copied, not linked: the learner may write its files again in place."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for file in _POLICY_FILES:
+            shutil.copyfile(adapter_dir / file, directory / file)
+            sync(directory / file)
 
     def _seal_smallest(self, drafts: list[Manifest], key: RunKey) -> Carrier:
         """Encodes a version in each of these ways, at once, and seals the smallest."""
@@ -255,28 +266,21 @@ class ArtefactStore:
     @contextmanager
     def _making(self, name: str) -> Iterator[None]:
         """Clears away what is left of an earlier try, and of this one when it fails."""
-        with self._storage_errors(name):
-            self._clear(name)
+        with self._disk_errors(name):
+            for path in self._all_of(name):
+                _delete(path)
             try:
                 yield
             except BaseException:
-                self._clear(name)
+                for path in self._all_of(name):
+                    _remove(path)
                 raise
 
-    def _clear(self, name: str) -> None:
-        for path in (self._root / name, *self._root.glob(f"{name}.*")):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    def _all_of(self, name: str) -> list[Path]:
+        return [self._root / name, *self._root.glob(f"{name}.*")]
 
-    @contextmanager
-    def _storage_errors(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StorageError(
-                f"{name} cannot be published.",
-                got=str(error),
-                do=f"Check the disk of {self._root}: it must have room and be writable.",
-            ) from error
+    def _disk_errors(self, name: str) -> AbstractContextManager[None]:
+        return disk_errors(f"{name} cannot be published.", self._root)
 
 
 def _cost(draft: Manifest, payload: Path) -> float:
@@ -290,9 +294,13 @@ def _beside(directory: Path, suffix: str) -> Path:
 def _remove(path: Path) -> None:
     """Leaves it there when the system does not let go of it: Windows, while a file is being served."""
     try:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        _delete(path)
     except OSError as error:
         log.warning("%s cannot be removed now; the hub tries again when it starts: %s", path, error)
+
+
+def _delete(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _base_files(model_dir: Path) -> dict[str, Path]:

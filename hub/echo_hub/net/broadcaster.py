@@ -17,8 +17,8 @@ from typing import Final, Protocol
 
 from echo_hub.core.broadcast import CHECK_S, Broadcast
 from echo_hub.core.windows import Paths
+from echo_hub.net.artefact_store import Carrier
 from echo_shared.messages import FromHub, Have, Links, Piece
-from echo_shared.swarm import read_torrent
 from echo_shared.swarm.torrent import Layout
 
 log = logging.getLogger(__name__)
@@ -27,15 +27,8 @@ PIECES_KEPT: Final = 64
 """Read from disk once for the nodes that get them directly one after the other; at most 16 MiB."""
 
 
-class Carrier(Protocol):
-    """What is pushed: a torrent, and the directory that holds its files."""
-
-    @property
-    def directory(self) -> Path: ...
-    @property
-    def torrent(self) -> bytes: ...
-    @property
-    def info_hash(self) -> bytes: ...
+PUSHED_VERSIONS: Final = 2
+"""That are on their way at a time: the newest, and one that may be closer to its end."""
 
 
 class Sender(Protocol):
@@ -50,6 +43,8 @@ class _Push:
     """One artefact on its way."""
 
     plan: Broadcast
+    version: int
+    hand_on: bool
     layout: Layout
     piece: Callable[[int], bytes]
     """Its data."""
@@ -73,24 +68,40 @@ class Broadcaster:
     def start(self, carrier: Carrier, node_ids: Iterable[str], *, hand_on: bool) -> None:
         """Pushes `carrier` to these nodes, too, if it is being pushed; what was started last goes first.
 
-        `hand_on`: they hand pieces on to one another.
+        `hand_on`: they hand pieces on to one another. Pushes of versions older than the newest PUSHED_VERSIONS end.
         """
         push = self._pushes.get(carrier.info_hash)
         if push is None:
-            layout = read_torrent(carrier.torrent)
+            layout = carrier.layout
             plan = Broadcast(paths=self._paths, num_pieces=len(layout.piece_hashes), piece_bytes=layout.piece_bytes)
             piece = lru_cache(PIECES_KEPT)(partial(_read, layout, carrier.directory))
-            push = self._pushes[carrier.info_hash] = _Push(plan, layout, piece)
+            version = carrier.manifest.policy_version or 0
+            self._end_before(version)
+            push = self._pushes[carrier.info_hash] = _Push(plan, version, hand_on, layout, piece)
         for node_id in node_ids:
             push.plan.join(node_id, hand_on=hand_on, now=time.monotonic())
         self._news.set()
 
+    def end(self, info_hash: bytes) -> None:
+        """Nobody wants this artefact any more."""
+        if (push := self._pushes.get(info_hash)) is not None:
+            push.plan.end(time.monotonic())
+        self._news.set()
+
+    def _end_before(self, version: int) -> None:
+        older = sorted({push.version for push in self._pushes.values() if push.version < version}, reverse=True)
+        for info_hash, push in self._pushes.items():
+            if push.version in older[PUSHED_VERSIONS - 1 :]:
+                self.end(info_hash)
+
     def said(self, node_id: str, message: Have | Links) -> None:
-        """What a node has, and whom it is linked with."""
+        """What a node has, and whom it is linked with. One that was gone for a while joins what it still wants."""
         if isinstance(message, Links):
             self._paths.set_links(node_id, message.node_ids)
         elif (push := self._pushes.get(message.info_hash)) is not None:
             now = time.monotonic()
+            if message.wanted and message.pieces:
+                push.plan.join(node_id, hand_on=push.hand_on, now=now, have=message.pieces)
             push.plan.have(node_id, message.pieces, now)
             if not message.wanted:
                 push.plan.turn_away(node_id, now)

@@ -17,14 +17,15 @@ from typing import Final, Protocol
 
 from echo_hub.config import DisseminationConfig
 from echo_hub.core.dissemination import Dissemination, DistributionStatus, Release
-from echo_hub.core.ways import ASSUMED_UPLINK_BYTES_S, FULL_MESH_NODES, PUSHED, Circumstances, choose_way
+from echo_hub.core.ways import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import reaches
-from echo_shared.errors import RefusedError, SwarmError
+from echo_shared.errors import RefusedError, StorageError, SwarmError
 from echo_shared.messages import (
+    MAX_MESH,
     MAX_PIECE_BYTES,
     ArtefactOffer,
     Fetched,
@@ -101,7 +102,9 @@ class Distributor:
         self._spread = Dissemination(parents_back=settings.delta_reach)
         self._nodes: dict[str, NodeInfo] = {}
         self._linkable: dict[str, NodeInfo] = {}
-        """Of them: those that take pieces from others."""
+        """Of them: those that do not read versions from this host's memory."""
+        self._with_base: set[str] = set()
+        """Those that have said that the base is theirs: the others do not take pieces yet."""
         self._links: dict[str, frozenset[str]] = {}
         self._told_mesh: dict[str, tuple[MeshPeer, ...]] = {}
         self._told_unwanted: dict[str, frozenset[int]] = {}
@@ -150,10 +153,12 @@ class Distributor:
         """Tells every connected node of this version, and begins to send it by the way that is soonest."""
         carrier = self._publisher.carrier(version)
         offers = {node.node_id: self.offer(version, node) for node in self._nodes.values()}
-        pushed = [node_id for node_id, offer in offers.items() if offer.shared_memory is None]
+        for node_id in [node_id for node_id, offer in offers.items() if offer.shared_memory is not None]:
+            self._linkable.pop(node_id, None)
+        pushed = [node_id for node_id in self._linkable if node_id in self._with_base]
         way = self._way(carrier, pushed)
         for node_id, offer in offers.items():
-            if offer.shared_memory is None:
+            if node_id in pushed:
                 offer = offer.model_copy(update={"way": way})
             self._connections.send(node_id, PolicyPublished(policy_version=version, offer=offer))
         if way in PUSHED:
@@ -207,8 +212,7 @@ class Distributor:
     def node_joined(self, node: NodeInfo) -> None:
         """The session opens next, with nothing awaited in between: the caller offers it the newest version."""
         self._nodes[node.node_id] = node
-        if node.mesh_port:
-            self._linkable[node.node_id] = node
+        self._linkable[node.node_id] = node
         self._told_mesh[node.node_id] = self.mesh_for(node)
         self._told_unwanted[node.node_id] = frozenset()
         self._spread.node_joined(node.node_id, self._newest)
@@ -217,6 +221,7 @@ class Distributor:
     def node_left(self, node_id: str) -> None:
         for known in (self._nodes, self._linkable, self._links, self._told_mesh, self._told_unwanted):
             known.pop(node_id, None)
+        self._with_base.discard(node_id)
         self._keyframes_sent = {k: at for k, at in self._keyframes_sent.items() if k[0] != node_id}
         self._spread.node_left(node_id)
         self._broadcaster.node_left(node_id)
@@ -242,6 +247,8 @@ class Distributor:
         if not self._publisher.knows(message.info_hash, version):
             log.debug("node %s says that it fetched what is not published", node_id)
             return
+        if version is None:
+            self._with_base.add(node_id)
         seconds = None if version is None else self._spread.fetched(node_id, version, time.monotonic())
         if seconds is not None and version == self._newest:
             self._handed_on += message.mesh_bytes
@@ -272,13 +279,15 @@ class Distributor:
     # --- who may link with whom, and who may be here
 
     def mesh_for(self, node: NodeInfo) -> tuple[MeshPeer, ...]:
-        """The nodes that this one may connect to; none in a fleet too large to be linked."""
-        if len(self._linkable) > FULL_MESH_NODES:
+        """The nodes to link with, whichever of the two connects; none in a fleet too large to be linked."""
+        if node.node_id not in self._linkable or len(self._linkable) > MAX_MESH:
             return ()
         return tuple(
-            MeshPeer(node_id=other.node_id, host=other.host, port=other.mesh_port)
+            MeshPeer(
+                node_id=other.node_id, host=other.host, port=other.mesh_port if reaches(node.host, other.host) else 0
+            )
             for other in self._linkable.values()
-            if other.node_id != node.node_id and reaches(node.host, other.host)
+            if other.node_id != node.node_id
         )
 
     def admit(self, node_id: str) -> None:
@@ -296,10 +305,10 @@ class Distributor:
         Cheap; call it after `open` and before anything is published, and whenever it may have changed.
         """
         self._barred = frozenset(node_ids)
-        if not self._publisher.bar(self._barred):
-            return
         for node_id in self._nodes.keys() & self._barred:
             self._connections.dismiss(node_id, RefusalCode.BANNED, _BANNED)
+        if not self._publisher.bar(self._barred):
+            return
         news = KeysRotated(run_keys=self.run_keys())
         for node_id in self._nodes.keys() - self._barred:
             self._connections.send(node_id, news)
@@ -346,8 +355,8 @@ class Distributor:
                 self._broadcaster.said(node_id, Have(info_hash=carrier.info_hash, pieces=(), wanted=False))
             try:
                 await self._publisher.publish_keyframe(version)
-            except SwarmError as error:
-                log.info("the keyframe that node %s asked for is not needed any more: %s", node_id, error.got)
+            except (SwarmError, StorageError) as error:
+                log.warning("Policy version %d has no keyframe for node %s: %s", version, node_id, error)
                 continue
             self._send_keyframe(version, node)
 

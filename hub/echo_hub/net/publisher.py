@@ -1,7 +1,8 @@
 """Publishing: turns the base model and every policy version into signed, sealed artefacts, and seeds them.
 
 A policy version is published once as what is smallest, a delta or a keyframe; its keyframe is made as well when a node
-asks for it. What is published keeps its info-hash and its signature over any number of restarts.
+asks for it. What is published keeps its info-hash and its signature over any number of restarts, while it is among the
+newest KEPT_VERSIONS: an older one that is lent is removed when the hub starts, and sealed anew when it is lent again.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Publisher:
         """Seeds again what was published before, and clears away what was only half published."""
         self._keys = await asyncio.to_thread(RunKeys.open, self._directory.run_keys)
         for carrier in await asyncio.to_thread(self._store.read_all, self._keys.ids):
-            await self._seed(carrier)
+            await self._swarm.seed(carrier.torrent, carrier.directory)
+            self._register(carrier)
         await self._retire()
 
     async def publish_base(self, model_dir: Path, *, source: str | None = None) -> None:
@@ -72,7 +74,7 @@ class Publisher:
         """
         async with self._publishing:
             if 0 not in self._published:
-                await self._seed(await self._made(lambda key: self._store.make_base(model_dir, key, source=source)))
+                await self._publish(lambda key: self._store.make_base(model_dir, key, source=source))
             elif (base := self.carrier(0)).manifest.source != source:
                 base = await asyncio.to_thread(self._store.say_source, base, source)
                 self._published[0] = [self._signed(base)]
@@ -89,22 +91,23 @@ class Publisher:
         async with self._publishing:
             if version not in self._published:
                 parent = self.carrier(delta_parent).manifest if delta_parent in self.published() else None
-                carrier = await self._made(
+                carrier = await self._publish(
                     lambda key: self._store.make_policy(version, adapter_dir, key, parent=parent)
                 )
-                await self._seed(carrier)
                 await self._memory.hold(carrier.manifest, self._store.files_of(carrier.manifest))
                 await self._retire()
 
     async def publish_keyframe(self, version: int) -> None:
         """Makes and seeds the keyframe of a version that is published as a delta; at once when there is one.
 
-        Raises SwarmError for a version that is not published, StorageError when it cannot be written.
+        Raises SwarmError for a version that is not published, or whose files are damaged here and in RUN/adapters;
+        StorageError when it cannot be written.
         """
         async with self._publishing:
             manifest = self.carrier(version).manifest
             if all(published.carrier.manifest.carrier == "delta" for published in self._published[version]):
-                await self._seed(await self._made(lambda key: self._store.make_keyframe(manifest, key)))
+                adapter_dir = self._directory.adapter(version)
+                await self._publish(lambda key: self._store.make_keyframe(manifest, adapter_dir, key))
 
     def keep(self, version: int) -> None:
         """This version, in place of the one named before, stays published however old it gets."""
@@ -160,8 +163,7 @@ class Publisher:
 
     def run_keys(self) -> tuple[RunKey, ...]:
         """Those that anything published is sealed with, and the newest, in order."""
-        used = {p.carrier.manifest.key_id for of_version in self._published.values() for p in of_version}
-        return self._keys.named(used | {self._keys.current.key_id})
+        return self._keys.named(self._keys_in_use() | {self._keys.current.key_id})
 
     def bar(self, node_ids: Collection[str]) -> bool:
         """These nodes, and no others, get nothing from here any more. True when the run has a new key by that, which
@@ -169,13 +171,20 @@ class Publisher:
         self._tracker.bar(node_ids)
         return self._keys.bar(node_ids)
 
-    async def _made(self, make: Callable[[RunKey], Carrier]) -> Carrier:
-        """What `make` makes off the loop with the newest key, as it is when that is done."""
+    async def _publish(self, make: Callable[[RunKey], Carrier]) -> Carrier:
+        """What `make` makes off the loop and is then seeded, with the key that is the newest in the end."""
         while True:
             key = self._keys.current
             carrier = await asyncio.to_thread(make, key)
             if key == self._keys.current:
-                return carrier
+                await self._swarm.seed(carrier.torrent, carrier.directory)
+                if key == self._keys.current:
+                    self._register(carrier)
+                    return carrier
+                await self._swarm.remove(carrier.info_hash)
+
+    def _keys_in_use(self) -> set[int]:
+        return {one.carrier.manifest.key_id for of_version in self._published.values() for one in of_version}
 
     def _find(self, version: int, *, keyframe: bool) -> _Published:
         for published in self._published.get(version, ()):
@@ -186,8 +195,8 @@ class Publisher:
             got=f"published: {', '.join(map(str, sorted(self._published)))}",
         )
 
-    async def _seed(self, carrier: Carrier) -> None:
-        await self._swarm.seed(carrier.torrent, carrier.directory)
+    def _register(self, carrier: Carrier) -> None:
+        """From now on it is published."""
         self._tracker.register_self(carrier.info_hash, self._swarm.port)
         self._published.setdefault(carrier.manifest.policy_version, []).append(self._signed(carrier))
 
@@ -196,7 +205,7 @@ class Publisher:
         return _Published(carrier=carrier, offer=offer)
 
     async def _retire(self) -> None:
-        """Ends all but the newest versions, and the one to keep: no node needs them any more."""
+        """Ends all but the newest versions, and the one to keep: no node needs the others, or their keys, any more."""
         policies = [version for version in self.published() if version != self._kept]
         for version in policies[:-KEPT_VERSIONS]:
             carriers = [published.carrier for published in self._published.pop(version)]
@@ -204,3 +213,4 @@ class Publisher:
                 self._tracker.forget(carrier.info_hash)
                 await self._swarm.remove(carrier.info_hash)
             await asyncio.to_thread(self._store.delete, carriers)
+        self._keys.keep(self._keys_in_use())

@@ -26,6 +26,7 @@ MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_MS: Final = 5_000
 """How long a commit waits for another process (a backup, an export) that holds the file."""
 
+_CANNOT_OPEN: Final = "The hub's database cannot be opened."
 _ADVICE: Final = {
     "locked": "Close the program that holds the file open for writing.",
     "full": "Make room on the disk; what was acked is safe, and nodes keep the rest.",
@@ -89,9 +90,8 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def migrate(engine: Engine) -> None:
     """Brings the schema up to date, in one transaction. Raises StorageError when it is newer than this software."""
-    config = Config(attributes={})
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    with storage_errors("The hub's database cannot be opened."), engine.begin() as connection:
+    config, writing = _config(), engine.execution_options(writes=True)
+    with storage_errors(_CANNOT_OPEN), writing.begin() as connection:
         current = MigrationContext.configure(connection).get_current_revision()
         known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
         if current is not None and current not in known:
@@ -102,3 +102,22 @@ def migrate(engine: Engine) -> None:
             )
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def check_migrated(engine: Engine) -> None:
+    """Raises StorageError unless the schema is this software's; changes nothing, for a hub may be serving."""
+    expected = ScriptDirectory.from_config(_config()).get_current_head()
+    with storage_errors(_CANNOT_OPEN), engine.connect() as connection:
+        current = MigrationContext.configure(connection).get_current_revision()
+    if current != expected:
+        raise StorageError(
+            "The hub's database is not of this version of the software.",
+            got="an empty database" if current is None else f"schema {current}; this software has {expected}",
+            do="Serve the run with this version first: echo-hub serve RUN",
+        )
+
+
+def _config() -> Config:
+    config = Config(attributes={})
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config

@@ -151,6 +151,7 @@ fetches = Table(
     Column("fetched_at", Double, nullable=False),
     Column("pushed_bytes", BigInteger, nullable=False, server_default="0"),
     Column("mesh_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("model_hub_bytes", BigInteger, nullable=False, server_default="0"),
     Column("broadcast_s", Double),
 )
 

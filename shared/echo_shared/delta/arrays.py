@@ -50,16 +50,16 @@ def encode_array(new: Patterns, old: Patterns, dtype: str, writer: FrameWriter) 
     signed = _SIGNED[new.dtype]
     steps = _ordered(new.view(signed)) - _ordered(old.view(signed))
     zigzag = ((steps << 1) ^ (steps >> (8 * signed.itemsize - 1))).view(new.dtype)
-    for group in _groups(old, dtype):
-        _encode_group(zigzag.take(group), writer)
+    for group, _ in _groups(old, dtype):
+        _encode_group(zigzag[group], writer)
 
 
 def decode_array(old: Patterns, dtype: str, reader: FrameReader) -> Patterns:
     """What `encode_array` was given as `new`, if it was given the same `old`."""
     signed = _SIGNED[old.dtype]
     zigzag = np.empty_like(old)
-    for group in _groups(old, dtype):
-        zigzag[group] = _decode_group(group.size, old.dtype, reader)
+    for group, size in _groups(old, dtype):
+        zigzag[group] = _decode_group(size, old.dtype, reader)
     steps = (zigzag >> 1).view(signed) ^ -(zigzag & 1).view(signed)
     new: Patterns = _ordered(_ordered(old.view(signed)) + steps).view(old.dtype)
     return new
@@ -72,14 +72,17 @@ def _ordered(patterns: Patterns) -> Patterns:
     return ordered
 
 
-def _groups(old: Patterns, dtype: str) -> Iterator[NDArray[np.intp]]:
-    """Where the elements of each group are: those of one exponent, or of several that are rare."""
+def _groups(old: Patterns, dtype: str) -> Iterator[tuple[NDArray[np.intp] | slice, int]]:
+    """Where the elements of each group are, and how many: those of one exponent, or of several that are rare."""
+    if not old.any():
+        yield slice(None), old.size  # As without a parent, where there is nothing to sort.
+        return
     exponents = ((old << 1) >> (_MANTISSA_BITS[dtype] + 1)).astype(np.uint8)
     order = np.argsort(exponents, kind="stable")  # A radix sort, for keys of eight bits.
     begin = 0
     for end in np.searchsorted(exponents.take(order), np.arange(256), side="right").tolist():
         if end - begin >= MIN_GROUP or begin < end == old.size:
-            yield order[begin:end]
+            yield order[begin:end], end - begin
             begin = end
 
 

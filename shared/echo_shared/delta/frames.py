@@ -13,6 +13,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from echo_shared.errors import CodecError
+from echo_shared.files import Readable
 
 LEVEL: Final = 1
 """zstd's. Levels 3 and 9 are slower and gain nothing on what `arrays` makes."""
@@ -50,7 +51,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: Readable) -> None:
         self._stream = stream
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
 

@@ -11,8 +11,7 @@ from the index, from the headers and from the parent.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Final
@@ -23,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_shared.delta.arrays import PATTERNS, Patterns, decode_array, encode_array
 from echo_shared.delta.frames import MAX_CONTENT_BYTES, FrameReader, FrameWriter, damaged
-from echo_shared.errors import CodecError, StorageError
+from echo_shared.errors import CodecError
+from echo_shared.files import Readable, disk_errors
 from echo_shared.tensors import Layout, read_layout
 
 MAGIC: Final = b"EchoDlt1"
@@ -31,6 +31,7 @@ MAX_FILES: Final = 256
 MAX_INDEX_BYTES: Final = 256 * MAX_FILES
 MAX_HEADER_BYTES: Final = 8 << 20
 """A safetensors file with a larger header is coded like any other file."""
+_CANNOT: Final = "A policy version cannot be read or written."
 
 
 class _Entry(BaseModel):
@@ -66,7 +67,7 @@ def encode(directory: Path, payload: Path, *, parent: Path | None = None) -> Non
     not there; StorageError.
     """
     temporary = payload.with_name(f"{payload.name}.{os.getpid()}.tmp")
-    with _storage_errors(payload):
+    with disk_errors(_CANNOT, payload.parent):
         parent = None if parent is None else _existing(parent)
         files = {path.name: _stored_file(path) for path in sorted(directory.iterdir())}
         index = _index_of(files, delta=parent is not None)
@@ -82,36 +83,25 @@ def encode(directory: Path, payload: Path, *, parent: Path | None = None) -> Non
             temporary.unlink(missing_ok=True)
 
 
-def decode(payload: Path, directory: Path, *, parent: Path | None = None, max_bytes: int) -> None:
-    """Writes the files of `payload` into `directory`, which is made if it is not there.
+def decode(payload: Readable, directory: Path, *, files: Mapping[str, int], parent: Path | None = None) -> None:
+    """Writes the files of `payload` into `directory`, which is made if it is not there. Reads it in order, to its end.
 
-    A delta needs the `parent` it was made against; a keyframe looks at none. What fails may leave unfinished files.
-    Raises CodecError for a payload that is damaged, does not fit `parent` or holds more than `max_bytes`; StorageError.
+    `files`: the name and size in bytes of every file that it must hold. A delta needs the `parent` it was made against;
+    a keyframe looks at none. What fails may leave unfinished files. Raises CodecError for a payload that is damaged,
+    does not fit `parent` or holds other files; StorageError.
     """
-    with _storage_errors(directory), payload.open("rb") as stream:
-        reader = FrameReader(stream)
-        index = _read_index(stream, reader)
-        total = sum(entry.size_bytes for entry in index.files)
-        if total > max_bytes:
-            raise damaged(f"{total} bytes of files, {max_bytes} are the most")
+    with disk_errors(_CANNOT, directory):
+        reader = FrameReader(payload)
+        index = _read_index(payload, reader)
+        found = {entry.name: entry.size_bytes for entry in index.files}
+        if found != dict(files):
+            raise damaged(f"other files than were announced: {', '.join(sorted(found)) or 'none'}")
         parent = _existing(parent) if index.delta else None
         directory.mkdir(parents=True, exist_ok=True)
         for entry in index.files:
             with (directory / entry.name).open("wb") as output:
                 _decode_file(entry, _parents_file(parent, entry.name), reader, output)
         reader.expect_end()
-
-
-@contextmanager
-def _storage_errors(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            "A policy version cannot be read or written.",
-            got=f"{error.filename or place}: {error.strerror}",
-            do="Free some disk space, or mend what the system says.",
-        ) from error
 
 
 def _existing(parent: Path | None) -> Path:
@@ -131,7 +121,7 @@ def _index_of(files: dict[str, _Stored], *, delta: bool) -> _Index:
         raise CodecError("These files cannot be sent as a policy version.", got=_first(error)) from error
 
 
-def _read_index(stream: IO[bytes], reader: FrameReader) -> _Index:
+def _read_index(stream: Readable, reader: FrameReader) -> _Index:
     if stream.read(len(MAGIC)) != MAGIC:
         raise damaged("other first bytes")
     try:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from echo_shared.errors import StorageError, SwarmError
+from echo_shared.files import disk_error, disk_errors
 
 log = logging.getLogger(__name__)
 
-_DISK_FULL: Final = {39, 112, errno.ENOSPC} if sys.platform == "win32" else {errno.ENOSPC, errno.EDQUOT}
+_CANNOT: Final = "A fetched file cannot be written or read."
 PeerAddress = tuple[str, int]
 """(host name or IP address, TCP port)."""
 OnProgress = Callable[[int, int], None]
@@ -110,7 +110,7 @@ class Swarm(ABC):
         """Tells a running transfer of more peers; does nothing when there is no such transfer."""
 
     @abstractmethod
-    async def remove(self, info_hash: bytes, *, delete_files: bool = False) -> None:
+    async def remove(self, info_hash: bytes) -> None:
         """Stops serving or fetching this torrent; returns when its files are closed. Harmless when there is none."""
 
     @abstractmethod
@@ -122,11 +122,14 @@ class Swarm(ABC):
         """Leaves the swarm. Fetches that are under way fail."""
 
 
+def on_disk(path: Path) -> AbstractContextManager[None]:
+    """What the disk refuses of a fetched file as StorageError."""
+    return disk_errors(_CANNOT, path)
+
+
 def storage_error(error: str, *, code: int | None, path: Path) -> StorageError:
-    """The disk's refusal as this project's error; `code` is the system's, or C's."""
-    if code in _DISK_FULL:
-        return StorageError("The disk is full.", got=error, do=f"Free some space on the disk of {path}.")
-    return StorageError("A fetched file cannot be written or read.", got=error, do=f"Check that {path} is writable.")
+    """As `on_disk`, of what libtorrent says."""
+    return disk_error(_CANNOT, path, got=error, code=code)
 
 
 def stalled(name: str, *, after_s: float, last_problem: str) -> SwarmError:

@@ -238,11 +238,11 @@ class BitTorrentSwarm(Swarm):
             for address in addresses:
                 transfer.handle.connect_peer(address)
 
-    async def remove(self, info_hash: bytes, *, delete_files: bool = False) -> None:
+    async def remove(self, info_hash: bytes) -> None:
         if (transfer := self._transfers.get(info_hash)) is not None:
-            await self._remove(transfer, delete_files=delete_files)
+            await self._remove(transfer)
 
-    async def _remove(self, transfer: Transfer, *, delete_files: bool = False) -> None:
+    async def _remove(self, transfer: Transfer) -> None:
         info_hash = transfer.layout.info_hash
         if self._session is None or self._transfers.get(info_hash) is not transfer:
             return
@@ -250,11 +250,8 @@ class BitTorrentSwarm(Swarm):
         try:
             if not transfer.removing:
                 transfer.removing = True
-                if not delete_files:
-                    transfer.deleted.set()
-                self._session.remove_torrent(transfer.handle, int(lt.options_t.delete_files) if delete_files else 0)
+                self._session.remove_torrent(transfer.handle)
             await transfer.removed.wait()
-            await transfer.deleted.wait()
         finally:
             self._transfers.pop(info_hash, None)
 

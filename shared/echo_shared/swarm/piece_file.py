@@ -1,26 +1,32 @@
 """A torrent's directory being filled piece by piece: only what matches its hash reaches the disk.
 
 The files have their full size from the start, with holes where pieces are missing. libtorrent, or another process,
-goes on from them. Writes go to the system's page cache: a piece of 64 KiB takes some microseconds.
+goes on from them. Writes go to the system's page cache: a piece of 64 KiB takes some microseconds. Where files have no
+holes (NTFS, exFAT) the first write near a file's end makes the system write zeros up to there, seconds for a large
+file; `open`, which is for a thread, writes every file's last byte, so no later write has to wait for that.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
 from pathlib import Path
 from typing import Final
 
-from echo_shared.errors import CodecError
-from echo_shared.swarm.base import storage_error
+from echo_shared.errors import CodecError, SwarmError
+from echo_shared.swarm.base import on_disk
 from echo_shared.swarm.torrent import FileSlice, Layout, piece_hash
 
+GIVEN_UP: Final = "given_up"
+"""The code of the SwarmError that tells those who wait for an artefact that it does not come."""
 _READ_BYTES: Final = 2**20
 
 
 class PieceFile:
-    """Holds one of the files open between writes. Used by one thread at a time; call `close` in the end."""
+    """Holds one of the files open between writes. Used by one thread at a time; call `close` in the end.
+
+    Other threads may read what has come, by an `ArrivingFile`.
+    """
 
     def __init__(self, layout: Layout, parent: Path) -> None:
         self.layout = layout
@@ -28,6 +34,10 @@ class PieceFile:
         self.missing = set(range(len(layout.piece_hashes)))
         self.done_bytes = 0
         self._open: tuple[str, io.FileIO] | None = None
+        self._next = 0
+        """The first piece that is missing."""
+        self._arrival = threading.Condition()
+        self._given_up = False
 
     @property
     def complete(self) -> bool:
@@ -35,7 +45,7 @@ class PieceFile:
 
     def open(self) -> None:
         """Gives every file its full size, and takes over what is there and matches its hash. Blocks; StorageError."""
-        with self._on_disk():
+        with on_disk(self.directory):
             found = [self._make_room(path, size) for path, size in self.layout.files]
         if any(found):
             try:
@@ -44,6 +54,10 @@ class PieceFile:
                         self._count(piece)
             finally:
                 self.close()
+
+    def has(self, piece: int) -> bool:
+        """Whether it is there already."""
+        return 0 <= piece < len(self.layout.piece_hashes) and piece not in self.missing
 
     def write(self, piece: int, data: bytes) -> bool:
         """Puts a piece where it belongs; False when it was there already.
@@ -57,7 +71,7 @@ class PieceFile:
         if piece not in self.missing:
             return False
         rest = memoryview(data)
-        with self._on_disk():
+        with on_disk(self.directory):
             for part in self.layout.slices(piece, piece + 1):
                 self._write(part, rest[: part.length])
                 rest = rest[part.length :]
@@ -68,12 +82,33 @@ class PieceFile:
         """Closes what is open; a later `write` opens it again. Raises StorageError."""
         if self._open is not None:
             file, self._open = self._open[1], None
-            with self._on_disk():
+            with on_disk(self.directory):
                 file.close()
+
+    def give_up(self) -> None:
+        """No more is written: who waits for it need not wait."""
+        with self._arrival:
+            self._given_up = True
+            self._arrival.notify_all()
+
+    def await_bytes(self, count: int) -> None:
+        """Returns once the first `count` bytes of all are there. For other threads.
+
+        Raises SwarmError with the code `GIVEN_UP` when they do not come any more.
+        """
+        with self._arrival:
+            self._arrival.wait_for(lambda: self._given_up or self._next * self.layout.piece_bytes >= count)
+            if self._next * self.layout.piece_bytes < count:
+                raise SwarmError(f"{self.layout.name} does not come whole.", code=GIVEN_UP)
 
     def _count(self, piece: int) -> None:
         self.missing.discard(piece)
         self.done_bytes += self.layout.size_of_piece(piece)
+        if piece == self._next:
+            with self._arrival:
+                while self._next < len(self.layout.piece_hashes) and self._next not in self.missing:
+                    self._next += 1
+                self._arrival.notify_all()
 
     def _make_room(self, name: str, size: int) -> bool:
         """Whether there was anything in this file."""
@@ -81,13 +116,16 @@ class PieceFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             had_bytes = file.tell()
-            if had_bytes != size:
+            if had_bytes > size:
                 file.truncate(size)
+            elif had_bytes < size:
+                file.truncate(size - 1)
+                file.write(b"\0")  # At the end, as all of this file's writes: it was opened to append.
         return had_bytes > 0
 
     def _read(self, piece: int) -> bytes:
         data = bytearray()
-        with self._on_disk():
+        with on_disk(self.directory):
             for part in self.layout.slices(piece, piece + 1):
                 file, end = self._at(part), len(data) + part.length
                 while len(data) < end and (read := file.read(min(end - len(data), _READ_BYTES))):
@@ -108,10 +146,26 @@ class PieceFile:
         file.seek(part.offset)
         return file
 
-    @contextmanager
-    def _on_disk(self) -> Iterator[None]:
-        """The disk's refusals as StorageError."""
-        try:
-            yield
-        except OSError as error:
-            raise storage_error(str(error), code=error.errno, path=self.directory) from error
+
+class ArrivingFile:
+    """The first file of `pieces`, read in order by a thread of its own while it arrives: `read` waits for it."""
+
+    def __init__(self, pieces: PieceFile) -> None:
+        path, self._left_bytes = pieces.layout.files[0]
+        self._pieces = pieces
+        self._read_bytes = 0
+        with on_disk(pieces.directory):
+            self._file = (pieces.directory / path).open("rb")
+
+    def read(self, count: int, /) -> bytes:
+        """The next `count` bytes, fewer at the file's end. Raises SwarmError with the code `GIVEN_UP`, StorageError."""
+        count = min(count, self._left_bytes)
+        self._pieces.await_bytes(self._read_bytes + count)
+        with on_disk(self._pieces.directory):
+            data = self._file.read(count)
+        self._left_bytes -= count
+        self._read_bytes += count
+        return data
+
+    def close(self) -> None:
+        self._file.close()

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from echo_shared import bencode
-from echo_shared.errors import CodecError, StorageError, SwarmError
+from echo_shared.errors import CodecError, SwarmError
+from echo_shared.files import disk_errors, is_portable_name
 
 BLOCK_BYTES: Final = 16 * 1024
 """What a peer asks for at once, in every BitTorrent client."""
@@ -26,7 +27,15 @@ _MOST_PIECES: Final = 32_768
 """Keeps the torrent of a large model well below what one message may hold."""
 _HASH_BYTES: Final = 20
 _MOST_PIECE_BYTES: Final = 2**26
-PathPart = Annotated[str, Field(pattern=r"^[^./\\:\x00][^/\\:\x00]{0,254}$")]
+
+
+def _check_part(name: str) -> str:
+    if name.startswith(".") or not is_portable_name(name):
+        raise ValueError("not a name that every system takes")
+    return name
+
+
+PathPart = Annotated[str, AfterValidator(_check_part)]
 """One name below a directory; nothing hidden, nothing that leads out of it on any system."""
 
 
@@ -115,10 +124,8 @@ def make_torrent(directory: Path) -> Torrent:
     if not sum(sizes):
         raise SwarmError("An artefact without a single byte cannot be published.", got=str(directory))
     piece_bytes = piece_bytes_for(sum(sizes))
-    try:
+    with disk_errors("A file to publish cannot be read.", directory):
         pieces = b"".join(_hash_pieces(paths, piece_bytes))
-    except OSError as error:
-        raise StorageError("A file to publish cannot be read.", got=str(error)) from error
     info: dict[str, bencode.Encodable] = {
         "files": [
             {"length": size, "path": path.relative_to(directory).parts} for path, size in zip(paths, sizes, strict=True)

@@ -33,7 +33,6 @@ class Transfer:
         self.flushed = asyncio.Event()
         self.removing = False
         self.removed = asyncio.Event()
-        self.deleted = asyncio.Event()
         self.web_seed_addresses: frozenset[PeerAddress] = frozenset()
         """A block tells only the address it came from: these tell the web seed's blocks from a peer's."""
         self.web_seed_bytes = 0
@@ -59,7 +58,7 @@ class Transfer:
     def abandon(self) -> None:
         """The session ends, and will not say anything more."""
         self.fail(stopped(self.layout, got="the swarm was closed"))
-        for event in (self.flushed, self.removed, self.deleted):
+        for event in (self.flushed, self.removed):
             event.set()
 
     def recheck_after_damage(self) -> None:
@@ -90,8 +89,6 @@ class Transfer:
                 self.flushed.set()
             case lt.torrent_removed_alert():
                 self.removed.set()
-            case lt.torrent_deleted_alert() | lt.torrent_delete_failed_alert():
-                self.deleted.set()
             case lt.file_error_alert():
                 self._break(storage_error(alert.message(), code=alert.error.value(), path=self._parent))
             case lt.state_changed_alert() if self.complete and alert.state in _INCOMPLETE:

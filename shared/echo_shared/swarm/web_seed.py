@@ -11,7 +11,6 @@ import errno
 import http.client
 import logging
 import random
-import shutil
 import threading
 import time
 import urllib.request
@@ -33,6 +32,7 @@ from echo_shared.swarm.base import (
 )
 from echo_shared.swarm.piece_file import PieceFile
 from echo_shared.swarm.torrent import Layout, read_torrent
+from echo_shared.threads import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,10 @@ class WebSeedSwarm(Swarm):
 
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings
-        self._directories: dict[bytes, Path] = {}
         self._downloads: dict[bytes, _Download] = {}
 
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
-        """Only remembers the directory: serving takes libtorrent."""
-        self._directories[read_torrent(torrent).info_hash] = directory
+        """Serving takes libtorrent, so there is nothing to do."""
 
     async def fetch(
         self,
@@ -84,7 +82,6 @@ class WebSeedSwarm(Swarm):
             layout, parent, url=web_seed_url, stall_timeout_s=self._settings.stall_timeout_s, report=report
         )
         self._downloads[layout.info_hash] = download
-        self._directories[layout.info_hash] = parent / layout.name
         try:
             await download.run()
         finally:
@@ -94,12 +91,9 @@ class WebSeedSwarm(Swarm):
     async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:
         """Peers speak BitTorrent, so there is nobody to add."""
 
-    async def remove(self, info_hash: bytes, *, delete_files: bool = False) -> None:
+    async def remove(self, info_hash: bytes) -> None:
         if (download := self._downloads.get(info_hash)) is not None:
             await download.stop()
-        directory = self._directories.pop(info_hash, None)
-        if delete_files and directory is not None:
-            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     async def stats(self) -> Mapping[bytes, TorrentStats]:
         return {
@@ -129,13 +123,8 @@ class _Download:
 
     async def run(self) -> None:
         """Returns once everything is there. Cancel-safe: the thread has ended when this raises."""
-        work = asyncio.ensure_future(asyncio.to_thread(self._work))
         try:
-            complete = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            self._stopping.set()
-            await asyncio.wait({work})
-            raise
+            complete = await in_thread(self._work, on_cancel=self._stopping.set)
         finally:
             self._ended.set()
         if not complete:

@@ -8,7 +8,7 @@ endless, so that nothing is lost and delays grow instead, and hosts compute in n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -19,6 +19,7 @@ from echo_hub.core.windows import Paths
 
 PACKET_BYTES = 8 * 1024
 HAVE_EVERY_S = 0.005
+PAUSE_S = 20.0
 MBIT = 1e6 / 8
 
 
@@ -52,12 +53,13 @@ class _Uplink:
 class Network:
     """Host 0 is the hub. `run` broadcasts `size` bytes; `got` then says who has had which piece when."""
 
-    def __init__(self, hosts: list[Host], *, size: int, piece_bytes: int, paths: Paths | None = None) -> None:
-        self.now = 0.0
+    def __init__(self, hosts: list[Host], *, size: int, piece_bytes: int, after: Network | None = None) -> None:
+        """`after`: what the hub has learnt in that one, some time ago, it still knows."""
+        self.now = self.began = after.now + PAUSE_S if after else 0.0
         self.hosts = hosts
         self.num_pieces = -(-size // piece_bytes)
         self.piece_bytes = piece_bytes
-        self.paths = paths or Paths()
+        self.paths = after.paths if after else Paths()
         self.broadcast = Broadcast(paths=self.paths, num_pieces=self.num_pieces, piece_bytes=piece_bytes)
         self.got: list[dict[int, float]] = [{} for _ in hosts]
         self.duplicates = 0
@@ -82,16 +84,20 @@ class Network:
         """Seconds until everybody who lives has everything; or until nothing happens any more, at `until` at last."""
         for number, host in enumerate(self.hosts):
             if number:
-                self.at(host.joins_at, partial(self._join, number))
+                self.at(self.began + host.joins_at, partial(self._join, number))
                 if host.dies_at < until:
-                    self.at(host.dies_at, partial(self._die, number))
-        self.at(0.0, self._wake)
-        while self._events and self.now < until:
+                    self.at(self.began + host.dies_at, partial(self._die, number))
+        self.at(self.began, self._wake)
+        while self._events and self.now < self.began + until:
             self.now, _, action = heappop(self._events)
             action()
             if self.num_joined == len(self.hosts) - 1 and self.broadcast.done:
                 break
-        return max((max(had.values(), default=0.0) for n, had in enumerate(self.got) if n not in self.dead), default=0)
+        return self.took_s(number for number in range(1, len(self.hosts)) if number not in self.dead)
+
+    def took_s(self, numbers: Iterable[int]) -> float:
+        """Until these have what they ever got."""
+        return max((when - self.began for number in numbers for when in self.got[number].values()), default=0.0)
 
     def _join(self, number: int) -> None:
         peers = (n for n in range(1, len(self.hosts)) if n != number and self.linked(n, number))
@@ -166,7 +172,7 @@ class Network:
             self._claim(number, (send.piece,) if host.lies is None else host.lies(send.piece))
         if source == 0 and send.hand_on:
             for peer in range(1, len(self.hosts)):
-                joined = self.hosts[peer].joins_at <= self.now and peer not in self.dead
+                joined = self.began + self.hosts[peer].joins_at <= self.now and peer not in self.dead
                 reached = host.hands_on_to is None or peer in host.hands_on_to
                 if peer != number and joined and reached and self.linked(number, peer):
                     self._transmit(number, peer, send)

@@ -59,7 +59,9 @@ class Hub:
         else:
             payload = target.with_name(f"{target.name}.payload")
             unseal(carrier / PAYLOAD_NAME, payload, key)
-            delta.decode(payload, target, parent=parent, max_bytes=manifest.total_bytes)
+            files = {file.path: file.size_bytes for file in manifest.files}
+            with payload.open("rb") as stream:
+                delta.decode(stream, target, files=files, parent=parent)
         verify_files(manifest, target)
 
 

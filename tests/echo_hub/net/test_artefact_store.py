@@ -1,6 +1,8 @@
 """Carriers on a real disk: what is made, what is found again, and what is cleared away."""
 
+import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -27,7 +29,7 @@ def made(store: ArtefactStore, model_dir: Path, make_adapter) -> dict[str, Carri
     base = store.make_base(model_dir, KEY, source=None)
     one = store.make_policy(1, make_adapter(1), KEY, parent=None)
     two = store.make_policy(2, make_adapter(2), KEY, parent=one.manifest)
-    return {"base": base, "1": one, "2": two, "2k": store.make_keyframe(two.manifest, KEY)}
+    return {"base": base, "1": one, "2": two, "2k": store.make_keyframe(two.manifest, make_adapter(2), KEY)}
 
 
 def names(directory: Path) -> set[str]:
@@ -82,19 +84,50 @@ def test_a_delta_is_read_with_its_parent_and_with_no_other(store, made, make_ada
     two = made["2"]
     assert (two.directory.name, names(two.directory)) == ("tiny-run-v000002.d1", {PAYLOAD_NAME})
     unseal(two.directory / PAYLOAD_NAME, tmp_path / "payload", KEY.key)
-    total = two.manifest.total_bytes
-    decode(tmp_path / "payload", tmp_path / "read", parent=store.files_of(made["1"].manifest), max_bytes=total)
+    files = {file.path: file.size_bytes for file in two.manifest.files}
+    payload = io.BytesIO((tmp_path / "payload").read_bytes())
+    decode(payload, tmp_path / "read", files=files, parent=store.files_of(made["1"].manifest))
+    payload.seek(0)
     verify_files(two.manifest, tmp_path / "read")
     with pytest.raises((CodecError, SwarmError)):
-        decode(tmp_path / "payload", tmp_path / "wrong", parent=make_adapter(9), max_bytes=total)
+        decode(payload, tmp_path / "wrong", files=files, parent=make_adapter(9))
         verify_files(two.manifest, tmp_path / "wrong")
     assert two.manifest.content == made["2k"].manifest.content
 
 
-def test_no_keyframe_is_made_of_files_that_have_changed(store, made) -> None:
-    (store.files_of(made["2"].manifest) / "adapter_config.json").write_text("{}")
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_a_keyframe_of_damaged_files_is_made_of_the_learners(store, made, make_adapter, damage, caplog) -> None:
+    files, manifest = store.files_of(made["2"].manifest), made["2"].manifest
+    shutil.rmtree(files) if damage == "gone" else (files / "adapter_config.json").write_text("{}")
+    keyframe = store.make_keyframe(manifest, make_adapter(2), KEY)
+    assert "damaged" in caplog.text
+    assert keyframe.manifest.content == manifest.content
+    verify_files(manifest, files)
+
+
+def test_no_keyframe_is_made_of_another_version(store, made, make_adapter, tmp_path) -> None:
+    manifest = made["2"].manifest
+    (store.files_of(manifest) / "adapter_config.json").write_text("{}")
     with pytest.raises(SwarmError):
-        store.make_keyframe(made["2"].manifest, KEY)
+        store.make_keyframe(manifest, make_adapter(3), KEY)
+    with pytest.raises(StorageError, match="cannot be published"):
+        store.make_keyframe(manifest, tmp_path / "nowhere", KEY)
+
+
+def test_a_carrier_is_on_the_disk_before_its_manifest_is(store, make_adapter, monkeypatch) -> None:
+    synced: list[str] = []
+
+    def noted(descriptor: int, sync=os.fsync) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("this system does not say which file a descriptor is of")
+    monkeypatch.setattr(os, "fsync", noted)
+    store.make_policy(1, make_adapter(1), KEY, parent=None)
+    *content, torrent, manifest = synced
+    assert content == ["adapter_config.json", "adapter_model.safetensors", "payload.sealed.tmp"]
+    assert ".torrent." in torrent and ".manifest.json." in manifest
 
 
 def test_all_that_is_whole_is_found_again(store, made, tmp_path) -> None:
@@ -182,3 +215,14 @@ def test_what_cannot_be_deleted_goes_the_next_time(store, made, monkeypatch, cap
     assert (tmp_path / "artefacts" / "tiny-run-v000002.k").exists()
     assert store.read_all({3}) == [made["base"], made["1"]]
     assert not list((tmp_path / "artefacts").glob("tiny-run-v000002*"))
+
+
+def test_what_cannot_be_cleared_away_is_a_storage_error(store, made, make_adapter, monkeypatch) -> None:
+    def busy(path: Path) -> None:
+        raise PermissionError(f"{path} is being served")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        with pytest.raises(StorageError, match="tiny-run-v000002 cannot be published") as caught:
+            store.make_policy(2, make_adapter(2), KEY, parent=None)
+    assert "is being served" in str(caught.value)

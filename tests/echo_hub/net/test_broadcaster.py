@@ -2,26 +2,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
+from echo_shared.artefacts import Manifest, ManifestFile
 from echo_shared.messages import FromHub, Have, Links, Piece
 from echo_shared.swarm import make_torrent, read_torrent
-from echo_shared.swarm.torrent import Layout, piece_hash
-
-
-@dataclass(frozen=True)
-class Pushed:
-    directory: Path
-    torrent: bytes
-    info_hash: bytes
-
-    @property
-    def layout(self) -> Layout:
-        return read_torrent(self.torrent)
+from echo_shared.swarm.torrent import piece_hash
 
 
 class Nodes:
@@ -49,13 +39,13 @@ class Nodes:
         self.changed.set()
         return True
 
-    async def until_complete(self, carrier: Pushed) -> None:
+    async def until_complete(self, carrier: Carrier) -> None:
         async with asyncio.timeout(10):
             while any(len(self.got(node, carrier)) < len(carrier.layout.piece_hashes) for node in self.connected):
                 self.changed.clear()
                 await self.changed.wait()
 
-    def got(self, node_id: str, carrier: Pushed) -> dict[int, bytes]:
+    def got(self, node_id: str, carrier: Carrier) -> dict[int, bytes]:
         return self.pieces.get((node_id, carrier.info_hash), {})
 
 
@@ -75,20 +65,30 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 
 @pytest.fixture
-def carrier(tmp_path: Path) -> Pushed:
+def carrier(tmp_path: Path) -> Carrier:
     return make_carrier(tmp_path / "v1.k")
 
 
-def make_carrier(directory: Path, *, num_bytes: int = 500_000) -> Pushed:
+def make_carrier(directory: Path, *, num_bytes: int = 500_000) -> Carrier:
     directory.mkdir()
     (directory / "first").write_bytes(directory.name.encode() * 1_000)
     (directory / "second").write_bytes(bytes(range(250)) * (num_bytes // 250))
     torrent = make_torrent(directory)
-    return Pushed(directory, torrent.torrent, torrent.info_hash)
+    manifest = Manifest(
+        kind="policy",
+        run_id="run",
+        name="v1",
+        policy_version=1,
+        carrier="keyframe",
+        key_id=0,
+        info_hash=torrent.info_hash.hex(),
+        files=(ManifestFile(path="x.json", size_bytes=1, sha256="0" * 64),),
+    )
+    return Carrier(manifest=manifest, directory=directory, layout=read_torrent(torrent.torrent))
 
 
 @pytest.mark.parametrize("hand_on", [True, False])
-async def test_every_node_gets_every_piece_as_it_is_on_disk(nodes: Nodes, carrier: Pushed, hand_on: bool) -> None:
+async def test_every_node_gets_every_piece_as_it_is_on_disk(nodes: Nodes, carrier: Carrier, hand_on: bool) -> None:
     nodes.broadcaster.start(carrier, "abc", hand_on=hand_on)
     await nodes.until_complete(carrier)
     for node_id in "abc":
@@ -98,13 +98,13 @@ async def test_every_node_gets_every_piece_as_it_is_on_disk(nodes: Nodes, carrie
     assert nodes.broadcaster.uplink_bytes_s is None
 
 
-async def test_a_node_that_comes_later_joins_the_push(nodes: Nodes, carrier: Pushed) -> None:
+async def test_a_node_that_comes_later_joins_the_push(nodes: Nodes, carrier: Carrier) -> None:
     nodes.broadcaster.start(carrier, "a", hand_on=True)
     nodes.broadcaster.start(carrier, "bc", hand_on=False)
     await nodes.until_complete(carrier)
 
 
-async def test_the_newest_goes_first(nodes: Nodes, carrier: Pushed, tmp_path: Path) -> None:
+async def test_the_newest_goes_first(nodes: Nodes, carrier: Carrier, tmp_path: Path) -> None:
     nodes.answer = False
     newer = make_carrier(tmp_path / "v2.k", num_bytes=5_000_000)
     nodes.broadcaster.start(carrier, "abc", hand_on=False)
@@ -114,7 +114,7 @@ async def test_the_newest_goes_first(nodes: Nodes, carrier: Pushed, tmp_path: Pa
     assert {piece.info_hash for _, piece in nodes.sent} == {newer.info_hash}
 
 
-async def test_nodes_that_are_gone_or_turned_away_get_nothing(nodes: Nodes, carrier: Pushed, tmp_path: Path) -> None:
+async def test_nodes_that_are_gone_or_turned_away_get_nothing(nodes: Nodes, carrier: Carrier, tmp_path: Path) -> None:
     nodes.connected.remove("c")
     nodes.broadcaster.start(carrier, "abc", hand_on=False)
     nodes.broadcaster.said("b", Have(info_hash=carrier.info_hash, pieces=(), wanted=False))
@@ -126,7 +126,7 @@ async def test_nodes_that_are_gone_or_turned_away_get_nothing(nodes: Nodes, carr
 
 
 async def test_an_artefact_whose_files_are_gone_ends_nothing_else(
-    nodes: Nodes, carrier: Pushed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    nodes: Nodes, carrier: Carrier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = make_carrier(tmp_path / "v2.k")
     (gone.directory / "second").write_bytes(b"")

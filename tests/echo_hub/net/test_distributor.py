@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from echo_hub.net import distributor as distributor_module
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Arrival, Distributor
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.run_directory import RunDirectory
 from echo_shared.artefacts import Manifest, open_offer
 from echo_shared.errors import RefusedError
 from echo_shared.messages import (
@@ -54,7 +56,7 @@ def node_info(node_id: str, *, host: str = "192.0.2.7", mesh_port: int = 7000) -
 
 
 class Nodes:
-    """What the hub has said to each, and what of it is on record."""
+    """What the hub has said to each, and what of it is on record, other than of the base."""
 
     def __init__(self, published: Any, **settings: Any) -> None:
         self.hub = published
@@ -71,8 +73,9 @@ class Nodes:
         )
 
     async def _record(self, news: Release | Arrival) -> None:
-        self.records.append(news)
-        self._news.set()
+        if isinstance(news, Release) or news.fetched.policy_version is not None:
+            self.records.append(news)
+            self._news.set()
 
     def send(self, node_id: str, message: FromHub) -> bool:
         if node_id not in self.told:
@@ -84,10 +87,12 @@ class Nodes:
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
         self.dismissed.append((node_id, code))
 
-    def join(self, *node_ids: str, **about: Any) -> None:
+    async def join(self, *node_ids: str, has_base: bool = True, **about: Any) -> None:
         for node_id in node_ids:
             self.told[node_id] = []
             self.distributor.node_joined(node_info(node_id, **about))
+            if has_base:
+                await self.fetched(node_id, None)
 
     def leave(self, node_id: str) -> None:
         del self.told[node_id]
@@ -145,8 +150,9 @@ class Nodes:
 
 
 @pytest.fixture
-async def make_nodes(hub: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Nodes]]:
+async def make_nodes(hub: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Nodes]]:
     monkeypatch.setattr(distributor_module, "HOUSEKEEPING_S", 0.0)
+    await hub.publisher.publish_base(model_dir)
     running: list[asyncio.Task[None]] = []
 
     def make(**settings: Any) -> Nodes:
@@ -166,7 +172,7 @@ async def nodes(make_nodes: Callable[..., Nodes]) -> Nodes:
 
 
 async def test_linked_nodes_are_broadcast_to_and_timed(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
-    nodes.join("a", "b")
+    await nodes.join("a", "b")
     await nodes.link("a", "b")
     await nodes.publish(1, make_adapter(1))
     (told,) = nodes.of("a", PolicyPublished)
@@ -188,7 +194,7 @@ async def test_linked_nodes_are_broadcast_to_and_timed(nodes: Nodes, make_adapte
     status = nodes.distributor.status().newest
     assert status is not None
     assert 0 < status.share_arrived < 1
-    nodes.join("late")
+    await nodes.join("late")
     for node_id in ("a", "late", "a"):
         await nodes.fetched(node_id, 1, pushed_bytes=500, mesh_bytes=500)
     first, late, again = (news for news in nodes.records if isinstance(news, Arrival))
@@ -200,7 +206,7 @@ async def test_linked_nodes_are_broadcast_to_and_timed(nodes: Nodes, make_adapte
 
 
 async def test_without_links_a_small_version_is_sent_to_each(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
-    nodes.join("a", "b")
+    await nodes.join("a", "b")
     await nodes.distributor.node_said("a", Links(node_ids=("b",)))
     await nodes.publish(1, make_adapter(1))
     (told,), (other,) = nodes.of("a", PolicyPublished), nodes.of("b", PolicyPublished)
@@ -225,7 +231,7 @@ async def test_a_setting_pins_the_way(
     make_nodes: Callable[..., Nodes], make_adapter: Callable[[int], Path], pinned: str, told: Way, joining: Way
 ) -> None:
     nodes = make_nodes(way=pinned)
-    nodes.join("a")
+    await nodes.join("a")
     await nodes.publish(1, make_adapter(1))
     assert [message.offer.way for message in nodes.of("a", PolicyPublished)] == [told]
     assert nodes.distributor.offer(1, node_info("b")).way is joining
@@ -244,8 +250,8 @@ async def test_a_version_that_is_announced_to_nobody_goes_by_the_swarm(
 async def test_nodes_that_read_the_hosts_memory_are_not_pushed_to(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
-    nodes.join("here", host="127.0.0.1")
-    nodes.join("there")
+    await nodes.join("here", host="127.0.0.1")
+    await nodes.join("there")
     await nodes.distributor.publish(1, make_adapter(1))
     nodes.distributor.offer(1, node_info("here", host="127.0.0.1"))  # From here on there is a reader.
     await nodes.publish(2, make_adapter(2))
@@ -254,13 +260,16 @@ async def test_nodes_that_read_the_hosts_memory_are_not_pushed_to(
         pytest.skip("no shared memory on this system")
     assert (local.offer.way, remote.offer.way) == (Way.SWARM, Way.INLINE)
     await nodes.take("there", remote.offer)
-    assert nodes.of("here", Piece) == []
+    carrier = nodes.hub.publisher.carrier(2)
+    assert [piece for piece in nodes.of("here", Piece) if piece.info_hash == carrier.info_hash] == []
+    await nodes.until(lambda: nodes.of("there", Mesh) and nodes.of("there", Mesh)[-1].peers == ())
+    assert nodes.of("here", Mesh)[-1].peers == (), "it hands nothing on, and takes nothing"
 
 
 async def test_a_delta_against_what_all_hold_and_a_keyframe_for_who_asks(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
-    nodes.join("a", "b")
+    await nodes.join("a", "b")
     await nodes.publish(1, make_adapter(1))
     for node_id in ("a", "b"):
         await nodes.fetched(node_id, 1)
@@ -268,7 +277,7 @@ async def test_a_delta_against_what_all_hold_and_a_keyframe_for_who_asks(
     offer = nodes.of("a", PolicyPublished)[-1].offer
     assert offer.delta_parent == 1
     await nodes.until(lambda: any(isinstance(r, Release) and r.carrier == "delta" for r in nodes.records))
-    nodes.join("fresh")
+    await nodes.join("fresh")
     for node_id, version in (("fresh", 1), ("fresh", 2), ("fresh", 2), ("gone", 2), ("b", 2)):
         await nodes.distributor.node_said(node_id, KeyframeWanted(policy_version=version))
     await nodes.until(lambda: len(nodes.of("b", PolicyPublished)) == 3)
@@ -285,7 +294,7 @@ async def test_a_delta_against_what_all_hold_and_a_keyframe_for_who_asks(
 
 
 async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
-    nodes.join("a")
+    await nodes.join("a")
     await nodes.publish(2, make_adapter(2))
     await nodes.distributor.lend(1, make_adapter(1))
     await nodes.distributor.node_said("a", KeyframeWanted(policy_version=1))
@@ -295,8 +304,35 @@ async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_ada
     assert nodes.of("a", Unwanted) == []
 
 
+async def test_who_asks_for_the_keyframe_of_a_damaged_version_gets_it(
+    nodes: Nodes, make_adapter: Callable[[int], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    await nodes.join("a")
+    await nodes.publish(1, make_adapter(1))
+    await nodes.fetched("a", 1)
+    await nodes.publish(2, make_adapter(2))
+    run = RunDirectory(nodes.hub.run_dir)
+    (file,) = run.artefacts.glob("*-v000002/adapter_config.json")
+    file.write_text("{}")
+    await nodes.distributor.lend(1, make_adapter(1))
+    await nodes.join("early", "other", "late")
+    await nodes.distributor.node_said("early", KeyframeWanted(policy_version=2))
+    await nodes.distributor.node_said("other", KeyframeWanted(policy_version=1))
+    await nodes.until(lambda: nodes.of("other", PolicyPublished))
+    assert "Policy version 2 has no keyframe for node early" in caplog.text, "the learner's files are not there"
+    assert nodes.of("early", PolicyPublished) == []
+    shutil.copytree(make_adapter(2), run.adapter(2))
+    await nodes.distributor.node_said("late", KeyframeWanted(policy_version=2))
+    await nodes.until(lambda: nodes.of("late", PolicyPublished))
+    (keyframe,) = nodes.of("late", PolicyPublished)
+    delta = nodes.of("a", PolicyPublished)[-1]
+    assert (delta.offer.delta_parent, keyframe.offer.delta_parent) == (1, None)
+    assert nodes.manifest(keyframe.offer).content == nodes.manifest(delta.offer).content
+    assert "has been damaged" in caplog.text
+
+
 async def test_what_nobody_fetches_any_more_is_unwanted(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
-    nodes.join("a", "b")
+    await nodes.join("a", "b")
     await nodes.publish(1, make_adapter(1))
     await nodes.publish(2, make_adapter(2))
     await nodes.fetched("a", 2)
@@ -304,50 +340,70 @@ async def test_what_nobody_fetches_any_more_is_unwanted(nodes: Nodes, make_adapt
     hashes = nodes.hub.publisher.info_hashes(1)
     await nodes.until(lambda: nodes.of("a", Unwanted) and nodes.of("b", Unwanted))
     assert {message.info_hashes for message in nodes.of("a", Unwanted)} == {hashes}
-    nodes.join("c")
+    await nodes.join("c")
     await nodes.until(lambda: nodes.of("c", Unwanted))
 
 
 async def test_nobody_is_believed_to_have_what_is_not_published(nodes: Nodes) -> None:
-    nodes.join("a")
+    await nodes.join("a")
     message = Fetched(info_hash=bytes(20), policy_version=3, seconds=1.0, swarm_bytes=0, web_seed_bytes=0)
     await nodes.distributor.node_said("a", message)
     assert nodes.records == []
     assert nodes.distributor.status().num_holding == 0
 
 
-async def test_nodes_hear_of_those_they_can_link_with(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    def peers(node_id: str) -> list[str] | None:
+async def test_nodes_hear_of_those_to_link_with(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def peers(node_id: str) -> dict[str, int] | None:
+        """With the ports to connect to."""
         said = nodes.of(node_id, Mesh)
-        return [peer.node_id for peer in said[-1].peers] if said else None
+        return {peer.node_id: peer.port for peer in said[-1].peers} if said else None
 
-    nodes.join("a")
-    nodes.join("deaf", mesh_port=0)
-    nodes.join("local", host="127.0.0.1")
-    assert [peer.node_id for peer in nodes.distributor.mesh_for(node_info("deaf"))] == ["a"], "not a loopback address"
-    nodes.join("b", host="192.0.2.8")
-    await nodes.until(lambda: peers("a") == ["b"] and peers("deaf") == ["a", "b"])
-    assert nodes.of("b", Mesh) == [], "its welcome said it all"
-    assert nodes.of("a", Mesh)[-1].peers[0].host == "192.0.2.8"
+    await nodes.join("a")
+    await nodes.join("deaf", mesh_port=0)
+    assert {peer.node_id: peer.port for peer in nodes.distributor.mesh_for(node_info("deaf"))} == {"a": 7000}
+    await nodes.until(lambda: peers("a") == {"deaf": 0})
+    await nodes.join("local", host="127.0.0.1")
+    await nodes.until(lambda: peers("deaf") == {"a": 7000, "local": 0})
+    assert nodes.of("local", Mesh) == [], "its welcome said it all"
+    await nodes.join("b", host="192.0.2.8")
+    await nodes.until(lambda: peers("a") == {"deaf": 0, "local": 0, "b": 7000})
+    assert nodes.of("a", Mesh)[-1].peers[-1].host == "192.0.2.8"
     nodes.leave("b")
-    await nodes.until(lambda: peers("a") == [] and peers("deaf") == ["a"])
-    monkeypatch.setattr(distributor_module, "FULL_MESH_NODES", 2)
-    nodes.join("c")
-    await nodes.until(lambda: peers("deaf") == [])
+    await nodes.until(lambda: peers("a") == {"deaf": 0, "local": 0})
+    monkeypatch.setattr(distributor_module, "MAX_MESH", 3)
+    await nodes.join("c")
+    await nodes.until(lambda: peers("deaf") == {})
     assert nodes.distributor.mesh_for(node_info("deaf")) == ()
+
+
+async def test_who_does_not_have_the_base_yet_is_not_pushed_to(
+    nodes: Nodes, make_adapter: Callable[[int], Path]
+) -> None:
+    await nodes.join("busy", has_base=False)
+    await nodes.join("ready")
+    await nodes.publish(1, make_adapter(1))
+    (told,), (other,) = nodes.of("ready", PolicyPublished), nodes.of("busy", PolicyPublished)
+    assert (told.offer.way, other.offer.way) == (Way.INLINE, Way.SWARM)
+    await nodes.take("ready", told.offer)
+    assert nodes.of("busy", Piece) == []
+    await nodes.fetched("busy", None)
+    await nodes.publish(2, make_adapter(2))
+    offer = nodes.of("busy", PolicyPublished)[-1].offer
+    assert offer.way is Way.INLINE
+    await nodes.take("busy", offer)
 
 
 async def test_a_banned_node_is_sent_away_and_the_others_get_a_new_key(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
-    nodes.join("a", "bad")
+    await nodes.join("a", "bad")
     await nodes.publish(1, make_adapter(1))
     before = nodes.distributor.run_keys()
     nodes.distributor.bar([])
     assert (nodes.dismissed, nodes.of("a", KeysRotated)) == ([], [])
     nodes.distributor.bar(["bad", "never seen"])
     nodes.distributor.bar(["bad", "never seen"])
-    assert nodes.dismissed == [("bad", RefusalCode.BANNED)]
+    assert nodes.dismissed == [("bad", RefusalCode.BANNED)] * 2, "as long as it is here"
     (news,) = nodes.of("a", KeysRotated)
     assert nodes.of("bad", KeysRotated) == []
     assert set(before) < set(news.run_keys) == set(nodes.distributor.run_keys())
@@ -364,7 +420,7 @@ async def test_a_banned_node_is_sent_away_and_the_others_get_a_new_key(
 
 
 async def test_new_peers_are_introduced(nodes: Nodes) -> None:
-    nodes.join("a", "b")
+    await nodes.join("a", "b")
     nodes.distributor.introduce(bytes(20), ("192.0.2.9", 6881), ("b", "gone"))
     assert nodes.of("b", Peers) == [Peers(info_hash=bytes(20), peers=(("192.0.2.9", 6881),))]
     assert nodes.of("a", Peers) == []
@@ -382,7 +438,7 @@ async def test_a_restart_seeds_again_and_offers_what_was_published(
     node = node_info("a")
     for version in (0, 1):
         assert again.distributor.offer(version, node).manifest == nodes.distributor.offer(version, node).manifest
-    again.join("a")
+    await again.join("a")
     await again.fetched("a", 1)
     (arrival,) = again.records
     assert isinstance(arrival, Arrival) and arrival.broadcast_s is None, "it was announced before the restart"

@@ -263,6 +263,32 @@ async def test_what_is_sealed_with_lost_keys_is_published_anew(open_hub, model_d
     again.read(again.manifest(1), again.publisher.carrier(1).directory, hub.run_dir.parent / "read")
 
 
+async def test_who_is_barred_while_a_version_is_being_seeded_cannot_read_it(hub, make_adapter, monkeypatch) -> None:
+    seed, barred = hub.swarm.seed, []
+
+    async def bar_meanwhile(torrent: bytes, directory: Path) -> None:
+        await seed(torrent, directory)
+        if not barred:
+            barred.append(torrent)
+            hub.publisher.bar({"a"})
+
+    monkeypatch.setattr(hub.swarm, "seed", bar_meanwhile)
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    assert [key.key_id for key in hub.publisher.run_keys()] == [hub.manifest(1).key_id]
+    assert barred != [hub.publisher.carrier(1).torrent]
+    assert set(await hub.swarm.stats()) == {hub.publisher.carrier(1).info_hash}
+
+
+async def test_keys_of_what_is_not_published_any_more_are_forgotten(open_hub, make_adapter) -> None:
+    hub = await open_hub(kept_versions=1)
+    await hub.publisher.publish_policy(1, make_adapter(1))
+    (first,) = hub.publisher.run_keys()
+    hub.publisher.bar({"a"})
+    assert first.key.hex() in (hub.run_dir / "run_keys.json").read_text()
+    await hub.publisher.publish_policy(2, make_adapter(2))
+    assert first.key.hex() not in (hub.run_dir / "run_keys.json").read_text()
+
+
 async def test_it_knows_what_it_has_published(open_hub, make_adapter, model_dir) -> None:
     hub = await open_hub(kept_versions=1)
     publisher = hub.publisher

@@ -54,6 +54,46 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         Store.open(file_url(path))
 
 
+@pytest.mark.parametrize("revision", [None, "0001", "9999"])
+def test_beside_a_hub_another_schema_is_refused_and_left_alone(tmp_path: Path, revision: str | None) -> None:
+    path = tmp_path / "echo.db"
+    if revision is not None:
+        Store.open(file_url(path)).close()
+        with sqlite3.connect(path) as raw:
+            raw.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        raw.close()
+    with pytest.raises(StorageError, match=r"(?s)not of this version.*(empty|schema \d{4}).*echo-hub serve"):
+        Store.open(file_url(path), beside_hub=True)
+    with sqlite3.connect(path) as raw:
+        if revision is None:
+            assert raw.execute("SELECT name FROM sqlite_master").fetchall() == []
+        else:
+            assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
+    raw.close()
+
+
+def test_beside_a_hub_the_same_schema_is_opened(url: str) -> None:
+    hub = Store.open(url)
+    beside = Store.open(url, beside_hub=True)
+    hub.node_seen(node_id="a", public_key=b"k", name="a", backend="b", device="c", now=1.0)
+    beside.ban(["a"], now=2.0)
+    assert hub.banned_nodes() == {"a"}
+    beside.close()
+    hub.close()
+
+
+def test_migrating_waits_for_who_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
+    path = tmp_path / "echo.db"
+    Store.open(file_url(path)).close()
+    other = sqlite3.connect(path)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageError, match=r"(?s)cannot be opened.*locked"):
+        Store.open(file_url(path))
+    other.rollback()
+    other.close()
+
+
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "echo.db"
     path.write_text("these are my holiday notes, " * 100)

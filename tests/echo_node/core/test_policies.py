@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact, Send
 from echo_node.core.policies import KEPT, OnDisk, Policies
 from echo_shared.artefacts import Manifest, ManifestFile
-from echo_shared.messages import ArtefactOffer, Fetched, KeyframeWanted
+from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Way
 
 
 def offer(version: int, marker: str = "a", *, parent: int | None = None) -> ArtefactOffer:
@@ -83,7 +83,7 @@ def test_a_superseded_fetch_is_abandoned_once_the_newer_is_closer_and_its_late_a
     assert settle(shelf) == []  # How far the newest is, is not known yet.
     shelf.progressed({1: (40, 100), 2: (0, 50)})
     assert settle(shelf) == [AbandonFetch(policy_version=1)]
-    shelf.fetched(1, fetched(1))
+    assert not shelf.fetched(1, fetched(1))
     assert settle(shelf) == []
 
 
@@ -268,6 +268,66 @@ def test_a_manifest_that_is_none_is_left_to_the_fetch() -> None:
     odd = offer(1).model_copy(update={"manifest": b"{}"})
     shelf.published(1, odd)
     assert FetchArtefact(policy_version=1, offer=odd) in settle(shelf)
+
+
+def pushed(version: int, marker: str = "a", *, parent: int | None = None) -> ArtefactOffer:
+    return offer(version, marker, parent=parent).model_copy(update={"way": Way.BROADCAST})
+
+
+def declines(shelf: Policies) -> list[bytes]:
+    """The info-hashes of the pushes that are declined now."""
+    messages = [effect.message for effect in shelf.declined() if isinstance(effect, Send)]
+    haves = [message for message in messages if isinstance(message, Have)]
+    assert all(have.pieces == () and not have.wanted for have in haves) and len(haves) == len(messages)
+    return [have.info_hash for have in haves]
+
+
+def info_hash(version: int, parent: int = 0) -> bytes:
+    return bytes.fromhex(f"{version:038x}{parent:02x}")
+
+
+def test_a_push_that_is_fetched_is_not_declined_until_that_fails() -> None:
+    shelf = policies()
+    shelf.published(1, pushed(1))
+    settle(shelf)
+    assert declines(shelf) == []
+    shelf.fetch_failed(1, 0.0, unreadable=False)
+    assert settle(shelf) == [] and declines(shelf) == [info_hash(1)] and declines(shelf) == []
+    shelf.connected()
+    shelf.published(1, pushed(1))
+    assert settle(shelf, now=0.5) == [] and declines(shelf) == [info_hash(1)]
+    assert settle(shelf, now=1.0) != [] and declines(shelf) == []
+
+
+def test_a_push_of_what_is_not_wanted_or_here_is_declined() -> None:
+    shelf = policies()
+    have(shelf, 3)
+    shelf.offered(2, pushed(2))
+    shelf.published(3, pushed(3, parent=1))
+    settle(shelf)
+    assert declines(shelf) == [info_hash(2), info_hash(3, 1)]
+
+
+def test_the_push_of_an_abandoned_version_is_declined() -> None:
+    shelf = policies()
+    shelf.published(1, pushed(1))
+    settle(shelf)
+    shelf.published(1, pushed(1, "b"))
+    shelf.published(2, pushed(2))
+    settle(shelf, 1)
+    assert declines(shelf) == [info_hash(1)]  # Of the first content.
+    shelf.fetched(2, fetched(2))
+    assert AbandonFetch(policy_version=1) in settle(shelf)
+    assert declines(shelf) == [info_hash(1)]
+
+
+def test_nothing_is_declined_that_is_not_pushed_or_has_no_name() -> None:
+    shelf = policies()
+    have(shelf, 3)
+    shelf.offered(2, offer(2))
+    shelf.offered(1, pushed(1).model_copy(update={"manifest": b"{}"}))
+    settle(shelf)
+    assert declines(shelf) == []
 
 
 def test_a_new_engine_is_told_all_it_needs() -> None:

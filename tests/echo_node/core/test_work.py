@@ -48,6 +48,7 @@ from echo_shared.messages import (
     Fetched,
     FinishReason,
     Goodbye,
+    Have,
     KeyframeWanted,
     Lease,
     LeaseReturned,
@@ -58,6 +59,7 @@ from echo_shared.messages import (
     Receipts,
     ReceiptState,
     Rollout,
+    Way,
     Welcome,
     rollout_id,
 )
@@ -212,6 +214,35 @@ def test_a_superseded_fetch_is_judged_by_the_progress_that_ticks_bring() -> None
     assert node.of(AbandonFetch) == []
     node(Tick(progress={1: (90, 100), 2: (95, 100)}))
     assert node.of(AbandonFetch) == [AbandonFetch(policy_version=1)]
+
+
+def test_the_late_arrival_of_an_abandoned_version_is_not_reported() -> None:
+    node = Node().ready()(PolicyPublished(policy_version=1, offer=offer(1)))
+    node(PolicyPublished(policy_version=2, offer=offer(2)), here(2))
+    assert node.of(AbandonFetch) == [AbandonFetch(policy_version=1)]
+    node(here(1))
+    assert node.ever_sent(Fetched) == [fetched(None), fetched(2)]
+
+
+def test_a_push_that_the_node_cannot_take_now_is_declined() -> None:
+    def published(version: int) -> PolicyPublished:
+        offer = real_offer(version).model_copy(update={"way": Way.INLINE})
+        return PolicyPublished(policy_version=version, offer=offer)
+
+    def declined(version: int) -> list[Have]:
+        return [Have(info_hash=bytes.fromhex(f"{version:038x}00"), pieces=(), wanted=False)]
+
+    node = Node()(welcome())
+    node(published(1))
+    assert node.sent(Have) == declined(1)  # There is no base yet.
+    node(here(None))
+    assert node.of(FetchArtefact) == [FetchArtefact(policy_version=1, offer=published(1).offer)]
+    node(published(2))
+    assert node.sent(Have) == []
+    node(FetchFailed(policy_version=2, what="The disk is full."))
+    assert node.sent(Have) == declined(2)
+    node(DrainRequested(reason="the end"), published(3))
+    assert node.sent(Have) == declined(3) and node.of(FetchArtefact) == []
 
 
 def test_a_rollout_is_spooled_before_it_is_sent() -> None:

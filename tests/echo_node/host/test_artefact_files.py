@@ -2,6 +2,7 @@ import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
@@ -17,6 +18,7 @@ from echo_node.host.artefact_files import (
 )
 from echo_shared.artefacts import Manifest, describe_files
 from echo_shared.errors import StorageError
+from echo_shared.files import sync
 from echo_shared.messages import Fetched
 
 MIB = 2**20
@@ -32,13 +34,13 @@ def directory(tmp_path: Path) -> Path:
     return directory
 
 
-def manifest_of(directory: Path) -> Manifest:
+def manifest_of(directory: Path, kind: Literal["base", "policy"] = "policy") -> Manifest:
     return Manifest(
-        kind="policy",
+        kind=kind,
         run_id="run",
         name=directory.name,
         policy_version=3,
-        carrier="keyframe",
+        carrier="files" if kind == "base" else "keyframe",
         key_id=1,
         info_hash="ab" * 20,
         files=describe_files(directory),
@@ -70,6 +72,17 @@ def test_what_has_changed_since_does_not_count(directory: Path, change: str) -> 
         case "marker":
             directory.with_name(f"{directory.name}.verified").write_bytes(b'{"content": \xff}')
     assert read_marker(directory) is None
+
+
+def test_what_never_reached_the_disk_does_not_count_once_it_is_hashed_again(directory: Path) -> None:
+    write_marker(directory, manifest_of(directory), REPORT)
+    verified = read_marker(directory)
+    assert verified is not None and read_marker(directory, hash_again=True) == verified
+    file = directory / "b.safetensors"
+    times = file.stat()
+    file.write_bytes(bytes(99) + b"!")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert read_marker(directory) == verified and read_marker(directory, hash_again=True) is None
 
 
 def test_only_what_was_verified_once_is_deleted_for_having_changed(directory: Path) -> None:
@@ -108,3 +121,20 @@ def test_room_is_wanted_for_what_is_missing_and_some_stays_free(
 def test_headroom_is_a_share_of_a_small_disk_and_a_fixed_amount_of_a_large_one() -> None:
     assert headroom_bytes(100 * MIB) == 5 * MIB
     assert headroom_bytes(2**50) == 256 * MIB
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("base", ["a.json", "b.safetensors"]), ("policy", [])])
+def test_a_base_and_only_that_is_on_the_disk_before_its_marker_is(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, kind: Literal["base", "policy"], expected: list[str]
+) -> None:
+    synced: list[str] = []
+
+    def noted(path: Path) -> None:
+        assert read_marker(directory) is None
+        synced.append(path.name)
+        sync(path)
+
+    monkeypatch.setattr(artefact_files, "sync", noted)
+    write_marker(directory, manifest_of(directory, kind), REPORT)
+    assert synced == expected
+    assert read_marker(directory) is not None

@@ -174,8 +174,7 @@ async def test_files_that_do_not_have_the_signed_hashes_are_deleted_with_their_c
         hub=hub.me,
         torrent=offer.torrent,
         web_seed_path=offer.web_seed_path,
-        peers=offer.peers,
-    )
+    ).model_copy(update={"peers": offer.peers})
     with pytest.raises(SwarmError, match="came whole, but cannot be read") as caught:
         await fetcher.fetch(signed, None)
     assert caught.value.code == UNREADABLE and "not what the hub signed" in (caught.value.got or "")
@@ -264,6 +263,7 @@ async def test_a_push_that_falls_silent_goes_on_through_the_swarm(
     fetched = await fetcher.fetch(hub.offers[None].model_copy(update={"way": Way.BROADCAST}), None)
     brought = fetched.swarm_bytes + fetched.web_seed_bytes
     assert 0 < brought <= sum(len(piece.data) for piece in others)
+    assert fetched.pushed_bytes == len(first.data)
     assert same_files(fetcher.directory(None), hub.published(None))
 
 
@@ -347,23 +347,27 @@ async def test_the_swarm_takes_over_when_memory_does_not_have_it(
 async def test_a_reader_that_is_cancelled_has_ended_before_its_files_are_deleted(
     fetcher: Fetcher, in_memory: tuple[ArtefactOffer, Segment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, begun, may_go_on = shared_memory.read, asyncio.Event(), threading.Event()
+    honest, begun = shared_memory.read, asyncio.Event()
+    may_go_on, has_ended = threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     def slow(address: Any, manifest: Manifest, directory: Path) -> None:
         loop.call_soon_threadsafe(begun.set)
         may_go_on.wait()
         honest(address, manifest, directory)
+        has_ended.set()
 
     monkeypatch.setattr(shared_memory, "read", slow)
     fetch = asyncio.create_task(fetcher.fetch(in_memory[0], 1))
     await begun.wait()
     fetch.cancel()
-    await asyncio.sleep(0)
+    for _ in range(100):  # A fetch that does not wait for the thread ends within a few turns of the loop.
+        await asyncio.sleep(0)
     assert not fetch.done()
     may_go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await fetch
+    assert has_ended.is_set()
     await fetcher.remove(1)
     assert not fetcher.directory(1).exists()
 

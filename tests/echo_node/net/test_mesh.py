@@ -59,6 +59,15 @@ def introduce(nodes: Sequence[Node]) -> None:
         node.mesh.set_peers([other.peer for other in nodes])
 
 
+def accept_only(nodes: Sequence[Node], *, but: Sequence[Node] = ()) -> list[MeshPeer]:
+    return [node.peer.model_copy(update={"port": 0}) for node in nodes if node not in but]
+
+
+def name(node: Node, *members: Identity) -> None:
+    """The hub names those who connect by themselves."""
+    node.mesh.set_peers([MeshPeer(node_id=me.node_id, host=LOOPBACK, port=0) for me in members])
+
+
 def ids(nodes: Sequence[Node], *, but: Node | None = None) -> tuple[str, ...]:
     return tuple(sorted(node.node_id for node in nodes if node is not but))
 
@@ -107,12 +116,48 @@ async def test_all_link_with_all(nodes: list[Node], news: News) -> None:
 
 
 async def test_one_side_that_can_reach_the_other_is_enough(nodes: list[Node], news: News) -> None:
-    nodes[0].mesh.set_peers([nodes[1].peer])
-    await news.until(lambda: all_linked(nodes[:2]))
-    nodes[2].mesh.set_peers([nodes[0].peer, nodes[2].peer])
+    """The others are told that they are connected to."""
+    for node, peers in ((nodes[0], nodes[1:2]), (nodes[2], nodes[::2])):
+        node.mesh.set_peers([*(peer.peer for peer in peers), *accept_only(nodes, but=peers)])
+    nodes[1].mesh.set_peers(accept_only(nodes))
     await news.until(lambda: nodes[0].mesh.links == ids(nodes[1:]))
-    nodes[0].mesh.set_peers([])
-    await news.until(lambda: nodes[0].mesh.links == ids(nodes[2:]))
+    assert not nodes[1].mesh._connectors
+    nodes[0].mesh.set_peers(accept_only(nodes[2:]))
+    await news.until(lambda: nodes[0].mesh.links == ids(nodes[2:]) and nodes[1].mesh.links == ())
+
+
+async def test_a_newcomer_is_let_in_once_the_hub_has_named_it(nodes: list[Node], news: News) -> None:
+    """Its hub's word may come after it."""
+    for newcomer, host in ((nodes[0], nodes[1]), (nodes[1], nodes[2])):
+        newcomer.mesh.set_peers([host.peer])
+        async with stranger(host) as other:
+            with pytest.raises(ConnectionClosed):
+                await prove(other, newcomer.me)
+        assert host.mesh.links == ()
+        host.mesh.set_peers(accept_only([newcomer]))
+        await news.until(lambda host=host, newcomer=newcomer: host.mesh.links == (newcomer.node_id,))
+        newcomer.mesh.set_peers([])
+        await news.until(lambda host=host: not host.mesh.links)
+
+
+async def test_who_is_no_longer_named_is_linked_with_no_longer(nodes: list[Node], news: News) -> None:
+    introduce(nodes)
+    await news.until(lambda: all_linked(nodes))
+    nodes[1].mesh.set_peers([nodes[0].peer])
+    await news.until(lambda: nodes[1].mesh.links == ids(nodes[:1]) and nodes[2].mesh.links == ids(nodes[:1]))
+
+
+async def test_a_member_cannot_link_under_invented_names(nodes: list[Node], news: News) -> None:
+    me = Identity.generate()
+    name(nodes[0], me)
+    async with stranger(nodes[0]) as member:
+        await prove(member, me)
+        await news.until(lambda: nodes[0].mesh.links == (me.node_id,))
+        for _ in range(3):
+            async with stranger(nodes[0]) as again:
+                with pytest.raises(ConnectionClosed):
+                    await prove(again, Identity.generate())
+        assert nodes[0].mesh.links == (me.node_id,)
 
 
 async def test_a_node_that_moved_or_that_is_not_there_yet_is_found(
@@ -126,11 +171,13 @@ async def test_a_node_that_moved_or_that_is_not_there_yet_is_found(
         first.mesh.set_peers([MeshPeer(node_id=second.node_id, host=host, port=port)])
         await asyncio.sleep(0)
     first.mesh.set_peers([second.peer])
+    name(second, first.me)
     await news.until(lambda: all_linked(nodes[:2]))
     me = second.me
     await second.close()
     again = Node(news, tmp_path, me=me)
     await again.open()
+    name(again, first.me)
     first.mesh.set_peers([again.peer])
     await news.until(lambda: all_linked([first, again]))
     await again.close()
@@ -163,6 +210,7 @@ async def test_a_second_connection_of_the_same_node(nodes: list[Node], news: New
     """It takes the first one's place if that was its own too; else the first is pinged, and stays."""
     first, second, _ = nodes
     first.mesh.set_peers([second.peer])
+    name(second, first.me)
     await news.until(lambda: all_linked(nodes[:2]))
     one, other = (first, second) if smaller_again else (second, first)
     before = other.mesh._links[one.node_id]
@@ -201,7 +249,8 @@ async def test_what_a_hub_gives_to_one_reaches_all(nodes: list[Node], news: News
 
 async def test_a_link_cut_in_the_middle_is_made_anew(nodes: list[Node], news: News, artefact: Artefact) -> None:
     for number, node in enumerate(nodes):  # One side connects, so that no two connections meet while pieces travel.
-        node.mesh.set_peers([other.peer for other in nodes[number + 1 :]])
+        later = nodes[number + 1 :]
+        node.mesh.set_peers([*(other.peer for other in later), *accept_only(nodes, but=later)])
     await news.until(lambda: all_linked(nodes))
     info_hash, half = artefact.layout.info_hash, len(artefact.pieces) // 2
     for node in nodes:
@@ -241,6 +290,28 @@ async def test_a_new_key_shuts_out_who_does_not_have_it(nodes: list[Node], news:
     assert nodes[0].mesh._links[nodes[1].node_id] is kept and not kept.ended.is_set()
 
 
+async def test_a_new_key_while_strangers_come_and_go(nodes: list[Node], news: News) -> None:
+    """One whose connection is only being made when the key changes is no trouble."""
+    introduce(nodes)
+
+    async def come_and_go() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(LOOPBACK, nodes[0].mesh.port)
+                writer.close()
+            await asyncio.sleep(0)
+
+    strangers = [asyncio.create_task(come_and_go()) for _ in range(8)]
+    for key_id in range(2, 200):
+        for node in nodes:
+            node.mesh.set_keys([RunKey(key_id=key_id, key=key_id.to_bytes(32))])
+        await asyncio.sleep(0)
+    for task in strangers:
+        task.cancel()
+    await asyncio.wait(strangers)
+    await news.until(lambda: all_linked(nodes))
+
+
 async def test_nobody_is_let_in_before_the_welcome(news: News, tmp_path: Path) -> None:
     node = Node(news, tmp_path)
     await node.open(key=None)
@@ -269,22 +340,28 @@ async def test_a_wrong_key_or_itself_is_refused(nodes: list[Node]) -> None:
     assert nodes[0].links == []
 
 
-async def test_who_says_nothing_is_cut_and_few_may_do_so_at_once(
-    nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_strangers_keep_nobody_out(nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_module, "MOST_HALF_OPEN", 2)
-    async with asyncio.timeout(PATIENCE_S), stranger(nodes[0]), stranger(nodes[0]):
-        reader, writer = await asyncio.open_connection(LOOPBACK, nodes[0].mesh.port)
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
-        writer.close()
-        monkeypatch.setattr(mesh_module, "MOST_HALF_OPEN", 3)
-        async with stranger(nodes[0]) as member:
-            await prove(member, Identity.generate())
-            await news.until(lambda: len(nodes[0].mesh.links) == 1)
-            monkeypatch.setattr(mesh_module, "HANDSHAKE_S", 0.05)
-            async with stranger(nodes[0]) as silent:
-                await is_cut(silent)
+    me = Identity.generate()
+    name(nodes[0], me)
+    async with stranger(nodes[0]) as oldest, stranger(nodes[0]), stranger(nodes[0]) as member:
+        await is_cut(oldest)
+        await prove(member, me)
+        await news.until(lambda: len(nodes[0].mesh.links) == 1)
+        assert len(nodes[0].mesh._half_open) == 1
+        monkeypatch.setattr(mesh_module, "HANDSHAKE_S", 0.05)
+        async with stranger(nodes[0]) as silent:
+            await is_cut(silent)
+        assert nodes[0].mesh.links == (me.node_id,)
+
+
+async def test_idle_strangers_at_one_address_are_few(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_module, "MOST_HALF_OPEN_OF_HOST", 1)
+    async with stranger(nodes[0]), stranger(nodes[0]):
+        assert len(nodes[0].mesh._half_open) == 2, "on loopback they are not told apart by their address"
+    monkeypatch.setattr(mesh_module, "_is_loopback", lambda host: host != LOOPBACK)
+    async with stranger(nodes[0]) as oldest, stranger(nodes[0]):
+        await is_cut(oldest)
 
 
 async def test_what_is_not_a_handshake_at_all_stays_out_of_the_log(
@@ -328,7 +405,7 @@ async def test_a_member_that_sends_wrong_bytes_is_dropped_and_not_taken_back(
 async def test_a_dropped_node_is_taken_back_later(
     nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh_module, "BARRED_S", 0.05)
+    monkeypatch.setattr(mesh_module, "FIRST_BAR_S", 0.05)
     for one, other in ((nodes[0], nodes[1]), (nodes[1], nodes[0])):
         introduce(nodes[:2])
         await news.until(lambda: all_linked(nodes[:2]))
@@ -337,9 +414,21 @@ async def test_a_dropped_node_is_taken_back_later(
         await news.until(lambda one=one, changes=changes: len(one.links) >= changes + 2 and all_linked(nodes[:2]))
 
 
+async def test_a_node_is_barred_for_twice_as_long_each_time(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_module, "LONGEST_BAR_S", 35.0)
+    mesh, node_id = nodes[0].mesh, nodes[1].node_id
+    for bar_s in (10.0, 20.0, 35.0, 35.0):
+        mesh.drop(node_id, "the test says so")
+        assert mesh._bars[node_id][1] == bar_s
+    mesh._bars[node_id] = asyncio.get_running_loop().time() - 36.0, 35.0
+    mesh.drop(node_id, "after a long time of good behaviour")
+    assert mesh._bars[node_id][1] == 10.0
+
+
 @pytest.mark.parametrize("frame", ["text", b"", b"\xc1", encode(LeaseRevoked(lease_id=1, reason="stale")), b"\x80" * 9])
 async def test_a_member_that_sends_something_else_is_dropped(nodes: list[Node], news: News, frame: str | bytes) -> None:
     me = Identity.generate()
+    name(nodes[0], me)
     async with stranger(nodes[0]) as member:
         await prove(member, me)
         await news.until(lambda: nodes[0].mesh.links == (me.node_id,))
@@ -361,6 +450,8 @@ async def test_another_node_or_something_else_at_a_peers_address(nodes: list[Nod
         writer.close()
         asked.set()
 
+    name(second, first.me)
+    name(third, first.me)
     server = await asyncio.start_server(redirect, LOOPBACK, 0)
     async with asyncio.timeout(PATIENCE_S), serve(lambda peer: peer.close(), LOOPBACK, 0) as closing:
         for port in (server.sockets[0].getsockname()[1], next(iter(closing.sockets)).getsockname()[1]):
@@ -371,16 +462,6 @@ async def test_another_node_or_something_else_at_a_peers_address(nodes: list[Nod
         first.mesh.set_peers([second.peer, third.peer])
         await news.until(lambda: first.mesh.links == ids([second, third]))
     server.close()
-
-
-async def test_links_are_at_most_so_many(nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_module, "MAX_MESH", 1)
-    nodes[0].mesh.set_peers([nodes[1].peer])
-    await news.until(lambda: all_linked(nodes[:2]))
-    async with stranger(nodes[0]) as member:
-        with pytest.raises(ConnectionClosed):
-            await prove(member, Identity.generate())
-    assert nodes[0].mesh.links == (nodes[1].node_id,)
 
 
 async def test_a_taken_port_is_an_error(nodes: list[Node]) -> None:

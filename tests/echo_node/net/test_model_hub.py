@@ -82,9 +82,9 @@ async def test_the_base_comes_from_the_model_hub(hub: Any, models: ModelHub, fet
     offer = await hub.offer(None, hub.published(None), source=SOURCE)
     seen: list[tuple[int, int]] = []
     fetched = await fetcher.fetch(offer, None, on_progress=lambda done, total: seen.append((done, total)))
-    assert (fetched.swarm_bytes, fetched.web_seed_bytes) == (0, 0)
     assert same_files(fetcher.directory(None), hub.published(None))
     total = open_offer(offer, hub.me.public_key).total_bytes
+    assert (fetched.swarm_bytes, fetched.web_seed_bytes, fetched.model_hub_bytes) == (0, 0, total)
     assert seen[-1] == (total, total)
     assert {name for method, name in models.asked if method == "GET"} == names(hub)
     assert set(models.tokens) == {None}

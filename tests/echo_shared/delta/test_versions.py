@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from echo_shared.delta import decode, encode
+from echo_shared import delta
+from echo_shared.delta import encode
 from echo_shared.delta.frames import MAX_CONTENT_BYTES
 from echo_shared.delta.versions import MAGIC
 from echo_shared.errors import CodecError, StorageError
 
-LIMIT = 1 << 24
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = json.dumps({"peft_type": "LORA", "r": 16, "target_modules": [f"layer{n}_proj" for n in range(30)]}).encode()
 
@@ -44,12 +44,20 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
+def sizes(directory: Path) -> dict[str, int]:
+    return {name: len(content) for name, content in contents(directory).items()}
+
+
+def decode(payload: Path, directory: Path, *, files: dict[str, int], parent: Path | None = None) -> None:
+    with payload.open("rb") as stream:
+        delta.decode(stream, directory, files=files, parent=parent)
+
+
 def there_and_back(directory: Path, scratch: Path, parent: Path | None) -> int:
     """The payload's size, if all files come back."""
     payload = scratch / "payload"
     encode(directory, payload, parent=parent)
-    total = sum(len(content) for content in contents(directory).values())
-    decode(payload, scratch / "decoded", parent=parent, max_bytes=total)
+    decode(payload, scratch / "decoded", files=sizes(directory), parent=parent)
     assert contents(scratch / "decoded") == contents(directory)
     assert not list(scratch.glob("*.tmp"))
     return payload.stat().st_size
@@ -157,9 +165,9 @@ def test_a_delta_needs_its_parent(tmp_path: Path) -> None:
         encode(new, payload, parent=tmp_path / "nowhere")
     encode(new, payload, parent=old)
     with pytest.raises(CodecError, match="without the version"):
-        decode(payload, tmp_path / "a", max_bytes=LIMIT)
+        decode(payload, tmp_path / "a", files=sizes(new))
     with pytest.raises(CodecError, match="without the version"):
-        decode(payload, tmp_path / "a", parent=tmp_path / "nowhere", max_bytes=LIMIT)
+        decode(payload, tmp_path / "a", files=sizes(new), parent=tmp_path / "nowhere")
     (tmp_path / "bare").mkdir()
     others = [
         tmp_path / "bare",
@@ -169,13 +177,13 @@ def test_a_delta_needs_its_parent(tmp_path: Path) -> None:
     ]
     for other in others:
         with pytest.raises(CodecError, match="another parent"):
-            decode(payload, tmp_path / "a", parent=other, max_bytes=LIMIT)
+            decode(payload, tmp_path / "a", files=sizes(new), parent=other)
 
 
 def test_a_keyframe_looks_at_no_parent(tmp_path: Path) -> None:
     new = version(tmp_path / "new", 2)
     encode(new, tmp_path / "payload")
-    decode(tmp_path / "payload", tmp_path / "decoded", parent=tmp_path / "nowhere", max_bytes=LIMIT)
+    decode(tmp_path / "payload", tmp_path / "decoded", files=sizes(new), parent=tmp_path / "nowhere")
     assert contents(tmp_path / "decoded") == contents(new)
 
 
@@ -194,8 +202,6 @@ def test_a_directory_that_is_no_version_is_refused_and_leaves_nothing(tmp_path: 
         encode(tmp_path / "nowhere", tmp_path / "payload")
     with pytest.raises(StorageError):
         encode(version(tmp_path / "new", 1), tmp_path / "nowhere" / "payload")
-    with pytest.raises(StorageError):
-        decode(tmp_path / "payload", tmp_path / "decoded", max_bytes=LIMIT)
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
 
 
@@ -209,12 +215,19 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         encode(directory, tmp_path / "payload")
 
 
-def test_more_than_the_bound_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_other_files_than_were_announced_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     new = version(tmp_path / "new", 1)
+    expected = sizes(new)
     encode(new, tmp_path / "payload")
-    total = sum(map(len, contents(new).values()))
-    with pytest.raises(CodecError, match="payload"):
-        decode(tmp_path / "payload", tmp_path / "decoded", max_bytes=total - 1)
+    for files in (
+        {},
+        {**expected, WEIGHTS: expected[WEIGHTS] - 1},
+        {**expected, "more.json": 2},
+        {WEIGHTS: expected[WEIGHTS]},
+    ):
+        with pytest.raises(CodecError, match="payload") as caught:
+            decode(tmp_path / "payload", tmp_path / "decoded", files=files)
+        assert "other files" in str(caught.value)
     assert not (tmp_path / "decoded").exists()
 
 
@@ -254,10 +267,12 @@ def entry(**changes: object) -> dict[str, object]:
 )
 def test_a_hostile_index_is_refused_and_writes_nothing(index: object, tmp_path: Path) -> None:
     (tmp_path / "payload").write_bytes(payload_of({"delta": False, "files": [entry()]}))
-    decode(tmp_path / "payload", tmp_path / "good", max_bytes=LIMIT)
+    decode(tmp_path / "payload", tmp_path / "good", files={"x.json": 0})
     (tmp_path / "payload").write_bytes(payload_of(index))
+    entries: Any = index.get("files", []) if isinstance(index, dict) else []
+    announced = {one["name"]: one["size_bytes"] for one in entries}
     with pytest.raises(CodecError):
-        decode(tmp_path / "payload", tmp_path / "bad", max_bytes=LIMIT)
+        decode(tmp_path / "payload", tmp_path / "bad", files=announced)
     assert not (tmp_path / "bad").exists()
 
 
@@ -266,7 +281,7 @@ def test_other_bytes_are_refused(tmp_path: Path) -> None:
     for content in (b"", MAGIC, good[:-1], good + b"\0", b"\0" + good, MAGIC + b"\xff\xff\xff\xff" + good):
         (tmp_path / "payload").write_bytes(content)
         with pytest.raises(CodecError):
-            decode(tmp_path / "payload", tmp_path / "decoded", max_bytes=LIMIT)
+            decode(tmp_path / "payload", tmp_path / "decoded", files={})
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -284,5 +299,5 @@ def test_damage_gives_files_within_the_bound_or_a_codec_error(
         content[place] = value
     (tmp_path / "payload").write_bytes(content[: data.draw(st.sampled_from([len(content), len(content) - 1, 300]))])
     with suppress(CodecError):
-        decode(tmp_path / "payload", tmp_path / "decoded", parent=parent, max_bytes=LIMIT)
+        decode(tmp_path / "payload", tmp_path / "decoded", files=sizes(new), parent=parent)
     assert {path.name for path in tmp_path.iterdir()} <= {"old", "new", "payload", "decoded"}

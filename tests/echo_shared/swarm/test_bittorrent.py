@@ -219,16 +219,16 @@ async def test_closing_ends_a_fetch(payload, open_swarm, partial_peer, tmp_path)
         await node.fetch(payload.torrent.torrent, tmp_path / "node")
 
 
-async def test_remove_deletes_the_files_when_asked(payload, open_swarm, tmp_path) -> None:
+async def test_what_was_removed_stays_on_the_disk_and_can_be_taken_up_again(payload, open_swarm, tmp_path) -> None:
     node = await open_swarm()
-    kept, deleted = payload.copy_to(tmp_path / "kept"), payload.copy_to(tmp_path / "deleted")
-    await node.seed(payload.torrent.torrent, kept)
+    first, second = payload.copy_to(tmp_path / "first"), payload.copy_to(tmp_path / "second")
+    await node.seed(payload.torrent.torrent, first)
     await node.remove(payload.torrent.info_hash)
-    await node.fetch(payload.torrent.torrent, deleted.parent)
-    await node.remove(payload.torrent.info_hash, delete_files=True)
-    await node.remove(payload.torrent.info_hash, delete_files=True)
-    assert payload.matches(kept)
-    assert not deleted.exists()
+    await node.fetch(payload.torrent.torrent, second.parent)
+    await node.remove(payload.torrent.info_hash)
+    await node.remove(payload.torrent.info_hash)
+    assert await node.stats() == {}
+    assert payload.matches(first) and payload.matches(second)
 
 
 async def test_a_fetch_that_nobody_serves_says_so(payload, open_swarm, web_server, tmp_path) -> None:

@@ -1,13 +1,15 @@
 """Filling a torrent's directory: resumed, refused, full, and handed over to libtorrent."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from echo_shared.errors import CodecError, StorageError
+from echo_shared.errors import CodecError, StorageError, SwarmError
 from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, read_torrent
-from echo_shared.swarm.piece_file import PieceFile
+from echo_shared.swarm.piece_file import GIVEN_UP, ArrivingFile, PieceFile
 from echo_shared.swarm.torrent import Layout
 
 
@@ -139,3 +141,58 @@ def test_files_that_vanish_are_a_storage_error(payload, tmp_path) -> None:
     (file.directory / layout.files[0][0]).unlink()
     with pytest.raises(StorageError):
         file.write(0, pieces_of(layout, payload.directory)[0])
+
+
+def test_files_have_their_size_and_their_end_from_the_start(payload, tmp_path) -> None:
+    layout = read_torrent(payload.torrent.torrent)
+    directory = tmp_path / "node" / layout.name
+    (path, size), *_ = layout.files
+    for had in (0, 1, size - 1, size, size + 1):
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_bytes(b"x" * had)
+        open_at(layout, tmp_path / "node")
+        assert (directory / path).read_bytes() == (b"x" * had)[:size].ljust(size, b"\0")
+    assert [(directory / path).stat().st_size for path, _ in layout.files] == [size for _, size in layout.files]
+
+
+def test_knows_what_it_has(payload, tmp_path) -> None:
+    layout = read_torrent(payload.torrent.torrent)
+    file = open_at(layout, tmp_path / "node")
+    file.write(1, pieces_of(layout, payload.directory)[1])
+    assert [file.has(index) for index in (-1, 0, 1, len(layout.piece_hashes))] == [False, False, True, False]
+    file.close()
+
+
+def one_file(directory: Path) -> tuple[Layout, list[bytes]]:
+    directory.mkdir(parents=True)
+    (directory / "payload.sealed").write_bytes(random.Random(3).randbytes(300_000))
+    layout = read_torrent(make_torrent(directory).torrent)
+    return layout, pieces_of(layout, directory)
+
+
+def test_another_thread_reads_the_first_file_while_it_arrives(tmp_path) -> None:
+    layout, pieces = one_file(tmp_path / "hub" / "run-v000001.k")
+    file = open_at(layout, tmp_path / "node")
+    with ThreadPoolExecutor(1) as reader, closing(ArrivingFile(file)) as arriving:
+        read = reader.submit(lambda: b"".join(iter(lambda: arriving.read(10_000), b"")))
+        for index in reversed(range(1, len(pieces))):
+            file.write(index, pieces[index])
+            assert not read.done(), "the first piece is not there"
+        file.write(0, pieces[0])
+        assert read.result() == b"".join(pieces)
+    file.close()
+
+
+def test_who_waits_for_what_does_not_come_is_told(tmp_path) -> None:
+    layout, pieces = one_file(tmp_path / "hub" / "run-v000001.k")
+    file = open_at(layout, tmp_path / "node")
+    file.write(0, pieces[0])
+    with ThreadPoolExecutor(1) as reader, closing(ArrivingFile(file)) as arriving:
+        read = reader.submit(lambda: b"".join(iter(lambda: arriving.read(1_000), b"")))
+        file.give_up()
+        with pytest.raises(SwarmError) as refused:
+            read.result()
+    file.close()
+    assert refused.value.code == GIVEN_UP
+    with closing(ArrivingFile(file)) as arriving:
+        assert arriving.read(1) == pieces[0][:1], "what has come can be read"

@@ -83,8 +83,10 @@ def test_an_empty_directory_has_no_torrent(tmp_path: Path) -> None:
         make_torrent(tmp_path)
 
 
-@pytest.mark.parametrize("part", [b"..", b".", b"", b"a/b", b"a\\b", b"c:", b"\xff", b"nul\x00"])
-def test_a_path_that_leaves_the_directory_is_refused(part: bytes) -> None:
+@pytest.mark.parametrize(
+    "part", [b"..", b".", b"", b"a/b", b"a\\b", b"c:", b"\xff", b"nul\x00", b"a ", b"CON", b"aux.x"]
+)
+def test_a_path_that_is_none_or_leaves_the_directory_is_refused(part: bytes) -> None:
     with pytest.raises(CodecError):
         read_torrent(_torrent(path=[part]))
     with pytest.raises(CodecError):

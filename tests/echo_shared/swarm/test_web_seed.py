@@ -127,17 +127,17 @@ async def test_cancelling_ends_the_thread(payload, web_server, tmp_path) -> None
     assert await node.stats() == {}
 
 
-async def test_remove_stops_a_fetch_and_deletes(payload, web_server, tmp_path) -> None:
+async def test_remove_stops_a_fetch(payload, web_server, tmp_path) -> None:
     web_server.hold.clear()
     node = WebSeedSwarm(SwarmSettings())
     fetch = start(node, payload, web_server, tmp_path)
     await web_server.asked.wait()
-    removal = asyncio.create_task(node.remove(payload.torrent.info_hash, delete_files=True))
+    removal = asyncio.create_task(node.remove(payload.torrent.info_hash))
     web_server.hold.set()
     await removal
     with pytest.raises(SwarmError, match="removed"):
         await fetch
-    assert not (tmp_path / "node" / payload.directory.name).exists()
+    assert await node.stats() == {}
 
 
 async def test_a_directory_that_cannot_be_written_is_a_storage_error(node, payload, web_server, tmp_path) -> None:
@@ -149,13 +149,6 @@ async def test_a_directory_that_cannot_be_written_is_a_storage_error(node, paylo
 async def test_without_a_web_seed_there_is_nothing_to_fetch_from(node, payload, tmp_path) -> None:
     with pytest.raises(SwarmError, match="cannot be fetched"):
         await node.fetch(payload.torrent.torrent, tmp_path / "node")
-
-
-async def test_a_seed_is_remembered_for_its_removal(node, payload, tmp_path) -> None:
-    directory = payload.copy_to(tmp_path / "node")
-    await node.seed(payload.torrent.torrent, directory)
-    await node.remove(payload.torrent.info_hash, delete_files=True)
-    assert not directory.exists()
 
 
 def test_batches_have_no_gaps() -> None:

@@ -17,4 +17,5 @@ def upgrade() -> None:
     op.add_column("versions", sa.Column("way", sa.String(16)))
     op.add_column("fetches", sa.Column("pushed_bytes", sa.BigInteger, nullable=False, server_default="0"))
     op.add_column("fetches", sa.Column("mesh_bytes", sa.BigInteger, nullable=False, server_default="0"))
+    op.add_column("fetches", sa.Column("model_hub_bytes", sa.BigInteger, nullable=False, server_default="0"))
     op.add_column("fetches", sa.Column("broadcast_s", sa.Double))

@@ -1,0 +1,225 @@
+"""A run's shell with a real fetcher, swarm and spool; only the engine, a process of its own, stands still."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_node.core.events import ArtefactReady, Event, FetchFailed, Tick
+from echo_node.core.policies import KEPT
+from echo_node.engine import EngineFiles
+from echo_node.host.spool import Spool
+from echo_node.net.address import HubAddress
+from echo_node.net.fetcher import Fetcher, Source
+from echo_node.net.mesh import Mesh
+from echo_node.net.receiver import Receiver
+from echo_node.shell import Parts, RunShell, artefact_title
+from echo_shared.artefacts import Manifest
+from echo_shared.identity import Identity
+from echo_shared.messages import ArtefactOffer, Fetched, FromNode, KeyframeWanted, PolicyPublished
+from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.threads import in_thread
+from tests.echo_node.conftest import write_adapter
+
+
+class WatchedFetcher(Fetcher):
+    """Notes what it does with policy versions, and checks that it does one thing at a time."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.done: list[str] = []
+        self.busy = 0
+        self.begun = asyncio.Event()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    async def fetch(self, offer: ArtefactOffer, policy_version: int | None, **options: Any) -> Fetched:
+        if policy_version is None:
+            return await super().fetch(offer, policy_version, **options)
+        with self._alone("fetch"):
+            self.begun.set()
+            await in_thread(self.may_go_on.wait)
+            return await super().fetch(offer, policy_version, **options)
+
+    async def abandon(self, policy_version: int) -> None:
+        with self._alone("abandon"):
+            await super().abandon(policy_version)
+
+    async def remove(self, policy_version: int) -> None:
+        with self._alone("remove") if self.busy == 0 else self._as_part():
+            await super().remove(policy_version)
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        assert self.busy == 0, f"{what} while something else is being done"
+        self.done.append(what)
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.busy -= 1
+
+    @contextmanager
+    def _as_part(self) -> Iterator[None]:
+        assert self.done[-1] == "abandon", "remove while something else is being done"
+        yield
+
+
+class IdleEngine:
+    """Notes which versions it is given."""
+
+    def __init__(self, files: EngineFiles) -> None:
+        self.files = files
+
+    async def run(self, after_s: float, max_width: int) -> None:
+        await asyncio.Event().wait()
+
+
+class Site:
+    """A shell whose events the test hands over."""
+
+    def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
+        self.hub = hub
+        self.inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self.said: list[FromNode] = []
+        self.engines: list[IdleEngine] = []
+        source = Source(
+            address=HubAddress.parse(hub.url, insecure=False),
+            hub_key=hub.me.public_key,
+            run_id=hub.run_id,
+            tracker_path="/announce/key",
+        )
+        receiver = Receiver(self.say, Mesh(Identity.generate()))
+        places = {"artefacts": directory / "artefacts", "carriers": directory / "carriers"}
+        self.fetcher = WatchedFetcher(swarm, receiver, source, **places)
+        self.fetcher.set_keys(hub.run_keys)
+        self.spool = Spool(directory / "spool.db")
+        self.spool.open()
+        self.spool.begin_run(hub.run_id)
+        self.shell = RunShell(
+            Parts(
+                spool=self.spool,
+                fetcher=self.fetcher,
+                make_engine=self.make_engine,  # type: ignore[arg-type]
+                send=self.say,
+                deliver=self.inbox.put,
+                derived=directory / "derived",
+                logs=directory / "logs",
+                capacity_factor=2,
+            )
+        )
+
+    async def say(self, message: FromNode) -> None:
+        self.said.append(message)
+
+    def make_engine(self, files: EngineFiles) -> IdleEngine:
+        self.engines.append(IdleEngine(files))
+        return self.engines[-1]
+
+    async def next(self, kind: type[Event]) -> Any:
+        """Handles what the shell delivers, up to the first event of this kind."""
+        while True:
+            event = await self.inbox.get()
+            await self.shell.handle(event)
+            if isinstance(event, kind):
+                return event
+
+    async def publish(self, version: int, offer: ArtefactOffer) -> None:
+        await self.shell.handle(PolicyPublished(policy_version=version, offer=offer))
+
+
+@pytest.fixture
+async def site(hub: Any, tmp_path: Path) -> AsyncIterator[Site]:
+    """Welcomed, and with the base."""
+    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+    site = Site(hub, swarm, tmp_path)
+    await site.shell.open(0)
+    await site.shell.handle(hub.welcome())
+    await site.next(ArtefactReady)
+    yield site
+    site.fetcher.may_go_on.set()
+    await site.shell.close()
+    await site.fetcher.close()
+    await swarm.close()
+
+
+def of_other_content(offer: ArtefactOffer) -> ArtefactOffer:
+    manifest = Manifest.model_validate_json(offer.manifest)
+    files = tuple(file.model_copy(update={"sha256": "0" * 64}) for file in manifest.files)
+    return offer.model_copy(update={"manifest": manifest.model_copy(update={"files": files}).encode()})
+
+
+async def test_the_base_is_fetched_and_its_engine_made(site: Site) -> None:
+    (engine,) = site.engines
+    assert engine.files.base_dir == site.fetcher.directory(None) and engine.files.base_dir.is_dir()
+    assert engine.files.base_content == site.fetcher.base_content
+    assert [said.policy_version for said in site.said if isinstance(said, Fetched)] == [None]
+
+
+async def test_fetches_that_are_abandoned_in_a_chain_never_overlap_and_do_not_begin(hub: Any, site: Site) -> None:
+    await hub.publish(1, announce=False)
+    offer = hub.offers[1]
+    site.fetcher.may_go_on.clear()
+    await site.publish(1, offer)
+    await site.fetcher.begun.wait()
+    await site.publish(1, of_other_content(offer))
+    await site.publish(1, offer)
+    for _ in range(100):  # For what does not wait its turn.
+        await asyncio.sleep(0)
+    assert site.fetcher.done == ["fetch"]
+    site.fetcher.may_go_on.set()
+    ready = await site.next(ArtefactReady)
+    assert site.fetcher.done == ["fetch", "abandon", "abandon", "fetch"]
+    assert ready.policy_version == 1 and ready.fetched in site.said
+    assert site.fetcher.directory(1).is_dir() and site.shell.failure is None and site.shell.fetching == {}
+
+
+async def test_a_fetch_that_fails_is_told_to_the_work_loop(hub: Any, site: Site) -> None:
+    await hub.publish(1, announce=False)
+    await site.publish(1, of_other_content(hub.offers[1]))
+    failed = await site.next(FetchFailed)
+    assert (failed.policy_version, failed.unreadable) == (1, False) and "not signed by the hub" in failed.what
+    assert site.shell.failure is None
+
+
+async def test_what_cannot_be_read_is_told_as_such(hub: Any, site: Site) -> None:
+    await hub.publish(1, announce=False)
+    await site.publish(1, hub.offers[1])
+    await site.next(ArtefactReady)
+    await hub.publish(2, announce=False, parent=1)
+    (site.fetcher.directory(1) / "adapter_config.json").unlink()
+    await site.publish(2, hub.offers[2])
+    assert (await site.next(FetchFailed)).unreadable
+    assert KeyframeWanted(policy_version=2) in site.said
+
+
+async def test_old_versions_are_deleted(hub: Any, site: Site) -> None:
+    for version in range(1, KEPT + 2):
+        await hub.publish(version, announce=False)
+        await site.publish(version, hub.offers[version])
+        await site.next(ArtefactReady)
+    await site.publish(KEPT + 2, await offer_of(hub, KEPT + 2))
+    await site.next(ArtefactReady)
+    await site.shell.close()
+    assert "remove" in site.fetcher.done and not site.fetcher.directory(1).exists()
+
+
+async def offer_of(hub: Any, version: int) -> ArtefactOffer:
+    directory = hub.published(version)
+    write_adapter(directory, version)
+    offer: ArtefactOffer = await hub.offer(version, directory)
+    return offer
+
+
+async def test_what_ends_a_task_is_kept_for_the_daemon(site: Site) -> None:
+    site.spool.close()
+    await site.shell.handle(Tick(progress={}))
+    assert site.shell.failure is None
+
+
+def test_titles() -> None:
+    assert artefact_title(None) == "The base model" and artefact_title(3) == "Policy version 3"
