@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,11 +14,11 @@ from aiohttp.typedefs import Handler
 from safetensors.numpy import save_file
 
 from echo_hub.config import HubConfig
-from echo_hub.core.dissemination import Release
+from echo_hub.core.dissemination import Arrival, Release
 from echo_hub.net import artefact_routes, tracker
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
-from echo_hub.net.distributor import Arrival, Distributor
+from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
@@ -141,7 +142,7 @@ class EchoHub:
 
         return answer
 
-    async def _record(self, news: Release | Arrival) -> None:
+    async def _record(self, news: Sequence[Release | Arrival]) -> None:
         """A hub's store takes it; here the nodes say themselves when a version has come."""
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_hub.learner.objectives.published import PUBLISHED
+from echo_shared.artefacts import DELTA_REACH
 from echo_shared.errors import ConfigError
 from echo_shared.settings import load_settings
 
@@ -304,7 +305,7 @@ class DisseminationConfig(Section):
     too; else float32. bfloat16 makes a version 4.5 to 6 times smaller as a difference from the one before, 2.4 times
     whole; beside a learner in float32 it puts the sampling policy off by a KL of 1e-10 to 2e-8. May be changed between
     two starts."""
-    delta_reach: Annotated[int, Field(ge=0, le=7)] = 4
+    delta_reach: Annotated[int, Field(ge=0, le=DELTA_REACH)] = DELTA_REACH
     """A version travels as its difference from one that the nodes have, where that is smaller: one of this many
     versions published before it. 0 = always whole."""
     uplink_mbit_s: Annotated[float, Field(ge=0)] = 0.0

@@ -16,7 +16,7 @@ from typing import Final
 
 from echo_hub.config import HubConfig
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.dissemination import Release
+from echo_hub.core.dissemination import Arrival, Release
 from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
@@ -50,7 +50,7 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.live import LivePages
 from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.broadcaster import Broadcaster
-from echo_hub.net.distributor import Arrival, Distributor
+from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
@@ -376,14 +376,8 @@ class Hub:
         )
         log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend)
 
-    async def _record_distribution(self, news: Release | Arrival) -> None:
-        store = self._store.store
-        if isinstance(news, Release):
-            await self._store(store.record_release, news)
-        else:
-            await self._store(
-                store.record_fetch, news.node_id, news.fetched, broadcast_s=news.broadcast_s, now=time.time()
-            )
+    async def _record_distribution(self, news: Sequence[Release | Arrival]) -> None:
+        await self._store(self._store.store.record_distribution, news, time.time())
         self.pages.changes.notify()
 
     async def _watch_bans(self) -> None:

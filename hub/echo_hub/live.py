@@ -164,6 +164,7 @@ class LivePages:
             versions=tuple(self._version_view(row) for row in reversed(versions)),
             fetches_by_transport=_by_name(self._store.versions_by_transport()),
             dissemination=_dissemination_view(distribution.newest) if distribution.newest else None,
+            newest_complete=distribution.newest_complete,
             nodes_on_newest=distribution.num_holding,
             nodes_connected=distribution.num_connected,
             uplink_bytes_s=distribution.uplink_bytes_s,
@@ -238,7 +239,7 @@ def _dissemination_view(progress: Progress) -> DisseminationView:
     return DisseminationView(
         policy_version=release.policy_version,
         carrier=release.carrier,
-        way=release.way.value,
+        way=release.way.value if release.way else "shared_memory",
         size_bytes=release.adapter_bytes,
         payload_bytes=release.payload_bytes,
         since_s=progress.since_s,

@@ -26,6 +26,9 @@ SEALED_SUFFIX: Final = ".sealed"
 PAYLOAD_NAME: Final = "payload" + SEALED_SUFFIX
 """The one file of a keyframe's or a delta's carrier: what `echo_shared.delta` makes of the artefact's files, sealed."""
 
+DELTA_REACH: Final = 4
+"""Newest policy versions that every node keeps: a delta's parent is one of them."""
+
 
 class ManifestFile(BaseModel):
     """One file of the artefact."""

@@ -13,7 +13,7 @@ import pytest
 
 from echo_hub import live as live_module
 from echo_hub.config import HubConfig, RunConfig, ServerConfig, TrainingConfig
-from echo_hub.core.dissemination import DistributionStatus, Progress, Release
+from echo_hub.core.dissemination import Arrival, DistributionStatus, Progress, Release
 from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
 from echo_hub.core.events import LearnerReady
 from echo_hub.dashboard.model import Accounting, DisseminationView, EvaluationView, RunState
@@ -235,9 +235,10 @@ async def test_a_whole_run(hub: Hub) -> None:
             swarm_bytes=swarm_bytes,
             web_seed_bytes=100,
         )
-        hub.driven.store.record_fetch(node_id, fetched, broadcast_s=seconds, now=STARTED)
+        arrival = Arrival(node_id=node_id, fetched=fetched, broadcast_s=seconds)
+        hub.driven.store.record_distribution([arrival], now=STARTED)
     release = Release(policy_version=2, adapter_bytes=2_000, payload_bytes=700, carrier="delta", way=Way.SWARM)
-    hub.driven.store.record_release(release)
+    hub.driven.store.record_distribution([release], now=STARTED)
     hub.driven.store.record_evaluations(evaluated(0, 0.25, at=1.0))
     hub.driven.store.record_evaluations(evaluated(2, 0.75, at=50.0))
     hub.is_finished = True
@@ -285,7 +286,9 @@ async def test_a_whole_run(hub: Hub) -> None:
 async def test_a_version_on_its_way(hub: Hub) -> None:
     release = Release(policy_version=3, adapter_bytes=900, payload_bytes=300, carrier="delta", way=Way.BROADCAST)
     progress = Progress(release=release, since_s=0.5, num_told=4, seconds=(0.25,), share_arrived=0.75)
-    hub.distribution = DistributionStatus(newest=progress, num_holding=1, num_connected=5, uplink_bytes_s=2.5e6)
+    hub.distribution = DistributionStatus(
+        newest=progress, num_holding=1, num_connected=5, uplink_bytes_s=2.5e6, newest_complete=2
+    )
     view = await hub.pages.run_view()
     assert view.dissemination == DisseminationView(
         policy_version=3,
@@ -298,6 +301,7 @@ async def test_a_version_on_its_way(hub: Hub) -> None:
         num_reached=1,
         share_arrived=0.75,
     )
+    assert view.newest_complete == 2
     assert view.dissemination.under_way
     assert (view.nodes_on_newest, view.nodes_connected, view.uplink_bytes_s) == (1, 5, 2.5e6)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from echo_node.core.events import ArtefactReady, Event, FetchFailed, Tick
+from echo_node.core.events import ArtefactReady, Event, FetchFailed
 from echo_node.core.policies import KEPT
 from echo_node.engine import EngineFiles
 from echo_node.host.spool import Spool
@@ -23,50 +23,45 @@ from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer, Fetched, FromNode, KeyframeWanted, PolicyPublished
 from echo_shared.swarm import Swarm, SwarmSettings
 from echo_shared.threads import in_thread
-from tests.echo_node.conftest import write_adapter
 
 
 class WatchedFetcher(Fetcher):
-    """Notes what it does with policy versions, and checks that it does one thing at a time."""
+    """Notes what it does with policy versions, and checks that it does one thing at a time with each."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.done: list[str] = []
-        self.busy = 0
+        self.busy: set[int] = set()
         self.begun = asyncio.Event()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
+        self.removed: asyncio.Queue[int] = asyncio.Queue()
 
     async def fetch(self, offer: ArtefactOffer, policy_version: int | None, **options: Any) -> Fetched:
         if policy_version is None:
             return await super().fetch(offer, policy_version, **options)
-        with self._alone("fetch"):
+        with self._alone("fetch", policy_version):
             self.begun.set()
             await in_thread(self.may_go_on.wait)
             return await super().fetch(offer, policy_version, **options)
 
     async def abandon(self, policy_version: int) -> None:
-        with self._alone("abandon"):
+        with self._alone("abandon", policy_version):
             await super().abandon(policy_version)
 
     async def remove(self, policy_version: int) -> None:
-        with self._alone("remove") if self.busy == 0 else self._as_part():
-            await super().remove(policy_version)
+        await super().remove(policy_version)
+        self.removed.put_nowait(policy_version)
 
     @contextmanager
-    def _alone(self, what: str) -> Iterator[None]:
-        assert self.busy == 0, f"{what} while something else is being done"
+    def _alone(self, what: str, version: int) -> Iterator[None]:
+        assert version not in self.busy, f"{what} while something else is being done"
         self.done.append(what)
-        self.busy += 1
+        self.busy.add(version)
         try:
             yield
         finally:
-            self.busy -= 1
-
-    @contextmanager
-    def _as_part(self) -> Iterator[None]:
-        assert self.done[-1] == "abandon", "remove while something else is being done"
-        yield
+            self.busy.remove(version)
 
 
 class IdleEngine:
@@ -87,6 +82,7 @@ class Site:
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         self.said: list[FromNode] = []
         self.engines: list[IdleEngine] = []
+        self.closed = False
         source = Source(
             address=HubAddress.parse(hub.url, insecure=False),
             hub_key=hub.me.public_key,
@@ -112,6 +108,12 @@ class Site:
                 capacity_factor=2,
             )
         )
+
+    async def close(self) -> None:
+        """Once."""
+        if not self.closed:
+            self.closed = True
+            await self.shell.close()
 
     async def say(self, message: FromNode) -> None:
         self.said.append(message)
@@ -142,7 +144,7 @@ async def site(hub: Any, tmp_path: Path) -> AsyncIterator[Site]:
     await site.next(ArtefactReady)
     yield site
     site.fetcher.may_go_on.set()
-    await site.shell.close()
+    await site.close()
     await site.fetcher.close()
     await swarm.close()
 
@@ -202,23 +204,23 @@ async def test_old_versions_are_deleted(hub: Any, site: Site) -> None:
         await hub.publish(version, announce=False)
         await site.publish(version, hub.offers[version])
         await site.next(ArtefactReady)
-    await site.publish(KEPT + 2, await offer_of(hub, KEPT + 2))
-    await site.next(ArtefactReady)
-    await site.shell.close()
-    assert "remove" in site.fetcher.done and not site.fetcher.directory(1).exists()
+    assert await site.fetcher.removed.get() == 1
+    here = [version for version in range(1, KEPT + 2) if site.fetcher.directory(version).exists()]
+    assert here == list(range(2, KEPT + 2))
 
 
-async def offer_of(hub: Any, version: int) -> ArtefactOffer:
-    directory = hub.published(version)
-    write_adapter(directory, version)
-    offer: ArtefactOffer = await hub.offer(version, directory)
-    return offer
-
-
-async def test_what_ends_a_task_is_kept_for_the_daemon(site: Site) -> None:
-    site.spool.close()
-    await site.shell.handle(Tick(progress={}))
-    assert site.shell.failure is None
+async def test_closing_ends_what_is_under_way(hub: Any, site: Site) -> None:
+    await hub.publish(1, announce=False)
+    site.fetcher.may_go_on.clear()
+    await site.publish(1, hub.offers[1])
+    await site.fetcher.begun.wait()
+    closing = asyncio.create_task(site.close())
+    for _ in range(100):  # For what does not wait for the fetch's thread.
+        await asyncio.sleep(0)
+    assert not closing.done()
+    site.fetcher.may_go_on.set()
+    await closing
+    assert site.fetcher.busy == set() and site.inbox.empty() and site.shell.failure is None
 
 
 def test_titles() -> None:

@@ -25,10 +25,10 @@ from pydantic import ValidationError
 
 from echo_node.core.backoff import backoff_s
 from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact, Send
-from echo_shared.artefacts import Manifest
+from echo_shared.artefacts import DELTA_REACH, Manifest
 from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Way
 
-KEPT: Final = 4
+KEPT: Final = DELTA_REACH
 """Versions that the hub may publish a delta against."""
 LOADED: Final = 2
 """Those of them that the engine may go on holding."""
@@ -153,11 +153,12 @@ class Policies:
 
     def declined(self) -> list[Effect]:
         """Tells the hub which of its pushes no fetch takes, of those that came or failed since the last call."""
-        taken = {offer.manifest for offer in self._fetching.values()}
-        pushes = [offer for offer in self._open if offer.way in _PUSHED and offer.manifest not in taken]
+        pushes = {_info_hash_of(offer): offer for offer in self._open if offer.way in _PUSHED}
         self._open.clear()
-        manifests = [manifest for offer in pushes if (manifest := _manifest_of(offer)) is not None]
-        return [Send(message=Have(info_hash=bytes.fromhex(m.info_hash), pieces=(), wanted=False)) for m in manifests]
+        if pushes:
+            for offer in self._fetching.values():
+                pushes.pop(_info_hash_of(offer), None)
+        return [Send(message=Have(info_hash=one, pieces=(), wanted=False)) for one in pushes if one is not None]
 
     def _fetches(self, leased: Set[int], now: float) -> list[Effect]:
         wanted = (leased | {self.newest_published}) - self._on_disk.keys()
@@ -247,6 +248,11 @@ class Policies:
 def _content_of(offer: ArtefactOffer) -> str:
     manifest = _manifest_of(offer)
     return offer.manifest.hex() if manifest is None else manifest.content
+
+
+def _info_hash_of(offer: ArtefactOffer) -> bytes | None:
+    manifest = _manifest_of(offer)
+    return None if manifest is None else bytes.fromhex(manifest.info_hash)
 
 
 def _manifest_of(offer: ArtefactOffer) -> Manifest | None:

@@ -311,9 +311,7 @@ class Broadcast:
 
     def _direct(self, now: float) -> Send | None:
         """The next piece of the node with the least on its way."""
-        ready = [
-            m for m in self._members.values() if self._next_direct(m) and m.path.push.has_room(self._least_bytes)
-        ]
+        ready = [m for m in self._members.values() if self._next_direct(m) and m.path.push.has_room(self._least_bytes)]
         if not ready:
             return None
         member = min(ready, key=lambda m: m.path.push.bytes_in_flight)
@@ -470,8 +468,7 @@ class Broadcast:
         self._end(relay)
 
     def _bench(self, owner: _Member, now: float) -> None:
-        path = owner.path
-        if path.benched_until <= now:
+        if (path := owner.path).benched_until <= now:
             path.num_late += 1
             path.benched_until = now + min(2.0**path.num_late, LONGEST_BENCH_S)
 
@@ -499,6 +496,5 @@ class Broadcast:
 
 def _to_be_trusted(owners: list[_Member]) -> list[_Member]:
     """Beside owners that have proven themselves, the others prove themselves with one piece at a time."""
-    if not any(owner.path.proven for owner in owners):
-        return owners
-    return [owner for owner in owners if owner.path.proven or not owner.path.relay.bytes_in_flight]
+    proven = any(owner.path.proven for owner in owners)
+    return [owner for owner in owners if not proven or owner.path.proven or not owner.path.relay.bytes_in_flight]

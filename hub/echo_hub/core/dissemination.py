@@ -20,7 +20,7 @@ VERSIONS_REMEMBERED: Final = 16
 ASSUMED_DELTA: Final = 0.35
 """Size of a delta, as a share of the keyframe's, before one of each was published."""
 
-OLDER_PARENT: Final = 0.15
+OLDER_PARENT: Final = 0.25
 """A delta grows by this share with every version that its parent is older."""
 
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from echo_hub.dashboard.model import EvaluationView, NodeView, RunState, RunView, StepView
+from echo_hub.dashboard.model import EvaluationView, NodeView, RunState, RunView, StepView, VersionView
 from echo_hub.dashboard.responses import SECURITY_HEADERS
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 
@@ -134,15 +134,26 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
             "echo_version_fetched_bytes", "Of the newest version, by where nodes had them from.", labels=["source"]
         )
         yield _labelled(sources, (([source], number) for source, number in newest.bytes_by_transport.items()))
-        seconds = GaugeMetricFamily(
-            "echo_version_dissemination_seconds", "From announcement to verified, newest version.", labels=["quantile"]
-        )
-        known = {
-            "0.5": newest.dissemination_p50_s,
-            "0.95": newest.dissemination_p95_s,
-            "1": newest.dissemination_max_s,
-        }
-        yield _labelled(seconds, (([quantile], value) for quantile, value in known.items() if value is not None))
+        yield _seconds("echo_version_dissemination_seconds", "From announcement to verified, newest version.", newest)
+    if run.dissemination is not None:
+        told, reached = run.dissemination.num_told, run.dissemination.num_reached
+        yield _gauge("echo_version_nodes_told", "Nodes that are to get the newest version, or have it.", told)
+        yield _gauge("echo_version_nodes_reached", "Of them: those that have it.", reached)
+    for version in run.versions:
+        if version.policy_version == run.newest_complete:
+            number = version.policy_version
+            yield _gauge("echo_complete_version", "The newest version that all have who were told of it.", number)
+            yield _seconds("echo_complete_version_dissemination_seconds", "From announcement to verified.", version)
+
+
+def _seconds(name: str, help_text: str, version: VersionView) -> Metric:
+    known = {
+        "0.5": version.dissemination_p50_s,
+        "0.95": version.dissemination_p95_s,
+        "1": version.dissemination_max_s,
+    }
+    family = GaugeMetricFamily(name, help_text, labels=["quantile"])
+    return _labelled(family, (([quantile], value) for quantile, value in known.items() if value is not None))
 
 
 def _nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:

@@ -208,6 +208,8 @@ class RunView:
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
     """Over all versions and nodes."""
     dissemination: DisseminationView | None = None
+    newest_complete: int | None = None
+    """The newest version that every node has that was told of it, or a newer one."""
     """None before the hub has announced a version since its start."""
     nodes_on_newest: int = 0
     """Connected nodes that hold the newest published version."""

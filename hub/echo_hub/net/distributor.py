@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
 from echo_hub.config import DisseminationConfig
-from echo_hub.core.dissemination import Dissemination, DistributionStatus, Release
+from echo_hub.core.dissemination import Arrival, Dissemination, DistributionStatus, Release
 from echo_hub.core.ways import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
@@ -52,6 +52,15 @@ HOUSEKEEPING_S: Final = 1.0
 KEYFRAME_AGAIN_S: Final = 10.0
 """A node that asks for the same keyframe sooner is not answered."""
 
+KEYFRAME_COLLECT_S: Final = 0.1
+"""Who asks for the same keyframe within this time gets it in one push."""
+
+RECORDS_WAITING: Final = 4_096
+"""News that wait to be recorded; nodes that have more wait with it."""
+
+RETIRED_REMEMBERED: Final = 64
+"""Versions that nodes are told of as unwanted, after they are published no more."""
+
 KEYFRAMES_WAITING: Final = 1_024
 """Nodes that wait for a keyframe; who comes to a full queue turns to what it was offered before."""
 
@@ -71,19 +80,9 @@ class Connections(Protocol):
         """Ends this node's connection, if it has one, and tells it why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A node has verified an artefact that is published here."""
-
-    node_id: str
-    fetched: Fetched
-    broadcast_s: float | None
-    """From the announcement to the node's report; None for who was not connected then, has reported it before, or has
-    fetched the base."""
-
-
 class Distributor:
-    """Call `open` and `publish_base`, then keep `run` going. `record` is given every release and every arrival."""
+    """Call `open` and `publish_base`, then keep `run` going. `record` is given every release and arrival, in order, and
+    as many at a time as there are."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class Distributor:
         publisher: Publisher,
         broadcaster: Broadcaster,
         connections: Connections,
-        record: Callable[[Release | Arrival], Awaitable[None]],
+        record: Callable[[Sequence[Release | Arrival]], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._publisher = publisher
@@ -108,16 +107,20 @@ class Distributor:
         self._links: dict[str, frozenset[str]] = {}
         self._told_mesh: dict[str, tuple[MeshPeer, ...]] = {}
         self._told_unwanted: dict[str, frozenset[int]] = {}
+        self._hashes: dict[int, tuple[bytes, ...]] = {}
+        """By published version: of its carriers."""
+        self._retired: dict[int, tuple[bytes, ...]] = {}
         self._newest = 0
+        self._announced = 0
         self._lent = 0
         """The version that an evaluation by nodes uses; 0 = none."""
         self._handed_on = 0
-        """Bytes that nodes have handed on of the newest version."""
+        """Bytes that nodes have handed on of the version that was announced last."""
         self._node_uplink: float | None = None
         self._barred: frozenset[str] = frozenset()
         self._keyframes_sent: dict[tuple[str, int], float] = {}
         self._keyframes_wanted: asyncio.Queue[tuple[str, int]] = asyncio.Queue(KEYFRAMES_WAITING)
-        self._released: asyncio.Queue[Release] = asyncio.Queue()
+        self._to_record: asyncio.Queue[Release | Arrival] = asyncio.Queue()
         self._changed = asyncio.Event()
 
     # --- publishing
@@ -125,6 +128,7 @@ class Distributor:
     async def open(self) -> None:
         """Seeds again what was published before."""
         await self._publisher.reopen()
+        self._note_published()
 
     async def publish_base(self, model_dir: Path, *, source: str | None = None) -> None:
         """`source`: where nodes find the same files on a model hub, if they are to look there first."""
@@ -143,7 +147,23 @@ class Distributor:
 
     async def _publish(self, version: int, adapter_dir: Path) -> None:
         parent = self._spread.delta_parent(version, self._publisher.published())
-        await self._publisher.publish_policy(version, adapter_dir, delta_parent=parent)
+        in_use = self._spread.wanted()
+        await self._publisher.publish_policy(version, adapter_dir, delta_parent=parent, in_use=in_use)
+        self._note_published()
+
+    def _note_published(self) -> None:
+        """What is retired is pushed no more, and need not be served."""
+        for version in [version for version in self._hashes if not self._publisher.has(version)]:
+            self._retired[version] = self._hashes.pop(version)
+            for info_hash in self._retired[version]:
+                self._broadcaster.end(info_hash)
+        for version in self._publisher.published():
+            self._hashes[version] = self._publisher.info_hashes(version)
+            self._retired.pop(version, None)
+        for version in list(self._retired)[:-RETIRED_REMEMBERED]:
+            del self._retired[version]
+        self._spread.keep(self._hashes)
+        self._changed.set()
 
     def has(self, version: int) -> bool:
         """Whether nodes can fetch it now."""
@@ -152,17 +172,7 @@ class Distributor:
     def announce(self, version: int) -> None:
         """Tells every connected node of this version, and begins to send it by the way that is soonest."""
         carrier = self._publisher.carrier(version)
-        offers = {node.node_id: self.offer(version, node) for node in self._nodes.values()}
-        for node_id in [node_id for node_id, offer in offers.items() if offer.shared_memory is not None]:
-            self._linkable.pop(node_id, None)
-        pushed = [node_id for node_id in self._linkable if node_id in self._with_base]
-        way = self._way(carrier, pushed)
-        for node_id, offer in offers.items():
-            if node_id in pushed:
-                offer = offer.model_copy(update={"way": way})
-            self._connections.send(node_id, PolicyPublished(policy_version=version, offer=offer))
-        if way in PUSHED:
-            self._broadcaster.start(carrier, pushed, hand_on=way is Way.BROADCAST)
+        way = self._send_out(version, self._nodes.values())
         release = Release(
             policy_version=version,
             adapter_bytes=carrier.manifest.total_bytes,
@@ -171,22 +181,44 @@ class Distributor:
             way=way,
         )
         self._spread.announced(release, num_pieces=len(carrier.layout.piece_hashes), now=time.monotonic())
-        self._newest, self._handed_on = version, 0
-        self._released.put_nowait(release)
+        self._newest = self._announced = version
+        self._handed_on = 0
+        self._to_record.put_nowait(release)
         self._changed.set()
 
-    def offer(self, version: int, node: NodeInfo) -> ArtefactOffer:
+    def _send_out(self, version: int, nodes: Iterable[NodeInfo], *, keyframe: bool = False) -> Way | None:
+        """Tells these nodes of it and begins to push it. Returns the way; None when the network takes it to nobody."""
+        carrier = self._publisher.carrier(version, keyframe=keyframe)
+        offers = {node.node_id: self.offer(version, node, keyframe=keyframe) for node in nodes}
+        for node_id, offer in offers.items():
+            if offer.shared_memory is None:
+                self._linkable.setdefault(node_id, self._nodes[node_id])
+            else:
+                self._linkable.pop(node_id, None)
+        able = self._linkable.keys() & self._with_base
+        pushed = [node_id for node_id in offers if node_id in able]
+        way = self._way(carrier, pushed)
+        for node_id, offer in offers.items():
+            if node_id in able:
+                offer = offer.model_copy(update={"way": way})
+            self._connections.send(node_id, PolicyPublished(policy_version=version, offer=offer))
+        if way in PUSHED:
+            self._broadcaster.start(carrier, pushed, hand_on=way is Way.BROADCAST)
+        return way if any(offer.shared_memory is None for offer in offers.values()) else None
+
+    def offer(self, version: int, node: NodeInfo, *, keyframe: bool = False) -> ArtefactOffer:
         """This version, or the base (0), for a node that fetches it by itself: one that joins, or has a lease."""
         way = Way.WEB_SEED if self._settings.way == "web_seed" else Way.SWARM
         return self._publisher.offer_for(
-            version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way
+            version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way, keyframe=keyframe
         )
 
     def _way(self, carrier: Carrier, node_ids: Sequence[str]) -> Way:
+        among = frozenset(node_ids)
         ends = [
             (one, other)
             for one in node_ids
-            for other in self._links.get(one, frozenset()).intersection(node_ids)
+            for other in self._links.get(one, frozenset()) & among
             if one in self._links.get(other, frozenset())
         ]
         at = Circumstances(
@@ -215,7 +247,7 @@ class Distributor:
         self._linkable[node.node_id] = node
         self._told_mesh[node.node_id] = self.mesh_for(node)
         self._told_unwanted[node.node_id] = frozenset()
-        self._spread.node_joined(node.node_id, self._newest)
+        self._spread.node_joined(node.node_id, self._announced or self._newest)
         self._changed.set()
 
     def node_left(self, node_id: str) -> None:
@@ -233,8 +265,8 @@ class Distributor:
                 await self._fetched(node_id, message)
             case Have():
                 self._broadcaster.said(node_id, message)
-                if self._publisher.knows(message.info_hash, self._newest):
-                    self._spread.pieces_arrived(node_id, self._newest, len(message.pieces))
+                if self._publisher.knows(message.info_hash, self._announced):
+                    self._spread.pieces_arrived(node_id, self._announced, len(message.pieces))
             case Links():
                 self._links[node_id] = frozenset(message.node_ids)
                 self._broadcaster.said(node_id, message)
@@ -250,11 +282,13 @@ class Distributor:
         if version is None:
             self._with_base.add(node_id)
         seconds = None if version is None else self._spread.fetched(node_id, version, time.monotonic())
-        if seconds is not None and version == self._newest:
+        if seconds is not None and version == self._announced:
             self._handed_on += message.mesh_bytes
             self._estimate_node_uplink()
-        await self._record(Arrival(node_id=node_id, fetched=message, broadcast_s=seconds))
+        self._to_record.put_nowait(Arrival(node_id=node_id, fetched=message, broadcast_s=seconds))
         self._changed.set()
+        if self._to_record.qsize() > RECORDS_WAITING:
+            await self._to_record.join()
 
     def _estimate_node_uplink(self) -> None:
         """What each node has sent to others, per second, in a whole broadcast: at least so much it can send.
@@ -271,6 +305,7 @@ class Distributor:
     def status(self) -> DistributionStatus:
         return DistributionStatus(
             newest=self._spread.progress(time.monotonic()),
+            newest_complete=self._spread.newest_complete(),
             num_holding=self._spread.num_holding(self._newest),
             num_connected=len(self._nodes),
             uplink_bytes_s=self.uplink_bytes_s,
@@ -279,14 +314,15 @@ class Distributor:
     # --- who may link with whom, and who may be here
 
     def mesh_for(self, node: NodeInfo) -> tuple[MeshPeer, ...]:
-        """The nodes to link with, whichever of the two connects; none in a fleet too large to be linked."""
-        if node.node_id not in self._linkable or len(self._linkable) > MAX_MESH:
+        """The nodes to link with, whichever of the two connects: in a large fleet only the first to come are."""
+        linked = dict(islice(self._linkable.items(), MAX_MESH))
+        if node.node_id not in linked:
             return ()
         return tuple(
             MeshPeer(
                 node_id=other.node_id, host=other.host, port=other.mesh_port if reaches(node.host, other.host) else 0
             )
-            for other in self._linkable.values()
+            for other in linked.values()
             if other.node_id != node.node_id
         )
 
@@ -328,47 +364,49 @@ class Distributor:
         """Works until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._broadcaster.run())
-            tasks.create_task(self._record_releases())
+            tasks.create_task(self._keep_records())
             tasks.create_task(self._send_keyframes())
             tasks.create_task(self._keep_house())
 
-    async def _record_releases(self) -> None:
+    async def _keep_records(self) -> None:
         while True:
-            await self._record(await self._released.get())
+            news = [await self._to_record.get()]
+            news += [self._to_record.get_nowait() for _ in range(self._to_record.qsize())]
+            await self._record(news)
+            for _ in news:
+                self._to_record.task_done()
 
     async def _send_keyframes(self) -> None:
-        """To those that ask, one after the other: making one takes a while, once a version."""
+        """To those that ask, all that do so within a short while together."""
         while True:
-            node_id, version = await self._keyframes_wanted.get()
-            now, asked = time.monotonic(), (node_id, version)
-            node = self._nodes.get(node_id)
-            if node is None or version not in (self._newest, self._lent) or not self._publisher.has(version):
-                continue
-            if now - self._keyframes_sent.get(asked, -KEYFRAME_AGAIN_S) < KEYFRAME_AGAIN_S:
-                continue
+            asked = [await self._keyframes_wanted.get()]
+            await asyncio.sleep(KEYFRAME_COLLECT_S)
+            asked += [self._keyframes_wanted.get_nowait() for _ in range(self._keyframes_wanted.qsize())]
+            now = time.monotonic()
             self._keyframes_sent = {k: at for k, at in self._keyframes_sent.items() if now - at < KEYFRAME_AGAIN_S}
-            self._keyframes_sent[asked] = now
-            carrier = self._publisher.carrier(version)
-            if carrier.manifest.delta_parent is not None:
-                self._spread.lacks(node_id, carrier.manifest.delta_parent)
+            due = [one for one in dict.fromkeys(asked) if one not in self._keyframes_sent]
+            for version in sorted({version for _, version in due} & self._current(), reverse=True):
+                if self._publisher.has(version):
+                    node_ids = [node_id for node_id, of in due if of == version and node_id in self._nodes]
+                    self._keyframes_sent |= {(node_id, version): now for node_id in node_ids}
+                    await self._send_keyframe(version, node_ids)
+
+    async def _send_keyframe(self, version: int, node_ids: Sequence[str]) -> None:
+        """Making one takes a while, once a version."""
+        carrier = self._publisher.carrier(version)
+        parent = carrier.manifest.delta_parent
+        if parent is not None:
+            for node_id in node_ids:
+                self._spread.lacks(node_id, parent)
                 # It has no use for the delta, and may not confirm what it still gets of it.
                 self._broadcaster.said(node_id, Have(info_hash=carrier.info_hash, pieces=(), wanted=False))
-            try:
-                await self._publisher.publish_keyframe(version)
-            except (SwarmError, StorageError) as error:
-                log.warning("Policy version %d has no keyframe for node %s: %s", version, node_id, error)
-                continue
-            self._send_keyframe(version, node)
-
-    def _send_keyframe(self, version: int, node: NodeInfo) -> None:
-        carrier = self._publisher.carrier(version, keyframe=True)
-        way = self._way(carrier, [node.node_id])
-        offer = self._publisher.offer_for(
-            version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way, keyframe=True
-        )
-        self._connections.send(node.node_id, PolicyPublished(policy_version=version, offer=offer))
-        if way in PUSHED and offer.shared_memory is None:
-            self._broadcaster.start(carrier, [node.node_id], hand_on=False)
+        try:
+            await self._publisher.publish_keyframe(version)
+        except (SwarmError, StorageError) as error:
+            log.warning("Policy version %d has no keyframe for %s: %s", version, ", ".join(node_ids), error)
+            return
+        self._note_published()
+        self._send_out(version, [self._nodes[one] for one in node_ids if one in self._nodes], keyframe=True)
 
     async def _keep_house(self) -> None:
         while True:
@@ -386,12 +424,18 @@ class Distributor:
                 self._told_mesh[node_id] = peers
 
     def _tell_unwanted(self) -> None:
-        unwanted = self._spread.unwanted(self._publisher.published(), needed=(self._newest, self._lent))
-        hashes = tuple(info_hash for version in sorted(unwanted) for info_hash in self._publisher.info_hashes(version))
+        unwanted = self._hashes.keys() - self._spread.wanted() - self._current()
+        hashes = [one for version in sorted(unwanted) for one in self._hashes[version]]
+        hashes += [one for of_version in self._retired.values() for one in of_version]
+        versions = frozenset(unwanted | self._retired.keys())
         for node_id in self._nodes:
-            if unwanted - self._told_unwanted[node_id]:
-                self._connections.send(node_id, Unwanted(info_hashes=hashes))
-                self._told_unwanted[node_id] = unwanted
+            if versions - self._told_unwanted[node_id]:
+                self._connections.send(node_id, Unwanted(info_hashes=tuple(hashes)))
+            self._told_unwanted[node_id] = versions
+
+    def _current(self) -> frozenset[int]:
+        """The versions that a lease may name to a node that does not hold them."""
+        return frozenset({self._newest, self._announced, self._lent})
 
 
 def pinned(way: Way, at: Circumstances) -> Way:

@@ -29,7 +29,7 @@ WEB_SEED_PATH: Final = "/artefacts/"
 """Where `echo_hub.net.artefact_routes` serves what is published; the node's passkey, the carrier's name and the file's
 path follow."""
 KEPT_VERSIONS: Final = 8
-"""Newest policy versions that stay published."""
+"""Newest policy versions that stay published; twice as many while nodes still fetch them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +79,15 @@ class Publisher:
                 base = await asyncio.to_thread(self._store.say_source, base, source)
                 self._published[0] = [self._signed(base)]
 
-    async def publish_policy(self, version: int, adapter_dir: Path, *, delta_parent: int | None = None) -> None:
+    async def publish_policy(
+        self, version: int, adapter_dir: Path, *, delta_parent: int | None = None, in_use: Collection[int] = ()
+    ) -> None:
         """Signs and seeds the PEFT adapter in `adapter_dir`; at once when this version is published already.
 
         So a hub that calls it at start, after `reopen`, for the version that its store says is published has that
         version back even when its artefact was damaged. It is sent as its difference from version `delta_parent`, if
-        that is still published and the difference is smaller. Raises StorageError when it cannot be written.
+        that is still published and the difference is smaller. Versions `in_use` are retired later than others. Raises
+        StorageError when it cannot be written.
         """
         if version < 1:
             raise ValueError("policy versions count from 1; 0 is the base")
@@ -95,7 +98,7 @@ class Publisher:
                     lambda key: self._store.make_policy(version, adapter_dir, key, parent=parent)
                 )
                 await self._memory.hold(carrier.manifest, self._store.files_of(carrier.manifest))
-                await self._retire()
+                await self._retire(in_use)
 
     async def publish_keyframe(self, version: int) -> None:
         """Makes and seeds the keyframe of a version that is published as a delta; at once when there is one.
@@ -204,10 +207,11 @@ class Publisher:
         offer = sign_offer(carrier.manifest, hub=self._hub, torrent=carrier.torrent, web_seed_path=WEB_SEED_PATH)
         return _Published(carrier=carrier, offer=offer)
 
-    async def _retire(self) -> None:
-        """Ends all but the newest versions, and the one to keep: no node needs the others, or their keys, any more."""
+    async def _retire(self, in_use: Collection[int] = ()) -> None:
+        """Ends all but the newest versions, the one to keep, and those `in_use` among twice as many newest."""
         policies = [version for version in self.published() if version != self._kept]
-        for version in policies[:-KEPT_VERSIONS]:
+        old, recent = policies[:-KEPT_VERSIONS], policies[-2 * KEPT_VERSIONS :]
+        for version in [version for version in old if version not in in_use or version not in recent]:
             carriers = [published.carrier for published in self._published.pop(version)]
             for carrier in carriers:
                 self._tracker.forget(carrier.info_hash)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, tuple_, update
 
-from echo_hub.core.dissemination import Release
+from echo_hub.core.dissemination import Arrival, Release
 from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import Snapshot
@@ -24,7 +24,7 @@ from echo_hub.store.reports import Accounting, Evaluation, NodeTotals, StepRecor
 from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps, versions
 from echo_hub.store.tallies import Transport, bytes_by_source, main_transport, tally_fetch
 from echo_hub.store.writing import forget_payloads, write
-from echo_shared.messages import Fetched, Receipt
+from echo_shared.messages import Receipt
 
 
 class Store:
@@ -133,36 +133,16 @@ class Store:
         with self._reading() as connection:
             return frozenset(connection.scalars(select(nodes.c.node_id).where(nodes.c.banned_at.is_not(None))))
 
-    def record_release(self, release: Release) -> None:
-        """What a version that is recorded as published was announced as."""
-        known = {"payload_bytes": release.payload_bytes, "carrier": release.carrier, "way": release.way.value}
+    def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
+        """What versions that are recorded as published were announced as, and which nodes have fetched and verified an
+        artefact of this run: the caller checks that it is one. The first time counts: what a node says of the same
+        artefact later changes nothing."""
         with self._writing() as connection:
-            of_version = versions.c.policy_version == release.policy_version
-            connection.execute(update(versions).where(of_version).values(known))
-
-    def record_fetch(self, node_id: str, fetch: Fetched, *, broadcast_s: float | None, now: float) -> None:
-        """A node has fetched and verified an artefact of this run: the caller checks that it is one. The first time
-        counts: what a node says of the same artefact later changes nothing. `broadcast_s`: since the announcement, of
-        a version that was announced while the node was connected."""
-        key = {"node_id": node_id, "info_hash": fetch.info_hash.hex()}
-        row = {
-            **key,
-            "policy_version": fetch.policy_version,
-            "seconds": fetch.seconds,
-            "swarm_bytes": fetch.swarm_bytes,
-            "web_seed_bytes": fetch.web_seed_bytes,
-            "shared_memory_bytes": fetch.shared_memory_bytes,
-            "pushed_bytes": fetch.pushed_bytes,
-            "mesh_bytes": fetch.mesh_bytes,
-            "model_hub_bytes": fetch.model_hub_bytes,
-            "broadcast_s": broadcast_s,
-            "fetched_at": now,
-        }
-        with self._writing() as connection:
-            if connection.execute(select(fetches.c.node_id).filter_by(**key)).first() is None:
-                connection.execute(insert(fetches), row)
-                if fetch.policy_version is not None:
-                    tally_fetch(connection, main_transport(bytes_by_source(row)))
+            for one in news:
+                if isinstance(one, Release):
+                    _write_release(connection, one)
+                else:
+                    _write_arrival(connection, one, now)
 
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
         """All kinds of one version at once: a version is evaluated as a whole, or it is not. Replaces older ones. The
@@ -238,3 +218,31 @@ def _put(connection: Connection, table: Table, key: str, value: object, rest: Ma
     """Inserts or replaces one row; safe, for there is one writer."""
     if connection.execute(update(table).where(table.c[key] == value).values(rest)).rowcount == 0:
         connection.execute(insert(table), {key: value, **rest})
+
+
+def _write_release(connection: Connection, release: Release) -> None:
+    way = release.way.value if release.way else None
+    known = {"payload_bytes": release.payload_bytes, "carrier": release.carrier, "way": way}
+    connection.execute(update(versions).where(versions.c.policy_version == release.policy_version).values(known))
+
+
+def _write_arrival(connection: Connection, arrival: Arrival, now: float) -> None:
+    fetch = arrival.fetched
+    key = {"node_id": arrival.node_id, "info_hash": fetch.info_hash.hex()}
+    row = {
+        **key,
+        "policy_version": fetch.policy_version,
+        "seconds": fetch.seconds,
+        "swarm_bytes": fetch.swarm_bytes,
+        "web_seed_bytes": fetch.web_seed_bytes,
+        "shared_memory_bytes": fetch.shared_memory_bytes,
+        "pushed_bytes": fetch.pushed_bytes,
+        "mesh_bytes": fetch.mesh_bytes,
+        "model_hub_bytes": fetch.model_hub_bytes,
+        "broadcast_s": arrival.broadcast_s,
+        "fetched_at": now,
+    }
+    if connection.execute(select(fetches.c.node_id).filter_by(**key)).first() is None:
+        connection.execute(insert(fetches), row)
+        if fetch.policy_version is not None:
+            tally_fetch(connection, main_transport(bytes_by_source(row)))

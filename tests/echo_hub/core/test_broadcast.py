@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_hub.core.broadcast import Broadcast
+from echo_hub.core.broadcast import LATE_S, Broadcast
 from echo_hub.core.windows import Paths
 from tests.echo_hub.core.access_links import MBIT, Host, Network, bound_s, fleet
 
@@ -117,13 +117,6 @@ def test_a_node_that_dies_is_made_up_for() -> None:
     assert all(len(network.got[n]) == network.num_pieces for n in (1, 3, 4, 6, 7, 8))
 
 
-def test_a_node_that_hands_nothing_on_is_benched() -> None:
-    hosts = fleet(hub_mbit=20, nodes=8, up_mbit=40)
-    hosts[4].hands_on_to = set()
-    network = Network(hosts, size=16 * MB, piece_bytes=32 * KIB)
-    assert network.run() <= 1.35 * bound_s(hosts, 16 * MB)
-
-
 def test_a_node_that_joins_late_gets_all_of_it() -> None:
     hosts = fleet(hub_mbit=100, nodes=4, up_mbit=40)
     hosts[4].joins_at = 0.4
@@ -200,6 +193,97 @@ def test_a_silent_node_is_given_up() -> None:
     for tenth in range(120):
         broadcast.plan(tenth / 10)
     assert broadcast.done
+    broadcast.join("a", hand_on=True, now=12.0, have=[])
+    assert broadcast.done, "it has turned elsewhere"
+
+
+def test_a_node_that_says_nothing_new_is_given_up() -> None:
+    broadcast = started("a", num_pieces=2)
+    assert broadcast.plan(0.0)
+    for tenth in range(120):
+        broadcast.have("a", [0] if tenth % 2 else [], tenth / 10)
+        broadcast.plan(tenth / 10)
+    assert broadcast.done
+
+
+def test_who_comes_back_joins_again_with_what_it_has() -> None:
+    broadcast = started("a", num_pieces=3)
+    broadcast.plan(0.0)
+    broadcast.leave("a", 0.1)
+    assert broadcast.done
+    broadcast.join("a", hand_on=True, now=0.2, have=[0, 2])
+    assert [send.piece for send in broadcast.plan(0.2)] == [1]
+
+
+def test_what_an_owner_hands_on_to_nobody_comes_from_elsewhere_once_it_is_late() -> None:
+    broadcast = started(*"abc", num_pieces=4_000)
+    first = broadcast.plan(0.0)[0]
+    broadcast.have(first.node_id, [first.piece], 0.01)
+    repeated = {}
+    for tenth in range(1, 30):
+        for send in broadcast.plan(tenth / 10):
+            if send.piece == first.piece:
+                repeated.setdefault(send.node_id, tenth / 10)
+            if send.node_id != first.node_id:
+                broadcast.have(send.node_id, [send.piece], tenth / 10)
+    assert repeated and first.node_id not in repeated
+    assert all(when >= LATE_S for when in repeated.values())
+
+
+def test_owners_that_hand_nothing_on_are_benched_and_the_hub_sends_everything() -> None:
+    hosts = fleet(hub_mbit=20, nodes=4, up_mbit=40)
+    for host in hosts[1:]:
+        host.hands_on_to = set()
+    network = Network(hosts, size=2 * MB, piece_bytes=32 * KIB)
+    inline_s = 4 * 2 * MB / hosts[0].up
+    assert network.run() <= inline_s + 2 * LATE_S
+
+
+def test_who_handed_nothing_on_owns_nothing_of_the_next_version_at_first() -> None:
+    paths = Paths()
+    linked(paths, *"abc")
+    first, second = (Broadcast(paths=paths, num_pieces=1_000, piece_bytes=32 * KIB) for _ in range(2))
+    for broadcast in (first, second):
+        for node_id in "abc":
+            broadcast.join(node_id, hand_on=True, now=0.0)
+    for send in first.plan(0.0):
+        first.have(send.node_id, [send.piece], 0.01)
+    first.plan(LATE_S + 0.2)
+    first.end(LATE_S + 0.2)
+    sends = second.plan(LATE_S + 0.3)
+    assert sends and not any(send.hand_on for send in sends)
+
+
+def test_deaf_nodes_cost_the_others_little_and_less_in_the_next_version() -> None:
+    hosts = fleet(hub_mbit=100, nodes=8, up_mbit=40, delay_s=0.01)
+    size, others = 8 * MB, set(range(1, 9)) - {3, 6}
+    undisturbed = Network(hosts, size=size, piece_bytes=64 * KIB).run()
+    for number in (3, 6):
+        hosts[number].lies = lambda _: ()
+        hosts[number].hands_on_to = set()
+    first = Network(hosts, size=size, piece_bytes=64 * KIB)
+    first.run(until=60)
+    second = Network(hosts, size=size, piece_bytes=64 * KIB, after=first)
+    second.run(until=60)
+    third = Network(hosts, size=size, piece_bytes=64 * KIB, after=second)
+    third.run(until=60)
+    assert first.took_s(others) <= 1.5 * undisturbed
+    assert second.took_s(others) <= 1.25 * undisturbed
+    assert third.took_s(others) <= 1.25 * undisturbed
+
+
+def test_when_a_piece_may_have_come_from_its_owner_nothing_is_learnt_of_the_hubs_uplink() -> None:
+    paths = Paths()
+    linked(paths, "a", "b")
+    broadcast = Broadcast(paths=paths, num_pieces=1_000, piece_bytes=32 * KIB)
+    broadcast.join("a", hand_on=True, now=0.0)
+    broadcast.join("b", hand_on=False, now=0.0)
+    owned = [send.piece for send in broadcast.plan(0.0) if send.hand_on]
+    broadcast.have("a", owned, 0.01)
+    paths.set_links("b", [])
+    assert ("b", owned[0]) in {(send.node_id, send.piece) for send in broadcast.plan(0.1)}
+    broadcast.have("b", owned[:1], 0.1001)
+    assert paths["b"].push.delay == float("inf")
 
 
 def test_a_silent_node_does_not_keep_the_others_waiting() -> None:

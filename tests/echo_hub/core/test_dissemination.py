@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,63 +83,108 @@ def test_who_skips_a_version_is_not_waited_for() -> None:
     assert spread.fetched("b", 1, 4.0) == 3.0
 
 
-def test_the_parent_is_the_newest_version_that_all_hold() -> None:
-    spread = joined("a", "b")
+def test_the_parent_makes_the_fewest_bytes() -> None:
+    spread = joined("a", "b", "c")
     assert spread.delta_parent(1, ()) is None
+    assert spread.delta_parent(4, (1, 2, 3)) is None, "nobody holds any"
     for version in (1, 2, 3):
         spread.fetched("a", version, 1.0)
-    for version in (1, 2):
-        spread.fetched("b", version, 1.0)
-    assert spread.delta_parent(4, (1, 2, 3)) == 2
-    spread.node_joined("fresh", 3)
-    assert spread.delta_parent(4, (1, 2, 3)) == 2, "who holds none of them takes a keyframe anyway"
-    assert spread.delta_parent(3, (1, 2, 3)) == 2
-    assert spread.delta_parent(4, (1, 3)) == 1, "a version that is not published any more is no parent"
+    assert spread.delta_parent(4, (1, 2, 3)) == 3, "one delta is less than none"
+    for node_id in ("b", "c"):
+        spread.fetched(node_id, 2, 1.0)
+    assert spread.delta_parent(4, (1, 2, 3)) == 2, "two keyframes are more than what a delta grows by"
+    assert spread.delta_parent(4, (1, 3)) == 3, "a version that is not published any more is no parent"
+    spread.fetched("b", 3, 1.0)
+    spread.node_left("c")
+    assert spread.delta_parent(4, (1, 2, 3)) == 3
     spread.lacks("b", 2)
     spread.lacks("nobody", 2)
-    assert spread.delta_parent(4, (1, 2, 3)) == 1
-    spread.node_left("b")
-    assert spread.delta_parent(4, (1, 2, 3)) == 3
+    assert spread.delta_parent(3, (1, 2, 3)) == 2
     spread.node_left("a")
+    spread.node_left("b")
     assert spread.delta_parent(4, (1, 2, 3)) is None
+
+
+def test_one_node_that_holds_nothing_of_use_costs_the_others_no_delta() -> None:
+    spread = joined("a", "b", "c", "liar")
+    for version in range(1, 6):
+        for node_id in "abc":
+            spread.fetched(node_id, version, 1.0)
+    spread.fetched("liar", 2, 1.0)
+    assert spread.delta_parent(6, range(1, 6)) == 5
+
+
+def test_how_much_smaller_deltas_are_is_learnt() -> None:
+    spread = joined("a", "b", "c")
+    for node_id in "abc":
+        spread.fetched(node_id, 1, 1.0)
+    for node_id in "ab":
+        spread.fetched(node_id, 2, 1.0)
+    assert spread.delta_parent(3, (1, 2)) == 1
+    announce(spread, 1, now=1.0)
+    spread.announced(replace(release(2), carrier="keyframe", payload_bytes=33), num_pieces=10, now=2.0)
+    assert spread.delta_parent(3, (1, 2)) == 2, "a third keyframe is little more than a delta"
 
 
 def test_a_parent_is_only_so_far_back() -> None:
     published = tuple(range(1, 9))
-    spread = joined("a", "b", parents_back=2)
-    for version in published:
-        spread.fetched("a", version, 1.0)
-    spread.fetched("b", 6, 1.0)
-    assert spread.delta_parent(9, published) == 8, "b is further behind than a delta reaches"
-    spread.fetched("b", 7, 1.0)
+    spread = joined("a", parents_back=2)
+    spread.fetched("a", 6, 1.0)
+    assert spread.delta_parent(9, published) is None
+    spread.fetched("a", 7, 1.0)
     assert spread.delta_parent(9, published) == 7
     never = joined("a", parents_back=0)
     never.fetched("a", 8, 1.0)
     assert never.delta_parent(9, published) is None
 
 
-def test_nodes_at_odds_take_a_keyframe() -> None:
+def test_who_reconnects_is_timed_from_the_announcement() -> None:
     spread = joined("a", "b")
-    spread.fetched("a", 1, 1.0)
-    spread.fetched("b", 2, 1.0)
-    assert spread.delta_parent(3, (1, 2)) is None
+    announce(spread, 1, now=10.0)
+    spread.node_left("a")
+    progress = spread.progress(11.0)
+    assert progress is not None and progress.num_told == 1
+    spread.node_joined("a", 1)
+    assert spread.fetched("a", 1, 13.0) == 3.0
+    spread.node_left("a")
+    spread.node_joined("a", 1)
+    assert spread.fetched("a", 1, 14.0) is None
 
 
-def test_a_version_is_unwanted_once_all_have_it_or_a_newer_one() -> None:
+def test_the_newest_version_that_all_have() -> None:
     spread = joined("a", "b")
+    assert spread.newest_complete() is None
     announce(spread, 1, now=1.0)
     announce(spread, 2, now=2.0)
-    announce(spread, 3, now=3.0)
+    spread.fetched("a", 1, 3.0)
+    assert spread.newest_complete() is None
+    spread.fetched("b", 2, 3.0)
+    assert spread.newest_complete() == 1, "b has skipped it"
+    spread.fetched("a", 2, 4.0)
+    assert spread.newest_complete() == 2
+
+
+def test_a_version_is_wanted_until_all_have_it_or_a_newer_one() -> None:
+    spread = joined("a", "b")
+    for version in (1, 2, 3):
+        announce(spread, version, now=float(version))
     spread.fetched("a", 2, 3.0)
     spread.fetched("b", 1, 3.0)
-    assert spread.unwanted((1, 2, 3), needed=(3,)) == {1}, "b may still be at version 2"
+    assert spread.wanted() == {2, 3}, "b may still be at version 2"
     spread.node_joined("late", 3)
     spread.fetched("b", 3, 4.0)
     spread.fetched("a", 3, 4.0)
-    assert spread.unwanted((1, 2, 3), needed=(3, 1)) == {2}
-    assert spread.unwanted((1, 2, 3), needed=()) == {1, 2}, "who came late is at version 3"
+    assert spread.wanted() == {3}, "who came late is at version 3"
     spread.node_left("late")
-    assert spread.unwanted((1, 2, 3), needed=()) == {1, 2, 3}
+    assert spread.wanted() == frozenset()
+
+
+def test_what_is_not_published_any_more_is_not_wanted() -> None:
+    spread = joined("never fetches")
+    for version in range(1, 100):
+        announce(spread, version, now=1.0)
+        spread.keep(range(version - 8, version + 1))
+    assert spread.wanted() == set(range(91, 100))
 
 
 def test_only_the_newest_are_remembered() -> None:
@@ -160,7 +207,7 @@ def test_quantiles_by_nearest_rank(share: float, expected: float) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["join", "leave", "fetch"]), st.integers(1, 6))))
-def test_whatever_happens_a_parent_is_held_by_all_that_a_delta_reaches(events: list[tuple[str, str, int]]) -> None:
+def test_whatever_happens_no_newer_parent_is_held_by_as_many(events: list[tuple[str, str, int]]) -> None:
     spread, held = Dissemination(parents_back=3), dict[str, set[int]]()
     for now, (node_id, event, version) in enumerate(events):
         if event == "join":
@@ -172,6 +219,9 @@ def test_whatever_happens_a_parent_is_held_by_all_that_a_delta_reaches(events: l
         else:
             spread.fetched(node_id, version, float(now))
             held.get(node_id, set()).add(version)
-    near = [versions & {4, 5, 6} for versions in held.values() if versions & {4, 5, 6}]
+    holding = {version: sum(version in of_node for of_node in held.values()) for version in (4, 5, 6)}
     parent = spread.delta_parent(7, range(1, 7))
-    assert parent == max(set.intersection(*near), default=None) if near else parent is None
+    if parent is None:
+        assert not any(holding.values())
+    else:
+        assert all(holding[newer] < holding[parent] for newer in holding if newer > parent)

@@ -159,6 +159,7 @@ class ScriptedSource:
             versions=tuple(self._version(v) for v in range(self.step, max(0, self.step - 20), -1)),
             fetches_by_transport={"swarm": 2 * self.step, "web_seed": self.step // 5} if self.step else {},
             dissemination=self.spread,
+            newest_complete=self.step - 1 if self.step else None,
             nodes_on_newest=len(self.names),
             nodes_connected=len(self.names),
             uplink_bytes_s=2.5e6 if self.step else None,

@@ -19,7 +19,7 @@ SCHEMA = {
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
         *("newest_step", "accuracy_before", "accuracy_after"),
-        *("dissemination", "nodes_on_newest", "nodes_connected", "uplink_bytes_s"),
+        *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "uplink_bytes_s"),
     },
     "nodes": {
         *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),

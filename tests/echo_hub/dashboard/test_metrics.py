@@ -40,6 +40,9 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     newest = run.versions[0]
     assert samples["echo_version_payload_bytes", ()] == newest.payload_bytes
     assert samples["echo_version_dissemination_seconds", (("quantile", "0.95"),)] == newest.dissemination_p95_s
+    complete = run.versions[1]
+    assert samples["echo_complete_version", ()] == complete.policy_version
+    assert samples["echo_complete_version_dissemination_seconds", (("quantile", "1"),)] == complete.dissemination_max_s
     assert samples["echo_version_fetched_bytes", (("source", "mesh"),)] == newest.bytes_by_transport["mesh"]
     assert samples["echo_hub_uplink_bytes_per_second", ()] == run.uplink_bytes_s
     assert samples["echo_nodes_on_newest_version", ()] == run.nodes_on_newest

@@ -69,7 +69,7 @@ def carrier(tmp_path: Path) -> Carrier:
     return make_carrier(tmp_path / "v1.k")
 
 
-def make_carrier(directory: Path, *, num_bytes: int = 500_000) -> Carrier:
+def make_carrier(directory: Path, *, version: int = 1, num_bytes: int = 500_000) -> Carrier:
     directory.mkdir()
     (directory / "first").write_bytes(directory.name.encode() * 1_000)
     (directory / "second").write_bytes(bytes(range(250)) * (num_bytes // 250))
@@ -77,8 +77,8 @@ def make_carrier(directory: Path, *, num_bytes: int = 500_000) -> Carrier:
     manifest = Manifest(
         kind="policy",
         run_id="run",
-        name="v1",
-        policy_version=1,
+        name=f"v{version}",
+        policy_version=version,
         carrier="keyframe",
         key_id=0,
         info_hash=torrent.info_hash.hex(),
@@ -120,9 +120,42 @@ async def test_nodes_that_are_gone_or_turned_away_get_nothing(nodes: Nodes, carr
     nodes.broadcaster.said("b", Have(info_hash=carrier.info_hash, pieces=(), wanted=False))
     nodes.broadcaster.said("b", Have(info_hash=bytes(20), pieces=(1,)))
     nodes.broadcaster.node_left("nobody")
-    nodes.connected.remove("b")
-    await nodes.until_complete(carrier)
+    async with asyncio.timeout(10):
+        while len(nodes.got("a", carrier)) < len(carrier.layout.piece_hashes):
+            nodes.changed.clear()
+            await nodes.changed.wait()
+    assert nodes.connected == {"a", "b"}
     assert {node_id for node_id, _ in nodes.sent} == {"a"}
+
+
+async def test_a_node_that_reconnects_joins_with_what_it_has(nodes: Nodes, carrier: Carrier) -> None:
+    nodes.answer = False
+    nodes.connected = {"a"}
+    nodes.broadcaster.start(carrier, "a", hand_on=True)
+    nodes.broadcaster.node_left("a")
+    here = tuple(range(1, len(carrier.layout.piece_hashes)))
+    nodes.broadcaster.said("a", Have(info_hash=carrier.info_hash, pieces=here))
+    async with asyncio.timeout(10):
+        await nodes.changed.wait()
+    assert [(node_id, piece.index) for node_id, piece in nodes.sent] == [("a", 0)]
+
+
+async def test_what_nobody_wants_any_more_is_pushed_no_more(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.answer = False
+    carriers = [make_carrier(tmp_path / f"v{version}.k", version=version, num_bytes=5_000) for version in range(1, 6)]
+    first, second, third, fourth, fifth = carriers
+    for carrier in (first, second, third):
+        nodes.broadcaster.start(carrier, "a", hand_on=False)
+    nodes.broadcaster.end(second.info_hash)
+    nodes.broadcaster.end(bytes(20))
+    nodes.broadcaster.start(fourth, "a", hand_on=False)
+    nodes.broadcaster.start(fifth, "a", hand_on=False)
+    nodes.broadcaster.said("a", Have(info_hash=fourth.info_hash, pieces=()))
+    async with asyncio.timeout(10):
+        while len({piece.info_hash for _, piece in nodes.sent}) < 2:
+            nodes.changed.clear()
+            await nodes.changed.wait()
+    assert {piece.info_hash for _, piece in nodes.sent} == {fourth.info_hash, fifth.info_hash}
 
 
 async def test_an_artefact_whose_files_are_gone_ends_nothing_else(

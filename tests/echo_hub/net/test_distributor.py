@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from echo_hub.config import DisseminationConfig
-from echo_hub.core.dissemination import Release
+from echo_hub.core.dissemination import Arrival, Release
 from echo_hub.net import distributor as distributor_module
+from echo_hub.net import publisher as publisher_module
 from echo_hub.net.broadcaster import Broadcaster
-from echo_hub.net.distributor import Arrival, Distributor
+from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.run_directory import RunDirectory
 from echo_shared.artefacts import Manifest, open_offer
@@ -72,10 +73,13 @@ class Nodes:
             record=self._record,
         )
 
-    async def _record(self, news: Release | Arrival) -> None:
-        if isinstance(news, Release) or news.fetched.policy_version is not None:
-            self.records.append(news)
-            self._news.set()
+    async def _record(self, news: Sequence[Release | Arrival]) -> None:
+        self.records += [one for one in news if isinstance(one, Release) or one.fetched.policy_version is not None]
+        self._news.set()
+
+    async def recorded(self, number: int) -> list[Release | Arrival]:
+        await self.until(lambda: len(self.records) >= number)
+        return self.records
 
     def send(self, node_id: str, message: FromHub) -> bool:
         if node_id not in self.told:
@@ -197,7 +201,7 @@ async def test_linked_nodes_are_broadcast_to_and_timed(nodes: Nodes, make_adapte
     await nodes.join("late")
     for node_id in ("a", "late", "a"):
         await nodes.fetched(node_id, 1, pushed_bytes=500, mesh_bytes=500)
-    first, late, again = (news for news in nodes.records if isinstance(news, Arrival))
+    first, late, again = (news for news in await nodes.recorded(4) if isinstance(news, Arrival))
     assert first.broadcast_s is not None and first.broadcast_s >= 0
     assert (first.node_id, late.broadcast_s, again.broadcast_s) == ("a", None, None)
     status = nodes.distributor.status()
@@ -237,14 +241,14 @@ async def test_a_setting_pins_the_way(
     assert nodes.distributor.offer(1, node_info("b")).way is joining
 
 
-async def test_a_version_that_is_announced_to_nobody_goes_by_the_swarm(
+async def test_a_version_that_is_announced_to_nobody_has_no_way(
     make_nodes: Callable[..., Nodes], make_adapter: Callable[[int], Path]
 ) -> None:
     nodes = make_nodes(way="broadcast")
     await nodes.publish(1, make_adapter(1))
     await nodes.until(lambda: nodes.records)
     (release,) = nodes.records
-    assert isinstance(release, Release) and release.way is Way.SWARM
+    assert isinstance(release, Release) and release.way is None
 
 
 async def test_nodes_that_read_the_hosts_memory_are_not_pushed_to(
@@ -319,7 +323,7 @@ async def test_who_asks_for_the_keyframe_of_a_damaged_version_gets_it(
     await nodes.distributor.node_said("early", KeyframeWanted(policy_version=2))
     await nodes.distributor.node_said("other", KeyframeWanted(policy_version=1))
     await nodes.until(lambda: nodes.of("other", PolicyPublished))
-    assert "Policy version 2 has no keyframe for node early" in caplog.text, "the learner's files are not there"
+    assert "Policy version 2 has no keyframe for early" in caplog.text, "the learner's files are not there"
     assert nodes.of("early", PolicyPublished) == []
     shutil.copytree(make_adapter(2), run.adapter(2))
     await nodes.distributor.node_said("late", KeyframeWanted(policy_version=2))
@@ -342,6 +346,46 @@ async def test_what_nobody_fetches_any_more_is_unwanted(nodes: Nodes, make_adapt
     assert {message.info_hashes for message in nodes.of("a", Unwanted)} == {hashes}
     await nodes.join("c")
     await nodes.until(lambda: nodes.of("c", Unwanted))
+
+
+async def test_who_asks_for_a_keyframe_with_others_gets_it_in_one_broadcast(
+    nodes: Nodes, make_adapter: Callable[[int], Path]
+) -> None:
+    await nodes.join("a", "b", "c")
+    await nodes.link("a", "b", "c")
+    await nodes.publish(1, make_adapter(1))
+    await nodes.fetched("a", 1)
+    await nodes.publish(2, make_adapter(2))
+    for node_id in "abc":  # They have turned elsewhere with both, so that nothing is on its way to them.
+        for version in (1, 2):
+            (info_hash,) = nodes.hub.publisher.info_hashes(version)
+            await nodes.distributor.node_said(node_id, Have(info_hash=info_hash, pieces=(), wanted=False))
+    for node_id in ("b", "c"):
+        await nodes.distributor.node_said(node_id, KeyframeWanted(policy_version=2))
+    await nodes.until(lambda: all(nodes.of(one, PolicyPublished)[-1].offer.delta_parent is None for one in "bc"))
+    offers = [nodes.of(one, PolicyPublished)[-1].offer for one in "bc"]
+    assert [offer.way for offer in offers] == [Way.BROADCAST] * 2
+    keyframe = read_torrent(offers[0].torrent).info_hash
+    await nodes.until(lambda: any(p.hand_on and p.info_hash == keyframe for one in "bc" for p in nodes.of(one, Piece)))
+
+
+async def test_what_is_retired_is_unwanted_and_pushed_no_more(
+    nodes: Nodes, make_adapter: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_module, "KEPT_VERSIONS", 1)
+    await nodes.join("a")
+    await nodes.publish(1, make_adapter(1))
+    hashes = nodes.hub.publisher.info_hashes(1)
+    await nodes.publish(2, make_adapter(2))
+    assert nodes.hub.publisher.published() == (1, 2), "the node may still be fetching it"
+    assert nodes.of("a", Unwanted) == []
+    await nodes.publish(3, make_adapter(3))
+    assert nodes.hub.publisher.published() == (2, 3), "but no version stays for ever"
+    await nodes.until(lambda: nodes.of("a", Unwanted))
+    assert nodes.of("a", Unwanted)[0].info_hashes == hashes
+    await nodes.fetched("a", 3)
+    await nodes.publish(4, make_adapter(4))
+    assert nodes.hub.publisher.published() == (4,)
 
 
 async def test_nobody_is_believed_to_have_what_is_not_published(nodes: Nodes) -> None:
@@ -371,9 +415,11 @@ async def test_nodes_hear_of_those_to_link_with(nodes: Nodes, monkeypatch: pytes
     nodes.leave("b")
     await nodes.until(lambda: peers("a") == {"deaf": 0, "local": 0})
     monkeypatch.setattr(distributor_module, "MAX_MESH", 3)
-    await nodes.join("c")
-    await nodes.until(lambda: peers("deaf") == {})
-    assert nodes.distributor.mesh_for(node_info("deaf")) == ()
+    await nodes.join("c", host="192.0.2.9")
+    assert nodes.distributor.mesh_for(node_info("c")) == (), "who came first is linked"
+    assert len(nodes.distributor.mesh_for(node_info("a"))) == 2
+    nodes.leave("deaf")
+    await nodes.until(lambda: peers("c") == {"a": 7000, "local": 0} and peers("a") == {"local": 0, "c": 7000})
 
 
 async def test_who_does_not_have_the_base_yet_is_not_pushed_to(
@@ -432,6 +478,7 @@ async def test_a_restart_seeds_again_and_offers_what_was_published(
     await nodes.distributor.publish_base(model_dir)
     await nodes.publish(1, make_adapter(1))
     again = Nodes(await open_hub())
+    running = asyncio.create_task(again.distributor.run())
     await again.distributor.open()
     await again.distributor.publish_base(model_dir)
     await again.distributor.publish(1, make_adapter(1))
@@ -440,6 +487,7 @@ async def test_a_restart_seeds_again_and_offers_what_was_published(
         assert again.distributor.offer(version, node).manifest == nodes.distributor.offer(version, node).manifest
     await again.join("a")
     await again.fetched("a", 1)
-    (arrival,) = again.records
+    (arrival,) = await again.recorded(1)
     assert isinstance(arrival, Arrival) and arrival.broadcast_s is None, "it was announced before the restart"
     assert again.distributor.status().num_holding == 1
+    running.cancel()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.dissemination import Release
+from echo_hub.core.dissemination import Arrival, Release
 from echo_hub.core.effects import RolloutsDropped, VersionRecorded
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
@@ -117,17 +117,16 @@ def test_versions_and_how_they_travelled(store: Store, records: Any) -> None:
     for step in (1, 2):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1), now=1.0)
     release = Release(policy_version=1, adapter_bytes=100, payload_bytes=80, carrier="delta", way=Way.BROADCAST)
-    store.record_release(release)
-    store.record_release(replace(release, policy_version=7))
-    for node_id, seconds, fetch in (
+    store.record_distribution([release, replace(release, policy_version=7)], now=1.0)
+    said = (
         ("a", None, fetched(None, 0, 500)),
         ("a", 0.5, fetched(1, 90, 10)),
         ("b", 0.25, fetched(1, 10, 90)),
         ("c", None, fetched(1, shared_memory_bytes=80)),
         ("d", 0.125, fetched(1, pushed_bytes=60, mesh_bytes=20)),
         ("e", 1.0, fetched(1, pushed_bytes=80)),
-    ):
-        store.record_fetch(node_id, fetch, broadcast_s=seconds, now=1.0)
+    )
+    store.record_distribution([Arrival(node_id=n, fetched=fetch, broadcast_s=s) for n, s, fetch in said], now=1.0)
     first, second = store.versions_history(newest=30)
     assert (first.policy_version, first.published_at) == (1, 41.0)
     assert first.fetches_by_transport == dict.fromkeys(TRANSPORTS, 1)
@@ -150,9 +149,9 @@ def test_the_first_fetch_of_an_artefact_counts(store: Store) -> None:
         fetched(2**31 - 1, 1),
         fetched(None, 1),
     ):
-        store.record_fetch("a", said, broadcast_s=0.5, now=1.0)
+        store.record_distribution([Arrival(node_id="a", fetched=said, broadcast_s=0.5)], now=1.0)
     repeated = fetched(1).model_copy(update={"policy_version": 7})
-    store.record_fetch("a", repeated, broadcast_s=0.25, now=2.0)
+    store.record_distribution([Arrival(node_id="a", fetched=repeated, broadcast_s=0.25)], now=2.0)
     (version,) = store.versions_history(newest=30)
     assert (version.broadcast_seconds, version.fetches_by_transport) == ((0.5,), {"swarm": 1})
     assert version.bytes_by_source == dict.fromkeys(SOURCES, 0) | {"swarm": 100}

@@ -310,15 +310,19 @@ def test_a_push_of_what_is_not_wanted_or_here_is_declined() -> None:
 
 def test_the_push_of_an_abandoned_version_is_declined() -> None:
     shelf = policies()
-    shelf.published(1, pushed(1))
+    have(shelf, 1)
+    shelf.published(2, pushed(2, parent=1))
     settle(shelf)
-    shelf.published(1, pushed(1, "b"))
-    shelf.published(2, pushed(2))
-    settle(shelf, 1)
-    assert declines(shelf) == [info_hash(1)]  # Of the first content.
-    shelf.fetched(2, fetched(2))
-    assert AbandonFetch(policy_version=1) in settle(shelf)
-    assert declines(shelf) == [info_hash(1)]
+    assert declines(shelf) == []
+    shelf.published(2, pushed(2, "b"))  # Of other content.
+    settle(shelf)
+    assert declines(shelf) == [info_hash(2, 1)]
+    shelf.published(3, pushed(3))
+    settle(shelf)
+    assert declines(shelf) == []
+    shelf.fetched(3, fetched(3))
+    assert AbandonFetch(policy_version=2) in settle(shelf)
+    assert declines(shelf) == [info_hash(2)]
 
 
 def test_nothing_is_declined_that_is_not_pushed_or_has_no_name() -> None:
