@@ -20,7 +20,6 @@ from benchmarks.dissemination.rounds import Row, measure_fleet
 from benchmarks.measurement import Measurement
 
 DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to-many, libtorrent's defaults, the bound"
-CONGESTION_CONTROL: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def measure(seed: int) -> Measurement:
@@ -52,7 +51,6 @@ async def _in_turns(fleets: Sequence[FleetCases], seed: int) -> list[Row]:
 def _conditions() -> dict[str, Any]:
     return {
         "links": conditions(),
-        "tcp_congestion_control": CONGESTION_CONTROL.read_text().strip() if CONGESTION_CONTROL.exists() else None,
         "hosts": "one process each, all on this machine's cores; nodes are joined, and stay from version to version",
         "http": f"the nodes' uplinks are of no consequence to it: larger payloads on one link set a hub uplink; with "
         f"{SLOW_HUB} Mbit/s they are measured in links of their own, beside the other sides",

@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -24,9 +25,15 @@ import psutil
 HUB: Final = 0
 DELAY_MS: Final = 10
 """One way, of each host's link, where there is netem."""
-UPLINK_QUEUE: Final = ("burst", "16kb", "limit", "128kb")
-DOWNLINK_QUEUE: Final = ("burst", "32kb", "limit", "256kb")
+QUEUE_MS: Final = 50
+"""What waits before a link at most: no deeper than a home router's queue is."""
+UPLINK_BURST: Final = "16kb"
+DOWNLINK_BURST: Final = "32kb"
+CONGESTION_CONTROLS: Final = ("cubic", "reno")
+"""Of TCP, the first that may be chosen here: those of home computers. Without delay BBR is no measure of anything: its
+window, rate times least delay, is then a few packets."""
 HUB_DOWN_MBIT_S: Final = 1000
+CONGESTION_CONTROL: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _PREFIX: Final = "echo-bench"
 _numbers = itertools.count()
 
@@ -118,6 +125,7 @@ class Links:
     def _join(self, host: int) -> None:
         name, port = self._host(host), f"port{host}"
         _ip("netns", "add", name)
+        _choose_congestion_control(name)
         _ip("link", "add", "wan", "netns", name, "type", "veth", "peer", "name", port, "netns", self._bridge)
         _ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "wan")
         for device in ("lo", "wan"):
@@ -126,14 +134,15 @@ class Links:
         is_hub = host == HUB
         up = self._links.hub_up if is_hub else self._links.node_up
         down = HUB_DOWN_MBIT_S if is_hub else self._links.node_down
-        self._shape(name, "wan", up, UPLINK_QUEUE)
-        self._shape(self._bridge, port, down, DOWNLINK_QUEUE)
+        self._shape(name, "wan", up, UPLINK_BURST)
+        self._shape(self._bridge, port, down, DOWNLINK_BURST)
 
-    def _shape(self, namespace: str, device: str, mbit_s: int, queue: tuple[str, ...]) -> None:
+    def _shape(self, namespace: str, device: str, mbit_s: int, burst: str) -> None:
         parent = ["root"]
         if self._delayed:
             _tc(namespace, device, "root", "handle", "1:", "netem", "delay", f"{DELAY_MS}ms", "limit", "10000")
             parent = ["parent", "1:1"]
+        queue = ("burst", burst, "latency", f"{QUEUE_MS}ms")
         _tc(namespace, device, *parent, "handle", "10:", "tbf", "rate", f"{mbit_s}mbit", *queue)
 
     @property
@@ -163,7 +172,10 @@ def conditions() -> str:
     if not can_shape():
         return "loopback only, not shaped: shaped links take root and iproute2"
     delay = f"netem, {DELAY_MS} ms one way on each" if has_netem() else "no delay: the kernel has no netem"
-    return f"network namespaces on a bridge, veth links shaped by tbf in both directions; {delay}"
+    shaped = "network namespaces on a bridge, veth links shaped by tbf in both directions"
+    with _probe() as namespace:
+        control = _choose_congestion_control(namespace)
+    return f"{shaped}, queues of {QUEUE_MS} ms; {delay}; TCP with {control or 'the congestion control of this machine'}"
 
 
 def can_shape() -> bool:
@@ -173,15 +185,34 @@ def can_shape() -> bool:
 
 def has_netem() -> bool:
     """Found out by using it, on the loopback interface of a namespace of its own."""
+    with _probe() as namespace:
+        try:
+            _tc(namespace, "lo", "root", "netem", "delay", "1ms")
+        except RuntimeError:
+            return False
+    return True
+
+
+@contextmanager
+def _probe() -> Iterator[str]:
+    """A namespace to find out in what this kernel allows."""
     namespace = f"{_PREFIX}-{os.getpid()}-{next(_numbers)}-probe"
     _ip("netns", "add", namespace)
     try:
-        _tc(namespace, "lo", "root", "netem", "delay", "1ms")
-    except RuntimeError:
-        return False
+        yield namespace
     finally:
         _ip("netns", "delete", namespace)
-    return True
+
+
+def _choose_congestion_control(namespace: str) -> str | None:
+    """What was chosen; None where nothing may be."""
+    for control in CONGESTION_CONTROLS:
+        try:
+            _ip("netns", "exec", namespace, "sh", "-c", f"echo {control} > {CONGESTION_CONTROL}")
+        except RuntimeError:
+            continue
+        return control
+    return None
 
 
 def remove_leftovers() -> None:

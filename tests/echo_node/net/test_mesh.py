@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -321,7 +322,9 @@ async def test_nobody_is_let_in_before_the_welcome(news: News, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "hello", ["text", b"", b"short", secrets.token_bytes(64), bytes(MAX_PIECE_BYTES), bytes(2 * MAX_PIECE_BYTES)]
+    "hello",
+    ["text", b"", b"short", random.Random(0).randbytes(64), bytes(MAX_PIECE_BYTES), bytes(2 * MAX_PIECE_BYTES)],
+    ids=["text", "nothing", "short", "random", "large", "too large"],
 )
 async def test_who_proves_nothing_is_cut(nodes: list[Node], hello: str | bytes) -> None:
     async with stranger(nodes[0]) as visitor:
