@@ -154,7 +154,7 @@ def export(
     directory = RunDirectory(run_directory)
     directory.check()
     exported = export_adapter(directory, destination, policy_version=version)
-    typer.echo(f"Policy version {exported} is in {destination}, as it was published (dissemination.precision)")
+    typer.echo(f"Policy version {exported} is in {destination}")
 
 
 @app.command(name="eval")
