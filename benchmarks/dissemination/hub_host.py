@@ -41,7 +41,7 @@ class HubHost:
         began_at = time.perf_counter()
         carrier = await self._hubs[side].publish(version, Path(adapter))
         seconds = time.perf_counter() - began_at
-        torrent = self._directory / f"{version}.torrent"
+        torrent = self._directory / f"{side} {version}.torrent"  # Each hub seals for itself.
         torrent.write_bytes(carrier.torrent)
         (file,) = (path for path in carrier.directory.iterdir() if path.is_file())
         return {
