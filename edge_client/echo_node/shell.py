@@ -37,7 +37,7 @@ from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
 from echo_node.net.fetcher import UNREADABLE, Fetcher
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
-from echo_shared.messages import ArtefactOffer, FromNode, ReceiptsWanted
+from echo_shared.messages import ArtefactOffer, Fetched, FromNode, ReceiptsWanted
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ class RunShell:
         """The newest of each artefact, while it waits or is under way."""
         self._files: WeakValueDictionary[int | None, asyncio.Lock] = WeakValueDictionary()
         """Held by the one job on an artefact's files that is under way, and kept by those that wait."""
+        self._answers: dict[int | None, ArtefactReady | FetchFailed] = {}
+        """What fetches have answered that are not abandoned, until the work loop hears of it."""
         self._engine: Engine | None = None
         self._work: WorkLoop | None = None
         self.writer = SpoolWriter(parts.spool, parts.deliver)
@@ -101,6 +103,11 @@ class RunShell:
 
     async def handle(self, event: Event) -> None:
         """Carries out, in order, what the work loop wants after `event`."""
+        if (
+            isinstance(event, ArtefactReady | FetchFailed)
+            and self._answers.pop(event.policy_version, None) is not event
+        ):
+            return  # The fetch was abandoned after it had answered: its files go.
         for effect in self.work.handle(event, asyncio.get_running_loop().time()):
             await self._carry_out(effect)
 
@@ -130,6 +137,7 @@ class RunShell:
             case FetchArtefact(policy_version=version, offer=offer):
                 self._fetches[version] = self._file_job(version, lambda: self._fetch(version, offer))
             case AbandonFetch(policy_version=unwanted):
+                self._answers.pop(unwanted, None)
                 if (fetch := self._fetches.get(unwanted)) is not None:
                     fetch.cancel()
                 self._file_job(unwanted, lambda: self.fetcher.abandon(unwanted))
@@ -190,12 +198,23 @@ class RunShell:
         except (RemoteProtocolError, SwarmError, StorageError) as error:
             log.warning("%s was not fetched: %s", artefact_title(version), error)
             unreadable = error.code == UNREADABLE
-            await self._parts.deliver(FetchFailed(policy_version=version, what=error.what, unreadable=unreadable))
-        else:
-            log.info("%s is here.", artefact_title(version))
-            await self._parts.deliver(ArtefactReady(policy_version=version, fetched=fetched))
+            await self._answer(FetchFailed(policy_version=version, what=error.what, unreadable=unreadable))
+            return
         finally:
             self.fetching.pop(version, None)
+        log.info("%s is here.", artefact_title(version))
+        await self._answer(ArtefactReady(policy_version=version, fetched=fetched))
+        await self._share(version, offer, fetched)
+
+    async def _answer(self, answer: ArtefactReady | FetchFailed) -> None:
+        self._answers[answer.policy_version] = answer
+        await self._parts.deliver(answer)
+
+    async def _share(self, version: int | None, offer: ArtefactOffer, fetched: Fetched) -> None:
+        try:
+            await self.fetcher.share(offer, fetched)
+        except (SwarmError, StorageError) as error:
+            log.warning("%s is not served to others: %s", artefact_title(version), error)
 
     def _file_job(self, version: int | None, job: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Runs `job` once all of the artefact's earlier jobs have ended, and not at all if it is cancelled before."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final, Literal
 
@@ -166,10 +166,15 @@ def sign_offer(manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_pa
 
 
 def verify_files(manifest: Manifest, directory: Path) -> None:
-    """Raises SwarmError unless every file of `manifest` lies in `directory` with the right size and hash."""
+    """Raises SwarmError unless every file of `manifest` lies in `directory` with the right hash. Reads them all."""
+    paths = {file.path: directory / file.path for file in manifest.files}
+    verify_hashes(manifest, {name: _sha256(path) for name, path in paths.items() if path.is_file()})
+
+
+def verify_hashes(manifest: Manifest, hashes: Mapping[str, str]) -> None:
+    """Raises SwarmError unless the files of `manifest` have these SHA-256 hashes (hexadecimal), by their paths."""
     for file in manifest.files:
-        path = directory / file.path
-        if not path.is_file() or path.stat().st_size != file.size_bytes or _sha256(path) != file.sha256:
+        if hashes.get(file.path) != file.sha256:
             raise SwarmError(
                 "A file of an artefact is missing or not what the hub signed.",
                 got=f"{file.path} of {manifest.name}",

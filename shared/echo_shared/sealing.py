@@ -11,6 +11,7 @@ It says who may read, not who wrote: every member has the run key. Who wrote it 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,14 +55,22 @@ def seal(source: Path, target: Path, key: bytes) -> None:
     _rewrite(source, target, sealed, synced=True)
 
 
-def unseal(source: Path, target: Path, key: bytes) -> None:
+def unseal(source: Path, target: Path, key: bytes) -> str:
     """Writes to `target` what was sealed as `source`, once all of it has proved to be sealed with `key` and unchanged.
+    Returns its SHA-256 (hexadecimal).
 
     `target` is there whole or not at all. Blocks. Raises CodecError when it was not sealed with this key, or was cut,
     reordered or changed; StorageError when a file cannot be read or written.
     """
+    digest = hashlib.sha256()
 
-    _rewrite(source, target, lambda file: _unsealed(file, key))
+    def hashed(file: BinaryIO) -> Iterator[bytes]:
+        for chunk in _unsealed(file, key):
+            digest.update(chunk)
+            yield chunk
+
+    _rewrite(source, target, hashed)
+    return digest.hexdigest()
 
 
 class UnsealingReader:

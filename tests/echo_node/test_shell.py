@@ -1,6 +1,7 @@
 """A run's shell with a real fetcher, swarm and spool; only the engine, a process of its own, stands still."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from echo_node.core.events import ArtefactReady, Event, FetchFailed
 from echo_node.core.policies import KEPT
 from echo_node.engine import EngineFiles
 from echo_node.host.spool import Spool
+from echo_node.net import fetcher as fetcher_module
 from echo_node.net.address import HubAddress
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.net.mesh import Mesh
@@ -178,6 +180,42 @@ async def test_fetches_that_are_abandoned_in_a_chain_never_overlap_and_do_not_be
     assert site.fetcher.done == ["fetch", "abandon", "abandon", "fetch"]
     assert ready.policy_version == 1 and ready.fetched in site.said
     assert site.fetcher.directory(1).is_dir() and site.shell.failure is None and site.shell.fetching == {}
+
+
+async def test_what_an_abandoned_fetch_has_answered_does_not_count(hub: Any, site: Site) -> None:
+    await hub.publish(1, announce=False)
+    offer = hub.offers[1]
+    await site.publish(1, offer)
+    stale = await site.inbox.get()
+    assert isinstance(stale, ArtefactReady)
+    site.fetcher.may_go_on.clear()
+    await site.publish(1, of_other_content(offer))
+    await site.publish(1, offer)
+    said = len(site.said)
+    await site.shell.handle(stale)
+    assert site.said[said:] == []
+    site.fetcher.may_go_on.set()
+    ready = await site.next(ArtefactReady)
+    assert ready is not stale and ready.fetched in site.said[said:]
+    assert site.fetcher.directory(1).is_dir()
+
+
+async def test_what_cannot_be_served_is_here_all_the_same(
+    hub: Any, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await hub.publish(1, announce=False)
+
+    def refuse(path: Path) -> None:
+        raise OSError("The disk does not answer")
+
+    monkeypatch.setattr(shutil, "disk_usage", refuse)
+    monkeypatch.setattr(fetcher_module, "check_room", lambda *about: None)
+    await site.publish(1, hub.offers[1])
+    assert (await site.next(ArtefactReady)).policy_version == 1
+    await hub.publish(2, announce=False)
+    await site.publish(2, hub.offers[2])
+    assert (await site.next(ArtefactReady)).policy_version == 2
+    assert "Policy version 1 is not served to others" in caplog.text and site.shell.failure is None
 
 
 async def test_a_fetch_that_fails_is_told_to_the_work_loop(hub: Any, site: Site) -> None:

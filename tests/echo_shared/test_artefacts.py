@@ -12,6 +12,7 @@ from echo_shared.artefacts import (
     open_offer,
     sign_offer,
     verify_files,
+    verify_hashes,
 )
 from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
 from echo_shared.identity import Identity
@@ -197,6 +198,15 @@ def test_a_file_that_is_not_what_was_signed_is_named(directory: Path, content: b
         file.write_bytes(content)
     with pytest.raises(SwarmError, match=r"adapter_model\.safetensors of run-v000003"):
         verify_files(manifest, directory)
+
+
+def test_hashes_are_what_the_manifest_says(directory: Path) -> None:
+    manifest = manifest_of(directory)
+    hashes = {file.path: file.sha256 for file in manifest.files}
+    verify_hashes(manifest, hashes)
+    for wrong in (hashes | {"adapter_model.safetensors": "0" * 64}, {}):
+        with pytest.raises(SwarmError, match="of run-v000003"):
+            verify_hashes(manifest, wrong)
 
 
 def test_what_could_run_cannot_be_published(directory: Path) -> None:

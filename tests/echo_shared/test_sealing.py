@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import random
 import sys
@@ -35,7 +36,8 @@ def test_what_is_sealed_comes_back(tmp_path: Path, size: int) -> None:
     file = sealed(tmp_path, content)
     chunks = max(1, -(-size // CHUNK_BYTES))
     assert file.stat().st_size == HEAD + size + chunks * TAG_BYTES
-    unseal(file, tmp_path / "dir" / "opened", KEY)
+    digest = unseal(file, tmp_path / "dir" / "opened", KEY)
+    assert digest == hashlib.sha256(content).hexdigest()
     assert (tmp_path / "dir" / "opened").read_bytes() == content
     assert {path.name for path in tmp_path.iterdir()} == {"plain", "sealed", "dir"}, "no temporary file stays"
 

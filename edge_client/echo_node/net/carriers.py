@@ -37,6 +37,8 @@ class Carriers:
         """Of those that are coming, and of those that are served."""
         self._served: dict[str, int] = {}
         """Policy version (0 for the base) of those that are settled."""
+        self._unwanted: frozenset[bytes] = frozenset()
+        """As said last, by info-hash."""
 
     def path(self, manifest: Manifest) -> Path:
         return self.directory / manifest.carrier_name
@@ -57,6 +59,9 @@ class Carriers:
         """This node has made use of the carrier: from now on it is there for others, as far as the bounds allow."""
         if layout.name not in self._info_hashes:
             return
+        if layout.info_hash in self._unwanted:
+            await self.discard(layout.name)
+            return
         self._served[layout.name] = manifest.policy_version
         policies = sorted((version, name) for name, version in self._served.items() if version)
         for _, name in policies[:-SERVED]:
@@ -68,8 +73,9 @@ class Carriers:
             await self.discard(layout.name)
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Nobody fetches these any more. What this node itself still needs stays."""
-        for name in [name for name in self._served if self._info_hashes[name] in set(info_hashes)]:
+        """Nobody fetches these any more, and no others. What this node itself still needs stays until it is settled."""
+        self._unwanted = frozenset(info_hashes)
+        for name in [name for name in self._served if self._info_hashes[name] in self._unwanted]:
             await self.discard(name)
 
     async def stop_serving(self) -> None:

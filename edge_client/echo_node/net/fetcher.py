@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,6 +98,10 @@ class _Job:
         )
 
 
+_Make = Callable[[Path, bytes, Path | None], Mapping[str, str]]
+"""Writes the artefact's files into the directory, and returns their hashes as they were written."""
+
+
 class Fetcher:
     """One run's artefacts and their carriers. Each artefact is fetched by at most one task at a time."""
 
@@ -133,7 +137,7 @@ class Fetcher:
     async def fetch(
         self, offer: ArtefactOffer, policy_version: int | None, *, on_progress: OnProgress = lambda done, total: None
     ) -> Fetched:
-        """Makes the artefact complete and verified, and says how it came, now or earlier.
+        """Makes the artefact complete and verified, and says how it came, now or earlier. `share` comes next.
 
         `on_progress` counts the bytes that travel. Raises RemoteProtocolError when the offer is not the hub's or not
         for this artefact, SwarmError when nobody serves it or its files are wrong (`UNREADABLE`: a keyframe is needed),
@@ -145,9 +149,6 @@ class Fetcher:
             self._base = manifest
         verified = await asyncio.to_thread(read_marker, directory)
         if verified is not None and verified.content == manifest.content:
-            if verified.fetched.info_hash == job.layout.info_hash:
-                await self._carriers.serve(manifest, job.layout)
-                await self._carriers.settle(manifest, job.layout)
             return verified.fetched
         ended = self._under_way[policy_version] = asyncio.Event()
         try:
@@ -157,8 +158,15 @@ class Fetcher:
             ended.set()
             del self._under_way[policy_version]
         log.info("%s came in %.1f s.", manifest.name, fetched.seconds)
-        await self._carriers.settle(manifest, job.layout)
         return fetched
+
+    async def share(self, offer: ArtefactOffer, fetched: Fetched) -> None:
+        """The carrier of what `fetch` has brought by this offer is there for others from now on, if it is still here
+        and as far as the disk has room. Raises StorageError."""
+        manifest, layout = artefacts.open_offer(offer, self._source.hub_key), read_torrent(offer.torrent)
+        if fetched.info_hash == layout.info_hash:  # Else what lies here came in another carrier, at another time.
+            await self._carriers.serve(manifest, layout)
+            await self._carriers.settle(manifest, layout)
 
     async def _bring(self, job: _Job) -> Fetched:
         manifest, directory = job.manifest, self._directory / job.manifest.name
@@ -237,7 +245,6 @@ class Fetcher:
             )
             swarm_bytes, web_seed_bytes, seconds = stats.swarm_bytes, stats.web_seed_bytes, seconds + stats.seconds
         if not (received.complete and unpacked):
-            await self._carriers.serve(manifest, job.layout)
             await self._unpack(job, partial(_unpack_carrier, manifest, carrier))
         return job.fetched(
             seconds=seconds,
@@ -261,7 +268,6 @@ class Fetcher:
         try:
             received = await self._receive(job)
             if received.complete:
-                await self._carriers.serve(job.manifest, job.layout)
                 await unpacking
             return received
         finally:
@@ -271,7 +277,7 @@ class Fetcher:
             if not unpacking.cancelled() and (error := unpacking.exception()) is not None:
                 log.debug("%s was not unpacked: %s", job.manifest.name, error)
 
-    async def _unpack(self, job: _Job, make: Callable[[Path, bytes, Path | None], None]) -> None:
+    async def _unpack(self, job: _Job, make: _Make) -> None:
         """Makes the artefact's verified files, by `make(directory, key, parent)`. Raises SwarmError, StorageError."""
         manifest = job.manifest
         key = self._keys.get(manifest.key_id)
@@ -353,29 +359,30 @@ class Fetcher:
         return _Job(offer=offer, manifest=manifest, layout=layout, on_progress=on_progress)
 
 
-def _unpack_carrier(manifest: Manifest, carrier: Path, directory: Path, key: bytes, parent: Path | None) -> None:
+def _unpack_carrier(
+    manifest: Manifest, carrier: Path, directory: Path, key: bytes, parent: Path | None
+) -> Mapping[str, str]:
     """The artefact's files from a carrier that is whole. Blocks."""
     if manifest.carrier == "files":
-        for file in manifest.files:
-            sealing.unseal(carrier / f"{file.path}{SEALED_SUFFIX}", directory / file.path, key)
-    else:
-        with on_disk(carrier), (carrier / PAYLOAD_NAME).open("rb") as payload:
-            _decode(manifest, payload, directory, key, parent)
+        paths = [file.path for file in manifest.files]
+        return {path: sealing.unseal(carrier / f"{path}{SEALED_SUFFIX}", directory / path, key) for path in paths}
+    with on_disk(carrier), (carrier / PAYLOAD_NAME).open("rb") as payload:
+        return _decode(manifest, payload, directory, key, parent)
 
 
-def _decode(manifest: Manifest, payload: Readable, directory: Path, key: bytes, parent: Path | None) -> None:
+def _decode(
+    manifest: Manifest, payload: Readable, directory: Path, key: bytes, parent: Path | None
+) -> Mapping[str, str]:
     """The artefact's files from a sealed payload, as far as it has come and then as it comes. Blocks."""
     files = {file.path: file.size_bytes for file in manifest.files}
-    delta.decode(sealing.UnsealingReader(payload, key), directory, files=files, parent=parent)
+    return delta.decode(sealing.UnsealingReader(payload, key), directory, files=files, parent=parent)
 
 
-def _verified(manifest: Manifest, directory: Path, make: Callable[[], None]) -> None:
+def _verified(manifest: Manifest, directory: Path, make: Callable[[], Mapping[str, str]]) -> None:
     """Blocks. Raises SwarmError with the code `UNREADABLE`, StorageError; nothing is left in `directory` then."""
     delete_artefact(directory)
     try:
-        make()
-        with on_disk(directory):
-            artefacts.verify_files(manifest, directory)
+        artefacts.verify_hashes(manifest, make())
     except (CodecError, SwarmError) as error:
         delete_artefact(directory)
         if error.code == GIVEN_UP:

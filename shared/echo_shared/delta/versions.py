@@ -10,8 +10,10 @@ from the index, from the headers and from the parent.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Final
@@ -60,6 +62,29 @@ class _Stored:
     layout: Layout | None = None
 
 
+class _Output:
+    """A file that is written, and hashed, from its beginning to its end. Use `_Output.open`."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path) -> Iterator[_Output]:
+        with path.open("wb") as file:
+            yield cls(file)
+
+    def write(self, data: memoryview) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+
+    @property
+    def sha256(self) -> str:
+        """Of what has been written; hexadecimal."""
+        return self._hash.hexdigest()
+
+
 def encode(directory: Path, payload: Path, *, parent: Path | None = None) -> None:
     """Writes all files in `directory` as one `payload`: a delta against the directory `parent`, or a keyframe.
 
@@ -83,8 +108,11 @@ def encode(directory: Path, payload: Path, *, parent: Path | None = None) -> Non
             temporary.unlink(missing_ok=True)
 
 
-def decode(payload: Readable, directory: Path, *, files: Mapping[str, int], parent: Path | None = None) -> None:
+def decode(
+    payload: Readable, directory: Path, *, files: Mapping[str, int], parent: Path | None = None
+) -> Mapping[str, str]:
     """Writes the files of `payload` into `directory`, which is made if it is not there. Reads it in order, to its end.
+    Returns the SHA-256 of each (hexadecimal): hashed as they are written, they are not read again for it.
 
     `files`: the name and size in bytes of every file that it must hold. A delta needs the `parent` it was made against;
     a keyframe looks at none. What fails may leave unfinished files. Raises CodecError for a payload that is damaged,
@@ -98,10 +126,13 @@ def decode(payload: Readable, directory: Path, *, files: Mapping[str, int], pare
             raise damaged(f"other files than were announced: {', '.join(sorted(found)) or 'none'}")
         parent = _existing(parent) if index.delta else None
         directory.mkdir(parents=True, exist_ok=True)
+        hashes = {}
         for entry in index.files:
-            with (directory / entry.name).open("wb") as output:
+            with _Output.open(directory / entry.name) as output:
                 _decode_file(entry, _parents_file(parent, entry.name), reader, output)
+            hashes[entry.name] = output.sha256
         reader.expect_end()
+    return hashes
 
 
 def _existing(parent: Path | None) -> Path:
@@ -178,7 +209,7 @@ def _encode_file(file: _Stored, parent: _Stored, writer: FrameWriter) -> None:
             encode_array(new, chunk.compared_with(parent), chunk.dtype, writer)
 
 
-def _decode_file(entry: _Entry, parent: _Stored, reader: FrameReader, output: IO[bytes]) -> None:
+def _decode_file(entry: _Entry, parent: _Stored, reader: FrameReader, output: _Output) -> None:
     header = bytearray()
     for begin, end in _parts(entry.header_bytes or entry.size_bytes):
         content = reader.frame(end - begin, dictionary=parent.content[begin:end].tobytes())

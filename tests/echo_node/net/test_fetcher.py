@@ -24,7 +24,7 @@ from echo_shared import shared_memory
 from echo_shared.artefacts import Manifest, open_offer, sign_offer
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.identity import Identity
-from echo_shared.messages import ArtefactOffer, FromNode, RunKey, Way
+from echo_shared.messages import ArtefactOffer, Fetched, FromNode, RunKey, Way
 from echo_shared.shared_memory import Segment
 from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, read_torrent
 from tests.echo_node.conftest import write_adapter
@@ -64,6 +64,12 @@ def make_receiver(said: list[FromNode]) -> Receiver:
     return Receiver(say, Mesh(Identity.generate()))
 
 
+async def fetch_and_share(fetcher: Fetcher, offer: ArtefactOffer, version: int | None) -> Fetched:
+    fetched = await fetcher.fetch(offer, version)
+    await fetcher.share(offer, fetched)
+    return fetched
+
+
 @asynccontextmanager
 async def restarted(hub: Any, tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Fetcher, Swarm]]:
     """What the next process finds on the same disk."""
@@ -100,6 +106,8 @@ async def test_what_is_verified_is_not_fetched_again_and_its_carrier_is_served(
     first = await fetcher.fetch(hub.offers[None], None)
     async with restarted(hub, tmp_path) as (other, swarm):
         assert await other.fetch(hub.offers[None], None) == first  # The very report.
+        assert await swarm.stats() == {}
+        await other.share(hub.offers[None], first)
         assert list(await swarm.stats()) == [first.info_hash]
 
 
@@ -249,6 +257,7 @@ async def test_what_the_hub_pushes_is_taken_and_served(hub: Any, swarm: Swarm, t
     assert (fetched.pushed_bytes, fetched.swarm_bytes, fetched.web_seed_bytes) == (total, 0, 0)
     assert same_files(fetcher.directory(1), hub.published(1))
     assert seen[0] == (0, total)
+    await fetcher.share(hub.offers[1], fetched)
     assert [torrent.complete for torrent in (await swarm.stats()).values()] == [True]
 
 
@@ -309,7 +318,7 @@ async def test_what_the_hub_holds_in_memory_is_read_and_verified(
     assert fetched.shared_memory_bytes == manifest.total_bytes
     assert fetched.swarm_bytes == fetched.web_seed_bytes == 0
     assert same_files(fetcher.directory(1), hub.published(1))
-    assert await fetcher.fetch(offer, 1) == fetched
+    assert await fetch_and_share(fetcher, offer, 1) == fetched
     assert await swarm.stats() == {} and not beginning.exists()
 
 
@@ -376,24 +385,32 @@ async def test_a_version_that_is_removed_is_served_on_until_nobody_wants_it(
     hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path
 ) -> None:
     await hub.publish(1, announce=False)
-    fetched = await fetcher.fetch(hub.offers[1], 1)
+    fetched = await fetch_and_share(fetcher, hub.offers[1], 1)
     await fetcher.remove(1)
     assert not fetcher.directory(1).exists() and list(await swarm.stats()) == [fetched.info_hash]
     await fetcher.unwanted([fetched.info_hash, bytes(20)])
     assert await swarm.stats() == {} and carriers_in(tmp_path) == []
 
 
-async def test_what_nobody_else_wants_is_still_made_use_of(hub: Any, fetcher: Fetcher) -> None:
+@pytest.mark.parametrize("said", ["before", "after"])
+async def test_what_nobody_else_wants_is_still_made_use_of(
+    hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, said: str
+) -> None:
     await hub.publish(1, announce=False)
     fetched = await fetcher.fetch(hub.offers[1], 1)
+    if said == "after":
+        await fetcher.share(hub.offers[1], fetched)
     await fetcher.unwanted([fetched.info_hash])
+    if said == "before":
+        await fetcher.share(hub.offers[1], fetched)
+    assert await swarm.stats() == {} and carriers_in(tmp_path) == []
     assert same_files(fetcher.directory(1), hub.published(1))
     assert await fetcher.fetch(hub.offers[1], 1) == fetched
 
 
 async def test_an_abandoned_version_leaves_nothing(hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path) -> None:
     await hub.publish(1, announce=False)
-    await fetcher.fetch(hub.offers[1], 1)
+    await fetch_and_share(fetcher, hub.offers[1], 1)
     for _ in range(2):
         await fetcher.abandon(1)
         assert not fetcher.directory(1).exists() and carriers_in(tmp_path) == [] and await swarm.stats() == {}
@@ -410,7 +427,7 @@ async def test_what_does_not_fit_on_the_disk_is_not_begun(
         await fetcher.fetch(hub.offers[None], None)
     assert await swarm.stats() == {} and not fetcher.directory(None).exists() and carriers_in(tmp_path) == []
     disk["free"] = both + total // 2 + 1  # Five hundredths of the disk stay free.
-    await fetcher.fetch(hub.offers[None], None)
+    await fetch_and_share(fetcher, hub.offers[None], None)
     assert same_files(fetcher.directory(None), hub.published(None))
     assert await swarm.stats() == {} and carriers_in(tmp_path) == []  # There is no ample room to serve it.
 

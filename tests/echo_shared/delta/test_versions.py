@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from contextlib import suppress
@@ -50,7 +51,8 @@ def sizes(directory: Path) -> dict[str, int]:
 
 def decode(payload: Path, directory: Path, *, files: dict[str, int], parent: Path | None = None) -> None:
     with payload.open("rb") as stream:
-        delta.decode(stream, directory, files=files, parent=parent)
+        hashes = delta.decode(stream, directory, files=files, parent=parent)
+    assert hashes == {name: hashlib.sha256(content).hexdigest() for name, content in contents(directory).items()}
 
 
 def there_and_back(directory: Path, scratch: Path, parent: Path | None) -> int:
