@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import pkgutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.logging import RichHandler
 from rich.table import Table
 
 import benchmarks
@@ -33,6 +35,8 @@ def main(
         raise typer.BadParameter(f"there is no benchmark {name!r}; there is: {', '.join(names())}")
     if json_file is not None and not json_file.parent.is_dir():
         raise typer.BadParameter(f"there is no directory {json_file.parent}", param_hint="--json")
+    logging.basicConfig(format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)])
+    logging.getLogger(benchmarks.__name__).setLevel(logging.INFO)
     module = importlib.import_module(f"benchmarks.{name}")
     measured: Measurement = module.measure(seed)
     console = Console()

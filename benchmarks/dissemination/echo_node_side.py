@@ -48,12 +48,15 @@ class EchoNode(Daemon):
             self._daemon.result()  # Raises what ended it.
 
     async def received(self, version: int) -> dict[str, Any]:
-        """Waits for this version: when it was verified, how it came, and a hash of its files."""
+        """Waits for this version: when it was verified, and how it came."""
         async with self._news:
             await self._news.wait_for(lambda: version in self._here)
         at, fetched = self._here[version]
-        digest = await asyncio.to_thread(digest_of, self._artefact(version))
-        return {"at": at, "digest": digest, **fetched.model_dump(include=SOURCES)}
+        return {"at": at, **fetched.model_dump(include=SOURCES)}
+
+    async def digest(self, version: int) -> str:
+        """A hash of this version's files as they lie here."""
+        return await asyncio.to_thread(digest_of, self._artefact(version))
 
     def has(self, version: int) -> bool:
         """Whether this version has been verified."""

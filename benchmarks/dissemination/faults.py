@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.dissemination.fleet import Fleet, HostFailed, open_fleet
 from benchmarks.dissemination.links import HUB, Links, LinkSet, run_command
 from benchmarks.dissemination.payload import digest_of, write_adapter
-from benchmarks.dissemination.rounds import shares
+from benchmarks.dissemination.rounds import Row, received, shares
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +83,10 @@ class Scene:
         if any(await self.fleet.of_nodes("has", side=SIDE, version=VERSION)):
             raise RuntimeError("the version had arrived before the fault came")
 
-    async def until_received(self) -> list[dict[str, Any]]:
+    async def until_received(self) -> list[Row]:
         """Raises TimeoutError when an honest node is stuck."""
-        nodes = [self.fleet.nodes[host] for host in self.honest]
         async with asyncio.timeout(PATIENCE_S):
-            got: list[dict[str, Any]] = await asyncio.gather(
-                *(node.ask("received", side=SIDE, version=VERSION) for node in nodes)
-            )
-        return got
+            return await received([self.fleet.nodes[host] for host in self.honest], SIDE, VERSION)
 
 
 Act = Callable[[Scene], Awaitable[None]]
@@ -173,18 +169,18 @@ FAULTS: Final = (
 )
 
 
-async def try_all(seed: int) -> list[dict[str, Any]]:
+async def try_all(seed: int) -> list[Row]:
     """A row a fault and way."""
     turns = asyncio.Semaphore(AT_ONCE)
 
-    async def in_turn(fault: Fault, way: str) -> dict[str, Any]:
+    async def in_turn(fault: Fault, way: str) -> Row:
         async with turns:
             return await try_one(fault, way, seed)
 
     return await asyncio.gather(*(in_turn(fault, way) for fault in FAULTS for way in WAYS))
 
 
-async def try_one(fault: Fault, way: str, seed: int) -> dict[str, Any]:
+async def try_one(fault: Fault, way: str, seed: int) -> Row:
     """`survived`: every honest node has exactly what the hub published. `seconds`: until the last of them had it."""
     about = {"fault": fault.name, "way": way, "nodes": NUM_NODES}
     with tempfile.TemporaryDirectory(prefix="echo-faults-") as directory, ExitStack() as at_end:
@@ -202,9 +198,7 @@ async def try_one(fault: Fault, way: str, seed: int) -> dict[str, Any]:
         }
 
 
-async def _run(
-    fault: Fault, way: str, seed: int, directory: Path, at_end: ExitStack
-) -> tuple[Scene, list[dict[str, Any]]]:
+async def _run(fault: Fault, way: str, seed: int, directory: Path, at_end: ExitStack) -> tuple[Scene, list[Row]]:
     """What the honest nodes say in the end."""
     async with open_fleet(LINKS, NUM_NODES, directory) as fleet:
         if not isinstance(fleet.net, Links):

@@ -33,8 +33,12 @@ class NodeHost:
         hostile.turn()
 
     async def received(self, side: str, version: int) -> dict[str, Any]:
-        """Waits for this version: when it was verified, how it came, and a hash of its files."""
+        """Waits for this version: when it was verified, and how it came."""
         return await self._nodes[side].received(version)
+
+    async def digest(self, side: str, version: int) -> str:
+        """A hash of this version's files as they lie here."""
+        return await self._nodes[side].digest(version)
 
     async def has(self, side: str, version: int) -> bool:
         """Whether this version has been verified."""

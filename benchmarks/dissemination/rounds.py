@@ -6,18 +6,23 @@ A time counts from the moment the hub announces a payload that lies ready until 
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.dissemination.cases import Case, FleetCases, Side
-from benchmarks.dissemination.fleet import Fleet, open_fleet
+from benchmarks.dissemination.fleet import Fleet, Host, open_fleet
 from benchmarks.dissemination.payload import digest_of, write_adapter
 
+log = logging.getLogger(__name__)
+
 Row = dict[str, Any]
+_LINE: Final = "{name}, {nodes} nodes, {megabytes:.1f} MB, {side}: {seconds:.2f} s, {ratio_to_bound:.2f} x bound"
 WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}
 """The hub's setting."""
 PATIENCE_S: Final = 30.0
@@ -70,7 +75,10 @@ class _Rounds:
                 sent = await self._send(side, own.get(side, payload))
                 found[side].append({**sent, "busy_cores": (self._fleet.cpu_s() - cpu_s) / sent["took_s"]})
             shutil.rmtree(adapter)
-        return [self._row(side, runs) for side, runs in found.items()]
+        rows = [self._row(side, runs) for side, runs in found.items()]
+        for row in rows:
+            log.info(_LINE.format(name=self._cases.links.name, megabytes=row["payload_bytes"] / 1e6, **row))
+        return rows
 
     async def _send(self, side: Side, payload: Row) -> Row:
         if side == "http":
@@ -106,9 +114,7 @@ class _Rounds:
         return {"took_s": patience_s if stuck else max(ends) - began_at, "stuck_nodes": stuck}
 
     async def _over_echo(self, side: Side, payload: Row) -> Row:
-        waiting = asyncio.gather(
-            *(node.ask("received", side=side, version=self._version) for node in self._fleet.nodes.values())
-        )
+        waiting = asyncio.create_task(received(self._fleet.nodes.values(), side, self._version))
         began_at: float = await self._fleet.hub.ask("announce", side=side, version=self._version)
         got = await waiting
         if {node["digest"] for node in got} != {payload["digest"]}:
@@ -137,6 +143,15 @@ class _Rounds:
             **{name: runs[0][name] for name in SHARES if name in runs[0]},
             **({"stuck_nodes": sum(run["stuck_nodes"] for run in runs)} if side == "libtorrent" else {}),
         }
+
+
+async def received(nodes: Iterable[Host], side: Side, version: int) -> list[Row]:
+    """When each node had the version and how it came, and a hash of its files: that is taken once all have it, so that
+    it costs nobody time."""
+    hosts, about = list(nodes), {"side": side, "version": version}
+    got = await asyncio.gather(*(node.ask("received", **about) for node in hosts))
+    digests = await asyncio.gather(*(node.ask("digest", **about) for node in hosts))
+    return [{**one, "digest": digest} for one, digest in zip(got, digests, strict=True)]
 
 
 def shares(got: list[Row], payload_bytes: int) -> Row:
