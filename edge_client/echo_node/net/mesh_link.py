@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,11 +11,14 @@ from typing import Final
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
+from echo_shared.sockets import keep_unsent_short
+
 log = logging.getLogger(__name__)
 
 MOST_QUEUED_BYTES: Final = 4 * 2**20
 """For one link. The hub bounds what is under way; what does not fit all the same is not sent, and the hub sends it."""
-_UNSENT_BYTES: Final = 64 * 1024
+UNSENT_BYTES: Final = 64 * 1024
+"""That the system has taken for one link."""
 _BURST_S: Final = 0.1
 
 
@@ -61,7 +63,7 @@ class Link:
     async def write(self, cap: UploadCap) -> None:
         """Until the connection is closed. A peer that takes nothing answers no ping either, and that closes it."""
         try:
-            _keep_kernel_queue_short(self.socket)
+            keep_unsent_short(self.socket.transport, UNSENT_BYTES)
             while await self._more.wait():
                 while self._queue:
                     frame = self._queue.popleft()
@@ -77,9 +79,3 @@ class Link:
 
     def abort(self) -> None:
         self.socket.transport.abort()
-
-
-def _keep_kernel_queue_short(connection: Connection) -> None:
-    """Where the system can: what it has not sent yet stays below `_UNSENT_BYTES`, so that links share the uplink."""
-    if (option := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
-        connection.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, _UNSENT_BYTES)

@@ -21,13 +21,14 @@ Sets of nodes are bit masks: a member has a bit, and reuses a free one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean
 from typing import Final
 
-from echo_hub.core.windows import FIRST_PUSH_BYTES, Path, Paths
+from echo_hub.core.members import Member, Relay
+from echo_hub.core.windows import FIRST_PUSH_BYTES, Paths
 
 LEAST_PIECES: Final = 2
 """Of every window: one that is under way, and one that comes after it."""
@@ -69,45 +70,6 @@ class Send:
     hand_on: bool
 
 
-@dataclass(slots=True, eq=False)
-class _Member:
-    """A node of this broadcast."""
-
-    node_id: str
-    bit: int
-    path: Path
-    num_missing: int
-    reach: int = 0
-    """Members that it hands on to."""
-    flights: dict[int, float] = field(default_factory=dict)
-    """Pieces on their way from the hub, and when they were sent."""
-    overdue: set[int] = field(default_factory=set)
-    """Of them: those that take no room at the hub's uplink any more."""
-    direct: deque[int] = field(default_factory=deque)
-    """Pieces to be sent to it that nobody hands on."""
-    relays: dict[int, _Relay] = field(default_factory=dict)
-    """Pieces that it hands on, oldest first."""
-    heard_at: float = 0.0
-    """When it last had a piece that it lacked before, or was sent one with none on its way."""
-
-
-@dataclass(slots=True, eq=False)
-class _Relay:
-    """A piece that its owner hands on."""
-
-    owner: _Member
-    piece: int
-    since: float
-    asked: int
-    """Members that were to get it so."""
-    waiting: int
-    """Of them: those that do not have it yet."""
-    counts: bool = True
-    """Whether it takes room in the owner's relay window."""
-    helped: bool = False
-    """The hub sent it too, so that when it is there says nothing about the owner."""
-
-
 class Broadcast:
     """One artefact's. Broadcasts at the same time share `paths`, so the one that is asked first has its way."""
 
@@ -117,9 +79,9 @@ class Broadcast:
         self._piece_bytes = piece_bytes
         self._least_bytes = LEAST_PIECES * piece_bytes
         self._least_relay_bytes = max(2 * self._least_bytes, LEAST_RELAY_BYTES)
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._turned_away: set[str] = set()
-        self._by_bit: dict[int, _Member] = {}
+        self._by_bit: dict[int, Member] = {}
         self._owners = 0
         """Members that may own pieces."""
         self._missing = [0] * num_pieces
@@ -131,10 +93,11 @@ class Broadcast:
         self._rest: dict[int, None] = {}
         """Pieces that were, and that somebody lacks who does not have them coming."""
         self._rest_changed = False
-        self._relays: dict[int, list[_Relay]] = {}
+        self._relays: dict[int, list[Relay]] = {}
         self._uncovered_once: set[int] = set()
         """Pieces that an owner was to hand on and that may still come from it when the hub has sent them."""
         self._lagging = 0
+        self._usual_relay_rate = 0.0
         self._links_seen = -1
         self._check_at = 0.0
 
@@ -151,7 +114,7 @@ class Broadcast:
         while bit in self._by_bit:
             bit <<= 1
         wanted = sorted(set(range(self._num_pieces)).difference(have))
-        member = _Member(node_id, bit, self._paths[node_id], len(wanted), heard_at=now)
+        member = Member(node_id, bit, self._paths[node_id], len(wanted), heard_at=now)
         self._members[node_id] = self._by_bit[bit] = member
         if hand_on:
             self._owners |= bit
@@ -167,7 +130,7 @@ class Broadcast:
         if node_id in self._members:
             self._remove(self._members[node_id], now)
 
-    def _remove(self, member: _Member, now: float) -> None:
+    def _remove(self, member: Member, now: float) -> None:
         del self._members[member.node_id]
         for piece in list(member.flights):
             self._landed(member, piece, None)
@@ -217,11 +180,17 @@ class Broadcast:
             for relay in relays:
                 self._received(relay, bit, now)
 
+    def has_use_for(self, send: Send) -> bool:
+        """Whether the node still lacks this piece, or others wait for the node to hand it on."""
+        member = self._members.get(send.node_id)
+        return member is not None and (send.piece in member.flights or send.piece in member.relays)
+
     def plan(self, now: float) -> list[Send]:
         """What to send now. To be asked again after every event, and after CHECK_S without one."""
         if self._links_seen != self._paths.links_changed:
             self._look_at_links(now)
         self.check(now)
+        self._look_at_rates()
         sends: list[Send] = []
         while self._paths.uplink.has_room(max(self._least_bytes, FIRST_PUSH_BYTES)):
             if self._rest_changed:
@@ -246,11 +215,23 @@ class Broadcast:
                 return self._hand_to(owner, piece, uncovered, now)
         return None
 
-    def _relayed_in_s(self, owner: _Member) -> tuple[float, int]:
-        """Until it would have handed one more piece on; one that has not shown what it can do comes first."""
+    def _relayed_in_s(self, owner: Member) -> tuple[float, int]:
+        """Until it would have handed one more piece on."""
+        work = owner.path.relay.bytes_in_flight + self._piece_bytes
+        rate = self._relay_rate(owner)
+        return (work / rate if rate else 0.0, work)
+
+    def _relay_rate(self, owner: Member) -> float | None:
+        """Bytes per second that it hands on. Of one that never had all the work that it may have, at least so much as
+        the others on average, or as the best of them where that is so of all."""
         relay = owner.path.relay
-        work = relay.bytes_in_flight + self._piece_bytes
-        return (work / relay.rate if relay.rate else 0.0, work)
+        return relay.rate if relay.kept_full else max(relay.rate or 0.0, self._usual_relay_rate) or None
+
+    def _look_at_rates(self) -> None:
+        relays = [member.path.relay for member in self._members.values()]
+        known = [relay.rate for relay in relays if relay.rate and relay.kept_full]
+        best = max((relay.rate for relay in relays if relay.rate), default=0.0)
+        self._usual_relay_rate = fmean(known) if known else best
 
     def _wanting_owner(self) -> Iterator[int]:
         yield from list(islice(self._rest, MOST_TRIED))
@@ -263,7 +244,7 @@ class Broadcast:
             self._next_fresh += 1
         return self._next_fresh if self._next_fresh < self._num_pieces else None
 
-    def _eligible(self, uncovered: int, now: float) -> list[_Member]:
+    def _eligible(self, uncovered: int, now: float) -> list[Member]:
         """Who may own a piece: through whom two nodes get it at least, and half as many as through the best."""
         reached = [
             (((m.reach | m.bit) & uncovered).bit_count(), m)
@@ -273,9 +254,10 @@ class Broadcast:
         most = max((count for count, _ in reached), default=0)
         return [m for count, m in reached if count >= 2 and 2 * count >= most]
 
-    def _hand_to(self, owner: _Member, piece: int, uncovered: int, now: float) -> Send:
+    def _hand_to(self, owner: Member, piece: int, uncovered: int, now: float) -> Send:
         asked = owner.reach & uncovered
-        relay = _Relay(owner, piece, now, asked, asked)
+        window = owner.path.relay
+        relay = Relay(owner, piece, now, now + window.delay + self._relayed_in_s(owner)[0], asked, asked)
         owner.relays[piece] = relay
         owner.path.relay.sent(self._piece_bytes, now)
         self._relays.setdefault(piece, []).append(relay)
@@ -317,7 +299,7 @@ class Broadcast:
         member = min(ready, key=lambda m: m.path.push.bytes_in_flight)
         return self._send(member, member.direct.popleft(), now, hand_on=False)
 
-    def _next_direct(self, member: _Member) -> bool:
+    def _next_direct(self, member: Member) -> bool:
         """Whether there is one that it has not got meanwhile."""
         while member.direct and not self._missing[member.direct[0]] & member.bit:
             member.direct.popleft()
@@ -348,27 +330,29 @@ class Broadcast:
         latest = 0.0
         if uplink.rate:
             latest = uplink.delay + (uplink.bytes_in_flight + self._piece_bytes) / uplink.rate
-        chosen: tuple[_Relay, _Member] | None = None
+        chosen: tuple[Relay, Member] | None = None
         for owner in self._members.values():
-            rate = owner.path.relay.rate
-            each_s = self._piece_bytes / rate if rate else float("inf")
+            rate = self._relay_rate(owner)
+            has_relayed = owner.path.relay.delay < float("inf")
+            each_s = self._piece_bytes / rate if rate and has_relayed else float("inf")
             for place, relay in enumerate(owner.relays.values(), start=1):
-                if place * each_s > latest and (member := self._helpable(relay)) is not None:
-                    latest, chosen = place * each_s, (relay, member)
+                left_s = max(place * each_s, now - relay.due_at)  # What is late may be late for as long again.
+                if left_s > latest and (member := self._helpable(relay)) is not None:
+                    latest, chosen = left_s, (relay, member)
         if chosen is None:
             return None
         relay, member = chosen
         relay.helped = True
         return self._send(member, relay.piece, now, hand_on=False)
 
-    def _helpable(self, relay: _Relay) -> _Member | None:
+    def _helpable(self, relay: Relay) -> Member | None:
         """One that waits for it and could have it from the hub."""
         for member in self._each(relay.waiting):
             if relay.piece not in member.flights and member.path.push.has_room(self._least_bytes):
                 return member
         return None
 
-    def _send(self, member: _Member, piece: int, now: float, *, hand_on: bool) -> Send:
+    def _send(self, member: Member, piece: int, now: float, *, hand_on: bool) -> Send:
         if not member.flights:
             member.heard_at = now
         member.flights[piece] = now
@@ -378,7 +362,7 @@ class Broadcast:
 
     # What has become of it.
 
-    def _landed(self, member: _Member, piece: int, now: float | None) -> None:
+    def _landed(self, member: Member, piece: int, now: float | None) -> None:
         """The piece is on its way no more; it arrived `now`, or nobody knows when."""
         sent_at = member.flights.pop(piece)
         windows = [member.path.push]
@@ -392,14 +376,14 @@ class Broadcast:
             else:
                 window.arrived(self._piece_bytes, now - sent_at, now)
 
-    def _received(self, relay: _Relay, bit: int, now: float) -> None:
+    def _received(self, relay: Relay, bit: int, now: float) -> None:
         """The member of this bit waits for the relayed piece no more."""
         relay.waiting &= ~bit
         self._free(relay, now)
         if not relay.waiting:
             self._end(relay)
 
-    def _free(self, relay: _Relay, now: float) -> None:
+    def _free(self, relay: Relay, now: float) -> None:
         """The owner has room for another piece once all that do not lag behind have this one."""
         if not relay.counts or relay.waiting & ~self._lagging or self._missing[relay.piece] & relay.owner.bit:
             return
@@ -410,7 +394,7 @@ class Broadcast:
         else:
             relay.owner.path.relay.arrived(self._piece_bytes, now - relay.since, now)
 
-    def _end(self, relay: _Relay) -> None:
+    def _end(self, relay: Relay) -> None:
         """Nothing more is expected of the owner; who still waits needs another source."""
         if relay.counts:
             relay.owner.path.relay.lost(self._piece_bytes)
@@ -452,7 +436,7 @@ class Broadcast:
         relays = [relay for relays in self._relays.values() for relay in relays]
         self._lagging = sum(m.bit for m in self._members.values() if m.overdue and not m.path.proven)
         for relay in relays:
-            few = max(1, relay.asked.bit_count() // FEW)
+            few = relay.asked.bit_count() // FEW
             if now - relay.since > STRAGGLER_S and relay.waiting.bit_count() <= few:
                 self._lagging |= relay.waiting
         for relay in relays:
@@ -461,13 +445,13 @@ class Broadcast:
             if now - relay.since > max(LATE_S, LATE_DELAYS * delay if delay < float("inf") else 0.0):
                 self._too_late(relay, now)
 
-    def _too_late(self, relay: _Relay, now: float) -> None:
+    def _too_late(self, relay: Relay, now: float) -> None:
         owner = relay.owner
         if 2 * relay.waiting.bit_count() > relay.asked.bit_count() or self._missing[relay.piece] & owner.bit:
             self._bench(owner, now)
         self._end(relay)
 
-    def _bench(self, owner: _Member, now: float) -> None:
+    def _bench(self, owner: Member, now: float) -> None:
         if (path := owner.path).benched_until <= now:
             path.num_late += 1
             path.benched_until = now + min(2.0**path.num_late, LONGEST_BENCH_S)
@@ -487,14 +471,14 @@ class Broadcast:
                 self._received(relay, lost, now)
                 self._uncover(relay.piece, lost)
 
-    def _each(self, nodes: int) -> Iterator[_Member]:
+    def _each(self, nodes: int) -> Iterator[Member]:
         while nodes:
             bit = nodes & -nodes
             nodes ^= bit
             yield self._by_bit[bit]
 
 
-def _to_be_trusted(owners: list[_Member]) -> list[_Member]:
+def _to_be_trusted(owners: list[Member]) -> list[Member]:
     """Beside owners that have proven themselves, the others prove themselves with one piece at a time."""
     proven = any(owner.path.proven for owner in owners)
     return [owner for owner in owners if not proven or owner.path.proven or not owner.path.relay.bytes_in_flight]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Final
 
-SAMPLE_S: Final = 0.2
+SAMPLE_S: Final = 0.1
 """A rate is measured over at least this long."""
 
 SAMPLES_KEPT: Final = 20
@@ -41,9 +41,15 @@ class Window:
         self._delays = (float("inf"), float("inf"))
         """The least of the current span, and of the one before."""
         self._span_began = 0.0
-        self._sample_began = 0.0
+        self._sample_began: float | None = None
+        """With the first arrival after a silence; None during one."""
         self._sample_bytes = 0
+        self._is_full = False
+        """There was no room left when it was last asked for."""
         self._was_full = False
+        """All through the sample."""
+        self.kept_full = False
+        """The rate was measured while as much as may be was on its way; else it is no more than a lower bound."""
 
     @property
     def steady_rate(self) -> float | None:
@@ -64,41 +70,46 @@ class Window:
 
     def has_room(self, least_bytes: int) -> bool:
         """Whether more may be sent; `least_bytes` are always let through."""
-        if self.bytes_in_flight < self.size(least_bytes):
-            return True
-        self._was_full = True
-        return False
+        self._is_full = self.bytes_in_flight >= self.size(least_bytes)
+        return not self._is_full
 
     def sent(self, num_bytes: int, now: float) -> None:
         if self.bytes_in_flight == 0:
-            self._sample_began, self._sample_bytes, self._was_full = now, 0, False
+            self._sample_began = None
         self.bytes_in_flight += num_bytes
 
     def arrived(self, num_bytes: int, delay_s: float, now: float) -> None:
         """They were sent `delay_s` ago."""
         self.bytes_in_flight -= num_bytes
-        self._sample_bytes += num_bytes
         if now - self._span_began > DELAYS_KEPT_S:
             self._delays, self._span_began = (delay_s, self._delays[0]), now
         elif delay_s < self._delays[0]:
             self._delays = (delay_s, self._delays[1])
         if self._starting:
             self._starting = delay_s <= self.delay + self._slack_s
-            self._start_bytes += num_bytes if self._was_full else 0
+            self._start_bytes += num_bytes if self._is_full else 0
+        if self._sample_began is None:
+            self._begin_sample(now)
+            return
+        self._sample_bytes += num_bytes
+        self._was_full &= self._is_full
         if now - self._sample_began >= SAMPLE_S:
-            self._sample(now)
+            self._take_sample(self._sample_bytes / (now - self._sample_began))
+            self._begin_sample(now)
 
     def lost(self, num_bytes: int) -> None:
         """They will not arrive, or it does not matter any more when they do."""
         self.bytes_in_flight -= num_bytes
 
-    def _sample(self, now: float) -> None:
-        rate = self._sample_bytes / (now - self._sample_began)
+    def _begin_sample(self, now: float) -> None:
+        self._sample_began, self._sample_bytes, self._was_full = now, 0, True
+
+    def _take_sample(self, rate: float) -> None:
         # A sender that had nothing more to send learns nothing from a low rate.
         if self._was_full or rate > (self.rate or 0.0):
             self._rates.append(rate)
             self.rate = fmean(self._rates) if self._bursts else max(self._rates)
-        self._sample_began, self._sample_bytes, self._was_full = now, 0, False
+            self.kept_full |= self._was_full
 
 
 PUSH_SLACK_S: Final = 0.25

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from echo_hub.core.broadcast import CHECK_S, Broadcast
+from echo_hub.core.broadcast import CHECK_S, Broadcast, Send
 from echo_hub.core.windows import Paths
 from echo_hub.net.artefact_store import Carrier
 from echo_shared.messages import FromHub, Have, Links, Piece
@@ -34,8 +34,9 @@ PUSHED_VERSIONS: Final = 2
 class Sender(Protocol):
     """The gateway."""
 
-    def send(self, node_id: str, message: FromHub) -> bool:
-        """False when the node is not connected."""
+    def push(self, node_id: str, make: Callable[[], FromHub | None], *, relayed: bool) -> bool:
+        """Calls `make` when there is room for its message, if any; `relayed`: other nodes wait for it. False when the
+        node is not connected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,20 +130,24 @@ class Broadcaster:
         for push in self._pushes.values():
             push.plan.check(time.monotonic())
         for info_hash, push in reversed(list(self._pushes.items())):
-            try:
-                self._send_of(push)
-            except OSError as error:
-                log.warning("%s cannot be pushed any more: %s", push.layout.name, error)
-                push.plan.end(time.monotonic())
+            for send in push.plan.plan(time.monotonic()):
+                if not self._gateway.push(send.node_id, partial(self._piece, push, send), relayed=send.hand_on):
+                    push.plan.leave(send.node_id, time.monotonic())
             if push.plan.done:
                 del self._pushes[info_hash]
 
-    def _send_of(self, push: _Push) -> None:
-        for send in push.plan.plan(time.monotonic()):
+    def _piece(self, push: _Push, send: Send) -> Piece | None:
+        """None when it has become useless since it was planned, or cannot be read."""
+        if not push.plan.has_use_for(send):
+            return None
+        try:
             data = push.piece(send.piece)
-            message = Piece(info_hash=push.layout.info_hash, index=send.piece, data=data, hand_on=send.hand_on)
-            if not self._gateway.send(send.node_id, message):
-                push.plan.leave(send.node_id, time.monotonic())
+        except OSError as error:
+            log.warning("%s cannot be pushed any more: %s", push.layout.name, error)
+            push.plan.end(time.monotonic())
+            self._news.set()
+            return None
+        return Piece(info_hash=push.layout.info_hash, index=send.piece, data=data, hand_on=send.hand_on)
 
 
 def _read(layout: Layout, directory: Path, piece: int) -> bytes:

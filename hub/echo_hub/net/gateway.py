@@ -2,7 +2,7 @@
 
 Each connection is one task; its errors end that connection and no other. What a node says goes, in order, to the
 `Inbox`, which applies backpressure by awaiting. What the hub says to a node waits in a bounded queue; a node that lets
-it fill up is disconnected, and resends and is told again after it reconnects.
+it fill up is disconnected, and resends and is told again after it reconnects. Pieces of artefacts yield to all else.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
@@ -20,6 +21,7 @@ from aiohttp import WSMsgType, web
 import echo_shared
 from echo_hub.config import ServerConfig
 from echo_hub.net.client_address import client_ip
+from echo_hub.net.send_queue import SendQueue
 from echo_shared.errors import EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -33,6 +35,7 @@ from echo_shared.messages import (
     Welcome,
 )
 from echo_shared.sessions import HubSession, State
+from echo_shared.sockets import keep_unsent_short
 
 log = logging.getLogger(__name__)
 _M = TypeVar("_M", Hello, Proof)
@@ -43,7 +46,8 @@ HANDSHAKE_BYTES: Final = 4_096
 HANDSHAKE_S: Final = 20.0
 FAREWELL_S: Final = 2.0
 """How long a node has to take the hub's last word."""
-OUTBOX_MESSAGES: Final = 2_048
+UNSENT_BYTES: Final = 8 * 1024
+"""That the system has taken for one node: a message waits behind so much of what was pushed, and one push."""
 HEARTBEATS_MISSED: Final = 6
 """A node that says nothing for this many heartbeats is taken for gone."""
 
@@ -85,14 +89,17 @@ class _Connection:
     def __init__(self, socket: web.WebSocketResponse, session: HubSession, transport: asyncio.Transport | None) -> None:
         self.socket = socket
         self.session = session
-        self.outbox: asyncio.Queue[bytes] = asyncio.Queue(OUTBOX_MESSAGES)
+        self.queue = SendQueue()
         self._transport = transport
+        if transport is not None:
+            transport.set_write_buffer_limits(high=0)
+            keep_unsent_short(transport, UNSENT_BYTES)
 
     async def write(self) -> None:
-        """Sends what is in the outbox until the connection breaks, which its reader sees as well."""
+        """Sends what is queued until the connection breaks, which its reader sees as well."""
         with contextlib.suppress(ConnectionError):
             while True:
-                await self.socket.send_bytes(await self.outbox.get())
+                await self.socket.send_bytes(await self.queue.next())
 
     async def dismiss(self, last_frame: bytes) -> None:
         """Sends the hub's last word and ends the connection, whether the node takes it or not."""
@@ -120,7 +127,7 @@ class _Connection:
 
 
 class Gateway:
-    """All connected nodes. `send` never waits."""
+    """All connected nodes. `send` and `push` never wait."""
 
     def __init__(self, *, me: Identity, settings: ServerConfig) -> None:
         self._me = me
@@ -147,12 +154,25 @@ class Gateway:
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not State.OPEN:
             return False
-        try:
-            connection.outbox.put_nowait(connection.session.send(message))
-        except asyncio.QueueFull:
+        if not connection.queue.put(connection.session.send(message)):
             if connection.abort():  # Its reader ends then, and tells the inbox.
                 log.warning("node %s does not read what it is sent: disconnecting it", node_id)
             return False
+        return True
+
+    def push(self, node_id: str, make: Callable[[], FromHub | None], *, relayed: bool) -> bool:
+        """Queues a message that yields to all others, and to those that the node relays if it does not relay this one,
+        to be made when its turn comes; None = there is no use for it any more. False when the node is not connected."""
+        connection = self._open.get(node_id)
+        if connection is None:
+            return False
+
+        def frame() -> bytes | None:
+            is_open = connection.session.state is State.OPEN
+            message = make() if is_open else None
+            return None if message is None else connection.session.send(message)
+
+        connection.queue.push(frame, relayed=relayed)
         return True
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
@@ -169,7 +189,7 @@ class Gateway:
     async def _serve(self, request: web.Request, inbox: Inbox) -> web.WebSocketResponse:
         # Token ids hardly compress, and every frame would cost the hub's one loop the time to try.
         socket = web.WebSocketResponse(
-            max_msg_size=MAX_FRAME_BYTES, heartbeat=self._settings.heartbeat_s * 2, compress=False
+            max_msg_size=MAX_FRAME_BYTES, heartbeat=self._settings.heartbeat_s * 2, compress=False, writer_limit=0
         )
         await socket.prepare(request)
         session = HubSession(me=self._me, software_version=echo_shared.__version__, nonce=secrets.token_bytes(32))
@@ -198,7 +218,7 @@ class Gateway:
             welcome = await inbox.node_joined(node)
         self._replace(node.node_id)  # Another connection of this node may have been quicker.
         self._open[node.node_id] = connection
-        connection.outbox.put_nowait(session.welcome(welcome))
+        connection.queue.put(session.welcome(welcome))
         writer = asyncio.create_task(connection.write(), name=f"write to {node.node_id}")
         try:
             while (

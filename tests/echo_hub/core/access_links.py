@@ -132,33 +132,45 @@ class Network:
         queue = uplink.queues.setdefault(target, deque())
         if not queue:
             uplink.turns.append(target)
-        size = self.piece_bytes
-        while size > 0:
-            queue.append((send, min(size, PACKET_BYTES)) if size > PACKET_BYTES else (send, -size))
-            size -= PACKET_BYTES
+        queue.append((send, self.piece_bytes))
         if not uplink.busy:
             self._next_packet(source)
 
     def _next_packet(self, source: int) -> None:
         uplink = self._uplinks[source]
-        uplink.busy = bool(uplink.turns) and source not in self.dead
-        if not uplink.busy:
+        packet = self._packet(source)
+        uplink.busy = packet is not None
+        if packet is None:
             return
-        target = uplink.turns.popleft()
-        queue = uplink.queues[target]
-        send, size = queue.popleft()
-        if queue:
-            uplink.turns.append(target)
-        uplink.sent_bytes += abs(size)
-        gone_at = self.now + abs(size) / uplink.rate
+        target, send, size, is_last = packet
+        uplink.sent_bytes += size
+        gone_at = self.now + size / uplink.rate
         self.at(gone_at, lambda: self._next_packet(source))
         there_at = gone_at + self.hosts[source].delay_s + self.hosts[target].delay_s
-        self.at(there_at, lambda: self._enter(source, target, send, size))
+        self.at(there_at, lambda: self._enter(source, target, send, size, is_last))
 
-    def _enter(self, source: int, target: int, send: Send, size: int) -> None:
-        free_at = max(self.now, self._down_free_at[target]) + abs(size) / self.hosts[target].down
+    def _packet(self, source: int) -> tuple[int, Send, int, bool] | None:
+        """The next one: its receiver, its piece, its bytes, and whether it is the piece's last. The hub leaves out what
+        has become useless before it was begun."""
+        uplink = self._uplinks[source]
+        while uplink.turns and source not in self.dead:
+            target = uplink.turns.popleft()
+            queue = uplink.queues[target]
+            send, left = queue.popleft()
+            is_useless = source == 0 and left == self.piece_bytes and not self.broadcast.has_use_for(send)
+            size = min(left, PACKET_BYTES)
+            if left > size and not is_useless:
+                queue.appendleft((send, left - size))
+            if queue:
+                uplink.turns.append(target)
+            if not is_useless:
+                return target, send, size, left == size
+        return None
+
+    def _enter(self, source: int, target: int, send: Send, size: int, is_last: bool) -> None:
+        free_at = max(self.now, self._down_free_at[target]) + size / self.hosts[target].down
         self._down_free_at[target] = free_at
-        if size < 0:
+        if is_last:
             self.at(free_at, lambda: self._receive(source, target, send))
 
     def _receive(self, source: int, number: int, send: Send) -> None:

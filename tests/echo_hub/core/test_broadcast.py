@@ -73,6 +73,37 @@ def test_what_was_learnt_serves_the_next_version() -> None:
     assert Network(hosts, size=8 * MB, piece_bytes=32 * KIB, after=first).run() <= first_s
 
 
+@pytest.mark.parametrize(("nodes", "most_s"), [(8, 0.35), (16, 0.4)])
+def test_small_versions_one_after_the_other_stay_quick(nodes: int, most_s: float) -> None:
+    """No owner is busy for long enough for its uplink to be measured, and each gets its share all the same."""
+    hosts = fleet(hub_mbit=20, nodes=nodes, up_mbit=20)
+    before: Network | None = None
+    for _ in range(6):
+        before = Network(hosts, size=MB // 2, piece_bytes=16 * KIB, after=before)
+        assert before.run() <= most_s
+
+
+def test_what_is_late_comes_from_the_hub_once_that_has_nothing_else_to_send() -> None:
+    hosts = fleet(hub_mbit=100, nodes=8, up_mbit=40)
+    first = Network(hosts, size=2 * MB, piece_bytes=32 * KIB)
+    undisturbed = first.run()
+    hosts[5].up = MBIT
+    assert Network(hosts, size=2 * MB, piece_bytes=32 * KIB, after=first).run() <= 2 * undisturbed
+
+
+def test_what_has_come_otherwise_is_of_no_use() -> None:
+    broadcast = started("a", "b", "c", num_pieces=2)
+    first, second = broadcast.plan(0.0)[:2]
+    assert broadcast.has_use_for(first) and broadcast.has_use_for(second)
+    broadcast.have(first.node_id, [first.piece], 0.1)
+    assert broadcast.has_use_for(first)  # Others wait for what its owner hands on.
+    for node_id in {"a", "b", "c"} - {first.node_id}:
+        broadcast.have(node_id, [first.piece], 0.1)
+    assert not broadcast.has_use_for(first) and broadcast.has_use_for(second)
+    broadcast.leave(second.node_id, 0.2)
+    assert not broadcast.has_use_for(second)
+
+
 def test_without_links_the_hub_sends_everything() -> None:
     hosts = fleet(hub_mbit=50, nodes=4, up_mbit=20)
     for host in hosts:

@@ -58,6 +58,31 @@ def test_a_sender_with_little_to_send_learns_no_low_rate() -> None:
     assert link.rate == before
 
 
+def test_a_rate_counts_as_proven_once_the_window_was_full_all_the_time() -> None:
+    idle, busy = window(), window()
+    now = 0.0
+    for _ in range(100):
+        for _ in range(2):
+            idle.has_room(LEAST)
+            idle.sent(PIECE, now)
+        for _ in range(2):
+            now += 0.1
+            idle.arrived(PIECE, 0.1, now)
+    assert idle.rate is not None and not idle.kept_full
+    stream(busy, rate=1e6, delay_s=0.05, seconds=1)
+    assert busy.kept_full
+
+
+def test_the_time_until_the_first_arrival_is_no_part_of_the_rate() -> None:
+    link = window()
+    for _ in range(4):
+        link.has_room(LEAST)
+        link.sent(PIECE, 0.0)
+    for number in range(4):
+        link.arrived(PIECE, 5.0, 5.0 + 0.05 * number)
+    assert link.rate == pytest.approx(PIECE / 0.05)
+
+
 def test_bursts_do_not_exaggerate_the_rate() -> None:
     best, average = window(), window(bursts=True)
     for link in (best, average):

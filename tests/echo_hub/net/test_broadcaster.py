@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ from echo_shared.messages import FromHub, Have, Links, Piece
 from echo_shared.swarm import make_torrent, read_torrent
 from echo_shared.swarm.torrent import piece_hash
 
+MakePush = Callable[[], FromHub | None]
+
 
 class Nodes:
     """A gateway with nodes behind it that take every piece, hand it on at once and say what they have."""
@@ -22,13 +24,24 @@ class Nodes:
         self.pieces: dict[tuple[str, bytes], dict[int, bytes]] = {}
         self.sent: list[tuple[str, Piece]] = []
         self.answer = True
+        self.full = False
+        """There is no room for a push."""
+        self.waiting: list[tuple[str, MakePush]] = []
         self.broadcaster: Broadcaster
         self.changed = asyncio.Event()
 
-    def send(self, node_id: str, message: FromHub) -> bool:
+    def push(self, node_id: str, make: MakePush, *, relayed: bool) -> bool:
         if node_id not in self.connected:
             return False
-        assert isinstance(message, Piece)
+        if self.full:
+            self.waiting.append((node_id, make))
+            self.changed.set()
+        elif (message := make()) is not None:
+            assert isinstance(message, Piece) and message.hand_on == relayed
+            self._take(node_id, message)
+        return True
+
+    def _take(self, node_id: str, message: Piece) -> None:
         self.sent.append((node_id, message))
         takers = [node_id, *(self.connected - {node_id} if message.hand_on else ())]
         for taker in takers:
@@ -37,7 +50,6 @@ class Nodes:
                 have = Have(info_hash=message.info_hash, pieces=(message.index,))
                 asyncio.get_running_loop().call_soon(self.broadcaster.said, taker, have)
         self.changed.set()
-        return True
 
     async def until_complete(self, carrier: Carrier) -> None:
         async with asyncio.timeout(10):
@@ -167,3 +179,20 @@ async def test_an_artefact_whose_files_are_gone_ends_nothing_else(
     nodes.broadcaster.start(gone, "abc", hand_on=False)
     await nodes.until_complete(carrier)
     assert "v2.k cannot be pushed any more" in caplog.text
+
+
+async def test_what_has_become_useless_while_it_waited_is_not_sent(nodes: Nodes, tmp_path: Path) -> None:
+    carrier = make_carrier(tmp_path / "v1.k", num_bytes=10_000)
+    (piece,) = range(len(carrier.layout.piece_hashes))
+    nodes.full = True
+    nodes.broadcaster.start(carrier, "abc", hand_on=False)
+    async with asyncio.timeout(10):
+        while len(nodes.waiting) < 3:
+            nodes.changed.clear()
+            await nodes.changed.wait()
+    waiting = dict(nodes.waiting)
+    nodes.broadcaster.said("a", Have(info_hash=carrier.info_hash, pieces=(piece,)))
+    nodes.broadcaster.node_left("b")
+    assert [make() is None for make in (waiting["a"], waiting["b"], waiting["c"])] == [True, True, False]
+    nodes.broadcaster.end(carrier.info_hash)
+    assert waiting["c"]() is None

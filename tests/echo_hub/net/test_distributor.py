@@ -88,6 +88,10 @@ class Nodes:
         self._news.set()
         return True
 
+    def push(self, node_id: str, make: Callable[[], FromHub | None], *, relayed: bool) -> bool:
+        message = make() if node_id in self.told else None
+        return message is not None and self.send(node_id, message)
+
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
         self.dismissed.append((node_id, code))
 

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -18,6 +19,7 @@ from websockets.asyncio.client import ClientConnection
 
 from echo_hub.config import ServerConfig
 from echo_hub.net import gateway as gateway_module
+from echo_hub.net import send_queue
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_hub.net.server import Server
 from echo_shared.errors import RefusedError, StorageError
@@ -32,6 +34,7 @@ from echo_shared.messages import (
     LeaseReturned,
     LeaseRevoked,
     NodeStatus,
+    Piece,
     PolicyPublished,
     RefusalCode,
     Refused,
@@ -421,7 +424,7 @@ async def test_a_dead_connection_does_not_keep_its_node_waiting(
 async def test_a_node_that_never_reads_is_disconnected(
     make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gateway_module, "OUTBOX_MESSAGES", 4)
+    monkeypatch.setattr(send_queue, "MOST_MESSAGES", 4)
     hub = await make_hub()
     other = await hub.node()
     deaf = await deaf_node(hub)
@@ -436,6 +439,31 @@ async def test_a_node_that_never_reads_is_disconnected(
     again = await hub.connect(deaf.me)
     assert isinstance(await again.join(), Welcome)
     assert hub.book.left == [deaf.me.node_id]
+
+
+async def test_what_is_pushed_yields_and_is_left_out_once_it_is_useless(hub: Hub) -> None:
+    node = await deaf_node(hub)
+    useful, made = set(range(64)), list[int]()
+
+    def make(number: int) -> Piece | None:
+        made.append(number)
+        return Piece(info_hash=bytes(20), index=number, data=bytes(2**18)) if number in useful else None
+
+    for number in range(64):
+        assert hub.gateway.push(node.me.node_id, partial(make, number), relayed=number >= 60)
+    sent, idle_turns = 0, 0
+    while idle_turns < 100:  # Until the system takes no more.
+        await asyncio.sleep(0)
+        idle_turns = idle_turns + 1 if len(made) == sent else 0
+        sent = len(made)
+    assert made[:4] == [60, 61, 62, 63] and sent < 60  # What others wait for is first.
+    useful = {63}
+    assert hub.gateway.send(node.me.node_id, revoked(7))
+    messages = [await node.hear() for _ in range(sent + 1)]
+    assert [piece.index for piece in messages[:-1] if isinstance(piece, Piece)] == made[:sent]
+    assert messages[-1] == revoked(7)
+    assert hub.gateway.send(node.me.node_id, revoked(8)) and await node.hear() == revoked(8)
+    assert not hub.gateway.push("nobody", partial(make, 1), relayed=False)
 
 
 async def test_a_node_that_falls_silent_is_told_and_forgotten(

@@ -1,0 +1,16 @@
+"""What the system's sockets can do beyond asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+
+def keep_unsent_short(transport: asyncio.BaseTransport, unsent_bytes: int) -> None:
+    """Where the system can (Linux, macOS): it takes no more while it has `unsent_bytes` that it has not sent.
+
+    What is on its way does not count, so that a connection's speed stays what it is; but what the program would send
+    next waits with the program, which may still think better of it, and connections share the line.
+    """
+    if (option := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, unsent_bytes)
