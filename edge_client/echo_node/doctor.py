@@ -33,7 +33,7 @@ from echo_node.host.paths import Paths
 from echo_node.host.speeds import SpeedBook
 from echo_node.net.address import HubAddress
 from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
-from echo_shared.messages import printable_line
+from echo_shared.fields import printable_line
 from echo_shared.settings import load_settings
 
 Level = Literal["ok", "warning", "problem"]

@@ -24,7 +24,7 @@ from echo_node.host.speeds import SpeedBook, Speeds
 from echo_node.host.widths import Place, Widths
 from echo_shared.child import ChildExited
 from echo_shared.errors import BackendError
-from echo_shared.messages import printable_line
+from echo_shared.fields import printable_line
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
 log = logging.getLogger(__name__)

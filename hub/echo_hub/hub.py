@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from aiohttp import web
 
 from echo_hub.config import HubConfig
 from echo_hub.core.coordinator import Coordinator
@@ -164,9 +166,13 @@ class Hub:
             welcome=self._welcome,
             look_up=self._look_up,
         )
-        self.pages = LivePages(
-            config=config,
-            directory=directory,
+        self.pages = self._live_pages(resources)
+        self.server = Server(config.server, self._routes(resources))
+
+    def _live_pages(self, resources: Resources) -> LivePages:
+        return LivePages(
+            config=self.config,
+            directory=self.directory,
             run_id=self.run_id,
             store=self._store.store,
             driver=self._driver,
@@ -177,19 +183,16 @@ class Hub:
             finished=self.finished.is_set,
             started_at=resources.started_at,
         )
-        self.server = Server(
-            config.server,
-            [
-                *self._gateway.routes(self._fleet),
-                *tracker_routes(
-                    self._tracker,
-                    trusted_proxies=config.server.trusted_proxies,
-                    introduce=self.distributor.introduce,
-                ),
-                *artefact_routes(resources.publisher, self._tracker),
-                *page_routes(self.pages),
-            ],
+
+    def _routes(self, resources: Resources) -> Iterable[web.AbstractRouteDef]:
+        yield from self._gateway.routes(self._fleet)
+        yield from tracker_routes(
+            self._tracker,
+            trusted_proxies=self.config.server.trusted_proxies,
+            introduce=self.distributor.introduce,
         )
+        yield from artefact_routes(resources.publisher, self._tracker)
+        yield from page_routes(self.pages)
 
     @property
     def url(self) -> str:

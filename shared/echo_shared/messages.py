@@ -9,25 +9,40 @@ Reading order: the handshake (Hello .. Welcome), then what the hub says, then wh
 
 from __future__ import annotations
 
-import unicodedata
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgpack
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    PlainSerializer,
-    PlainValidator,
     TypeAdapter,
     ValidationError,
 )
 
 from echo_shared.errors import CodecError
+from echo_shared.fields import (
+    MAX_TOKENS,
+    Count,
+    InfoHash,
+    Lax,
+    Logprobs,
+    Name,
+    NodeId,
+    Nonce,
+    Peer,
+    PieceIndex,
+    PolicyVersion,
+    PublicKey,
+    RolloutId,
+    Seed,
+    Signature,
+    Text,
+    TokenIds,
+    printable_line,
+)
 
 _T = TypeVar("_T")
 
@@ -38,7 +53,6 @@ OLDEST_PROTOCOL_VERSION: Final = 3
 """The oldest peer version that this software still understands."""
 
 MAX_FRAME_BYTES: Final = 8 * 2**20
-MAX_TOKENS: Final = 131_072
 MAX_GROUP_SIZE: Final = 1_024
 MAX_BATCHED: Final = 4_096
 MAX_MESH: Final = 64
@@ -46,75 +60,6 @@ MAX_MESH: Final = 64
 with the square."""
 MAX_PIECE_BYTES: Final = 256 * 1024
 """Of a piece that travels in a message; artefacts with larger pieces go through the swarm."""
-
-
-def pack_array(array: NDArray[Any]) -> dict[str, Any]:
-    """{dtype, shape, data} of `array`, little-endian and contiguous."""
-    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    return {"dtype": little.dtype.str, "shape": list(little.shape), "data": little.tobytes()}
-
-
-def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
-    """The 1-D array in `value`; ValueError unless it has exactly this dtype and at most `max_length` items."""
-    if isinstance(value, np.ndarray):
-        value = pack_array(value)
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data"}:
-        raise ValueError("an array must be a map of dtype, shape and data")
-    shape, data = value["shape"], value["data"]
-    if value["dtype"] != dtype:
-        raise ValueError(f"the array's dtype must be {dtype}")
-    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 0 <= shape[0] <= max_length:
-        raise ValueError(f"the array's shape must be [n] with n at most {max_length}")
-    if not isinstance(data, bytes) or len(data) != shape[0] * np.dtype(dtype).itemsize:
-        raise ValueError("the array's data does not have the length that its shape says")
-    array = np.frombuffer(data, dtype=dtype)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError("the array holds a value that is not finite")
-    return array
-
-
-TokenIds = Annotated[
-    NDArray[np.int32],
-    PlainValidator(lambda value: unpack_array(value, dtype="<i4", max_length=MAX_TOKENS)),
-    PlainSerializer(pack_array),
-]
-Logprobs = Annotated[
-    NDArray[np.float32],
-    PlainValidator(lambda value: unpack_array(value, dtype="<f4", max_length=MAX_TOKENS)),
-    PlainSerializer(pack_array),
-]
-
-
-_UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode's control, format (text direction among them), surrogate, and line and paragraph separating characters."""
-
-
-def printable(text: str) -> str:
-    """A peer's text ends up in terminals and logs: what steers those, other than "\\n" and "\\t", becomes "?"."""
-    return "".join(char if char in "\n\t" or unicodedata.category(char) not in _UNPRINTABLE else "?" for char in text)
-
-
-def printable_line(text: str) -> str:
-    """`printable`, on one line."""
-    return printable(text.replace("\n", "?").replace("\t", "?"))
-
-
-Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable_line)]
-Text = Annotated[str, Field(max_length=2_000), AfterValidator(printable)]
-PublicKey = Annotated[bytes, Field(min_length=32, max_length=32)]
-Signature = Annotated[bytes, Field(min_length=64, max_length=64)]
-Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
-Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
-Count = Annotated[int, Field(ge=0, le=2**53)]
-PolicyVersion = Annotated[int, Field(ge=0, lt=2**31)]
-Lax = Field(strict=False)
-"""MessagePack has no tuples and no enums: these types are made from lists and strings, their items stay strict."""
-
-InfoHash = Annotated[bytes, Field(min_length=20, max_length=20)]
-NodeId = Annotated[str, Field(pattern=r"^[0-9a-z]{1,64}$")]
-PieceIndex = Annotated[int, Field(ge=0, lt=2**20)]
-Peer = Annotated[tuple[Annotated[str, Field(max_length=255)], Annotated[int, Field(ge=1, le=65535)]], Lax]
-RolloutId = Annotated[str, Field(min_length=3, max_length=48, pattern=r"^[0-9]+-[0-9]+$")]
 
 
 class RefusalCode(StrEnum):

@@ -16,7 +16,7 @@ from echo_hub.config import HubConfig, TaskConfig
 from echo_hub.tasks.registry import make_task
 from echo_shared.artefacts import describe_files
 from echo_shared.errors import ConfigError
-from echo_shared.messages import MAX_TOKENS
+from echo_shared.fields import MAX_TOKENS
 
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}{% endfor %}"

@@ -9,10 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from echo_shared.errors import CodecError
+from echo_shared.fields import MAX_TOKENS, pack_array, printable_line
 from echo_shared.messages import (
     MAX_BATCHED,
     MAX_FRAME_BYTES,
-    MAX_TOKENS,
     ArtefactOffer,
     Challenge,
     DropReason,
@@ -49,8 +49,6 @@ from echo_shared.messages import (
     decode_from_hub,
     decode_from_node,
     encode,
-    pack_array,
-    printable_line,
     rollout_id,
 )
 

@@ -22,18 +22,9 @@ from echo_node.core.backoff import backoff_s
 from echo_node.core.events import Disconnected
 from echo_node.net.address import HubAddress
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
+from echo_shared.fields import printable_line
 from echo_shared.identity import Identity, node_id
-from echo_shared.messages import (
-    MAX_FRAME_BYTES,
-    Challenge,
-    FromHub,
-    FromNode,
-    Piece,
-    RefusalCode,
-    Refused,
-    Welcome,
-    printable_line,
-)
+from echo_shared.messages import MAX_FRAME_BYTES, Challenge, FromHub, FromNode, Piece, RefusalCode, Refused, Welcome
 from echo_shared.sessions import NodeSession
 
 log = logging.getLogger(__name__)
