@@ -19,7 +19,7 @@ from typing import Final
 from benchmarks.dissemination.fleet import Fleet, HostFailed, open_fleet
 from benchmarks.dissemination.links import HUB, Links, LinkSet, run_command
 from benchmarks.dissemination.payload import digest_of, write_adapter
-from benchmarks.dissemination.rounds import Row, received, shares
+from benchmarks.dissemination.rounds import Row, digests, received, shares
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +83,11 @@ class Scene:
         if any(await self.fleet.of_nodes("has", side=SIDE, version=VERSION)):
             raise RuntimeError("the version had arrived before the fault came")
 
-    async def until_received(self) -> list[Row]:
-        """Raises TimeoutError when an honest node is stuck."""
+    async def until_received(self) -> tuple[list[Row], set[str]]:
+        """What the honest nodes say in the end, and hashes of what they have. Raises TimeoutError when one is stuck."""
+        nodes = [self.fleet.nodes[host] for host in self.honest]
         async with asyncio.timeout(PATIENCE_S):
-            return await received([self.fleet.nodes[host] for host in self.honest], SIDE, VERSION)
+            return await received(nodes, SIDE, VERSION), await digests(nodes, SIDE, VERSION)
 
 
 Act = Callable[[Scene], Awaitable[None]]
@@ -185,21 +186,23 @@ async def try_one(fault: Fault, way: str, seed: int) -> Row:
     about = {"fault": fault.name, "way": way, "nodes": NUM_NODES}
     with tempfile.TemporaryDirectory(prefix="echo-faults-") as directory, ExitStack() as at_end:
         try:
-            scene, got = await _run(fault, way, seed, Path(directory), at_end)
+            scene, got, hashes = await _run(fault, way, seed, Path(directory), at_end)
         except (HostFailed, TimeoutError) as error:
             log.warning("%s, %s: %s", fault.name, way, error or "a node is stuck")
             return {**about, "survived": False}
         return {
             **about,
             "payload_bytes": scene.payload_bytes,
-            "survived": {node["digest"] for node in got} == {digest_of(scene.adapter)},
+            "survived": hashes == {digest_of(scene.adapter)},
             "seconds": max(node["at"] for node in got) - scene.announced_at,
             **shares(got, scene.payload_bytes),
         }
 
 
-async def _run(fault: Fault, way: str, seed: int, directory: Path, at_end: ExitStack) -> tuple[Scene, list[Row]]:
-    """What the honest nodes say in the end."""
+async def _run(
+    fault: Fault, way: str, seed: int, directory: Path, at_end: ExitStack
+) -> tuple[Scene, list[Row], set[str]]:
+    """As `Scene.until_received`."""
     async with open_fleet(LINKS, NUM_NODES, directory) as fleet:
         if not isinstance(fleet.net, Links):
             raise RuntimeError("faults take shaped links")
@@ -212,4 +215,4 @@ async def _run(fault: Fault, way: str, seed: int, directory: Path, at_end: ExitS
             await fleet.hub.ask("linked", side=SIDE, num_nodes=NUM_NODES)
         await scene.prepare()
         await fault.play(scene)
-        return scene, await scene.until_received()
+        return scene, *await scene.until_received()

@@ -74,6 +74,8 @@ class _Rounds:
                 cpu_s = self._fleet.cpu_s()
                 sent = await self._send(side, own.get(side, payload))
                 found[side].append({**sent, "busy_cores": (self._fleet.cpu_s() - cpu_s) / sent["took_s"]})
+                if side in WAYS and await digests(self._fleet.nodes.values(), side, self._version) != {sent["digest"]}:
+                    raise RuntimeError(f"version {self._version} is not what the hub published")
             shutil.rmtree(adapter)
         rows = [self._row(side, runs) for side, runs in found.items()]
         for row in rows:
@@ -117,8 +119,6 @@ class _Rounds:
         waiting = asyncio.create_task(received(self._fleet.nodes.values(), side, self._version))
         began_at: float = await self._fleet.hub.ask("announce", side=side, version=self._version)
         got = await waiting
-        if {node["digest"] for node in got} != {payload["digest"]}:
-            raise RuntimeError(f"version {self._version} is not what the hub published")
         return {**payload, "took_s": max(node["at"] for node in got) - began_at, **shares(got, payload["bytes"])}
 
     def _row(self, side: Side, runs: list[Row]) -> Row:
@@ -146,12 +146,14 @@ class _Rounds:
 
 
 async def received(nodes: Iterable[Host], side: Side, version: int) -> list[Row]:
-    """When each node had the version and how it came, and a hash of its files: that is taken once all have it, so that
-    it costs nobody time."""
-    hosts, about = list(nodes), {"side": side, "version": version}
-    got = await asyncio.gather(*(node.ask("received", **about) for node in hosts))
-    digests = await asyncio.gather(*(node.ask("digest", **about) for node in hosts))
-    return [{**one, "digest": digest} for one, digest in zip(got, digests, strict=True)]
+    """Waits until all have the version: when each had it, and how it came."""
+    got: list[Row] = await asyncio.gather(*(node.ask("received", side=side, version=version) for node in nodes))
+    return got
+
+
+async def digests(nodes: Iterable[Host], side: Side, version: int) -> set[str]:
+    """Hashes of the version's files as they lie on these nodes. Those that still wait for it would be held up."""
+    return set(await asyncio.gather(*(node.ask("digest", side=side, version=version) for node in nodes)))
 
 
 def shares(got: list[Row], payload_bytes: int) -> Row:

@@ -103,11 +103,10 @@ class RunShell:
 
     async def handle(self, event: Event) -> None:
         """Carries out, in order, what the work loop wants after `event`."""
-        if (
-            isinstance(event, ArtefactReady | FetchFailed)
-            and self._answers.pop(event.policy_version, None) is not event
-        ):
-            return  # The fetch was abandoned after it had answered: its files go.
+        if isinstance(event, ArtefactReady | FetchFailed):
+            if self._answers.get(event.policy_version) is not event:
+                return  # The fetch was abandoned after it had answered: its files go.
+            del self._answers[event.policy_version]
         for effect in self.work.handle(event, asyncio.get_running_loop().time()):
             await self._carry_out(effect)
 
@@ -142,6 +141,7 @@ class RunShell:
                     fetch.cancel()
                 self._file_job(unwanted, lambda: self.fetcher.abandon(unwanted))
             case RemoveArtefact(policy_version=unwanted):
+                self._answers.pop(unwanted, None)
                 self._file_job(unwanted, lambda: self.fetcher.remove(unwanted))
             case Stop():
                 self.stopped = True
@@ -213,7 +213,7 @@ class RunShell:
     async def _share(self, version: int | None, offer: ArtefactOffer, fetched: Fetched) -> None:
         try:
             await self.fetcher.share(offer, fetched)
-        except (SwarmError, StorageError) as error:
+        except (RemoteProtocolError, SwarmError, StorageError) as error:
             log.warning("%s is not served to others: %s", artefact_title(version), error)
 
     def _file_job(self, version: int | None, job: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:

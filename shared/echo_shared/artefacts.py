@@ -166,20 +166,26 @@ def sign_offer(manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_pa
 
 
 def verify_files(manifest: Manifest, directory: Path) -> None:
-    """Raises SwarmError unless every file of `manifest` lies in `directory` with the right hash. Reads them all."""
-    paths = {file.path: directory / file.path for file in manifest.files}
-    verify_hashes(manifest, {name: _sha256(path) for name, path in paths.items() if path.is_file()})
+    """Raises SwarmError unless every file of `manifest` lies in `directory` with the right size and hash."""
+    for file in manifest.files:
+        path = directory / file.path
+        is_there = path.is_file() and path.stat().st_size == file.size_bytes
+        _verify(manifest, file, _sha256(path) if is_there else None)
 
 
 def verify_hashes(manifest: Manifest, hashes: Mapping[str, str]) -> None:
     """Raises SwarmError unless the files of `manifest` have these SHA-256 hashes (hexadecimal), by their paths."""
     for file in manifest.files:
-        if hashes.get(file.path) != file.sha256:
-            raise SwarmError(
-                "A file of an artefact is missing or not what the hub signed.",
-                got=f"{file.path} of {manifest.name}",
-                do="It is fetched again by itself; if this repeats, tell the hub's operator.",
-            )
+        _verify(manifest, file, hashes.get(file.path))
+
+
+def _verify(manifest: Manifest, file: ManifestFile, sha256: str | None) -> None:
+    if sha256 != file.sha256:
+        raise SwarmError(
+            "A file of an artefact is missing or not what the hub signed.",
+            got=f"{file.path} of {manifest.name}",
+            do="It is fetched again by itself; if this repeats, tell the hub's operator.",
+        )
 
 
 def _sha256(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 
@@ -12,5 +13,8 @@ def keep_unsent_short(transport: asyncio.BaseTransport, unsent_bytes: int) -> No
     What is on its way does not count, so that a connection's speed stays what it is; but what the program would send
     next waits with the program, which may still think better of it, and connections share the line.
     """
-    if (option := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    with contextlib.suppress(OSError):  # Of a connection that has ended meanwhile.
+        if option is None:
+            return
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, unsent_bytes)

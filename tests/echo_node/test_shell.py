@@ -21,6 +21,7 @@ from echo_node.net.mesh import Mesh
 from echo_node.net.receiver import Receiver
 from echo_node.shell import Parts, RunShell, artefact_title
 from echo_shared.artefacts import Manifest
+from echo_shared.errors import CodecError, SwarmError
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer, Fetched, FromNode, KeyframeWanted, PolicyPublished
 from echo_shared.swarm import Swarm, SwarmSettings
@@ -81,6 +82,7 @@ class Site:
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub
+        self.swarm = swarm
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         self.said: list[FromNode] = []
         self.engines: list[IdleEngine] = []
@@ -132,6 +134,10 @@ class Site:
             if isinstance(event, kind):
                 return event
 
+    async def settled(self) -> None:
+        """Waits until no job on files is left."""
+        await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("files of")))
+
     async def publish(self, version: int, offer: ArtefactOffer) -> None:
         await self.shell.handle(PolicyPublished(policy_version=version, offer=offer))
 
@@ -144,6 +150,7 @@ async def site(hub: Any, tmp_path: Path) -> AsyncIterator[Site]:
     await site.shell.open(0)
     await site.shell.handle(hub.welcome())
     await site.next(ArtefactReady)
+    await site.settled()
     yield site
     site.fetcher.may_go_on.set()
     await site.close()
@@ -198,6 +205,38 @@ async def test_what_an_abandoned_fetch_has_answered_does_not_count(hub: Any, sit
     ready = await site.next(ArtefactReady)
     assert ready is not stale and ready.fetched in site.said[said:]
     assert site.fetcher.directory(1).is_dir()
+
+
+async def test_a_stale_answer_leaves_the_next_fetchs_answer_alone(hub: Any, site: Site) -> None:
+    await hub.publish(1, announce=False)
+    offer = hub.offers[1]
+    await site.publish(1, offer)
+    stale = await site.inbox.get()
+    await site.publish(1, of_other_content(offer))
+    await site.publish(1, offer)
+    fresh = await site.inbox.get()
+    assert isinstance(stale, ArtefactReady) and isinstance(fresh, ArtefactReady)
+    said = len(site.said)
+    await site.shell.handle(stale)
+    assert site.said[said:] == []
+    await site.shell.handle(fresh)
+    assert fresh.fetched in site.said[said:] and site.fetcher.directory(1).is_dir()
+
+
+@pytest.mark.parametrize("error", [CodecError("libtorrent reads other files."), SwarmError("No port is free.")])
+async def test_a_carrier_that_cannot_be_served_is_deleted(
+    hub: Any, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def refuse(*about: object) -> None:
+        raise error
+
+    monkeypatch.setattr(site.swarm, "seed", refuse)
+    await hub.publish(1, announce=False)
+    await site.publish(1, hub.offers[1])
+    await site.next(ArtefactReady)
+    await site.settled()
+    assert [path.suffix for path in (tmp_path / "carriers").iterdir()] == [".s"]
+    assert site.shell.failure is None and site.fetcher.directory(1).is_dir()
 
 
 async def test_what_cannot_be_served_is_here_all_the_same(

@@ -38,7 +38,7 @@ class Carriers:
         self._served: dict[str, int] = {}
         """Policy version (0 for the base) of those that are settled."""
         self._unwanted: frozenset[bytes] = frozenset()
-        """As said last, by info-hash."""
+        """By info-hash: as said last, but for those that have begun to come since."""
 
     def path(self, manifest: Manifest) -> Path:
         return self.directory / manifest.carrier_name
@@ -48,11 +48,15 @@ class Carriers:
         if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
             await self.discard(layout.name)
         self._info_hashes[layout.name] = layout.info_hash
+        self._served.pop(layout.name, None)  # Until it is settled again.
+        self._unwanted -= {layout.info_hash}
 
     async def serve(self, manifest: Manifest, layout: Layout) -> None:
         """Goes on serving a complete carrier, or begins to; does nothing when it is no longer there."""
-        if await asyncio.to_thread(layout.fits, self.path(manifest)):
-            await self.begin(layout)
+        with on_disk(self.path(manifest)):
+            is_here = await asyncio.to_thread(layout.fits, self.path(manifest))
+        if is_here:
+            self._info_hashes[layout.name] = layout.info_hash
             await self._swarm.seed(layout.torrent, self.path(manifest), self._trackers)
 
     async def settle(self, manifest: Manifest, layout: Layout) -> None:
@@ -73,7 +77,7 @@ class Carriers:
             await self.discard(layout.name)
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Nobody fetches these any more, and no others. What this node itself still needs stays until it is settled."""
+        """Nobody else fetches these any more. What is on its way for this node itself stays until it is settled."""
         self._unwanted = frozenset(info_hashes)
         for name in [name for name in self._served if self._info_hashes[name] in self._unwanted]:
             await self.discard(name)

@@ -36,7 +36,7 @@ from echo_node.net.carriers import Carriers
 from echo_node.net.receiver import NOTHING, Received, Receiver
 from echo_shared import artefacts, delta, sealing, shared_memory
 from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest
-from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
+from echo_shared.errors import CodecError, EchoError, RemoteProtocolError, SwarmError
 from echo_shared.files import Readable
 from echo_shared.messages import ArtefactOffer, Fetched, RunKeys, SharedMemory, Way
 from echo_shared.swarm import Swarm, read_torrent
@@ -161,12 +161,18 @@ class Fetcher:
         return fetched
 
     async def share(self, offer: ArtefactOffer, fetched: Fetched) -> None:
-        """The carrier of what `fetch` has brought by this offer is there for others from now on, if it is still here
-        and as far as the disk has room. Raises StorageError."""
+        """The carrier of what `fetch` has brought by this offer is there for others from now on, if it came here and as
+        far as the disk has room. Raises RemoteProtocolError, SwarmError, StorageError; the carrier is deleted then."""
         manifest, layout = artefacts.open_offer(offer, self._source.hub_key), read_torrent(offer.torrent)
-        if fetched.info_hash == layout.info_hash:  # Else what lies here came in another carrier, at another time.
+        came_otherwise = fetched.shared_memory_bytes or fetched.model_hub_bytes
+        if came_otherwise or fetched.info_hash != layout.info_hash:  # What lies here may be the beginning of one.
+            return
+        try:
             await self._carriers.serve(manifest, layout)
             await self._carriers.settle(manifest, layout)
+        except EchoError:
+            await self._carriers.discard(manifest.carrier_name)
+            raise
 
     async def _bring(self, job: _Job) -> Fetched:
         manifest, directory = job.manifest, self._directory / job.manifest.name

@@ -22,7 +22,7 @@ Sets of nodes are bit masks: a member has a bit, and reuses a free one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
 from typing import Final
@@ -52,6 +52,8 @@ FEW: Final = 4
 """One of so many nodes may lag behind without being waited for."""
 
 STRAGGLER_S: Final = 0.3
+LONE_STRAGGLER_S: Final = 0.6
+"""In fleets in which one node is more than one of FEW."""
 LATE_S: Final = 2.0
 LATE_DELAYS: Final = 4
 """A piece that is handed on for longer than LATE_S and this many usual delays comes from the hub."""
@@ -180,10 +182,12 @@ class Broadcast:
             for relay in relays:
                 self._received(relay, bit, now)
 
-    def has_use_for(self, send: Send) -> bool:
-        """Whether the node still lacks this piece, or others wait for the node to hand it on."""
+    def left_of(self, send: Send) -> Send | None:
+        """What there is still to do of it: None when the node has the piece and nobody waits for it to hand it on."""
         member = self._members.get(send.node_id)
-        return member is not None and (send.piece in member.flights or send.piece in member.relays)
+        if member is None or (send.piece not in member.flights and send.piece not in member.relays):
+            return None
+        return replace(send, hand_on=send.hand_on and send.piece in member.relays)
 
     def plan(self, now: float) -> list[Send]:
         """What to send now. To be asked again after every event, and after CHECK_S without one."""
@@ -332,9 +336,11 @@ class Broadcast:
             latest = uplink.delay + (uplink.bytes_in_flight + self._piece_bytes) / uplink.rate
         chosen: tuple[Relay, Member] | None = None
         for owner in self._members.values():
-            rate = self._relay_rate(owner)
-            has_relayed = owner.path.relay.delay < float("inf")
-            each_s = self._piece_bytes / rate if rate and has_relayed else float("inf")
+            oldest = next(iter(owner.relays.values()), None)
+            # What is assumed of an owner holds for as long as it keeps it.
+            is_late = oldest is not None and not now <= oldest.due_at < float("inf")
+            rate = owner.path.relay.rate if is_late else self._relay_rate(owner)
+            each_s = self._piece_bytes / rate if rate else float("inf")
             for place, relay in enumerate(owner.relays.values(), start=1):
                 left_s = max(place * each_s, now - relay.due_at)  # What is late may be late for as long again.
                 if left_s > latest and (member := self._helpable(relay)) is not None:
@@ -436,8 +442,9 @@ class Broadcast:
         relays = [relay for relays in self._relays.values() for relay in relays]
         self._lagging = sum(m.bit for m in self._members.values() if m.overdue and not m.path.proven)
         for relay in relays:
-            few = relay.asked.bit_count() // FEW
-            if now - relay.since > STRAGGLER_S and relay.waiting.bit_count() <= few:
+            asked, waits_s = relay.asked.bit_count(), now - relay.since
+            few = asked // FEW or int(asked > 1 and waits_s > LONE_STRAGGLER_S)
+            if waits_s > STRAGGLER_S and relay.waiting.bit_count() <= few:
                 self._lagging |= relay.waiting
         for relay in relays:
             self._free(relay, now)

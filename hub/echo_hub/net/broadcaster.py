@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import _lru_cache_wrapper, lru_cache, partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from echo_hub.core.broadcast import CHECK_S, Broadcast, Send
 from echo_hub.core.windows import Paths
 from echo_hub.net.artefact_store import Carrier
+from echo_hub.net.send_queue import Rank
 from echo_shared.messages import FromHub, Have, Links, Piece
 from echo_shared.swarm.torrent import Layout
 
@@ -34,9 +35,8 @@ PUSHED_VERSIONS: Final = 2
 class Sender(Protocol):
     """The gateway."""
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], *, relayed: bool) -> bool:
-        """Calls `make` when there is room for its message, if any; `relayed`: other nodes wait for it. False when the
-        node is not connected."""
+    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
+        """Calls `make` when there is room for its message, if any. False when the node is not connected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +47,8 @@ class _Push:
     version: int
     hand_on: bool
     layout: Layout
-    piece: Callable[[int], bytes]
-    """Its data."""
+    piece: _lru_cache_wrapper[bytes]
+    """Its data, by number."""
 
 
 class Broadcaster:
@@ -131,23 +131,26 @@ class Broadcaster:
             push.plan.check(time.monotonic())
         for info_hash, push in reversed(list(self._pushes.items())):
             for send in push.plan.plan(time.monotonic()):
-                if not self._gateway.push(send.node_id, partial(self._piece, push, send), relayed=send.hand_on):
+                rank = (-push.version, not send.hand_on)  # The newest, and of that what other nodes wait for.
+                if not self._gateway.push(send.node_id, partial(self._piece, push, send), rank):
                     push.plan.leave(send.node_id, time.monotonic())
             if push.plan.done:
+                push.piece.cache_clear()  # Its nodes' queues may still know it.
                 del self._pushes[info_hash]
 
     def _piece(self, push: _Push, send: Send) -> Piece | None:
         """None when it has become useless since it was planned, or cannot be read."""
-        if not push.plan.has_use_for(send):
+        left = push.plan.left_of(send)
+        if left is None:
             return None
         try:
-            data = push.piece(send.piece)
+            data = push.piece(left.piece)
         except OSError as error:
             log.warning("%s cannot be pushed any more: %s", push.layout.name, error)
             push.plan.end(time.monotonic())
             self._news.set()
             return None
-        return Piece(info_hash=push.layout.info_hash, index=send.piece, data=data, hand_on=send.hand_on)
+        return Piece(info_hash=push.layout.info_hash, index=left.piece, data=data, hand_on=left.hand_on)
 
 
 def _read(layout: Layout, directory: Path, piece: int) -> bytes:

@@ -14,14 +14,15 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 from aiohttp import WSMsgType, web
+from aiohttp.abc import AbstractStreamWriter
 
 import echo_shared
 from echo_hub.config import ServerConfig
 from echo_hub.net.client_address import client_ip
-from echo_hub.net.send_queue import SendQueue
+from echo_hub.net.send_queue import Rank, SendQueue
 from echo_shared.errors import EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -48,6 +49,8 @@ FAREWELL_S: Final = 2.0
 """How long a node has to take the hub's last word."""
 UNSENT_BYTES: Final = 8 * 1024
 """That the system has taken for one node: a message waits behind so much of what was pushed, and one push."""
+NO_LIMIT: Final = 2**62
+"""Of what may wait in a connection: only the writer waits for room. Reading, which answers pings, never does."""
 HEARTBEATS_MISSED: Final = 6
 """A node that says nothing for this many heartbeats is taken for gone."""
 
@@ -90,16 +93,28 @@ class _Connection:
         self.socket = socket
         self.session = session
         self.queue = SendQueue()
+        self.writer: asyncio.Task[None] | None = None
         self._transport = transport
         if transport is not None:
             transport.set_write_buffer_limits(high=0)
             keep_unsent_short(transport, UNSENT_BYTES)
 
-    async def write(self) -> None:
-        """Sends what is queued until the connection breaks, which its reader sees as well."""
-        with contextlib.suppress(ConnectionError):
-            while True:
-                await self.socket.send_bytes(await self.queue.next())
+    def start_writing(self, stream: AbstractStreamWriter, node_id: str) -> None:
+        """Begins to send what is queued to the node."""
+        self.writer = asyncio.create_task(self._write(stream), name=f"write to {node_id}")
+
+    async def _write(self, stream: AbstractStreamWriter) -> None:
+        """Until the queue ends or the connection breaks, which its reader sees as well. It is never cancelled: all that
+        wait for room in a connection wait on one future of aiohttp's, and would be cancelled with it."""
+        try:
+            while (frame := await self.queue.next()) is not None:
+                await self.socket.send_bytes(frame)
+                await stream.drain()
+        except ConnectionError:
+            return
+        except Exception:
+            log.exception("nothing more can be sent to a node")
+            self.abort()
 
     async def dismiss(self, last_frame: bytes) -> None:
         """Sends the hub's last word and ends the connection, whether the node takes it or not."""
@@ -112,9 +127,25 @@ class _Connection:
                 farewell.cancel()
                 self.abort()
 
+    async def end(self) -> None:
+        """Closes the connection if it is still open, whether the node takes part in that or not."""
+        closing = asyncio.create_task(self._close())
+        try:
+            await asyncio.wait([closing], timeout=FAREWELL_S)
+        finally:
+            closing.cancel()
+            self.queue.end()
+            self.abort()
+        if self.writer is not None:
+            await asyncio.wait([self.writer])
+
     async def _end_with(self, last_frame: bytes) -> None:
         with contextlib.suppress(ConnectionError):  # Then it has ended.
             await self.socket.send_bytes(last_frame)
+        await self._close()
+
+    async def _close(self) -> None:
+        with contextlib.suppress(ConnectionError):
             await self.socket.close()
 
     def abort(self) -> bool:
@@ -154,17 +185,13 @@ class Gateway:
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not State.OPEN:
             return False
-        if not connection.queue.put(connection.session.send(message)):
-            if connection.abort():  # Its reader ends then, and tells the inbox.
-                log.warning("node %s does not read what it is sent: disconnecting it", node_id)
-            return False
-        return True
+        return connection.queue.put(connection.session.send(message)) or self._give_up(connection, node_id)
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], *, relayed: bool) -> bool:
-        """Queues a message that yields to all others, and to those that the node relays if it does not relay this one,
-        to be made when its turn comes; None = there is no use for it any more. False when the node is not connected."""
+    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
+        """Queues a message that yields to all others, to be made when its turn comes; None = there is no use for it any
+        more. False when the node is not connected."""
         connection = self._open.get(node_id)
-        if connection is None:
+        if connection is None or connection.session.state is not State.OPEN:
             return False
 
         def frame() -> bytes | None:
@@ -172,8 +199,13 @@ class Gateway:
             message = make() if is_open else None
             return None if message is None else connection.session.send(message)
 
-        connection.queue.push(frame, relayed=relayed)
-        return True
+        return connection.queue.push(frame, rank) or self._give_up(connection, node_id)
+
+    @staticmethod
+    def _give_up(connection: _Connection, node_id: str) -> Literal[False]:
+        if connection.abort():  # Its reader ends then, and tells the inbox.
+            log.warning("node %s does not read what it is sent: disconnecting it", node_id)
+        return False
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
         """Ends this node's connection, if it has one, and tells it why; the inbox hears that it left. Never waits."""
@@ -189,14 +221,18 @@ class Gateway:
     async def _serve(self, request: web.Request, inbox: Inbox) -> web.WebSocketResponse:
         # Token ids hardly compress, and every frame would cost the hub's one loop the time to try.
         socket = web.WebSocketResponse(
-            max_msg_size=MAX_FRAME_BYTES, heartbeat=self._settings.heartbeat_s * 2, compress=False, writer_limit=0
+            max_msg_size=MAX_FRAME_BYTES,
+            heartbeat=self._settings.heartbeat_s * 2,
+            compress=False,
+            writer_limit=NO_LIMIT,
         )
-        await socket.prepare(request)
+        stream = await socket.prepare(request)
+        assert stream is not None, "a websocket's response has a stream"
         session = HubSession(me=self._me, software_version=echo_shared.__version__, nonce=secrets.token_bytes(32))
         connection = _Connection(socket, session, request.transport)
         self._connections.add(connection)
         try:
-            await self._converse(connection, request, inbox)
+            await self._converse(connection, request, stream, inbox)
         except (RefusedError, RemoteProtocolError, TimeoutError) as error:
             await self._refuse(connection, error)
         except ConnectionError as error:
@@ -206,10 +242,12 @@ class Gateway:
             await self._refuse(connection, EchoError("The hub failed on this connection.", do="Try again later."))
         finally:
             self._connections.discard(connection)
-            await socket.close()
+            await connection.end()
         return socket
 
-    async def _converse(self, connection: _Connection, request: web.Request, inbox: Inbox) -> None:
+    async def _converse(
+        self, connection: _Connection, request: web.Request, stream: AbstractStreamWriter, inbox: Inbox
+    ) -> None:
         session = connection.session
         async with asyncio.timeout(HANDSHAKE_S):
             node = await self._handshake(connection, request)
@@ -219,7 +257,7 @@ class Gateway:
         self._replace(node.node_id)  # Another connection of this node may have been quicker.
         self._open[node.node_id] = connection
         connection.queue.put(session.welcome(welcome))
-        writer = asyncio.create_task(connection.write(), name=f"write to {node.node_id}")
+        connection.start_writing(stream, node.node_id)
         try:
             while (
                 frame := await self._next_frame(connection, HEARTBEATS_MISSED * self._settings.heartbeat_s)
@@ -231,8 +269,7 @@ class Gateway:
                 await inbox.node_said(node.node_id, message)
         finally:
             was_open = self._forget(node.node_id, connection)  # Before anything is awaited: nobody may send to it now.
-            writer.cancel()
-            await asyncio.wait([writer])
+            connection.queue.end()
             if was_open:
                 await inbox.node_left(node.node_id)
 

@@ -1,5 +1,4 @@
-"""What waits to be sent to one node: messages in their order, and pushes, which yield to every message. Of pushes,
-those on which other nodes wait go first.
+"""What waits to be sent to one node: messages in their order, and pushes, which yield to every message.
 
 A push is made when its turn comes, so what has become useless meanwhile is not sent. That takes short queues further
 on: bytes that the system has taken cannot be called back, nor overtaken.
@@ -8,15 +7,21 @@ on: bytes that the system has taken cannot be called back, nor overtaken.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Final
 
 MOST_MESSAGES: Final = 2_048
+MOST_PUSHES: Final = 4_096
 """A node that leaves so many unread is stuck."""
 
 MakePush = Callable[[], bytes | None]
 """Makes a push's frame; None: it is of no use any more."""
+
+Rank = tuple[int, bool]
+"""Of pushes the least goes first, and of those of one rank the oldest."""
 
 
 class SendQueue:
@@ -24,8 +29,9 @@ class SendQueue:
 
     def __init__(self) -> None:
         self._messages: deque[bytes] = deque()
-        self._relayed: deque[MakePush] = deque()
-        self._pushes: deque[MakePush] = deque()
+        self._pushes: list[tuple[Rank, int, MakePush]] = []
+        self._numbers = itertools.count()
+        self._has_ended = False
         self._more = asyncio.Event()
 
     def put(self, frame: bytes) -> bool:
@@ -36,19 +42,29 @@ class SendQueue:
         self._more.set()
         return True
 
-    def push(self, make: MakePush, *, relayed: bool) -> None:
-        """Queues a push, which the node is to relay or not; whoever calls this bounds how many there are."""
-        (self._relayed if relayed else self._pushes).append(make)
+    def push(self, make: MakePush, rank: Rank) -> bool:
+        """Queues a push; False when the queue is full."""
+        if len(self._pushes) >= MOST_PUSHES:
+            return False
+        heappush(self._pushes, (rank, next(self._numbers), make))
+        self._more.set()
+        return True
+
+    def end(self) -> None:
+        """Nothing more is taken from it."""
+        self._has_ended = True
         self._more.set()
 
-    async def next(self) -> bytes:
-        """The frame to be sent next, as soon as there is one."""
-        while True:
+    async def next(self) -> bytes | None:
+        """The frame to be sent next, as soon as there is one; None once the queue has ended."""
+        while not self._has_ended:
             if self._messages:
                 return self._messages.popleft()
-            if pushes := self._relayed or self._pushes:
-                if (frame := pushes.popleft()()) is not None:
+            if self._pushes:
+                _, _, make = heappop(self._pushes)
+                if (frame := make()) is not None:
                     return frame
             else:
                 self._more.clear()
                 await self._more.wait()
+        return None

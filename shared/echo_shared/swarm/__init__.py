@@ -1,7 +1,7 @@
 """The swarm: how artefacts travel between the hub and the nodes. BitTorrent first, the hub's web seed where that fails.
 
 `Swarm.open` gives libtorrent's session where libtorrent has a build, and downloads over the web seed alone elsewhere.
-Whoever fetches checks the result against the signed manifest (`echo_shared.artefacts.verify_files`) before using it.
+Whoever fetches checks the result against the signed manifest (`echo_shared.artefacts`) before using it.
 """
 
 from echo_shared.swarm.base import FetchStats, OnProgress, PeerAddress, Swarm, SwarmSettings, TorrentStats

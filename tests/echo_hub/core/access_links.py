@@ -157,7 +157,7 @@ class Network:
             target = uplink.turns.popleft()
             queue = uplink.queues[target]
             send, left = queue.popleft()
-            is_useless = source == 0 and left == self.piece_bytes and not self.broadcast.has_use_for(send)
+            is_useless = source == 0 and left == self.piece_bytes and self.broadcast.left_of(send) is None
             size = min(left, PACKET_BYTES)
             if left > size and not is_useless:
                 queue.appendleft((send, left - size))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_hub.core.broadcast import LATE_S, Broadcast
+from echo_hub.core.broadcast import LATE_S, Broadcast, Send
 from echo_hub.core.windows import Paths
 from tests.echo_hub.core.access_links import MBIT, Host, Network, bound_s, fleet
 
@@ -91,17 +91,29 @@ def test_what_is_late_comes_from_the_hub_once_that_has_nothing_else_to_send() ->
     assert Network(hosts, size=2 * MB, piece_bytes=32 * KIB, after=first).run() <= 2 * undisturbed
 
 
+@pytest.mark.parametrize(("nodes", "piece_kib"), [(3, 64), (4, 32), (6, 64), (9, 32)])
+def test_one_slow_node_holds_up_nobody_else_in_the_first_broadcast_either(nodes: int, piece_kib: int) -> None:
+    hosts, size = fleet(hub_mbit=20, nodes=nodes, up_mbit=20), 4 * MB
+    hosts[nodes].down = hosts[nodes].up = 4 * MBIT
+    network = Network(hosts, size=size, piece_bytes=piece_kib * KIB)
+    network.run()
+    assert network.took_s(range(1, nodes)) <= 1.4 * size / hosts[0].up
+
+
 def test_what_has_come_otherwise_is_of_no_use() -> None:
     broadcast = started("a", "b", "c", num_pieces=2)
     first, second = broadcast.plan(0.0)[:2]
-    assert broadcast.has_use_for(first) and broadcast.has_use_for(second)
+    assert (broadcast.left_of(first), broadcast.left_of(second)) == (first, second)
     broadcast.have(first.node_id, [first.piece], 0.1)
-    assert broadcast.has_use_for(first)  # Others wait for what its owner hands on.
+    assert broadcast.left_of(first) == first  # Others wait for what its owner hands on.
     for node_id in {"a", "b", "c"} - {first.node_id}:
         broadcast.have(node_id, [first.piece], 0.1)
-    assert not broadcast.has_use_for(first) and broadcast.has_use_for(second)
-    broadcast.leave(second.node_id, 0.2)
-    assert not broadcast.has_use_for(second)
+    assert (broadcast.left_of(first), broadcast.left_of(second)) == (None, second)
+    for node_id in {"a", "b", "c"} - {second.node_id}:
+        broadcast.have(node_id, [second.piece], 0.2)
+    assert broadcast.left_of(second) == Send(node_id=second.node_id, piece=second.piece, hand_on=False)
+    broadcast.leave(second.node_id, 0.3)
+    assert broadcast.left_of(second) is None
 
 
 def test_without_links_the_hub_sends_everything() -> None:

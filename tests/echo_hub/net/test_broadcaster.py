@@ -8,6 +8,7 @@ import pytest
 
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
+from echo_hub.net.send_queue import Rank
 from echo_shared.artefacts import Manifest, ManifestFile
 from echo_shared.messages import FromHub, Have, Links, Piece
 from echo_shared.swarm import make_torrent, read_torrent
@@ -30,14 +31,14 @@ class Nodes:
         self.broadcaster: Broadcaster
         self.changed = asyncio.Event()
 
-    def push(self, node_id: str, make: MakePush, *, relayed: bool) -> bool:
+    def push(self, node_id: str, make: MakePush, rank: Rank) -> bool:
         if node_id not in self.connected:
             return False
         if self.full:
             self.waiting.append((node_id, make))
             self.changed.set()
         elif (message := make()) is not None:
-            assert isinstance(message, Piece) and message.hand_on == relayed
+            assert isinstance(message, Piece) and rank[1] == (not message.hand_on)
             self._take(node_id, message)
         return True
 

@@ -17,6 +17,7 @@ from echo_hub.net import publisher as publisher_module
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.send_queue import Rank
 from echo_hub.run_directory import RunDirectory
 from echo_shared.artefacts import Manifest, open_offer
 from echo_shared.errors import RefusedError
@@ -88,7 +89,7 @@ class Nodes:
         self._news.set()
         return True
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], *, relayed: bool) -> bool:
+    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
         message = make() if node_id in self.told else None
         return message is not None and self.send(node_id, message)
 

@@ -21,6 +21,7 @@ from echo_hub.config import ServerConfig
 from echo_hub.net import gateway as gateway_module
 from echo_hub.net import send_queue
 from echo_hub.net.gateway import Gateway, NodeInfo
+from echo_hub.net.send_queue import Rank
 from echo_hub.net.server import Server
 from echo_shared.errors import RefusedError, StorageError
 from echo_shared.identity import Identity
@@ -441,29 +442,107 @@ async def test_a_node_that_never_reads_is_disconnected(
     assert hub.book.left == [deaf.me.node_id]
 
 
+class Pushes:
+    """Pieces for one node: which are of use, and which have been made."""
+
+    def __init__(self, hub: Hub, node: Node) -> None:
+        self.useful = set(range(64))
+        self.made: list[int] = []
+        self._gateway = hub.gateway
+        self._node_id = node.me.node_id
+
+    def push(self, number: int, rank: Rank = (0, False)) -> bool:
+        return self._gateway.push(self._node_id, partial(self._make, number), rank)
+
+    async def fill(self) -> None:
+        """Until the system takes no more."""
+        idle_turns, made = 0, 0
+        while idle_turns < 100:
+            await asyncio.sleep(0)
+            idle_turns = idle_turns + 1 if len(self.made) == made else 0
+            made = len(self.made)
+
+    def _make(self, number: int) -> Piece | None:
+        self.made.append(number)
+        return Piece(info_hash=bytes(20), index=number, data=bytes(2**18)) if number in self.useful else None
+
+
 async def test_what_is_pushed_yields_and_is_left_out_once_it_is_useless(hub: Hub) -> None:
     node = await deaf_node(hub)
-    useful, made = set(range(64)), list[int]()
-
-    def make(number: int) -> Piece | None:
-        made.append(number)
-        return Piece(info_hash=bytes(20), index=number, data=bytes(2**18)) if number in useful else None
-
-    for number in range(64):
-        assert hub.gateway.push(node.me.node_id, partial(make, number), relayed=number >= 60)
-    sent, idle_turns = 0, 0
-    while idle_turns < 100:  # Until the system takes no more.
-        await asyncio.sleep(0)
-        idle_turns = idle_turns + 1 if len(made) == sent else 0
-        sent = len(made)
-    assert made[:4] == [60, 61, 62, 63] and sent < 60  # What others wait for is first.
-    useful = {63}
+    pushes = Pushes(hub, node)
+    assert all(pushes.push(number, (0, number < 60)) for number in range(64))
+    await pushes.fill()
+    made = pushes.made.copy()
+    assert made[:4] == [60, 61, 62, 63] and len(made) < 60  # The least rank first.
+    pushes.useful.clear()
     assert hub.gateway.send(node.me.node_id, revoked(7))
-    messages = [await node.hear() for _ in range(sent + 1)]
-    assert [piece.index for piece in messages[:-1] if isinstance(piece, Piece)] == made[:sent]
+    messages = [await node.hear() for _ in range(len(made) + 1)]
+    assert [piece.index for piece in messages[:-1] if isinstance(piece, Piece)] == made
     assert messages[-1] == revoked(7)
     assert hub.gateway.send(node.me.node_id, revoked(8)) and await node.hear() == revoked(8)
-    assert not hub.gateway.push("nobody", partial(make, 1), relayed=False)
+    assert not hub.gateway.push("nobody", lambda: None, (0, False))
+
+
+async def test_a_node_is_heard_while_pieces_wait_for_it(hub: Hub) -> None:
+    node = await deaf_node(hub)
+    pushes = Pushes(hub, node)
+    assert all(pushes.push(number) for number in range(64))
+    await pushes.fill()
+    await node.socket.ping()  # Its pong waits behind them.
+    await node.say(status(3))
+    await hub.book.until(lambda: (node.me.node_id, status(3)) in hub.book.said)
+
+
+@pytest.mark.parametrize("talks", [False, True])
+async def test_the_last_word_comes_after_what_was_being_sent(hub: Hub, talks: bool) -> None:
+    node = await deaf_node(hub)
+    pushes = Pushes(hub, node)
+    assert all(pushes.push(number) for number in range(64))
+    await pushes.fill()
+    hub.gateway.dismiss(node.me.node_id, RefusalCode.BANNED, "Its operator has banned it.")
+    assert not pushes.push(1)
+    if talks:
+        await node.say(status(1))
+    messages = [await node.hear() for _ in range(len(pushes.made) + 1)]
+    assert isinstance(messages[-1], Refused) and messages[-1].code == RefusalCode.BANNED
+    await node.ended()
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+
+
+async def test_a_node_that_says_goodbye_and_reads_nothing_is_let_go(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gateway_module, "FAREWELL_S", 0.01)
+    node = await deaf_node(hub)
+    pushes = Pushes(hub, node)
+    assert all(pushes.push(number) for number in range(64))
+    await pushes.fill()
+    await node.say(Goodbye(reason="its owner plays a game"))
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("write to")))
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_node_that_takes_no_pushes_is_disconnected(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(send_queue, "MOST_PUSHES", 64)
+    deaf = await deaf_node(hub)
+    pushes = Pushes(hub, deaf)
+    assert [pushes.push(number) for number in range(65)] == [True] * 64 + [False]
+    await hub.book.until(lambda: hub.book.left == [deaf.me.node_id])
+    assert "does not read" in caplog.text
+
+
+async def test_a_push_that_cannot_be_made_ends_the_connection_aloud(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    node = await hub.node()
+
+    def fail() -> FromHub | None:
+        raise MemoryError("no memory")
+
+    assert hub.gateway.push(node.me.node_id, fail, (0, False))
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    assert "nothing more can be sent" in caplog.text and "no memory" in caplog.text
 
 
 async def test_a_node_that_falls_silent_is_told_and_forgotten(

@@ -8,18 +8,19 @@ from echo_hub.net import send_queue
 from echo_hub.net.send_queue import SendQueue
 
 
-async def test_messages_go_before_pushes_and_pushes_for_others_before_the_rest() -> None:
+async def test_messages_go_before_pushes_and_these_by_rank_and_age() -> None:
     queue = SendQueue()
-    queue.push(lambda: b"direct", relayed=False)
-    queue.push(lambda: b"relayed", relayed=True)
+    for name, rank in [(b"older", (-1, False)), (b"direct", (-2, True)), (b"own", (-2, False)), (b"more", (-2, True))]:
+        assert queue.push(lambda name=name: name, rank)
     assert queue.put(b"first") and queue.put(b"second")
-    assert [await queue.next() for _ in range(4)] == [b"first", b"second", b"relayed", b"direct"]
+    taken = [await queue.next() for _ in range(6)]
+    assert taken == [b"first", b"second", b"own", b"direct", b"more", b"older"]
 
 
 async def test_a_push_is_made_when_its_turn_comes_and_left_out_when_it_is_useless() -> None:
     queue, useful = SendQueue(), True
     for _ in range(2):
-        queue.push(lambda: b"push" if useful else None, relayed=False)
+        queue.push(lambda: b"push" if useful else None, (0, False))
     assert await queue.next() == b"push"
     useful = False
     waiting = asyncio.create_task(queue.next())
@@ -29,9 +30,21 @@ async def test_a_push_is_made_when_its_turn_comes_and_left_out_when_it_is_useles
     assert await waiting == b"message"
 
 
-async def test_a_full_queue_takes_no_more_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_queue_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send_queue, "MOST_MESSAGES", 2)
+    monkeypatch.setattr(send_queue, "MOST_PUSHES", 1)
     queue = SendQueue()
     assert [queue.put(b"message") for _ in range(3)] == [True, True, False]
+    assert [queue.push(lambda: b"push", (0, False)) for _ in range(2)] == [True, False]
     await queue.next()
     assert queue.put(b"message")
+
+
+async def test_its_end_wakes_who_waits_and_leaves_the_rest() -> None:
+    queue = SendQueue()
+    waiting = asyncio.create_task(queue.next())
+    await asyncio.sleep(0)
+    queue.end()
+    assert await waiting is None
+    queue.put(b"message")
+    assert await queue.next() is None

@@ -408,6 +408,44 @@ async def test_what_nobody_else_wants_is_still_made_use_of(
     assert await fetcher.fetch(hub.offers[1], 1) == fetched
 
 
+async def test_what_is_wanted_again_is_served_again(hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path) -> None:
+    await hub.publish(1, announce=False)
+    info_hash = read_torrent(hub.offers[1].torrent).info_hash
+    await fetcher.unwanted([info_hash])
+    await fetch_and_share(fetcher, hub.offers[1], 1)
+    assert list(await swarm.stats()) == [info_hash]
+
+
+async def test_a_carrier_that_comes_again_is_not_deleted_meanwhile(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
+    await hub.publish(1, announce=False)
+    fetched = await fetch_and_share(fetcher, hub.offers[1], 1)
+    await fetcher.remove(1)
+    fetcher.set_keys(())
+    with pytest.raises(SwarmError, match="does not have"):
+        await fetcher.fetch(hub.offers[1], 1)
+    await fetcher.unwanted([fetched.info_hash])
+    assert carriers_in(tmp_path) == [open_offer(hub.offers[1], hub.me.public_key).carrier_name]
+
+
+@needs_memory
+async def test_the_beginning_of_a_carrier_that_cannot_be_deleted_is_not_served(
+    hub: Any,
+    fetcher: Fetcher,
+    swarm: Swarm,
+    tmp_path: Path,
+    in_memory: tuple[ArtefactOffer, Segment],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offer, _ = in_memory
+    beginning = tmp_path / "carriers" / open_offer(offer, hub.me.public_key).carrier_name
+    beginning.mkdir(parents=True)
+    for path, size_bytes in read_torrent(offer.torrent).files:
+        (beginning / path).write_bytes(bytes(size_bytes))
+    monkeypatch.setattr("echo_node.net.carriers.try_to_delete", lambda directory: None)
+    fetched = await fetch_and_share(fetcher, offer, 1)
+    assert fetched.shared_memory_bytes and await swarm.stats() == {}
+
+
 async def test_an_abandoned_version_leaves_nothing(hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path) -> None:
     await hub.publish(1, announce=False)
     await fetch_and_share(fetcher, hub.offers[1], 1)
