@@ -94,6 +94,7 @@ class _Connection:
         self.session = session
         self.queue = SendQueue()
         self.writer: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._transport = transport
         if transport is not None:
             transport.set_write_buffer_limits(high=0)
@@ -104,8 +105,8 @@ class _Connection:
         self.writer = asyncio.create_task(self._write(stream), name=f"write to {node_id}")
 
     async def _write(self, stream: AbstractStreamWriter) -> None:
-        """Until the queue ends or the connection breaks, which its reader sees as well. It is never cancelled: all that
-        wait for room in a connection wait on one future of aiohttp's, and would be cancelled with it."""
+        """Until the queue ends or the connection breaks, which its reader sees as well. Never cancel what may wait for
+        room in a connection: all that do wait on one future of aiohttp's, and are cancelled with it."""
         try:
             while (frame := await self.queue.next()) is not None:
                 await self.socket.send_bytes(frame)
@@ -118,34 +119,30 @@ class _Connection:
 
     async def dismiss(self, last_frame: bytes) -> None:
         """Sends the hub's last word and ends the connection, whether the node takes it or not."""
-        # A task of its own: aiohttp's writers wait on one shared future, so that one cancelled cancels them all.
-        farewell = asyncio.create_task(self._end_with(last_frame))
-        try:
-            await asyncio.wait([farewell], timeout=FAREWELL_S)
-        finally:
-            if not farewell.done() or farewell.cancelled():
-                farewell.cancel()
-                self.abort()
+        await self._close(last_frame)
 
     async def end(self) -> None:
-        """Closes the connection if it is still open, whether the node takes part in that or not."""
-        closing = asyncio.create_task(self._close())
-        try:
-            await asyncio.wait([closing], timeout=FAREWELL_S)
-        finally:
-            closing.cancel()
-            self.queue.end()
-            self.abort()
+        """Returns once nothing is left of the connection; a last word that is on its way may arrive."""
+        self.queue.end()
+        await self._close(None)
+        self.abort()
         if self.writer is not None:
             await asyncio.wait([self.writer])
 
-    async def _end_with(self, last_frame: bytes) -> None:
-        with contextlib.suppress(ConnectionError):  # Then it has ended.
-            await self.socket.send_bytes(last_frame)
-        await self._close()
+    async def _close(self, last_frame: bytes | None) -> None:
+        """Only the first call counts."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._say_and_close(last_frame))
+        try:
+            await asyncio.wait([self._closing], timeout=FAREWELL_S)
+        finally:
+            if not self._closing.done():
+                self.abort()  # Which ends it.
 
-    async def _close(self) -> None:
-        with contextlib.suppress(ConnectionError):
+    async def _say_and_close(self, last_frame: bytes | None) -> None:
+        with contextlib.suppress(ConnectionError):  # Then it has ended.
+            if last_frame is not None:
+                await self.socket.send_bytes(last_frame)
             await self.socket.close()
 
     def abort(self) -> bool:

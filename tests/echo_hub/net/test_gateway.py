@@ -503,6 +503,7 @@ async def test_the_last_word_comes_after_what_was_being_sent(hub: Hub, talks: bo
     assert not pushes.push(1)
     if talks:
         await node.say(status(1))
+        await hub.book.until(lambda: hub.book.left == [node.me.node_id])
     messages = [await node.hear() for _ in range(len(pushes.made) + 1)]
     assert isinstance(messages[-1], Refused) and messages[-1].code == RefusalCode.BANNED
     await node.ended()
