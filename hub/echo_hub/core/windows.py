@@ -2,7 +2,7 @@
 
 A window is the bandwidth-delay product and some slack: rate times (least delay + slack), after BBR (Cardwell et al.,
 BBR: Congestion-Based Congestion Control, 2016). With less the link idles between arrivals; what is more only queues
-up, and whatever else is sent (leases) waits behind it.
+up, and was planned on older news than it had to be.
 
 Of BBR it keeps the two estimates, the rule for samples that were limited by the sender, and the start: a full window
 doubles with every round trip until a queue forms. It has no probing phases: afterwards the slack alone makes the window

@@ -521,6 +521,19 @@ async def test_what_cannot_be_deleted_now_is_deleted_at_the_next_start(
     assert not fetcher.directory(1).exists()
 
 
+async def test_after_a_restart_a_version_is_read_again(hub: Any, fetcher: Fetcher) -> None:
+    """A power cut may have left other bytes than were hashed: size and time do not tell."""
+    for version in (1, 2):
+        await hub.publish(version, announce=False)
+        await fetcher.fetch(hub.offers[version], version)
+    weights = fetcher.directory(2) / "adapter_model.safetensors"
+    before, content = weights.stat(), bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert list(fetcher.take_up(2)) == [1] and not fetcher.directory(2).exists()
+
+
 async def test_a_base_is_named_by_its_content(hub: Any, fetcher: Fetcher, tmp_path: Path, swarm: Swarm) -> None:
     """Whatever it is sealed with."""
     first = await fetcher.fetch(hub.offers[None], None)
