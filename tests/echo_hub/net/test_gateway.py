@@ -467,6 +467,15 @@ class Pushes:
         return Piece(info_hash=bytes(20), index=number, data=bytes(2**18)) if number in self.useful else None
 
 
+async def clogged_node(hub: Hub) -> tuple[Node, Pushes]:
+    """One that the system takes no more pieces for, and that more wait for."""
+    node = await deaf_node(hub)
+    pushes = Pushes(hub, node)
+    assert all(pushes.push(number) for number in range(64))
+    await pushes.fill()
+    return node, pushes
+
+
 async def test_what_is_pushed_yields_and_is_left_out_once_it_is_useless(hub: Hub) -> None:
     node = await deaf_node(hub)
     pushes = Pushes(hub, node)
@@ -484,10 +493,7 @@ async def test_what_is_pushed_yields_and_is_left_out_once_it_is_useless(hub: Hub
 
 
 async def test_a_node_is_heard_while_pieces_wait_for_it(hub: Hub) -> None:
-    node = await deaf_node(hub)
-    pushes = Pushes(hub, node)
-    assert all(pushes.push(number) for number in range(64))
-    await pushes.fill()
+    node, pushes = await clogged_node(hub)
     await node.socket.ping()  # Its pong waits behind them.
     await node.say(status(3))
     await hub.book.until(lambda: (node.me.node_id, status(3)) in hub.book.said)
@@ -495,10 +501,7 @@ async def test_a_node_is_heard_while_pieces_wait_for_it(hub: Hub) -> None:
 
 @pytest.mark.parametrize("talks", [False, True])
 async def test_the_last_word_comes_after_what_was_being_sent(hub: Hub, talks: bool) -> None:
-    node = await deaf_node(hub)
-    pushes = Pushes(hub, node)
-    assert all(pushes.push(number) for number in range(64))
-    await pushes.fill()
+    node, pushes = await clogged_node(hub)
     hub.gateway.dismiss(node.me.node_id, RefusalCode.BANNED, "Its operator has banned it.")
     assert not pushes.push(1)
     if talks:
@@ -514,10 +517,7 @@ async def test_a_node_that_says_goodbye_and_reads_nothing_is_let_go(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(gateway_module, "FAREWELL_S", 0.01)
-    node = await deaf_node(hub)
-    pushes = Pushes(hub, node)
-    assert all(pushes.push(number) for number in range(64))
-    await pushes.fill()
+    node, pushes = await clogged_node(hub)
     await node.say(Goodbye(reason="its owner plays a game"))
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
     await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("write to")))
