@@ -493,7 +493,7 @@ async def test_what_is_pushed_yields_and_is_left_out_once_it_is_useless(hub: Hub
 
 
 async def test_a_node_is_heard_while_pieces_wait_for_it(hub: Hub) -> None:
-    node, pushes = await clogged_node(hub)
+    node, _pushes = await clogged_node(hub)
     await node.socket.ping()  # Its pong waits behind them.
     await node.say(status(3))
     await hub.book.until(lambda: (node.me.node_id, status(3)) in hub.book.said)
@@ -517,7 +517,7 @@ async def test_a_node_that_says_goodbye_and_reads_nothing_is_let_go(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(gateway_module, "FAREWELL_S", 0.01)
-    node, pushes = await clogged_node(hub)
+    node, _pushes = await clogged_node(hub)
     await node.say(Goodbye(reason="its owner plays a game"))
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
     await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("write to")))
