@@ -14,7 +14,7 @@ def keep_unsent_short(transport: asyncio.BaseTransport, unsent_bytes: int) -> No
     next waits with the program, which may still think better of it, and connections share the line.
     """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is None:
+        return
     with contextlib.suppress(OSError):  # Of a connection that has ended meanwhile.
-        if option is None:
-            return
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, unsent_bytes)

@@ -263,7 +263,7 @@ class Broadcast:
         window = owner.path.relay
         relay = Relay(owner, piece, now, now + window.delay + self._relayed_in_s(owner)[0], asked, asked)
         owner.relays[piece] = relay
-        owner.path.relay.sent(self._piece_bytes, now)
+        window.sent(self._piece_bytes, now)
         self._relays.setdefault(piece, []).append(relay)
         self._started(piece, asked | owner.bit)
         return self._send(owner, piece, now, hand_on=True)

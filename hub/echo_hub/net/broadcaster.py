@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import _lru_cache_wrapper, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -47,8 +47,10 @@ class _Push:
     version: int
     hand_on: bool
     layout: Layout
-    piece: _lru_cache_wrapper[bytes]
+    piece: Callable[[int], bytes]
     """Its data, by number."""
+    forget: Callable[[], None]
+    """Frees what is kept of it."""
 
 
 class Broadcaster:
@@ -78,7 +80,7 @@ class Broadcaster:
             piece = lru_cache(PIECES_KEPT)(partial(_read, layout, carrier.directory))
             version = carrier.manifest.policy_version or 0
             self._end_before(version)
-            push = self._pushes[carrier.info_hash] = _Push(plan, version, hand_on, layout, piece)
+            push = self._pushes[carrier.info_hash] = _Push(plan, version, hand_on, layout, piece, piece.cache_clear)
         for node_id in node_ids:
             push.plan.join(node_id, hand_on=hand_on, now=time.monotonic())
         self._news.set()
@@ -135,7 +137,7 @@ class Broadcaster:
                 if not self._gateway.push(send.node_id, partial(self._piece, push, send), rank):
                     push.plan.leave(send.node_id, time.monotonic())
             if push.plan.done:
-                push.piece.cache_clear()  # Its nodes' queues may still know it.
+                push.forget()  # Its nodes' queues may still know it.
                 del self._pushes[info_hash]
 
     def _piece(self, push: _Push, send: Send) -> Piece | None:
