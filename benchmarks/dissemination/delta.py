@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
 from echo_hub.base_model import PromptCodec, resolve_base
-from echo_hub.config import HubConfig
+from echo_hub.config.sections import HubConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step

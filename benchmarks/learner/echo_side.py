@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.learner.cases import LEARNING_RATE, LORA_RANK, Case, fill_adapter, make_batch
 from benchmarks.learner.side import Questions
-from echo_hub.config import LearnerConfig, ObjectiveConfig, TrainingConfig
+from echo_hub.config.sections import LearnerConfig, ObjectiveConfig, TrainingConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.step import make_optimizer, train_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from echo_hub.config import HubConfig
+from echo_hub.config.sections import HubConfig
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.cases import Case
 from echo_hub.base_model import PromptCodec, resolve_base
-from echo_hub.config import HubConfig
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     Effect,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from echo_hub.config import HubConfig
+from echo_hub.config.sections import HubConfig
 from echo_shared.errors import ConfigError
 from echo_shared.fields import MAX_TOKENS
 

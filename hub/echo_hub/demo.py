@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from echo_hub.config import HubConfig
+from echo_hub.config.sections import HubConfig
 from echo_hub.dashboard.model import NodeView, RunView
 from echo_hub.hub import Hub
 from echo_hub.opening import open_hub

@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.config import HubConfig
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.leasing import turn_seed
 from echo_hub.run_directory import RunDirectory

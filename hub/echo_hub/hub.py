@@ -16,7 +16,7 @@ from typing import Final
 
 from aiohttp import web
 
-from echo_hub.config import HubConfig
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.dissemination import Arrival, Release
 from echo_hub.core.effects import (

@@ -22,7 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 import echo_shared
-from echo_hub.config import HubConfig, load_config, render_config
+from echo_hub.config.file import load_config, render_config
+from echo_hub.config.sections import HubConfig
 from echo_hub.run_directory import RunDirectory
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.identity import Identity, fingerprint

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from echo_hub.base_model import PromptCodec, model_hub_source, resolve_base
-from echo_hub.config import HubConfig
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.driver import StoreThread

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from echo_hub.base_model import PromptCodec, model_hub_source, resolve_base
-from echo_hub.config import HubConfig, TaskConfig
+from echo_hub.config.sections import HubConfig, TaskConfig
 from echo_hub.tasks.registry import make_task
 from echo_shared.artefacts import describe_files
 from echo_shared.errors import ConfigError

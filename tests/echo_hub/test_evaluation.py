@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_hub.config import EvaluationConfig, HubConfig, TrainingConfig
+from echo_hub.config.sections import EvaluationConfig, HubConfig, TrainingConfig
 from echo_hub.evaluation import (
     Evaluations,
     Generated,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echo_hub.base_model import PromptCodec, resolve_base
-from echo_hub.config import EvaluationConfig, HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
+from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
 from echo_hub.export import evaluate_versions, export_adapter
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout

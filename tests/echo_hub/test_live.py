@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from echo_hub import live as live_module
-from echo_hub.config import HubConfig, RunConfig, ServerConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig, RunConfig, ServerConfig, TrainingConfig
 from echo_hub.core.dissemination import Arrival, DistributionStatus, Progress, Release
 from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
 from echo_hub.core.events import LearnerReady

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import echo_shared
 from echo_hub import main as main_module
-from echo_hub.config import load_config
+from echo_hub.config.file import load_config
 from echo_hub.main import app
 from echo_hub.run_directory import RunDirectory
 from echo_hub.store.store import Store

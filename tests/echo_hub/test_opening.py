@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from echo_hub.config import EvaluationConfig, HubConfig
+from echo_hub.config.sections import EvaluationConfig, HubConfig
 from echo_hub.opening import _check_unchanged
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError

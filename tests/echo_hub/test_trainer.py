@@ -17,7 +17,7 @@ import pytest
 
 from echo_hub import trainer as trainer_module
 from echo_hub.base_model import PromptCodec, resolve_base
-from echo_hub.config import HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
 from echo_hub.core.settings import HUB_NODE_ID
 from echo_hub.dashboard.model import Changes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.config import load_config
+from echo_hub.config.file import load_config
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup
 from echo_hub.export import evaluate_versions
 from echo_hub.run_directory import RunDirectory

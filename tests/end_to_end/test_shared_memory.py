@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.config import load_config
+from echo_hub.config.file import load_config
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.opening import open_hub
 from echo_hub.run_directory import RunDirectory

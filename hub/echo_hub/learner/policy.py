@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from echo_hub.config import LearnerConfig, Precision
+from echo_hub.config.sections import LearnerConfig, Precision
 from echo_hub.learner import lora, packing
 from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.logprobs import selected_logprobs

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from echo_hub.config import LearnerConfig
+from echo_hub.config.sections import LearnerConfig
 from echo_hub.learner import frames
 from echo_hub.learner.launch import Launch
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup

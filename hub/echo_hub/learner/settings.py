@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from echo_hub.config import HubConfig, LearnerConfig, ObjectiveConfig, Precision, Section, TrainingConfig
+from echo_hub.config.sections import HubConfig, LearnerConfig, ObjectiveConfig, Precision, Section, TrainingConfig
 
 
 class LearnerSettings(Section):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echo_hub.config import ObjectiveConfig, TrainingConfig
+from echo_hub.config.sections import ObjectiveConfig, TrainingConfig
 from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.objectives.loss import STATISTICS, StepLoss
 from echo_hub.learner.policy import Policy

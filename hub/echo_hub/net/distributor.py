@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
-from echo_hub.config import DisseminationConfig
+from echo_hub.config.sections import DisseminationConfig
 from echo_hub.core.dissemination import Arrival, Dissemination, DistributionStatus, Release
 from echo_hub.core.ways import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
 from echo_hub.net.artefact_store import Carrier

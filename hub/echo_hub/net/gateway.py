@@ -20,7 +20,7 @@ from aiohttp import WSMsgType, web
 from aiohttp.abc import AbstractStreamWriter
 
 import echo_shared
-from echo_hub.config import ServerConfig
+from echo_hub.config.sections import ServerConfig
 from echo_hub.net.client_address import client_ip
 from echo_hub.net.send_queue import Rank, SendQueue
 from echo_shared.errors import EchoError, RefusedError, RemoteProtocolError

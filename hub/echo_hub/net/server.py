@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from echo_hub.config import ServerConfig
+from echo_hub.config.sections import ServerConfig
 from echo_shared.errors import ConfigError
 
 SHUTDOWN_S = 3.0

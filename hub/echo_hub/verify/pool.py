@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from echo_hub.config import HubConfig
+from echo_hub.config.sections import HubConfig
 from echo_hub.verify.problems import Problems
 from echo_hub.verify.worker import OUT_OF_MEMORY
 from echo_shared.child import Child, ChildExited

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from echo_hub.config import DisseminationConfig, HubConfig, ModelConfig
+from echo_hub.config.sections import DisseminationConfig, HubConfig, ModelConfig
 from echo_hub.learner.settings import LearnerSettings
 
 

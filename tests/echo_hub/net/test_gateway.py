@@ -17,7 +17,7 @@ import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection
 
-from echo_hub.config import ServerConfig
+from echo_hub.config.sections import ServerConfig
 from echo_hub.net import gateway as gateway_module
 from echo_hub.net import send_queue
 from echo_hub.net.gateway import Gateway, NodeInfo

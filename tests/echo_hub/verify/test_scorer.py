@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from echo_hub.base_model import PromptCodec, resolve_base
-from echo_hub.config import EvaluationConfig, HubConfig, TaskConfig
+from echo_hub.config.sections import EvaluationConfig, HubConfig, TaskConfig
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.verify.checks import SamplingBounds

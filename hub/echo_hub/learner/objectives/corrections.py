@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from echo_hub.config import ObjectiveConfig
+from echo_hub.config.sections import ObjectiveConfig
 from echo_hub.learner.objectives.base import Tokens, ratio
 
 

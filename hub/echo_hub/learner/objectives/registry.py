@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from echo_hub.config import ObjectiveConfig
+from echo_hub.config.objective_defaults import PUBLISHED
+from echo_hub.config.sections import ObjectiveConfig
 from echo_hub.learner.objectives.aipo import Aipo
 from echo_hub.learner.objectives.base import Objective
 from echo_hub.learner.objectives.cispo import Cispo
@@ -14,7 +15,6 @@ from echo_hub.learner.objectives.decoupled_ppo import DecoupledPpo
 from echo_hub.learner.objectives.dr_grpo import DrGrpo
 from echo_hub.learner.objectives.grpo import Grpo
 from echo_hub.learner.objectives.gspo import Gspo
-from echo_hub.learner.objectives.published import PUBLISHED
 from echo_hub.learner.objectives.two_sided import TwoSided
 
 OBJECTIVES: Final[Mapping[str, Callable[..., Objective]]] = {

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from echo_hub.config import ObjectiveConfig
-from echo_hub.learner.objectives.published import PUBLISHED, Advantage, Aggregation
+from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
+from echo_hub.config.sections import ObjectiveConfig
 from echo_hub.learner.objectives.registry import OBJECTIVES
 
 
@@ -37,5 +37,5 @@ def test_the_settings_offer_what_the_table_knows() -> None:
 
 
 def test_it_loads_no_torch() -> None:
-    script = "import echo_hub.learner.objectives.published, sys; sys.exit('torch' in sys.modules)"
+    script = "import echo_hub.config.objective_defaults, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,38 +1,19 @@
-"""A run's settings: defaults < RUN/config.toml < ECHO_HUB_* environment < flags.
+"""A run's settings, one frozen class a component; each component is given only its own section.
 
-One frozen class a component; each component is given only its own section. In the environment, sections and keys are
-joined by two underscores: ECHO_HUB_TRAINING__STEPS=50. The docstrings below are also the comments of the config.toml
-that `render_config` writes, so every field has one.
+The docstrings are also the comments of the config.toml that `echo_hub.config.file` writes, so every field has one.
 """
 
 from __future__ import annotations
 
-import json
-import textwrap
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from echo_hub.learner.objectives.published import PUBLISHED
+from echo_hub.config.objective_defaults import PUBLISHED
 from echo_shared.artefacts import DELTA_REACH
-from echo_shared.errors import ConfigError
-from echo_shared.settings import load_settings
 
 _TASK_NAME: Final = r"^(arithmetic|jsonl|environment:guess|reasoning-gym:[a-z0-9_]+|python:[\w.]+:\w+)$"
-_MOVED: Final = {
-    "task.heldout_problems": "evaluation.problems",
-    "training.clip_epsilon": "objective.clip_low and objective.clip_high",
-    "training.micro_batch_tokens": "learner.micro_batch_tokens",
-    "training.checkpoint_every": "learner.checkpoint_every",
-    "training.checkpoints_kept": "learner.checkpoints_kept",
-    "training.adapters_kept": "learner.adapters_kept",
-    "training.threads": "learner.threads",
-    "training.device": "learner.device",
-}
-"""Where to find settings that a run's file may have under another name."""
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -366,69 +347,3 @@ class HubConfig(BaseSettings):
         if self.server.join == "invite" and not self.server.invite_tokens:
             raise ValueError('server.invite_tokens must hold a token when server.join = "invite"')
         return self
-
-
-def load_config(path: Path | None, overrides: Mapping[str, Any]) -> HubConfig:
-    """The settings that hold. `path` None = no file; `overrides` are flags, nested by section, None = not given.
-
-    Raises ConfigError, which names the setting, its value and the line, variable or flag that set it.
-    """
-    return load_settings(HubConfig, path, overrides, moved=_MOVED)
-
-
-def render_config(config: HubConfig) -> str:
-    """`config` as commented TOML with every setting in it; `load_config` gives the same settings back.
-
-    Raises ConfigError for a value in task.options that TOML cannot express.
-    """
-    header = (
-        "Every setting of this run. A line that is removed falls back to the default. Environment variables "
-        "(ECHO_HUB_TRAINING__STEPS=50 sets training.steps) and flags win over this file."
-    )
-    parts = [_comment(header)]
-    for section_name in HubConfig.model_fields:
-        section: Section = getattr(config, section_name)
-        schema = type(section).model_json_schema()
-        parts.append(f"\n{_comment(schema['description'])}[{section_name}]\n")
-        for name, about in schema["properties"].items():
-            value = _toml(getattr(section, name), where=f"{section_name}.{name}")
-            parts.append(f"{_comment(about['description'] + _limits(about))}{name} = {value}\n")
-    return "".join(parts)
-
-
-def _comment(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), width=110, initial_indent="# ", subsequent_indent="# ") + "\n"
-
-
-def _limits(schema: Mapping[str, Any]) -> str:
-    """What a JSON schema allows, in words, to go behind a description."""
-    words = [
-        f"{word} {schema[key]}"
-        for key, word in {
-            "minimum": "at least",
-            "exclusiveMinimum": "more than",
-            "maximum": "at most",
-            "exclusiveMaximum": "less than",
-        }.items()
-        if key in schema
-    ]
-    return f" ({', '.join(words)})" if words else ""
-
-
-def _toml(value: Any, *, where: str) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item, where=where) for item in value) + "]"
-    if isinstance(value, Mapping):
-        pairs = (f"{_toml(str(key), where=where)} = {_toml(item, where=where)}" for key, item in value.items())
-        return "{" + ", ".join(pairs) + "}"
-    raise ConfigError(
-        "A setting cannot be written to a settings file.",
-        got=f"{where} holds {value!r}",
-        do="Use text, numbers, true, false, lists and tables.",
-    )

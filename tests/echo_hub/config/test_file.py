@@ -12,16 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from echo_hub.config import (
-    _MOVED,
-    HubConfig,
-    RunConfig,
-    ServerConfig,
-    TaskConfig,
-    TrainingConfig,
-    load_config,
-    render_config,
-)
+from echo_hub.config.file import MOVED, load_config, render_config
+from echo_hub.config.sections import HubConfig, RunConfig, ServerConfig, TaskConfig, TrainingConfig
 from echo_shared.errors import ConfigError
 
 
@@ -88,7 +80,7 @@ def test_a_wrong_variable_or_flag_is_named_as_such(tmp_path: Path, monkeypatch: 
     assert "ECHO_HUB_TRAINING__STEPS: training.steps = 'many'" in str(refusal(tmp_path, "[training]\nsteps = 3\n"))
 
 
-@pytest.mark.parametrize(("name", "places"), _MOVED.items())
+@pytest.mark.parametrize(("name", "places"), MOVED.items())
 def test_a_setting_that_has_moved_is_named_with_its_place(tmp_path: Path, name: str, places: str) -> None:
     section, key = name.split(".")
     message = str(refusal(tmp_path, f"[{section}]\n{key} = 1\n"))
