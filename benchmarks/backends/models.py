@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from echo_hub.base_model import resolve_base
+from echo_hub.run.base_model import resolve_base
 from echo_hub.tasks.arithmetic import ArithmeticOptions, ArithmeticTask
 from echo_shared import draws
 from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE

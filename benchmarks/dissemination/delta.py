@@ -22,11 +22,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import HubConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.verify.problems import Problems
 from echo_shared import delta, torch_sampler
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE

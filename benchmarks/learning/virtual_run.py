@@ -17,7 +17,6 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.cases import Case
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
@@ -49,6 +48,7 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.opening import coordinator_settings
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.trainer import arrived
 from echo_hub.verify.problems import Problems, accuracy
 from echo_shared import torch_sampler

@@ -30,7 +30,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.dashboard.model import NodeView, RunView
 from echo_hub.hub import Hub
 from echo_hub.opening import open_hub
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConnectError
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.leasing import turn_seed
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.verify.pool import ScoringPool
 from echo_hub.verify.problems import FULL_REWARD, Problems

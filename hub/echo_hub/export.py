@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import HubConfig
 from echo_hub.evaluation import Engine, Generated, HeldOut, evaluate, local, scored_by
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import Evaluation
 from echo_hub.verify.pool import ScoringPool
 from echo_hub.verify.problems import Problems

@@ -59,7 +59,7 @@ from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
 from echo_hub.node_evaluation import GREEDY_TEMPERATURE, PATIENCE_DEADLINES, NodeEvaluations
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reading import AnsweredTurn
 from echo_hub.store.reports import Evaluation
 from echo_hub.tensorboard import EventFiles

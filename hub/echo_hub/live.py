@@ -30,7 +30,7 @@ from echo_hub.dashboard.model import (
 )
 from echo_hub.driver import Driver
 from echo_hub.fleet import Fleet
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import Source, Transport

@@ -24,7 +24,7 @@ from rich.text import Text
 import echo_shared
 from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.identity import Identity, fingerprint
 
@@ -232,8 +232,8 @@ def learner(
     base: Annotated[str, typer.Option(help="The run's model.base, or its directory on this host.")] = "builtin:tiny",
 ) -> None:
     """Train on this host for a hub on another one, whose run says learner.hosts and learner.address."""
-    from echo_hub.base_model import resolve_base
     from echo_hub.learner.launch import Launch, serve_host
+    from echo_hub.run.base_model import resolve_base
 
     typer.echo(f"Host {host_rank} of {hosts} works for the learner at {address}, until Ctrl-C.")
     serve_host(

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from echo_hub.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
@@ -21,7 +20,8 @@ from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
 from echo_hub.verify.checks import SamplingBounds
 from echo_hub.verify.pool import ScoringPool

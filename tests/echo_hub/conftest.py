@@ -27,7 +27,7 @@ from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.dashboard.model import Changes
 from echo_hub.driver import Driver, StoreThread
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
 from echo_shared.messages import FinishReason, rollout_id
 

@@ -23,7 +23,7 @@ from echo_hub.evaluation import (
     pass_at,
     standard_error,
 )
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason

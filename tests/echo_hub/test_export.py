@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
 from echo_hub.export import evaluate_versions, export_adapter
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError
 
 CONFIG = HubConfig(

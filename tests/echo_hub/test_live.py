@@ -20,7 +20,7 @@ from echo_hub.dashboard.model import Accounting, DisseminationView, EvaluationVi
 from echo_hub.fleet import Fleet
 from echo_hub.live import LivePages
 from echo_hub.net.gateway import NodeInfo
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.tallies import SOURCES, TRANSPORTS
 from echo_shared.messages import (

@@ -17,7 +17,7 @@ import echo_shared
 from echo_hub import main as main_module
 from echo_hub.config.file import load_config
 from echo_hub.main import app
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
 from echo_shared.identity import Identity, fingerprint

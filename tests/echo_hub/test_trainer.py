@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from echo_hub import trainer as trainer_module
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
 from echo_hub.core.settings import HUB_NODE_ID
 from echo_hub.dashboard.model import Changes
 from echo_hub.evaluation import Generated
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.trainer import DEATHS_IN_A_ROW, LearnerEvent, Trainer
 from echo_shared.errors import LearnerError
 from echo_shared.sampling import GroupRequest

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.episodes import training_rollout
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.store.store import Store
 from echo_hub.verify.problems import Problems
 

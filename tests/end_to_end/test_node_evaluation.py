@@ -13,7 +13,7 @@ import pytest
 from echo_hub.config.file import load_config
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup
 from echo_hub.export import evaluate_versions
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from echo_hub.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
 

@@ -17,8 +17,8 @@ from typing import Final
 from echo_hub.net.artefact_store import ArtefactStore, Carrier
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.tracker import Tracker
-from echo_hub.run_directory import RunDirectory
-from echo_hub.run_keys import RunKeys
+from echo_hub.run.directory import RunDirectory
+from echo_hub.run.keys import RunKeys
 from echo_shared.artefacts import sign_offer
 from echo_shared.errors import SwarmError
 from echo_shared.identity import Identity

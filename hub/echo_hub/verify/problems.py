@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.base_model import PromptCodec
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.tasks.base import FileTask, Problem, Task
 from echo_hub.tasks.environments.base import Ending, Environment
 from echo_hub.tasks.registry import make_task

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import psutil
 
-from echo_hub.base_model import PromptCodec
 from echo_hub.config.sections import HubConfig
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.tasks.math_answers import is_equal
 from echo_hub.verify.problems import Problems
 from echo_shared.child import Frame, ParentPipe

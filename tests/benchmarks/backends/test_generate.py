@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.backends import generate
 from benchmarks.backends.models import sums
-from echo_hub.base_model import resolve_base
+from echo_hub.run.base_model import resolve_base
 
 
 def test_tokens_after_an_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.backends.models import sums
 from benchmarks.backends.replay import Recording
-from echo_hub.base_model import resolve_base
+from echo_hub.run.base_model import resolve_base
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import make_engine
 

@@ -18,7 +18,7 @@ from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.send_queue import Rank
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_shared.artefacts import Manifest, open_offer
 from echo_shared.errors import RefusedError
 from echo_shared.messages import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import EvaluationConfig, HubConfig, TaskConfig
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.verify.pool import ScoringPool
 from echo_hub.verify.problems import Problems
 

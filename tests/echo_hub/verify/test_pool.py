@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import HubConfig, TaskConfig
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.verify.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_hub.verify.problems import Problems
 from echo_shared.errors import ScorerError
@@ -110,7 +110,7 @@ async def test_none_is_left_even_when_one_is_in_an_endless_loop(numbers_pool: Op
 
 HUB = """
 import asyncio, pathlib, sys
-from echo_hub.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import HubConfig
 from echo_hub.verify.pool import ScoringPool
 from echo_hub.verify.problems import Problems

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import EvaluationConfig, HubConfig, RunConfig, SamplingConfig, TaskConfig
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Observation, Response
 from echo_hub.tasks.stream import ProblemStream

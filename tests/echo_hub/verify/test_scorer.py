@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import EvaluationConfig, HubConfig, TaskConfig
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.verify.checks import SamplingBounds
 from echo_hub.verify.pool import PART_CALLS, ScoringPool
 from echo_hub.verify.problems import Problems

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from echo_hub.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import HubConfig
+from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.verify.worker import DETAIL_CHARACTERS
 from echo_shared.child import Child
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.run_keys import RunKeys
+from echo_hub.run.keys import RunKeys
 from echo_shared.errors import StorageError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.run_directory import RunDirectory
+from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, StorageError
 
@@ -92,7 +92,7 @@ def test_one_hub_at_a_time(run: RunDirectory) -> None:
     with run.locked():
         with pytest.raises(StorageError, match=r"(?s)Another hub is working.*Stop that hub"), run.locked():
             pytest.fail("two at once")
-        script = f"from echo_hub.run_directory import *; RunDirectory(Path({str(run.root)!r})).locked().__enter__()"
+        script = f"from echo_hub.run.directory import *; RunDirectory(Path({str(run.root)!r})).locked().__enter__()"
         other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
         assert "Another hub is working" in other.stderr
     with run.locked():
@@ -101,7 +101,7 @@ def test_one_hub_at_a_time(run: RunDirectory) -> None:
 
 def test_a_killed_hub_leaves_no_lock(run: RunDirectory) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom echo_hub.run_directory import RunDirectory\n"
+        "import sys\nfrom pathlib import Path\nfrom echo_hub.run.directory import RunDirectory\n"
         "with RunDirectory(Path(sys.argv[1])).locked():\n    print('locked', flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from echo_hub.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.config.sections import HubConfig, TaskConfig
+from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.tasks.registry import make_task
 from echo_shared.artefacts import describe_files
 from echo_shared.errors import ConfigError
@@ -244,7 +244,7 @@ def test_an_id_means_its_snapshot_on_the_model_hub(model: Path, tmp_path: Path) 
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(revision)
     code = (
-        "from echo_hub.base_model import model_hub_source, resolve_base\n"
+        "from echo_hub.run.base_model import model_hub_source, resolve_base\n"
         "directory = resolve_base({0!r}); print(directory, model_hub_source({0!r}, directory))"
     )
     expected = f"{cached / 'snapshots' / revision} someone/adder@{revision}"
@@ -263,7 +263,7 @@ def test_a_model_from_elsewhere_has_no_source_for_nodes(tmp_path: Path, place: s
 
 def test_an_id_that_cannot_be_fetched_is_a_config_error(tmp_path: Path) -> None:
     code = (
-        "from echo_hub.base_model import resolve_base; from echo_shared.errors import ConfigError\n"
+        "from echo_hub.run.base_model import resolve_base; from echo_shared.errors import ConfigError\n"
         "try: resolve_base('someone/else')\n"
         "except ConfigError as error: print(error)"
     )
@@ -275,7 +275,7 @@ def test_an_id_that_cannot_be_fetched_is_a_config_error(tmp_path: Path) -> None:
 def test_neither_codec_nor_template_loads_torch(model: Path) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE)
     code = (
-        "import sys, pathlib; from echo_hub.base_model import PromptCodec, resolve_base\n"
+        "import sys, pathlib; from echo_hub.run.base_model import PromptCodec, resolve_base\n"
         f"PromptCodec.load(resolve_base({str(model)!r})).encode_prompt('1+1='); print('torch' in sys.modules)"
     )
     assert run_offline(code, model) == "False"
