@@ -35,10 +35,10 @@ from echo_hub.core.events import (
     Tick,
     VersionPublished,
 )
-from echo_hub.core.fleet import Fleet
 from echo_hub.core.groups import LeasedRollout
 from echo_hub.core.leasing import Leasing
 from echo_hub.core.ledger import Ledger
+from echo_hub.core.nodes.ready import Fleet
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import HUB_NODE_ID, CoordinatorSettings
 from echo_hub.core.snapshot import Snapshot

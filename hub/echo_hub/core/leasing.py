@@ -18,9 +18,9 @@ from typing import Final
 
 from echo_hub.core.admission import Outlook, oldest_useful_version
 from echo_hub.core.effects import RolloutsLeased, SendLease
-from echo_hub.core.fleet import Fleet, Node
 from echo_hub.core.groups import RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
+from echo_hub.core.nodes.ready import Fleet, Node
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_shared.draws import derive_seed

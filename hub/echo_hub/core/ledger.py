@@ -34,8 +34,8 @@ from echo_hub.core.effects import (
     StepTrained,
 )
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.fleet import Fleet
 from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.nodes.ready import Fleet
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.snapshot import RolloutRow, StepRow

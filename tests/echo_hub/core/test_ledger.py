@@ -17,8 +17,8 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.fleet import Fleet
 from echo_hub.core.ledger import Ledger
+from echo_hub.core.nodes.ready import Fleet
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings

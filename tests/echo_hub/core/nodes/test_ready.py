@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.fleet import FIRST_REST_S, FORGIVEN_BY_ONE, MAX_REST_S, Fleet
+from echo_hub.core.nodes.ready import FIRST_REST_S, FORGIVEN_BY_ONE, MAX_REST_S, Fleet
 from echo_hub.core.settings import HUB_NODE_ID, CoordinatorSettings, Mode
 
 
