@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler
 from safetensors.numpy import save_file
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.dissemination import Arrival, Release
+from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.net import artefact_routes, tracker
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster

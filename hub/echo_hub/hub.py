@@ -18,7 +18,6 @@ from aiohttp import web
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.dissemination import Arrival, Release
 from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
@@ -43,6 +42,7 @@ from echo_hub.core.events import (
     VersionPublished,
 )
 from echo_hub.core.settings import HUB_NODE_ID
+from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driver import Driver, StoreThread
 from echo_hub.episodes import conversation, scoring_job, training_rollout

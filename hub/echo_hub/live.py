@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.dissemination import DistributionStatus, Progress, quantile
+from echo_hub.core.spread.holdings import DistributionStatus, Progress, quantile
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_hub.dashboard.model import (

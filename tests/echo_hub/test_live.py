@@ -13,9 +13,9 @@ import pytest
 
 from echo_hub import live as live_module
 from echo_hub.config.sections import HubConfig, RunConfig, ServerConfig, TrainingConfig
-from echo_hub.core.dissemination import Arrival, DistributionStatus, Progress, Release
 from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
 from echo_hub.core.events import LearnerReady
+from echo_hub.core.spread.holdings import Arrival, DistributionStatus, Progress, Release
 from echo_hub.dashboard.model import Accounting, DisseminationView, EvaluationView, RunState
 from echo_hub.fleet import Fleet
 from echo_hub.live import LivePages

@@ -15,8 +15,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from echo_hub.core.broadcast import CHECK_S, Broadcast, Send
-from echo_hub.core.windows import Paths
+from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, Send
+from echo_hub.core.spread.windows import Paths
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.send_queue import Rank
 from echo_shared.messages import FromHub, Have, Links, Piece

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from echo_hub.config.sections import DisseminationConfig
-from echo_hub.core.dissemination import Arrival, Dissemination, DistributionStatus, Release
-from echo_hub.core.ways import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
+from echo_hub.core.spread.holdings import Arrival, Dissemination, DistributionStatus, Release
+from echo_hub.core.spread.way_choice import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.gateway import NodeInfo

@@ -13,10 +13,10 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, tuple_, update
 
-from echo_hub.core.dissemination import Arrival, Release
 from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import Snapshot
+from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store import reading, reports
 from echo_hub.store.database import check_migrated, connect, migrate, storage_errors
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload

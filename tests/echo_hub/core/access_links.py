@@ -14,8 +14,8 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from echo_hub.core.broadcast import CHECK_S, Broadcast, Send
-from echo_hub.core.windows import Paths
+from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, Send
+from echo_hub.core.spread.windows import Paths
 
 PACKET_BYTES = 8 * 1024
 HAVE_EVERY_S = 0.005

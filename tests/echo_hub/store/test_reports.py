@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.dissemination import Arrival, Release
 from echo_hub.core.effects import RolloutsDropped, VersionRecorded
+from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import SOURCES, TRANSPORTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from echo_hub.core.windows import Path
+from echo_hub.core.spread.windows import Path
 
 
 @dataclass(slots=True, eq=False)

@@ -27,8 +27,8 @@ from itertools import islice
 from statistics import fmean
 from typing import Final
 
-from echo_hub.core.members import Member, Relay
-from echo_hub.core.windows import FIRST_PUSH_BYTES, Paths
+from echo_hub.core.spread.members import Member, Relay
+from echo_hub.core.spread.windows import FIRST_PUSH_BYTES, Paths
 
 LEAST_PIECES: Final = 2
 """Of every window: one that is under way, and one that comes after it."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_hub.core.broadcast import LATE_S, Broadcast, Send
-from echo_hub.core.windows import Paths
+from echo_hub.core.spread.broadcast import LATE_S, Broadcast, Send
+from echo_hub.core.spread.windows import Paths
 from tests.echo_hub.core.access_links import MBIT, Host, Network, bound_s, fleet
 
 MB = 1_000_000

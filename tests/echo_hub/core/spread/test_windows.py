@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.windows import SAMPLE_S, SAMPLES_KEPT, Paths, Window
+from echo_hub.core.spread.windows import SAMPLE_S, SAMPLES_KEPT, Paths, Window
 
 PIECE = 10_000
 LEAST = 2 * PIECE

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.core.dissemination import VERSIONS_REMEMBERED, Dissemination, Release, quantile
+from echo_hub.core.spread.holdings import VERSIONS_REMEMBERED, Dissemination, Release, quantile
 from echo_shared.messages import Way
 
 

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.ways import BROADCAST_START_S, SWARM_FACTOR, SWARM_START_S, Circumstances, choose_way, estimates
+from echo_hub.core.spread.way_choice import (
+    BROADCAST_START_S,
+    SWARM_FACTOR,
+    SWARM_START_S,
+    Circumstances,
+    choose_way,
+    estimates,
+)
 from echo_shared.messages import MAX_PIECE_BYTES, Way
 
 MBIT = 1e6 / 8
