@@ -27,7 +27,7 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.verify.problems import Problems
+from echo_hub.scoring.problems import Problems
 from echo_shared import delta, torch_sampler
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE
 from echo_shared.draws import derive_seed

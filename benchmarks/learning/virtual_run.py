@@ -49,8 +49,8 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRo
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.opening import coordinator_settings
 from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.problems import Problems, accuracy
 from echo_hub.trainer import arrived
-from echo_hub.verify.problems import Problems, accuracy
 from echo_shared import torch_sampler
 from echo_shared.messages import FinishReason, rollout_id
 from echo_shared.sampling import GroupRequest

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.learner.settings import TrainingRollout
+from echo_hub.scoring.scorer import ScoringJob
 from echo_hub.store.reading import AnsweredTurn, BatchEpisode, StoredPayload
-from echo_hub.verify.scorer import ScoringJob
 from echo_shared.messages import FinishReason
 
 

@@ -26,9 +26,9 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.leasing import turn_seed
 from echo_hub.run.directory import RunDirectory
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import FULL_REWARD, Problems
 from echo_hub.store.reports import Evaluation, EvaluationKind
-from echo_hub.verify.pool import ScoringPool
-from echo_hub.verify.problems import FULL_REWARD, Problems
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest

@@ -60,14 +60,14 @@ from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
 from echo_hub.node_evaluation import GREEDY_TEMPERATURE, PATIENCE_DEADLINES, NodeEvaluations
 from echo_hub.run.directory import RunDirectory
+from echo_hub.scoring.checks import SamplingBounds
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.scorer import Scorer, ScoringJob
 from echo_hub.store.reading import AnsweredTurn
 from echo_hub.store.reports import Evaluation
 from echo_hub.tensorboard import EventFiles
 from echo_hub.trainer import LearnerEvent, Trainer
-from echo_hub.verify.checks import SamplingBounds
-from echo_hub.verify.pool import ScoringPool
-from echo_hub.verify.problems import Problems
-from echo_hub.verify.scorer import Scorer, ScoringJob
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     Lease,

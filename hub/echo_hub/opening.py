@@ -22,10 +22,10 @@ from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
 from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.run.directory import RunDirectory
+from echo_hub.scoring.checks import SamplingBounds
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
 from echo_hub.store.store import Store
-from echo_hub.verify.checks import SamplingBounds
-from echo_hub.verify.pool import ScoringPool
-from echo_hub.verify.problems import Problems
 from echo_shared.errors import ConfigError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.swarm import Swarm, SwarmSettings

@@ -130,7 +130,7 @@ async def test_leases_of_that_temperature_give_the_greedy_completions_of_the_bas
 
     from echo_hub.config.sections import HubConfig
     from echo_hub.run.base_model import PromptCodec, resolve_base
-    from echo_hub.verify.problems import Problems
+    from echo_hub.scoring.problems import Problems
     from echo_shared.sampling import GroupRequest
     from echo_shared.torch_sampler import greedy, sample_groups
 

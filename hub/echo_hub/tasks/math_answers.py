@@ -1,6 +1,6 @@
 """Whether two answers are equal as mathematics, by math-verify.
 
-Its own time limits are off: they use signals, and scorers have a limit of their own (`echo_hub.verify.pool`).
+Its own time limits are off: they use signals, and scorers have a limit of their own (`echo_hub.scoring.pool`).
 """
 
 from __future__ import annotations

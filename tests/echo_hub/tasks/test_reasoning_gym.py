@@ -5,9 +5,9 @@ import sys
 import pytest
 from reasoning_gym.factory import DATASETS
 
+from echo_hub.scoring.problems import FULL_REWARD
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.reasoning_gym import make_reasoning_gym
-from echo_hub.verify.problems import FULL_REWARD
 from echo_shared.errors import ConfigError
 
 REFUSED = {

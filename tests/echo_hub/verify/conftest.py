@@ -11,8 +11,8 @@ import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, TaskConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.verify.pool import ScoringPool
-from echo_hub.verify.problems import Problems
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
 
 NUMBERS = '''
 """Any plug-in: the reward is the completion read as a number; some numbers are bad luck."""

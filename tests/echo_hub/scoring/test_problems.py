@@ -9,10 +9,10 @@ import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, RunConfig, SamplingConfig, TaskConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.problems import Problems, accuracy
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Observation, Response
 from echo_hub.tasks.stream import ProblemStream
-from echo_hub.verify.problems import Problems, accuracy
 from echo_shared.errors import ConfigError
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.verify.problems import Problems
-from echo_hub.verify.worker import OUT_OF_MEMORY
+from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.worker import OUT_OF_MEMORY
 from echo_shared.child import Child, ChildExited
 from echo_shared.errors import ScorerError
 
@@ -136,7 +136,7 @@ class ScoringPool:
         """A process that is ready. Raises ScorerError when it cannot make the task, ChildExited when it dies before."""
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         log_file = self._logs / f"scorer-{number}.log"
-        child = await Child.start("echo_hub.verify.worker", name="scoring", log=log_file, env=environment)
+        child = await Child.start("echo_hub.scoring.worker", name="scoring", log=log_file, env=environment)
         self._children[number] = child
         try:
             await child.send(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.verify.checks import LOGPROB_SLACK, SamplingBounds, check_payload
+from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds, check_payload
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.messages import FinishReason
 

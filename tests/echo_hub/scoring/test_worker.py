@@ -10,7 +10,7 @@ import numpy as np
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.verify.worker import DETAIL_CHARACTERS
+from echo_hub.scoring.worker import DETAIL_CHARACTERS
 from echo_shared.child import Child
 
 
@@ -18,7 +18,7 @@ from echo_shared.child import Child
 async def worker(tmp_path: Path, *, content_hash: str = "", **settings: Any) -> AsyncIterator[Child]:
     """A process that was told the run's settings."""
     config = HubConfig.model_validate({"evaluation": {"problems": 2}, **settings})
-    child = await Child.start("echo_hub.verify.worker", name="scoring", log=tmp_path / "scorer.log")
+    child = await Child.start("echo_hub.scoring.worker", name="scoring", log=tmp_path / "scorer.log")
     try:
         await child.send(
             {

@@ -12,8 +12,8 @@ import pytest
 
 from echo_hub.config.sections import HubConfig, TaskConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.verify.pool import PART_CALLS, ScorerDeath, ScoringPool
-from echo_hub.verify.problems import Problems
+from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
+from echo_hub.scoring.problems import Problems
 from echo_shared.errors import ScorerError
 from tests.echo_hub.verify.conftest import Opens
 
@@ -112,8 +112,8 @@ HUB = """
 import asyncio, pathlib, sys
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import HubConfig
-from echo_hub.verify.pool import ScoringPool
-from echo_hub.verify.problems import Problems
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
 
 async def main():
     base = resolve_base("builtin:tiny")

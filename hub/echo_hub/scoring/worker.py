@@ -1,4 +1,4 @@
-"""A scoring process: `python -m echo_hub.verify.worker`, driven by `echo_hub.verify.pool`. Loads no torch.
+"""A scoring process: `python -m echo_hub.scoring.worker`, driven by `echo_hub.scoring.pool`. Loads no torch.
 
 Scorers are plug-ins and completions come from strangers, so whatever a call does must end here: what it raises is
 answered, what takes too long is ended by the system's own timer even where no Python runs any more (a power of large
@@ -22,8 +22,8 @@ import psutil
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec
+from echo_hub.scoring.problems import Problems
 from echo_hub.tasks.math_answers import is_equal
-from echo_hub.verify.problems import Problems
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import ConfigError, EchoError
 

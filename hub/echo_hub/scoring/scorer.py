@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.verify.checks import SamplingBounds, check_payload
-from echo_hub.verify.pool import PART_CALLS, ScorerDeath, ScoringPool
+from echo_hub.scoring.checks import SamplingBounds, check_payload
+from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_shared.errors import RemoteProtocolError, ScorerError
 from echo_shared.messages import DropReason
 

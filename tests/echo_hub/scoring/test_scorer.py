@@ -12,10 +12,10 @@ from echo_hub.config.sections import EvaluationConfig, HubConfig, TaskConfig
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.verify.checks import SamplingBounds
-from echo_hub.verify.pool import PART_CALLS, ScoringPool
-from echo_hub.verify.problems import Problems
-from echo_hub.verify.scorer import Scorer, ScoringJob, Verdict
+from echo_hub.scoring.checks import SamplingBounds
+from echo_hub.scoring.pool import PART_CALLS, ScoringPool
+from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.scorer import Scorer, ScoringJob, Verdict
 from echo_shared.errors import ScorerError
 from echo_shared.messages import DropReason, FinishReason
 from tests.echo_hub.verify.conftest import Opens
