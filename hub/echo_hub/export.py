@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.evaluation import Engine, Generated, HeldOut, evaluate, local, scored_by
+from echo_hub.evaluation.by_hub import Engine, Generated, HeldOut, evaluate, local, scored_by
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.base_model import PromptCodec, resolve_base

@@ -46,7 +46,8 @@ from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driver import Driver, StoreThread
 from echo_hub.episodes import conversation, scoring_job, training_rollout
-from echo_hub.evaluation import Evaluations, HeldOut, evaluate, local, scored_by
+from echo_hub.evaluation.by_hub import Evaluations, HeldOut, evaluate, local, scored_by
+from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE, PATIENCE_DEADLINES, NodeEvaluations
 from echo_hub.fleet import Fleet
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.live import LivePages
@@ -58,7 +59,6 @@ from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
-from echo_hub.node_evaluation import GREEDY_TEMPERATURE, PATIENCE_DEADLINES, NodeEvaluations
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool

@@ -20,7 +20,7 @@ from echo_hub.config.sections import HubConfig, LearnerConfig, SamplingConfig, T
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
 from echo_hub.core.settings import HUB_NODE_ID
 from echo_hub.dashboard.model import Changes
-from echo_hub.evaluation import Generated
+from echo_hub.evaluation.by_hub import Generated
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.trainer import DEATHS_IN_A_ROW, LearnerEvent, Trainer

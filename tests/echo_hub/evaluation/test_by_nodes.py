@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub import node_evaluation
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
-from echo_hub.node_evaluation import GREEDY_TEMPERATURE, NodeEvaluations, figures
+from echo_hub.evaluation import by_nodes as node_evaluation
+from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE, NodeEvaluations, figures
 from echo_hub.store.reading import EvaluatedEpisode
 from echo_hub.store.reports import EvaluationKind
 from echo_node.backends.draw_rows import draw_rows

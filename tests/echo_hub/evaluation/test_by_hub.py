@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, TrainingConfig
-from echo_hub.evaluation import (
+from echo_hub.evaluation.by_hub import (
     Evaluations,
     Generated,
     HeldOut,
