@@ -12,9 +12,9 @@ from echo_node.config import NodeConfig
 from echo_node.core.events import ArtefactReady, Event
 from echo_node.daemon import Daemon
 from echo_node.engine import Engine, EngineFiles
+from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Joining
 from echo_node.host.paths import Paths
-from echo_node.net.address import HubAddress
 from echo_node.view import Snapshot
 from echo_shared.identity import Identity
 from echo_shared.messages import Fetched

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from echo_node.net.pairing import HelperAddress
+from echo_node.lending.pairing import HelperAddress
 from echo_shared.errors import ConfigError
 
 BackendName = Literal["auto", "llama_cpp", "mlx", "torch", "vllm"]

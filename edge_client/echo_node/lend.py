@@ -18,8 +18,8 @@ from echo_node.backends import memory, registry
 from echo_node.host import hardware
 from echo_node.host.paths import Paths
 from echo_node.host.signals import stop_signals
-from echo_node.net.pairing import HelperAddress, Pairing
-from echo_node.net.relay import START_S, Lent, Relay
+from echo_node.lending.pairing import HelperAddress, Pairing
+from echo_node.lending.tunnel import START_S, Lent, Relay
 from echo_shared.child import Child, Frame
 from echo_shared.errors import BackendError
 

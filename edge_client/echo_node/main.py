@@ -18,11 +18,11 @@ from rich.logging import RichHandler
 
 from echo_node.config import NodeConfig
 from echo_node.host import control, service
+from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
 from echo_node.host.paths import HOME_VARIABLE, Paths
 from echo_node.host.spool import Spool
-from echo_node.net.address import HubAddress
-from echo_node.net.pairing import DEFAULT_PORT
+from echo_node.lending.pairing import DEFAULT_PORT
 from echo_node.view import from_json, open_view, rows
 from echo_shared.errors import ConfigError, ConnectError, EchoError, StorageError
 from echo_shared.files import write_private

@@ -35,7 +35,7 @@ def paths(tmp_path: Path) -> Paths:
 @pytest.fixture
 async def fetched(hub: Any, paths: Paths) -> HubRecord:
     """A hub whose base model is here, as the fetcher left it."""
-    from echo_node.net.address import HubAddress
+    from echo_node.host.address import HubAddress
     from echo_node.net.fetcher import Fetcher, Source
     from echo_shared.swarm import Swarm, SwarmSettings
     from tests.echo_node.net.test_fetcher import make_receiver

@@ -17,10 +17,10 @@ from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.daemon import Daemon
 from echo_node.host import control
+from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
-from echo_node.net.address import HubAddress
 from echo_node.net.mesh import Mesh
 from echo_node.view import PlainView
 from echo_shared.artefacts import open_offer

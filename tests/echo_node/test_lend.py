@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_node.net.pairing import HelperAddress
-from echo_node.net.relay import LOOPBACK, tunnel
+from echo_node.lending.pairing import HelperAddress
+from echo_node.lending.tunnel import LOOPBACK, tunnel
 from echo_shared.errors import BackendError
 
 pytest.importorskip("llama_cpp")

@@ -27,8 +27,8 @@ from llama_cpp._ctypes_extensions import load_shared_library
 
 from echo_node.backends import memory, registry
 from echo_node.host import hardware
-from echo_node.net.pairing import HelperAddress
-from echo_node.net.relay import LOOPBACK, Lent, tunnel
+from echo_node.lending.pairing import HelperAddress
+from echo_node.lending.tunnel import LOOPBACK, Lent, tunnel
 from echo_shared.child import ParentPipe
 from echo_shared.errors import BackendError
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from echo_node.host.address import HubAddress
 from echo_node.host.paths import Paths
-from echo_node.net.address import HubAddress
 from echo_shared.artefacts import artefact_name
 from echo_shared.errors import StorageError
 from echo_shared.files import write_private

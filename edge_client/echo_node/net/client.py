@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 import echo_shared
 from echo_node.core.backoff import backoff_s
 from echo_node.core.events import Disconnected
-from echo_node.net.address import HubAddress
+from echo_node.host.address import HubAddress
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.fields import printable_line
 from echo_shared.identity import Identity, node_id

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from echo_node.core.policies import KEPT, OnDisk
+from echo_node.host.address import HubAddress
 from echo_node.host.artefact_files import (
     CONTENT_DIGITS,
     check_room,
@@ -31,7 +32,6 @@ from echo_node.host.artefact_files import (
     write_marker,
 )
 from echo_node.net import model_hub
-from echo_node.net.address import HubAddress
 from echo_node.net.carriers import Carriers
 from echo_node.net.receiver import NOTHING, Received, Receiver
 from echo_shared import artefacts, delta, sealing, shared_memory

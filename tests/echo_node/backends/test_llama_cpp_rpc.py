@@ -25,7 +25,7 @@ from echo_node.backends.llama_cpp_engine import LlamaCppEngine
 from echo_node.backends.llama_cpp_rpc import Helpers, share_layers
 from echo_node.backends.process import DIED, Backend, Limits
 from echo_node.backends.registry import BackendChoice
-from echo_node.net.relay import LOOPBACK
+from echo_node.lending.tunnel import LOOPBACK
 from echo_shared.errors import BackendError, ConfigError
 
 WIDTH = 6

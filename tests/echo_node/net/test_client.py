@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from echo_node.core.events import Disconnected
-from echo_node.net.address import HubAddress
+from echo_node.host.address import HubAddress
 from echo_node.net.client import HubClient, Introduction
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from echo_node.host.address import HubAddress
 from echo_node.host.artefact_files import delete_artefact
 from echo_node.net import fetcher as fetcher_module
-from echo_node.net.address import HubAddress
 from echo_node.net.fetcher import UNREADABLE, Fetcher, Source
 from echo_node.net.mesh import Mesh
 from echo_node.net.receiver import Receiver

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.net import relay as relay_module
-from echo_node.net.pairing import Code, HelperAddress, Pairing
-from echo_node.net.relay import LOOPBACK, Lent, Relay, tunnel
+from echo_node.lending import tunnel as relay_module
+from echo_node.lending.pairing import Code, HelperAddress, Pairing
+from echo_node.lending.tunnel import LOOPBACK, Lent, Relay, tunnel
 from echo_shared.errors import BackendError, ConfigError
 
 PATIENCE_S = 20.0

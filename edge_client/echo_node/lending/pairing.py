@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from echo_node.net.address import is_loopback
+from echo_node.host.address import is_loopback
 from echo_shared.errors import ConfigError
 from echo_shared.files import write_private
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_node.net.pairing import DEFAULT_PORT, Code, HelperAddress, Pairing
+from echo_node.lending.pairing import DEFAULT_PORT, Code, HelperAddress, Pairing
 from echo_shared.errors import ConfigError
 
 

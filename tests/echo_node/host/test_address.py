@@ -1,6 +1,6 @@
 import pytest
 
-from echo_node.net.address import HubAddress
+from echo_node.host.address import HubAddress
 from echo_shared.errors import ConfigError
 
 
