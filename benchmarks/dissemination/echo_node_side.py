@@ -11,7 +11,7 @@ from benchmarks.dissemination.payload import digest_of
 from echo_node.config import NodeConfig
 from echo_node.core.events import ArtefactReady, Event
 from echo_node.daemon import Daemon
-from echo_node.engine import Engine, EngineFiles
+from echo_node.engine.supervisor import Engine, EngineFiles
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Joining
 from echo_node.host.paths import Paths

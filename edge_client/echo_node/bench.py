@@ -22,13 +22,13 @@ from echo_node.backends.process import Backend
 from echo_node.backends.random_model import make_random_model
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
-from echo_node.engine import limits_of, measured_rates, place_of, settings_of
+from echo_node.engine.speeds import SpeedBook, Speeds
+from echo_node.engine.supervisor import limits_of, measured_rates, place_of, settings_of
+from echo_node.engine.widths import Widths
 from echo_node.host.artefact_files import content_here
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import Paths
-from echo_node.host.speeds import SpeedBook, Speeds
-from echo_node.host.widths import Widths
 from echo_shared.errors import BackendError, ConfigError, StorageError
 
 log = logging.getLogger(__name__)

@@ -19,19 +19,19 @@ from typing import Any, Final
 
 from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
-from echo_node.choices import Choices
 from echo_node.config import NodeConfig
 from echo_node.core.events import Disconnected, DrainRequested, Event, Tick
-from echo_node.engine import Engine, EngineFiles, EngineParts, limits_of, measured_rates, settings_of
+from echo_node.engine.choosing import Choices
+from echo_node.engine.speeds import SpeedBook
+from echo_node.engine.supervisor import Engine, EngineFiles, EngineParts, limits_of, measured_rates, settings_of
+from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here
 from echo_node.host.control import control_server
 from echo_node.host.hubs import HubRecord, Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.signals import stop_signals
-from echo_node.host.speeds import SpeedBook
 from echo_node.host.spool import Spool
-from echo_node.host.widths import Widths
 from echo_node.net.client import HubClient, Introduction
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.net.mesh import Mesh

@@ -24,14 +24,14 @@ from typing import Any, Final, Literal
 from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice, Possibility
 from echo_node.config import NodeConfig
-from echo_node.engine import measured_rates, place_of, settings_of
+from echo_node.engine.speeds import SpeedBook
+from echo_node.engine.supervisor import measured_rates, place_of, settings_of
 from echo_node.host import control, hardware
 from echo_node.host.address import HubAddress
 from echo_node.host.artefact_files import content_here, headroom_bytes
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
-from echo_node.host.speeds import SpeedBook
 from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
 from echo_shared.fields import printable_line
 from echo_shared.settings import load_settings

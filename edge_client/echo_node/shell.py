@@ -32,7 +32,7 @@ from echo_node.core.effects import (
 )
 from echo_node.core.events import ArtefactReady, Event, FetchFailed
 from echo_node.core.work import WorkLoop
-from echo_node.engine import Engine, EngineFiles
+from echo_node.engine.supervisor import Engine, EngineFiles
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
 from echo_node.net.fetcher import UNREADABLE, Fetcher

@@ -13,13 +13,13 @@ from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
 from echo_node.bench import Base, Bench, Outcome, Report, base_for, table_of, verdict
 from echo_node.config import NodeConfig
-from echo_node.engine import place_of, settings_of
+from echo_node.engine.speeds import SpeedBook, Speeds
+from echo_node.engine.supervisor import place_of, settings_of
+from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import Paths
-from echo_node.host.speeds import SpeedBook, Speeds
-from echo_node.host.widths import Widths
 from echo_shared.errors import ConfigError, StorageError
 
 HUB = HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, run_id="run", run_name="a run")

@@ -19,11 +19,11 @@ from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.doctor import Diagnosis, Finding, examine, lines_of
-from echo_node.engine import place_of, settings_of
+from echo_node.engine.speeds import SpeedBook, Speeds
+from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.host import hardware
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
-from echo_node.host.speeds import SpeedBook, Speeds
 
 Broken = Callable[..., None]
 

@@ -12,7 +12,7 @@ import pytest
 
 from echo_node.core.events import ArtefactReady, Event, FetchFailed
 from echo_node.core.policies import KEPT
-from echo_node.engine import EngineFiles
+from echo_node.engine.supervisor import EngineFiles
 from echo_node.host.address import HubAddress
 from echo_node.host.spool import Spool
 from echo_node.net import fetcher as fetcher_module

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from echo_node.backends.registry import BackendChoice
-from echo_node.choices import Choices
+from echo_node.engine.choosing import Choices
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError

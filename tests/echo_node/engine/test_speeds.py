@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_node.backends.base import EngineSettings
+from echo_node.engine import speeds as module
+from echo_node.engine.speeds import SpeedBook, Speeds
+from echo_node.engine.widths import Place
 from echo_node.host import hardware
-from echo_node.host import speeds as module
-from echo_node.host.speeds import SpeedBook, Speeds
-from echo_node.host.widths import Place
 
 PLACE = Place(backend="torch", device="cpu", software="torch 1", machine="a machine", base="abc")
 SETTINGS = EngineSettings(threads=1)

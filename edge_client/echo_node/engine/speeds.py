@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from echo_node.backends.base import EngineSettings
+from echo_node.engine.widths import Place
 from echo_node.host import hardware
-from echo_node.host.widths import Place
 from echo_shared.files import write_private
 
 log = logging.getLogger(__name__)

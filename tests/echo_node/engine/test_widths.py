@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.host.widths import KEPT_S, Place, Widths
+from echo_node.engine.widths import KEPT_S, Place, Widths
 
 PLACE = Place(backend="torch", device="cuda", software="torch 2.13", machine="a GPU 24 GiB", base="abc")
 LIMIT = 2**34

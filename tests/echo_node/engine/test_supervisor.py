@@ -14,13 +14,13 @@ import pytest
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.process import Limits
 from echo_node.backends.registry import BackendChoice
-from echo_node.choices import Choices
 from echo_node.core.events import BackendLost, BackendReady, RolloutFinished
-from echo_node.engine import Engine, EngineFiles, EngineParts
+from echo_node.engine.choosing import Choices
+from echo_node.engine.speeds import SpeedBook
+from echo_node.engine.supervisor import Engine, EngineFiles, EngineParts
+from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
-from echo_node.host.speeds import SpeedBook
-from echo_node.host.widths import Widths
 from echo_shared.errors import BackendError
 from echo_shared.sampling import GroupRequest
 

@@ -15,13 +15,13 @@ from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import STOPPED, Backend, Limits
 from echo_node.backends.registry import BackendChoice
-from echo_node.choices import Choices
 from echo_node.config import NodeConfig
 from echo_node.core import events
 from echo_node.core.events import BackendLost, BackendReady, LossCause, RolloutFinished
+from echo_node.engine.choosing import Choices
+from echo_node.engine.speeds import SpeedBook, Speeds
+from echo_node.engine.widths import Place, Widths
 from echo_node.host.hardware import Hardware
-from echo_node.host.speeds import SpeedBook, Speeds
-from echo_node.host.widths import Place, Widths
 from echo_shared.child import ChildExited
 from echo_shared.errors import BackendError
 from echo_shared.fields import printable_line

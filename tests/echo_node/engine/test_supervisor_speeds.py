@@ -14,14 +14,22 @@ from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.process import Limits
 from echo_node.backends.registry import BackendChoice
-from echo_node.choices import Choices
 from echo_node.config import NodeConfig
 from echo_node.core.events import BackendLost, BackendReady
-from echo_node.engine import Engine, EngineFiles, EngineParts, limits_of, measured_rates, place_of, settings_of
+from echo_node.engine.choosing import Choices
+from echo_node.engine.speeds import SpeedBook, Speeds
+from echo_node.engine.supervisor import (
+    Engine,
+    EngineFiles,
+    EngineParts,
+    limits_of,
+    measured_rates,
+    place_of,
+    settings_of,
+)
+from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
-from echo_node.host.speeds import SpeedBook, Speeds
-from echo_node.host.widths import Widths
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
