@@ -1,7 +1,7 @@
 """`echo-node lend`: this machine holds a part of a model for a node on another one, and computes it.
 
 The device server is a child process that is started for each node and ends with it, so that an idle helper holds no
-memory. It listens on loopback only; `net.relay` stands before it.
+memory. It listens on loopback only; `lending.tunnel` stands before it.
 """
 
 from __future__ import annotations

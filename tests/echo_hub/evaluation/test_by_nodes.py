@@ -8,7 +8,7 @@ import pytest
 
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
-from echo_hub.evaluation import by_nodes as node_evaluation
+from echo_hub.evaluation import by_nodes
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE, NodeEvaluations, figures
 from echo_hub.store.reading import EvaluatedEpisode
 from echo_hub.store.reports import EvaluationKind
@@ -91,7 +91,7 @@ async def test_it_is_published_first_and_measured_once_it_is_done() -> None:
 async def test_a_finished_run_waits_for_no_node_that_does_nothing(
     alone: bool, over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_evaluation, "LOOK_S", 0.001)
+    monkeypatch.setattr(by_nodes, "LOOK_S", 0.001)
     world = World(finishes=False, alone=alone, over=over)
     assert await world.evaluations.measure(6, patience_s=3600.0 if alone else 0.0) is None
     assert world.said[-1] == EvaluationAbandoned(policy_version=6)

@@ -15,7 +15,7 @@ from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_shared.errors import ScorerError
-from tests.echo_hub.verify.conftest import Opens
+from tests.echo_hub.scoring.conftest import Opens
 
 CODEC = PromptCodec.load(resolve_base("builtin:tiny"))
 

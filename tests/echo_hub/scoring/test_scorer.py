@@ -18,7 +18,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer, ScoringJob, Verdict
 from echo_shared.errors import ScorerError
 from echo_shared.messages import DropReason, FinishReason
-from tests.echo_hub.verify.conftest import Opens
+from tests.echo_hub.scoring.conftest import Opens
 
 
 class Bench:
