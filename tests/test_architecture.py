@@ -83,7 +83,7 @@ def test_cores_import_only_themselves_and_what_is_pure_in_shared(side: str) -> N
 
 
 def test_learner_stands_alone() -> None:
-    shells = ("net", "store", "dashboard", "verify", "core", "main", "hub")
+    shells = ("net", "store", "dashboard", "scoring", "core", "main", "hub")
     assert offences(modules_of("echo_hub.learner"), *(f"echo_hub.{name}" for name in shells)) == []
 
 

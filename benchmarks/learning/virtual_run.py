@@ -25,7 +25,7 @@ from echo_hub.core.effects import (
     PrepareGroup,
     PublishVersion,
     RolloutReceived,
-    RolloutVerified,
+    ScoreRecorded,
     ScoreRollout,
     SendLease,
     StepPlanned,
@@ -125,7 +125,7 @@ class _Run:
             match effect:
                 case RolloutReceived():
                     self._received[effect.rollout_id] = effect.payload
-                case RolloutVerified():
+                case ScoreRecorded():
                     assert effect.reward is not None, "the task has one turn"
                     self._rewards[effect.rollout_id] = effect.reward
                 case StepPlanned():

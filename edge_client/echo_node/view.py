@@ -98,7 +98,7 @@ def open_view(console: Console, *, quiet: bool) -> Iterator[View]:
 def summary(snapshot: Snapshot) -> str:
     """One line."""
     counts = snapshot.rollouts
-    on_hub = sum(counts.get(state, 0) for state in ("received", "verified", "trained", "evaluated", "dropped"))
+    on_hub = sum(counts.get(state, 0) for state in ("received", "scored", "trained", "evaluated", "dropped"))
     sampled = on_hub + counts.get("sent", 0)
     version = "no version" if snapshot.policy_version is None else f"version {snapshot.policy_version}"
     return (
@@ -144,7 +144,7 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
         (
             "rollouts",
             f"{snapshot.held_rollouts} leased, {counts.get('sent', 0)} waiting for the hub, "
-            f"{counts.get('received', 0)} received, {counts.get('verified', 0)} verified, "
+            f"{counts.get('received', 0)} received, {counts.get('scored', 0)} scored, "
             f"{counts.get('trained', 0)} trained, {counts.get('evaluated', 0)} evaluated, {dropped} dropped",
         ),
     ]

@@ -46,10 +46,10 @@ from echo_shared.fields import (
 
 _T = TypeVar("_T")
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 """What this software speaks. It rises when an old peer could misread a new one."""
 
-OLDEST_PROTOCOL_VERSION: Final = 3
+OLDEST_PROTOCOL_VERSION: Final = 4
 """The oldest peer version that this software still understands."""
 
 MAX_FRAME_BYTES: Final = 8 * 2**20
@@ -87,7 +87,7 @@ class ReceiptState(StrEnum):
 
     LEASED = "leased"
     RECEIVED = "received"
-    VERIFIED = "verified"
+    SCORED = "scored"
     TRAINED = "trained"
     EVALUATED = "evaluated"
     """It has shown how good its version is, on a problem that is never trained on."""

@@ -21,7 +21,7 @@ from echo_hub.core.effects import (
     RolloutReceived,
     RolloutsDropped,
     RolloutsLeased,
-    RolloutVerified,
+    ScoreRecorded,
     StepPlanned,
     StepTrained,
 )
@@ -48,7 +48,7 @@ def train(store: Store, step: int) -> None:
     store.apply([GroupOpened(group_id=step, seed=step), lease], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=(f"{step}-2",), reason=DropReason.EXPIRED)], now=1.0)
     store.apply([RolloutReceived(rollout_id=each, received_at=1.0, payload=payload) for each in ids], now=1.0)
-    store.apply([RolloutVerified(rollout_id=each, reward=float(step)) for each in ids], now=1.0)
+    store.apply([ScoreRecorded(rollout_id=each, reward=float(step)) for each in ids], now=1.0)
     planned = StepPlanned(step=step, group_ids=(step,), rollout_ids=ids, staleness=(step % 3,), planned_at=1.0)
     metrics = {"loss": step / 4, "share_without_advantage": 0.5, "train_s": 2.0, "eval_s": 1.0}
     done = StepTrained(step=step, rollout_ids=ids, metrics=metrics, trained_at=1_000.0 + 4 * step)

@@ -1,7 +1,7 @@
 """The spool: every leased rollout until its final receipt, in one SQLite file that survives crashes.
 
 States of a row: `leased` (the node holds it, unfinished) → `sent` (finished and on disk; sent, and sent again until the
-hub has it) → `received` → `verified` → `trained` | `dropped`. The last four come from the hub's receipts alone. The
+hub has it) → `received` → `scored` → `trained` | `dropped`. The last four come from the hub's receipts alone. The
 payload is kept from `sent` until the first receipt. A state never goes back.
 
 One transaction a call, durable when the call returns. Calls are serialised by a lock and may come from any thread.
@@ -21,7 +21,7 @@ from echo_shared.errors import StorageError
 from echo_shared.messages import ReceiptState, Rollout, decode_from_node, encode, rollout_id
 
 SENT: Final = "sent"
-_ORDER: Final = ("leased", SENT, "received", "verified", "trained", "dropped", "evaluated")
+_ORDER: Final = ("leased", SENT, "received", "scored", "trained", "dropped", "evaluated")
 """A state is stored as its place here; from `trained` on they are final."""
 RESEND_BATCH: Final = 64
 MAX_ASKED: Final = 4_096
@@ -129,7 +129,7 @@ class Spool:
 
     def without_final_receipt(self) -> list[str]:
         """Ids of the rollouts that the hub has and whose end is not known here: at most `MAX_ASKED`, newest first."""
-        states = (_ORDER.index("received"), _ORDER.index("verified"))
+        states = (_ORDER.index("received"), _ORDER.index("scored"))
         query = "SELECT rollout_id FROM rollouts WHERE state IN (?, ?) ORDER BY lease_id DESC, idx DESC LIMIT ?"
         with self._reading() as connection:
             return [row[0] for row in connection.execute(query, (*states, MAX_ASKED))]

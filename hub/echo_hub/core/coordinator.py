@@ -122,7 +122,7 @@ class Coordinator:
             ),
             rollouts_leased=states[ReceiptState.LEASED],
             rollouts_received=states[ReceiptState.RECEIVED],
-            rollouts_verified=states[ReceiptState.VERIFIED],
+            rollouts_scored=states[ReceiptState.SCORED],
             leased_by_node=leased,
             leased_since_start=self._ledger.num_leased,
             trained_since_start=self._ledger.num_trained,
@@ -246,7 +246,7 @@ class Coordinator:
         if self._ledger.groups[rollout.group_id].pinned_version is not None:
             self._evaluating.end_episode(rollout, event.reward)
         else:
-            self._ledger.verify(rollout, event.reward)
+            self._ledger.score(rollout, event.reward)
 
     def _continued(self, event: RolloutContinued, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)

@@ -57,8 +57,8 @@ class RolloutReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutVerified:
-    """Record: received → verified, with the reward of the episode that it ended or with what was answered to it; with
+class ScoreRecorded:
+    """Record: received → scored, with the reward of the episode that it ended or with what was answered to it; with
     neither where the scorer failed on an evaluation."""
 
     rollout_id: str
@@ -68,7 +68,7 @@ class RolloutVerified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsEvaluated:
-    """Record: verified → evaluated, for all turns of one episode of an evaluation."""
+    """Record: scored → evaluated, for all turns of one episode of an evaluation."""
 
     rollout_ids: tuple[str, ...]
 
@@ -96,7 +96,7 @@ class StepPlanned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrained:
-    """Record: the step is in a checkpoint; its rollouts verified → trained. `metrics` are the learner's."""
+    """Record: the step is in a checkpoint; its rollouts scored → trained. `metrics` are the learner's."""
 
     step: int
     rollout_ids: tuple[str, ...]
@@ -117,7 +117,7 @@ Record = (
     | GroupDropped
     | RolloutsLeased
     | RolloutReceived
-    | RolloutVerified
+    | ScoreRecorded
     | RolloutsEvaluated
     | RolloutsDropped
     | StepPlanned
@@ -177,7 +177,7 @@ class LookUpReceipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRollout:
-    """Action: verify and score a committed rollout, then answer RolloutScored, RolloutContinued or RolloutRejected."""
+    """Action: check and score a committed rollout, then answer RolloutScored, RolloutContinued or RolloutRejected."""
 
     rollout_id: str
 

@@ -59,7 +59,7 @@ class RolloutArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutScored:
-    """The rollout passed verification and has its reward: its episode has ended."""
+    """The rollout passed the checks and has its reward: its episode has ended."""
 
     rollout_id: str
     reward: float
@@ -67,7 +67,7 @@ class RolloutScored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutContinued:
-    """The rollout passed verification and the environment has answered it: its episode goes on. `observation_ids` are
+    """The rollout passed the checks and the environment has answered it: its episode goes on. `observation_ids` are
     all tokens between this turn and the next, not read here; they go into the record that is committed."""
 
     rollout_id: str
@@ -76,7 +76,7 @@ class RolloutContinued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRejected:
-    """The rollout failed verification, or could not be scored."""
+    """The rollout failed the checks, or could not be scored."""
 
     rollout_id: str
     reason: DropReason

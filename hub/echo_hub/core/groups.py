@@ -14,7 +14,7 @@ from echo_shared.rewards import all_equal
 
 @dataclass(slots=True, eq=False)
 class LeasedRollout:
-    """One leased rollout that is not final: `leased`, `received` or `verified`."""
+    """One leased rollout that is not final: `leased`, `received` or `scored`."""
 
     rollout_id: str
     lease_id: int
@@ -37,9 +37,9 @@ class Slot:
     """One index of a group. Several nodes may hold its turn in progress; the first valid result wins."""
 
     turns: tuple[LeasedRollout, ...] = ()
-    """Verified turns that the environment has answered, in order."""
+    """Scored turns that the environment has answered, in order."""
     winner: LeasedRollout | None = None
-    """Of the turn in progress: received, or verified and the last of its episode."""
+    """Of the turn in progress: received, or scored and the last of its episode."""
     leased: tuple[LeasedRollout, ...] = ()
     """Of the turn in progress."""
     failed_on: tuple[str, ...] = ()
@@ -71,13 +71,13 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class RolloutGroup:
-    """The episodes of one prompt. `complete`: every one has ended and is verified; nothing of it is leased any more."""
+    """The episodes of one prompt. `complete`: every one has ended and is scored; nothing of it is leased any more."""
 
     group_id: int
     seed: int
     slots: list[Slot]
     num_ended: int = 0
-    """Episodes that have ended and are verified."""
+    """Episodes that have ended and are scored."""
     num_tokens: int = 0
     """Drawn tokens of what has been received."""
     unleased: set[int] = field(default_factory=set)

@@ -28,7 +28,7 @@ from echo_hub.core.effects import (
     RolloutsDropped,
     RolloutsEvaluated,
     RolloutsLeased,
-    RolloutVerified,
+    ScoreRecorded,
     ScoreRollout,
     StepPlanned,
     StepTrained,
@@ -90,7 +90,7 @@ class Ledger:
         if row.state is ReceiptState.LEASED:
             slot.leased = (*slot.leased, rollout)
             self._fleet.take(row.node_id, 1, row.lease_id)
-        elif row.state is ReceiptState.VERIFIED and row.reward is None:
+        elif row.state is ReceiptState.SCORED and row.reward is None:
             slot.turns = (*slot.turns, rollout)
         else:
             slot.winner = rollout
@@ -163,11 +163,11 @@ class Ledger:
         self._move(rollout, ReceiptState.RECEIVED)
         self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
 
-    def verify(self, rollout: LeasedRollout, reward: float) -> None:
-        """received → verified, and its episode has ended. The last one completes its group, which is then wanted from
+    def score(self, rollout: LeasedRollout, reward: float) -> None:
+        """received → scored, and its episode has ended. The last one completes its group, which is then wanted from
         nobody any more."""
-        self._out.record(RolloutVerified(rollout_id=rollout.rollout_id, reward=reward))
-        self._move(rollout, ReceiptState.VERIFIED)
+        self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward))
+        self._move(rollout, ReceiptState.SCORED)
         rollout.reward = reward
         self._fleet.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
@@ -176,9 +176,9 @@ class Ledger:
             self.revoke(group.still_leased, DropReason.EXPIRED)
 
     def evaluate(self, rollout: LeasedRollout, reward: float | None) -> None:
-        """received → verified → evaluated, with the turns before it: an episode of an evaluation has ended."""
-        self._out.record(RolloutVerified(rollout_id=rollout.rollout_id, reward=reward))
-        self._move(rollout, ReceiptState.VERIFIED)
+        """received → scored → evaluated, with the turns before it: an episode of an evaluation has ended."""
+        self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward))
+        self._move(rollout, ReceiptState.SCORED)
         if reward is not None:
             self._fleet.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
@@ -195,9 +195,9 @@ class Ledger:
             self._forget(group.group_id)
 
     def go_on(self, rollout: LeasedRollout, observation_ids: NDArray[np.int32]) -> None:
-        """received → verified, and the environment has answered: the episode's next turn wants a lease."""
-        self._out.record(RolloutVerified(rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids))
-        self._move(rollout, ReceiptState.VERIFIED)
+        """received → scored, and the environment has answered: the episode's next turn wants a lease."""
+        self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids))
+        self._move(rollout, ReceiptState.SCORED)
         self._fleet.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
@@ -252,7 +252,7 @@ class Ledger:
         return StepRow(step=step, group_ids=group_ids, rollout_ids=ids)
 
     def train(self, batch: StepRow, metrics: Mapping[str, float], now: float) -> None:
-        """verified → trained, for the whole batch."""
+        """scored → trained, for the whole batch."""
         record = StepTrained(step=batch.step, rollout_ids=batch.rollout_ids, metrics=metrics, trained_at=now)
         self._out.record(record)
         self.num_trained += len(batch.rollout_ids)
@@ -272,13 +272,13 @@ class Ledger:
         group.num_tokens -= rollout.num_tokens
         if slot.winner is rollout:
             slot.winner = None
-            group.num_ended -= rollout.state is ReceiptState.VERIFIED
+            group.num_ended -= rollout.state is ReceiptState.SCORED
         else:
             slot.turns = tuple(other for other in slot.turns if other is not rollout)
 
     def _count_end(self, group: RolloutGroup, state: ReceiptState) -> None:
-        """A slot has its winner: its episode has ended once that is verified."""
-        group.num_ended += state is ReceiptState.VERIFIED
+        """A slot has its winner: its episode has ended once that is scored."""
+        group.num_ended += state is ReceiptState.SCORED
         if group.complete:
             self.complete.add(group.group_id)
             if not group.has_advantage:

@@ -26,7 +26,7 @@ class RolloutRow:
     state: ReceiptState
     num_tokens: int = 0
     reward: float | None
-    """Verified and None: a turn that the environment has answered."""
+    """Scored and None: a turn that the environment has answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

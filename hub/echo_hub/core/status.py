@@ -30,7 +30,7 @@ class CoordinatorStatus:
     rollouts_leased: int
     rollouts_received: int
     """Waiting for their score."""
-    rollouts_verified: int
+    rollouts_scored: int
     leased_by_node: Mapping[str, int]
     """Rollouts leased to each node and not yet received."""
     leased_since_start: int
@@ -42,4 +42,4 @@ class CoordinatorStatus:
     @property
     def in_flight(self) -> int:
         """Rollouts that are not final."""
-        return self.rollouts_leased + self.rollouts_received + self.rollouts_verified
+        return self.rollouts_leased + self.rollouts_received + self.rollouts_scored

@@ -30,7 +30,7 @@ class Accounting:
     dropped: Mapping[str, int] = field(default_factory=dict)
     """By `DropReason` value."""
     in_flight: int = 0
-    """Leased, received or verified, and not yet trained on or evaluated."""
+    """Leased, received or scored, and not yet trained on or evaluated."""
 
     @property
     def num_dropped(self) -> int:

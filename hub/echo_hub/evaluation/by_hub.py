@@ -5,7 +5,8 @@ the run's seed and n, never by the version, so versions are compared on the same
 
 Here episodes are played by the hub's own device: who generates is one small interface, `Generator`; who answers, with a
 reward or with what an environment says to a turn, is another, `Judge`. In an evaluation by nodes the coordinator does
-both, as for training (`echo_hub.evaluation.by_nodes`). What comes of either are attempts, which `summary` makes figures of.
+both, as for training (`echo_hub.evaluation.by_nodes`). What comes of either are attempts, which `summary` makes figures
+of.
 """
 
 from __future__ import annotations

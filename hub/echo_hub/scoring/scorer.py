@@ -1,4 +1,4 @@
-"""Verification and reward of committed rollouts, off the event loop, in batches."""
+"""Checks and rewards of committed rollouts, off the event loop, in batches."""
 
 from __future__ import annotations
 

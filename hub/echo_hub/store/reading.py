@@ -21,7 +21,7 @@ from echo_shared.messages import MAX_GROUP_SIZE, DropReason, FinishReason, Recei
 
 _Key = TypeVar("_Key")
 
-_UNFINISHED = (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.VERIFIED)
+_UNFINISHED = (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)
 _WITH_PAYLOAD = and_(payloads.c.lease_id == rollouts.c.lease_id, payloads.c.index == rollouts.c.index)
 
 _KEYS_A_QUERY: Final = 1_000
@@ -242,8 +242,8 @@ def read_turns(
     for group_ids in _in_parts({group_id for group_id, _ in episodes}):
         for row in connection.execute(query.where(rollouts.c.group_id.in_(group_ids))):
             episode = (row.group_id, row.at)
-            # The state is not in the query: SQLite would walk all that is verified instead of the groups.
-            if episode in episodes and row.state == ReceiptState.VERIFIED:
+            # The state is not in the query: SQLite would walk all that is scored instead of the groups.
+            if episode in episodes and row.state == ReceiptState.SCORED:
                 turn = AnsweredTurn(completion_ids=_ids(row.completion_ids), observation_ids=_ids(row.observation_ids))
                 turns[episode] = (*turns.get(episode, ()), turn)
     return turns

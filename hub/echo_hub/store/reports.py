@@ -75,7 +75,7 @@ class Accounting:
     @property
     def in_flight(self) -> int:
         return sum(
-            self.by_state.get(state, 0) for state in (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.VERIFIED)
+            self.by_state.get(state, 0) for state in (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)
         )
 
 
@@ -219,7 +219,7 @@ def _unfinished(connection: Connection) -> Sequence[Row[Any]]:
     """Rollouts that are not final, by node and state; an index holds the states, so this is as fast as they are few."""
     return connection.execute(
         select(rollouts.c.node_id, rollouts.c.state, func.count().label("number"))
-        .where(rollouts.c.state.in_((ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.VERIFIED)))
+        .where(rollouts.c.state.in_((ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)))
         .group_by(rollouts.c.state, rollouts.c.node_id)
     ).all()
 

@@ -1,6 +1,6 @@
 """One turn's records as bulk statements.
 
-Records are applied kind by kind, in the order of a rollout's life (leased, received, verified, evaluated, planned,
+Records are applied kind by kind, in the order of a rollout's life (leased, received, scored, evaluated, planned,
 trained or dropped), so one turn may take a rollout through several states. Every change names the state that it
 expects: when a row is in another one, nothing of the turn is written. So a final state never changes.
 """
@@ -22,7 +22,7 @@ from echo_hub.core.effects import (
     RolloutsDropped,
     RolloutsEvaluated,
     RolloutsLeased,
-    RolloutVerified,
+    ScoreRecorded,
     StepPlanned,
     StepTrained,
     VersionRecorded,
@@ -43,10 +43,10 @@ _RECEIVE = (
         state=ReceiptState.RECEIVED, num_tokens=bindparam("new_num_tokens"), received_at=bindparam("new_received_at")
     )
 )
-_VERIFY = (
+_SCORE = (
     update(rollouts)
     .where(*_KEY, rollouts.c.state == ReceiptState.RECEIVED)
-    .values(state=ReceiptState.VERIFIED, reward=bindparam("new_reward"))
+    .values(state=ReceiptState.SCORED, reward=bindparam("new_reward"))
 )
 _ANSWER = (
     update(payloads)
@@ -58,10 +58,8 @@ _DROP = (
     .where(*_KEY, *(rollouts.c.state != final for final in _FINAL))
     .values(state=ReceiptState.DROPPED, drop_reason=bindparam("new_reason"), detail=bindparam("new_detail"))
 )
-_TRAIN = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.VERIFIED).values(state=ReceiptState.TRAINED)
-_EVALUATE = (
-    update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.VERIFIED).values(state=ReceiptState.EVALUATED)
-)
+_TRAIN = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.SCORED).values(state=ReceiptState.TRAINED)
+_EVALUATE = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.SCORED).values(state=ReceiptState.EVALUATED)
 _FORGET = delete(payloads).where(payloads.c.lease_id == bindparam("lease"), payloads.c.index == bindparam("at"))
 
 
@@ -157,9 +155,9 @@ def _receive(connection: Connection, records: Sequence[RolloutReceived], now: fl
     connection.execute(insert(payloads), contents)
 
 
-def _verify(connection: Connection, records: Sequence[RolloutVerified], now: float) -> None:
+def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float) -> None:
     rows = [row for record in records for row in _keys([record.rollout_id], new_reward=record.reward)]
-    _change(connection, _VERIFY, rows, "verified")
+    _change(connection, _SCORE, rows, "scored")
     answers = [
         row
         for record in records
@@ -182,7 +180,7 @@ def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) ->
         tokens, reward = connection.execute(
             select(func.coalesce(func.sum(rollouts.c.num_tokens), 0), func.coalesce(func.avg(rollouts.c.reward), 0.0))
             .where(rollouts.c.group_id.in_(record.group_ids))
-            .where(rollouts.c.state == ReceiptState.VERIFIED)
+            .where(rollouts.c.state == ReceiptState.SCORED)
         ).one()
         connection.execute(
             insert(steps),
@@ -250,7 +248,7 @@ _WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]
     GroupOpened: _open_groups,
     RolloutsLeased: _lease,
     RolloutReceived: _receive,
-    RolloutVerified: _verify,
+    ScoreRecorded: _score,
     RolloutsEvaluated: _evaluate,
     StepPlanned: _plan,
     StepTrained: _train,

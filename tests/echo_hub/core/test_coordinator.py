@@ -15,7 +15,7 @@ from echo_hub.core.effects import (
     PrepareGroup,
     RolloutReceived,
     RolloutsDropped,
-    RolloutVerified,
+    ScoreRecorded,
     ScoreRollout,
     SendLease,
     SendReceipts,
@@ -51,8 +51,8 @@ def test_a_valid_rollout_is_received_acked_and_scored(bench: BenchOf) -> None:
     assert [type(effect) for effect in b.effects] == [RolloutReceived, SendReceipts, ScoreRollout]
     assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)]
     b.tell(RolloutScored(rollout_id="1-0", reward=0.75))
-    assert b.of(RolloutVerified) == [RolloutVerified(rollout_id="1-0", reward=0.75)]
-    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.VERIFIED)]
+    assert b.of(ScoreRecorded) == [ScoreRecorded(rollout_id="1-0", reward=0.75)]
+    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.SCORED)]
 
 
 def test_a_repeat_gets_the_present_receipt_and_changes_nothing(bench: BenchOf) -> None:
@@ -64,7 +64,7 @@ def test_a_repeat_gets_the_present_receipt_and_changes_nothing(bench: BenchOf) -
     assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)]
     b.tell(RolloutScored(rollout_id="1-0", reward=1.0))
     b.tell(b.arrival(b.leases[1], 0))
-    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.VERIFIED)]
+    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.SCORED)]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_status_counts_what_is_there(bench: BenchOf) -> None:
         0,
     )
     assert (status.groups_open, status.groups_buffered, status.groups_planned) == (3, 1, 0)
-    assert (status.rollouts_leased, status.rollouts_received, status.rollouts_verified) == (5, 1, 2)
+    assert (status.rollouts_leased, status.rollouts_received, status.rollouts_scored) == (5, 1, 2)
     assert (status.leases_outstanding, status.leased_by_node, status.nodes_connected) == (3, {"a": 5}, 1)
     assert (status.leased_since_start, status.in_flight, status.dropped_since_start) == (8, 8, {})
     b.tell(RolloutScored(rollout_id="2-0", reward=1.0))

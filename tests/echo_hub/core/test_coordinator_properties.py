@@ -49,7 +49,7 @@ from echo_hub.core.effects import (
     RolloutsDropped,
     RolloutsEvaluated,
     RolloutsLeased,
-    RolloutVerified,
+    ScoreRecorded,
     ScoreRollout,
     SendLease,
     SendReceipts,
@@ -253,7 +253,7 @@ class World(RuleBasedStateMachine):
                 row = self.rows[record.rollout_id]
                 assert not row.end
                 row.received, row.num_tokens = True, len(record.payload.completion_ids)
-            case RolloutVerified():
+            case ScoreRecorded():
                 row = self.rows[record.rollout_id]
                 failed = record.reward is None and record.observation_ids is None
                 assert not failed or EvaluationGroup.of(row.group_id), "a scorer's failure is no reward"
@@ -401,7 +401,7 @@ class World(RuleBasedStateMachine):
                 self.finished += 1
 
     def _receive(self, node_id: str, receipts: tuple[Receipt, ...]) -> None:
-        latest = {receipt.rollout_id: receipt for receipt in receipts}  # One turn may verify and drop.
+        latest = {receipt.rollout_id: receipt for receipt in receipts}  # One turn may score and drop.
         for receipt in latest.values():
             row = self.rows.get(receipt.rollout_id)
             if row is not None and row.node_id == node_id:

@@ -11,7 +11,7 @@ from echo_hub.core.effects import (
     RevokeLease,
     RolloutsDropped,
     RolloutsEvaluated,
-    RolloutVerified,
+    ScoreRecorded,
     ScoreRollout,
     SendLease,
 )
@@ -140,7 +140,7 @@ def test_where_the_scorer_fails_there_is_no_reward_and_no_second_attempt(bench: 
     b.deliver(lease, score=False)
     (scored,) = b.of(ScoreRollout)
     b.tell(RolloutRejected(rollout_id=scored.rollout_id, reason=DropReason.SCORER_FAILED, detail="no"))
-    assert [record.reward for record in b.of(RolloutVerified)] == [None]
+    assert [record.reward for record in b.of(ScoreRecorded)] == [None]
     assert b.of(RolloutsEvaluated) and b.of(EvaluationDone)
 
 

@@ -149,7 +149,7 @@ def test_a_node_that_gives_back_rests_whatever_it_reports(bench: BenchOf) -> Non
     assert [round(wait) for wait in waits] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_a_verified_rollout_ends_a_rest(bench: BenchOf) -> None:
+def test_a_scored_rollout_ends_a_rest(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     b.tell(LeaseGivenBack(node_id="a", lease_id=1, indices=(1,), reason="busy"))

@@ -11,7 +11,7 @@ from echo_hub.core.effects import (
     RolloutReceived,
     RolloutsDropped,
     RolloutsLeased,
-    RolloutVerified,
+    ScoreRecorded,
     ScoreRollout,
     SendReceipts,
     StepPlanned,
@@ -56,11 +56,11 @@ class Books:
             )
         )
 
-    def receive(self, *ids: str, verify: bool = True) -> None:
+    def receive(self, *ids: str, score: bool = True) -> None:
         for rollout_id in ids:
             self.ledger.receive(self.ledger.rollouts[rollout_id], PAYLOAD, 5.0)
-            if verify:
-                self.ledger.verify(self.ledger.rollouts[rollout_id], 0.5)
+            if score:
+                self.ledger.score(self.ledger.rollouts[rollout_id], 0.5)
 
     def complete(self, group_id: int, version: int = 0) -> None:
         self.ledger.open_group(group_id, seed=1)
@@ -76,13 +76,13 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
     books.ledger.open_group(0, seed=7)
     books.lease(0, 0, 1)
     assert books.out.take()[:1] == [GroupOpened(group_id=0, seed=7)]
-    books.receive("1-0", verify=False)
+    books.receive("1-0", score=False)
     received = books.out.take()
     assert received[0] == RolloutReceived(rollout_id="1-0", received_at=5.0, payload=PAYLOAD)
     assert received[2] == ScoreRollout(rollout_id="1-0")
-    books.ledger.verify(books.ledger.rollouts["1-0"], 0.5)
-    verified = books.out.take()
-    assert verified[0] == RolloutVerified(rollout_id="1-0", reward=0.5)
+    books.ledger.score(books.ledger.rollouts["1-0"], 0.5)
+    scored = books.out.take()
+    assert scored[0] == ScoreRecorded(rollout_id="1-0", reward=0.5)
     books.receive("1-1")
     batch = books.ledger.plan(1, (0,), 6.0)
     books.out.take()
@@ -106,7 +106,7 @@ def test_wanting_follows_every_change() -> None:
     assert 0 not in ledger.wanting
     ledger.expire(ledger.rollouts["1-0"], 0.0)
     assert ledger.groups[0].unleased == {0} and 0 in ledger.wanting
-    books.receive("1-0", verify=False)
+    books.receive("1-0", score=False)
     assert 0 not in ledger.wanting
     ledger.drop([ledger.rollouts["1-0"]], DropReason.INVALID)
     assert ledger.groups[0].unleased == {0} and 0 in ledger.wanting
@@ -151,7 +151,7 @@ def test_a_plan_is_in_order_and_knows_each_groups_age() -> None:
     assert len(books.ledger.waiting) == len(books.ledger.complete) == 0
 
 
-@pytest.mark.parametrize("state", [ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.VERIFIED])
+@pytest.mark.parametrize("state", [ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED])
 def test_a_restored_rollout_is_where_it_was(state: ReceiptState) -> None:
     books = Books()
     books.ledger.restore(0, seed=7)
@@ -166,11 +166,11 @@ def test_a_restored_rollout_is_where_it_was(state: ReceiptState) -> None:
                 policy_version=3,
                 deadline=9.0,
                 state=state,
-                reward=0.5 if state is ReceiptState.VERIFIED else None,
+                reward=0.5 if state is ReceiptState.SCORED else None,
             )
         )
     assert books.out.take() == []
-    assert (0 in books.ledger.complete) is (state is ReceiptState.VERIFIED)
+    assert (0 in books.ledger.complete) is (state is ReceiptState.SCORED)
     assert books.fleet.held_by_node == ({"a": 2} if state is ReceiptState.LEASED else {})
     assert 0 not in books.ledger.wanting
 
@@ -181,10 +181,10 @@ def test_an_episode_goes_on_until_it_has_its_reward() -> None:
     ledger.open_group(0, seed=7)
     books.lease(0, 0, 1, version=3)
     books.receive("1-1")
-    books.receive("1-0", verify=False)
+    books.receive("1-0", score=False)
     ledger.go_on(ledger.rollouts["1-0"], np.array([4, 5], np.int32))
     assert ledger.groups[0].slots[0].turn == 1 and ledger.groups[0].unleased == {0}
-    (answer,) = [e for e in books.out.take() if isinstance(e, RolloutVerified) and e.reward is None]
+    (answer,) = [e for e in books.out.take() if isinstance(e, ScoreRecorded) and e.reward is None]
     assert answer.rollout_id == "1-0" and answer.observation_ids is not None
     books.lease(0, 0, version=5, turn=1)
     assert not ledger.groups[0].complete
@@ -204,7 +204,7 @@ def test_who_still_holds_a_turn_that_was_answered_holds_it_in_vain() -> None:
     books.lease(0, 0, 1)
     ledger.expire(ledger.rollouts["1-0"], 0.0)
     books.lease(0, 0, node_id="b")
-    books.receive("1-0", verify=False)
+    books.receive("1-0", score=False)
     books.out.take()
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
     assert RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.EXPIRED) in books.out.take()
@@ -217,12 +217,12 @@ def test_who_still_holds_a_later_turn_that_was_answered_is_told_to_stop() -> Non
     ledger = books.ledger
     ledger.open_group(0, seed=7)
     books.lease(0, 0, 1)
-    books.receive("1-0", verify=False)
+    books.receive("1-0", score=False)
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
     books.lease(0, 0, turn=1)
     ledger.expire(ledger.rollouts["2-0"], 0.0)
     books.lease(0, 0, node_id="b", turn=1)
-    books.receive("2-0", verify=False)
+    books.receive("2-0", score=False)
     books.out.take()
     ledger.go_on(ledger.rollouts["2-0"], np.array([4], np.int32))
     assert RevokeLease(node_id="b", lease_id=3, reason=DropReason.EXPIRED) in books.out.take()
@@ -233,7 +233,7 @@ def test_a_groups_tokens_are_those_of_what_it_has_received() -> None:
     ledger = books.ledger
     ledger.open_group(0, seed=7)
     books.lease(0, 0, 1)
-    books.receive("1-0", verify=False)
+    books.receive("1-0", score=False)
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
     books.lease(0, 0, turn=1)
     books.receive("1-1", "2-0")
@@ -248,14 +248,14 @@ def test_a_failed_turn_is_drawn_again_and_the_earlier_ones_stay() -> None:
     ledger = books.ledger
     ledger.open_group(0, seed=7)
     books.lease(0, 0, 1)
-    books.receive("1-0", verify=False)
+    books.receive("1-0", score=False)
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
     books.lease(0, 0, turn=1)
-    books.receive("2-0", verify=False)
+    books.receive("2-0", score=False)
     ledger.drop([ledger.rollouts["2-0"]], DropReason.SCORER_FAILED)
     assert ledger.groups[0].slots[0].turn == 1 and ledger.groups[0].unleased == {0}
     books.lease(0, 0, turn=1)
-    books.receive("3-0", verify=False)
+    books.receive("3-0", score=False)
     ledger.drop_group(ledger.groups[0], DropReason.STALE)
     assert ledger.num_dropped == {DropReason.SCORER_FAILED: 1, DropReason.STALE: 3}
     assert ledger.rollouts == {} and books.fleet.held_by_node == {}
@@ -265,9 +265,9 @@ def test_a_restored_episode_is_at_its_turn() -> None:
     books = Books()
     books.ledger.restore(0, seed=7)
     for lease_id, turn, state, reward in (
-        (1, 0, ReceiptState.VERIFIED, None),
-        (2, 1, ReceiptState.VERIFIED, None),
-        (3, 2, ReceiptState.VERIFIED, 0.5),
+        (1, 0, ReceiptState.SCORED, None),
+        (2, 1, ReceiptState.SCORED, None),
+        (3, 2, ReceiptState.SCORED, 0.5),
     ):
         books.ledger.restore_rollout(
             RolloutRow(

@@ -198,7 +198,7 @@ def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf)
             index=index,
             policy_version=version,
             deadline=0.0,
-            state=ReceiptState.VERIFIED,
+            state=ReceiptState.SCORED,
             reward=1.0,
         )
         for group, version in ((10, 1), (11, 4))
@@ -234,7 +234,7 @@ def planned_snapshot(**changes: Any) -> Snapshot:
                 index=index,
                 policy_version=2,
                 deadline=0.0,
-                state=ReceiptState.VERIFIED,
+                state=ReceiptState.SCORED,
                 reward=1.0,
             )
             for index in range(2)

@@ -18,7 +18,7 @@ from echo_hub.core.effects import (
     Record,
     RolloutReceived,
     RolloutsLeased,
-    RolloutVerified,
+    ScoreRecorded,
     StepPlanned,
     StepTrained,
     VersionRecorded,
@@ -66,8 +66,8 @@ class Records:
         ]
 
     @staticmethod
-    def verified(*ids: str) -> list[Record]:
-        return [RolloutVerified(rollout_id=each, reward=float(number)) for number, each in enumerate(ids)]
+    def scored(*ids: str) -> list[Record]:
+        return [ScoreRecorded(rollout_id=each, reward=float(number)) for number, each in enumerate(ids)]
 
     @staticmethod
     def planned(step: int, group_ids: tuple[int, ...], ids: tuple[str, ...]) -> StepPlanned:
@@ -82,7 +82,7 @@ class Records:
             *Records.opened(group_id),
             Records.leased(lease_id, group_id, 0, 1, node_id=node_id),
             *Records.received(*ids),
-            *Records.verified(*ids),
+            *Records.scored(*ids),
             Records.planned(step, (group_id,), ids),
             StepTrained(step=step, rollout_ids=ids, metrics={"loss": 0.25}, trained_at=30.0 + step),
             VersionRecorded(policy_version=step, published_at=40.0 + step),

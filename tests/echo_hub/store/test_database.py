@@ -14,6 +14,7 @@ from echo_hub.store.database import connect, migrate
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata
 from echo_shared.errors import ConfigError, StorageError
+from echo_shared.messages import ReceiptState
 
 
 def file_url(path: Path) -> str:
@@ -33,6 +34,23 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     migrate(engine)
+    engine.dispose()
+
+
+def test_what_an_older_hub_called_verified_is_scored(url: str) -> None:
+    engine = connect(url)
+    migrate(engine)
+    older = (
+        "UPDATE alembic_version SET version_num = '0007'",
+        'INSERT INTO rollouts (lease_id, "index", node_id, group_id, turn, policy_version, leased_at, deadline, state)'
+        " VALUES (1, 0, 'a', 0, 0, 0, 0, 0, 'verified')",
+    )
+    with engine.execution_options(writes=True).begin() as connection:
+        for statement in older:
+            connection.execute(text(statement))
+    migrate(engine)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT state FROM rollouts")) == ReceiptState.SCORED
     engine.dispose()
 
 

@@ -19,7 +19,7 @@ def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
     store.apply([*records.opened(1, 2, 3, 4), records.leased(2, 1, 0, 1)], now=2.0)
     store.apply([records.leased(3, 2, 0, 1, version=1)], now=2.0)
-    store.apply([*records.received("2-0", "2-1", "3-0"), *records.verified("2-0", "2-1")], now=3.0)
+    store.apply([*records.received("2-0", "2-1", "3-0"), *records.scored("2-0", "2-1")], now=3.0)
     store.apply([records.planned(2, (1,), ("2-0", "2-1"))], now=4.0)
     store.apply([GroupDropped(group_id=3, reason=DropReason.STALE)], now=5.0)
     store.apply([GroupDropped(group_id=4, reason=DropReason.NO_ADVANTAGE)], now=5.0)
@@ -44,8 +44,8 @@ def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -
         next_lease_id=4,
         groups=(GroupRow(group_id=1, seed=2**64 - 2), GroupRow(group_id=2, seed=2**64 - 3)),
         rollouts=(
-            row(2, 0, 2, ReceiptState.VERIFIED, 0.0),
-            row(2, 1, 3, ReceiptState.VERIFIED, 1.0),
+            row(2, 0, 2, ReceiptState.SCORED, 0.0),
+            row(2, 1, 3, ReceiptState.SCORED, 1.0),
             row(3, 0, 4, ReceiptState.RECEIVED, None),
             row(3, 1, 0, ReceiptState.LEASED, None),
         ),
@@ -78,7 +78,7 @@ def test_more_payloads_than_one_query_may_name_come_back(store: Store, records: 
 
 
 def test_turns_are_found_by_their_groups() -> None:
-    """However much of the run is verified: SQLite has nothing to tell it how many rows a state has."""
+    """However much of the run is scored: SQLite has nothing to tell it how many rows a state has."""
     store = Store.open("sqlite://")
     statements: list[tuple[str, Any]] = []
     listen(store._engine, "before_cursor_execute", lambda _c, _k, sql, given, *_: statements.append((sql, given)))

@@ -32,7 +32,7 @@ def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
             nodes[row.node_id, "tokens"] += row.num_tokens if row.state == "trained" else 0
             nodes[row.node_id, "received"] += row.num_tokens is not None
             nodes[row.node_id, "dropped"] += row.state == "dropped"
-            nodes[row.node_id, "in flight"] += row.state in ("leased", "received", "verified")
+            nodes[row.node_id, "in flight"] += row.state in ("leased", "received", "scored")
     return +states, +reasons, +nodes
 
 
@@ -56,7 +56,7 @@ def test_what_was_evaluated_is_credited(store: Store, records: Any) -> None:
     store.apply([records.leased(2, group, 0, 1, 2, node_id="measured")], now=1.0)
     ids = ("2-0", "2-1", "2-2")
     store.apply(
-        [*records.received(*ids), *records.verified(*ids), *(RolloutsEvaluated(rollout_ids=(name,)) for name in ids)],
+        [*records.received(*ids), *records.scored(*ids), *(RolloutsEvaluated(rollout_ids=(name,)) for name in ids)],
         now=2.0,
     )
     books = store.accounting()

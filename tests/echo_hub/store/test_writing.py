@@ -9,7 +9,7 @@ from echo_hub.core.effects import (
     GroupDropped,
     RolloutsDropped,
     RolloutsEvaluated,
-    RolloutVerified,
+    ScoreRecorded,
     StepTrained,
     VersionRecorded,
 )
@@ -44,7 +44,7 @@ def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> 
     store.apply([*records.opened(0, 1), records.leased(1, 0, 0, 1), records.leased(2, 1, 1, version=3)], now=1.0)
     store.apply([records.leased(3, 1, 0, node_id="b", version=4)], now=1.0)
     ids = ("1-0", "1-1", "3-0", "2-1")
-    store.apply([*records.received(*ids), *records.verified(*ids), records.planned(1, (0, 1), ids)], now=2.0)
+    store.apply([*records.received(*ids), *records.scored(*ids), records.planned(1, (0, 1), ids)], now=2.0)
     first, second = store.load_batch(1)
     assert (first.group_id, first.seed, second.group_id, second.seed) == (0, 2**64 - 1, 1, 2**64 - 2)
     episodes = (*first.episodes, *second.episodes)
@@ -58,8 +58,8 @@ def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> 
 
 def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0", "1-1")], now=1.0)
-    answer = RolloutVerified(rollout_id="1-0", reward=None, observation_ids=np.array([8, 9], np.int32))
-    store.apply([answer, *records.verified("1-1")], now=2.0)
+    answer = ScoreRecorded(rollout_id="1-0", reward=None, observation_ids=np.array([8, 9], np.int32))
+    store.apply([answer, *records.scored("1-1")], now=2.0)
     store.apply([records.leased(2, 0, 0, turn=1, version=1), *records.received("2-0")], now=3.0)
     assert store.load_turns({(0, 1), (7, 7)}) == {}
     ((episode, (turn,)),) = store.load_turns({(0, 0), (0, 1)}).items()
@@ -68,7 +68,7 @@ def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Stor
     assert [len(turns) for turns in earlier.values()] == [0, 1]
     assert earlier["2-0"][0].observation_ids.tolist() == [8, 9]
     ids = ("1-0", "2-0", "1-1")
-    store.apply([RolloutVerified(rollout_id="2-0", reward=1.0), records.planned(1, (0,), ids)], now=4.0)
+    store.apply([ScoreRecorded(rollout_id="2-0", reward=1.0), records.planned(1, (0,), ids)], now=4.0)
     (group,) = store.load_batch(1)
     assert [[turn.rollout_id for turn in each.turns] for each in group.episodes] == [["1-0", "2-0"], ["1-1"]]
     assert [turn.observation_ids.tolist() for turn in group.episodes[0].turns] == [[8, 9], []]
@@ -88,7 +88,7 @@ def test_a_final_state_never_changes_and_a_turn_is_all_or_nothing(store: Store, 
     before = store.accounting()
     for late in (
         records.received("1-0"),
-        records.verified("1-0"),
+        records.scored("1-0"),
         [RolloutsDropped(rollout_ids=("1-0",), reason=DropReason.INVALID)],
         [RolloutsDropped(rollout_ids=("9-9",), reason=DropReason.INVALID)],
         [StepTrained(step=1, rollout_ids=("1-0",), metrics={}, trained_at=1.0)],
@@ -162,13 +162,13 @@ def test_an_evaluations_episodes_are_there_until_its_result_is(store: Store, rec
     greedy, sampled = (EvaluationGroup(policy_version=3, greedy=greedy, number=7) for greedy in (True, False))
     store.apply([*records.opened(0), records.leased(1, greedy.group_id, 0, version=3)], now=5.0)
     store.apply([records.leased(2, sampled.group_id, 0, 1, 2, version=3)], now=6.0)
-    store.apply([*records.received("1-0", "2-0", "2-1"), RolloutVerified(rollout_id="1-0", reward=1.0)], now=7.0)
+    store.apply([*records.received("1-0", "2-0", "2-1"), ScoreRecorded(rollout_id="1-0", reward=1.0)], now=7.0)
     store.apply([RolloutsEvaluated(rollout_ids=("1-0",))], now=7.0)
-    answered = RolloutVerified(rollout_id="2-0", reward=None, observation_ids=np.array([4], np.int32))
-    store.apply([answered, RolloutVerified(rollout_id="2-1", reward=None)], now=7.0)
+    answered = ScoreRecorded(rollout_id="2-0", reward=None, observation_ids=np.array([4], np.int32))
+    store.apply([answered, ScoreRecorded(rollout_id="2-1", reward=None)], now=7.0)
     store.apply([RolloutsEvaluated(rollout_ids=("2-1",))], now=7.0)
     store.apply([records.leased(3, sampled.group_id, 0, version=3, turn=1), *records.received("3-0")], now=8.0)
-    ended = [RolloutVerified(rollout_id="3-0", reward=0.5), RolloutsEvaluated(rollout_ids=("2-0", "3-0"))]
+    ended = [ScoreRecorded(rollout_id="3-0", reward=0.5), RolloutsEvaluated(rollout_ids=("2-0", "3-0"))]
     store.apply(ended, now=9.0)
     assert [(one.about, one.num_tokens, one.reward) for one in store.load_evaluated(3)] == [
         (greedy, 2, 1.0),

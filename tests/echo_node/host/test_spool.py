@@ -69,12 +69,12 @@ def test_leases_are_unfinished_until_spooled_or_forgotten(spool: Spool) -> None:
 
 
 def test_writing_twice_changes_nothing(spool: Spool) -> None:
-    batch = [SpoolLease(lease_id=1, indices=(0,)), spooled(1, 0), receipts(("1-0", ReceiptState.VERIFIED))]
+    batch = [SpoolLease(lease_id=1, indices=(0,)), spooled(1, 0), receipts(("1-0", ReceiptState.SCORED))]
     spool.write(batch)
     before = spool.counts()
     spool.write(batch)
     assert spool.counts() == before
-    assert before["verified"] == 1
+    assert before["scored"] == 1
 
 
 def test_a_receipt_ends_the_resending_and_states_never_go_back(spool: Spool) -> None:
@@ -89,10 +89,10 @@ def test_a_receipt_ends_the_resending_and_states_never_go_back(spool: Spool) -> 
 
 
 def test_what_was_evaluated_is_final(spool: Spool) -> None:
-    spool.write([spooled(1, 0), receipts(("1-0", ReceiptState.VERIFIED))])
+    spool.write([spooled(1, 0), receipts(("1-0", ReceiptState.SCORED))])
     assert spool.without_final_receipt() == ["1-0"]
     spool.write([receipts(("1-0", ReceiptState.EVALUATED))])
-    spool.write([receipts(("1-0", ReceiptState.DROPPED), ("1-0", ReceiptState.VERIFIED))])
+    spool.write([receipts(("1-0", ReceiptState.DROPPED), ("1-0", ReceiptState.SCORED))])
     assert spool.counts()["evaluated"] == 1 and spool.without_final_receipt() == []
     assert spool.begin_run("another") == 0
 
@@ -115,7 +115,7 @@ def test_resending_goes_in_batches_that_lose_none(spool: Spool) -> None:
 def test_what_the_hub_has_and_did_not_end_is_listed_newest_first(spool: Spool) -> None:
     spool.write([SpoolLease(lease_id=30, indices=(0,)), *(spooled(lease, 0) for lease in (2, 3, 4, 5, 10, 20))])
     ends = {"2-0": ReceiptState.RECEIVED, "3-0": ReceiptState.TRAINED, "4-0": ReceiptState.DROPPED}
-    spool.write([receipts(*ends.items(), ("5-0", ReceiptState.RECEIVED), ("10-0", ReceiptState.VERIFIED))])
+    spool.write([receipts(*ends.items(), ("5-0", ReceiptState.RECEIVED), ("10-0", ReceiptState.SCORED))])
     assert spool.without_final_receipt() == ["10-0", "5-0", "2-0"]
 
 

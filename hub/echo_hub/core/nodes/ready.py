@@ -9,13 +9,13 @@ Among the ready ones the node that holds the smallest share of its capacity is n
 then the smallest id. Rollouts past their deadline do not take up capacity, for the node may have lost them; but they
 count in that share, so a node that is slow or silent comes after those that answer.
 
-Trust is lost in three ways, and restored when one of the node's rollouts is verified; the hub itself is exempt:
+Trust is lost in three ways, and restored when one of the node's rollouts is scored; the hub itself is exempt:
 - *silent*: a rollout of it passed its deadline. Then it holds at most one group in flight. Each time that all it holds
   is overdue it also rests, first not at all, then for `SILENT_RESTS` deadlines;
 - *failing*: it gave work back, or sent something invalid. Then it rests, for 1 s to 60 s, twice as long each time. What
   fails while it rests already is part of the same failure;
 - *deadly*: what it sent ended processes for scoring, in different groups, so that no problem alone is at fault. Then it
-  rests likewise; but one verified rollout makes up for no more than `FORGIVEN_BY_ONE` of a death, for whoever sends
+  rests likewise; but one scored rollout makes up for no more than `FORGIVEN_BY_ONE` of a death, for whoever sends
   completions that end processes may send good ones as well.
 A resting node is no candidate, whatever it reports.
 """
@@ -136,7 +136,7 @@ class Fleet:
             self._rest(node, now + min(MAX_REST_S, FIRST_REST_S * 2.0 ** (min(node.deaths, 32) - 1)))
 
     def trust(self, node_id: str) -> None:
-        """A rollout of it is verified: what it did before is forgiven."""
+        """A rollout of it is scored: what it did before is forgiven."""
         node = self._nodes.get(node_id)
         if node is None:
             return
