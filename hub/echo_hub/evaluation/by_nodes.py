@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
-from echo_hub.evaluation.by_hub import Attempt, summary
+from echo_hub.evaluation.figures import Attempt, summary
 from echo_hub.store.reading import EvaluatedEpisode
 from echo_hub.store.reports import Evaluation, EvaluationKind
 
