@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from echo_hub.config.objective_defaults import PUBLISHED
+from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
 from echo_shared.artefacts import DELTA_REACH
 
 _TASK_NAME: Final = r"^(arithmetic|jsonl|environment:guess|reasoning-gym:[a-z0-9_]+|python:[\w.]+:\w+)$"
@@ -150,14 +150,24 @@ class ObjectiveConfig(Section):
     selection: Literal["all", "shuffle_r1"] = "all"
     """Which rollouts of a group are trained on: all, or the most unlike pairs by advantage, half of them."""
 
+    @property
+    def chosen_aggregation(self) -> Aggregation:
+        """The paper's own where the setting is "published"."""
+        return PUBLISHED[self.name].aggregation if self.aggregation == "published" else self.aggregation
+
+    @property
+    def chosen_advantage(self) -> Advantage:
+        """The paper's own where the setting is "published"."""
+        return PUBLISHED[self.name].advantage if self.advantage == "published" else self.advantage
+
     def resolved(self) -> ObjectiveConfig:
         """With the paper's own choices and numbers in place of "published" and 0."""
         paper = PUBLISHED[self.name]
         return self.model_copy(
             update={
                 **{name: getattr(self, name) or number for name, number in paper.numbers.items()},
-                "aggregation": paper.aggregation if self.aggregation == "published" else self.aggregation,
-                "advantage": paper.advantage if self.advantage == "published" else self.advantage,
+                "aggregation": self.chosen_aggregation,
+                "advantage": self.chosen_advantage,
             }
         )
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 from echo_hub.config.sections import DisseminationConfig
 from echo_hub.core.spread.holdings import Arrival, Dissemination, DistributionStatus, Release
@@ -273,6 +273,8 @@ class Distributor:
             case KeyframeWanted():
                 if not self._keyframes_wanted.full():
                     self._keyframes_wanted.put_nowait((node_id, message.policy_version))
+            case _:
+                assert_never(message)
 
     async def _fetched(self, node_id: str, message: Fetched) -> None:
         version = message.policy_version
