@@ -67,7 +67,7 @@ Force = Annotated[bool, typer.Option("--force", help="Do it without asking.")]
 
 @app.command()
 def join(
-    url: Annotated[str, typer.Argument(help="The hub's address, for example https://hub.example.org")],
+    url: Annotated[str, typer.Argument(help="The hub's address, or one of its pages': https://hub.example.org")],
     name: Name = None,
     token: Annotated[str | None, typer.Option("--token", help="Invite token, where the hub asks for one.")] = None,
     backend: Backend = None,

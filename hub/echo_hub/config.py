@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_hub.learner.objectives.published import PUBLISHED
+from echo_hub.tasks.names import check_name
 from echo_shared.artefacts import DELTA_REACH
 from echo_shared.errors import ConfigError
 from echo_shared.settings import load_settings
 
-_TASK_NAME: Final = r"^(arithmetic|jsonl|environment:guess|reasoning-gym:[a-z0-9_]+|python:[\w.]+:\w+)$"
 _MOVED: Final = {
     "task.heldout_problems": "evaluation.problems",
     "training.clip_epsilon": "objective.clip_low and objective.clip_high",
@@ -66,7 +66,7 @@ class ModelConfig(Section):
 class TaskConfig(Section):
     """Where problems and rewards come from."""
 
-    name: Annotated[str, Field(pattern=_TASK_NAME)] = "arithmetic"
+    name: Annotated[str, AfterValidator(check_name)] = "arithmetic"
     """arithmetic; reasoning-gym:DATASET with the name of any of its datasets; jsonl, with options.path;
     environment:guess, a game of several turns; or python:MODULE:FUNCTION, a function of yours that is given the options
     and returns a task or an environment."""
