@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.config import load_config
+from echo_hub.config.file import load_config
 from echo_hub.tasks.names import FORMS, check_name, nearest_name
 from echo_hub.tasks.registry import make_task
 from echo_shared.errors import ConfigError

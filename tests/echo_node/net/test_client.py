@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from echo_node.net.pairing import Pairing
 from websockets.asyncio.server import ServerConnection, serve
 
 from echo_node.core.events import Disconnected
 from echo_node.host.address import HubAddress
+from echo_node.lending.pairing import Pairing
 from echo_node.net.client import HubClient, Introduction
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
