@@ -50,7 +50,7 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRo
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.opening import coordinator_settings
 from echo_hub.trainer import arrived
-from echo_hub.verify.problems import Problems, accuracy
+from echo_hub.verify.problems import Problems
 from echo_shared import torch_sampler
 from echo_shared.messages import FinishReason, rollout_id
 from echo_shared.sampling import GroupRequest
@@ -214,6 +214,7 @@ class _Run:
                 stop_ids=self._settings.stop_ids,
             )
         rewards = [float(self._problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
+        accuracy = sum(map(self._problems.rewards.is_solved, rewards)) / len(rewards)
         self._points.append(
-            Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy(rewards), staleness=staleness)
+            Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness)
         )

@@ -27,8 +27,9 @@ from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.leasing import turn_seed
 from echo_hub.run_directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_hub.tasks.rewards import RewardBounds
 from echo_hub.verify.pool import ScoringPool
-from echo_hub.verify.problems import FULL_REWARD, Problems
+from echo_hub.verify.problems import Problems
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -100,6 +101,7 @@ class HeldOut:
     max_tokens: int
     """Of a turn."""
     stop_ids: tuple[int, ...]
+    rewards: RewardBounds
 
     @classmethod
     def of_run(cls, config: HubConfig, problems: Problems, *, stop_ids: tuple[int, ...]) -> HeldOut:
@@ -111,6 +113,7 @@ class HeldOut:
             temperature=config.sampling.temperature,
             max_tokens=config.sampling.max_tokens,
             stop_ids=stop_ids,
+            rewards=problems.rewards,
         )
 
 
@@ -174,7 +177,10 @@ async def evaluate(policy_version: int, heldout: HeldOut, *, generate: Generator
                 for index in range(samples)
             ]
             seconds = await _play(episodes, policy_version, kind, heldout, generate=generate, judge=judge)
-            results.append(summary(episodes, policy_version, kind, samples=samples, seconds=seconds))
+            measured = summary(
+                episodes, policy_version, kind, samples=samples, seconds=seconds, rewards=heldout.rewards
+            )
+            results.append(measured)
     return results
 
 
@@ -237,7 +243,13 @@ def _requests(
 
 
 def summary(
-    attempts: Sequence[Attempt], policy_version: int, kind: EvaluationKind, *, samples: int, seconds: float
+    attempts: Sequence[Attempt],
+    policy_version: int,
+    kind: EvaluationKind,
+    *,
+    samples: int,
+    seconds: float,
+    rewards: RewardBounds,
 ) -> Evaluation:
     """The figures of all attempts of one kind. Raises ScorerError when not one of them could be scored."""
     by_problem: dict[int, list[float]] = {}
@@ -255,7 +267,7 @@ def summary(
         log.warning(
             "the scorer failed on %d of %d completions by version %d", num_unscored, len(attempts), policy_version
         )
-    solved = [(sum(reward >= FULL_REWARD for reward in rewards), len(rewards)) for rewards in by_problem.values()]
+    solved = [(sum(map(rewards.is_solved, earned)), len(earned)) for earned in by_problem.values()]
     means = [count / total for count, total in solved]
     # A problem of which fewer than k completions could be scored says nothing about k.
     ks = sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})
@@ -269,7 +281,7 @@ def summary(
         accuracy=float(np.mean(means)),
         accuracy_error=standard_error(means),
         pass_at={k: float(np.mean(shares)) for k, shares in possible.items() if shares},
-        mean_reward=float(np.mean([np.mean(rewards) for rewards in by_problem.values()])),
+        mean_reward=float(np.mean([np.mean(earned) for earned in by_problem.values()])),
         mean_tokens=float(np.mean([attempt.num_tokens for attempt in attempts])),
         share_truncated=float(np.mean([attempt.truncated for attempt in attempts])),
         seconds=seconds,

@@ -143,6 +143,7 @@ class Hub:
             record=self._record_evaluations,
         )
         self._node_evaluations = NodeEvaluations(
+            rewards=self._problems.rewards,
             report=self._driver.report,
             publish=self._publish_to_evaluate,
             load=lambda version: self._store(self._store.store.load_evaluated, version),

@@ -25,6 +25,7 @@ from echo_hub.evaluation import (
 )
 from echo_hub.run_directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -69,6 +70,7 @@ def heldout(problems: int, samples: int) -> HeldOut:
         temperature=0.8,
         max_tokens=5,
         stop_ids=(1,),
+        rewards=RewardBounds(),
     )
 
 

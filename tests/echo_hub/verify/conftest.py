@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -23,6 +24,7 @@ import time
 from echo_hub.tasks.base import Problem
 
 KEPT = []
+ODD_REWARDS = {1: float("inf"), 2: 1e30, 3: "0.5", 4: True, 5: None, 6: -0.01, 14: float("nan")}
 
 
 class Numbers:
@@ -33,6 +35,8 @@ class Numbers:
 
     def score(self, problem, completion):
         number = int(completion)
+        if number in ODD_REWARDS:
+            return ODD_REWARDS[number]
         if number == 10:
             KEPT.append(bytearray(2**27))
         if number == 11:
@@ -40,8 +44,6 @@ class Numbers:
             os._exit(0)
         if number == 13:
             raise LookupError("13 brings bad luck")
-        if number == 14:
-            return float("nan")
         if number == 15:
             os._exit(0)
         if number == 16:
@@ -55,7 +57,7 @@ class Numbers:
         if number == 20:
             raise SystemExit(3)
         if number == 21:
-            return os.getpid()
+            return os.getpid() / 2**22  # Linux has no higher number.
         return number / 100
 
 
@@ -70,7 +72,7 @@ Opens = Callable[..., AbstractAsyncContextManager[ScoringPool]]
 def numbers_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
     """Opens a pool whose task is `NUMBERS`; keyword arguments are settings of the task."""
     (tmp_path / "numbers_task.py").write_text(NUMBERS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     base_dir = resolve_base("builtin:tiny")
 
