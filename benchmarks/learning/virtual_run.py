@@ -61,7 +61,7 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRo
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.opening import coordinator_settings
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.scoring.problems import Problems, accuracy
+from echo_hub.scoring.problems import Problems
 from echo_hub.trainer import arrived
 from echo_shared import torch_sampler
 from echo_shared.messages import FinishReason, rollout_id
@@ -243,6 +243,7 @@ class _Run:
                 stop_ids=self._settings.stop_ids,
             )
         rewards = [float(self._problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
+        accuracy = sum(map(self._problems.rewards.is_solved, rewards)) / len(rewards)
         self._points.append(
-            Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy(rewards), staleness=staleness)
+            Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness)
         )

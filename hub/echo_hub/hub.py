@@ -153,6 +153,7 @@ class Hub:
         )
 
         self._node_evaluations = NodeEvaluations(
+            rewards=opened.problems.rewards,
             report=report,
             publish=self.publishing.keep_for_evaluation,
             load=opened.store.load_evaluated,

@@ -27,6 +27,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -98,6 +99,7 @@ class HeldOut:
     max_tokens: int
     """Of a turn."""
     stop_ids: tuple[int, ...]
+    rewards: RewardBounds
 
     @classmethod
     def of_run(cls, config: HubConfig, problems: Problems, *, stop_ids: tuple[int, ...]) -> HeldOut:
@@ -109,6 +111,7 @@ class HeldOut:
             temperature=config.sampling.temperature,
             max_tokens=config.sampling.max_tokens,
             stop_ids=stop_ids,
+            rewards=problems.rewards,
         )
 
 
@@ -143,7 +146,10 @@ async def evaluate(policy_version: int, heldout: HeldOut, *, generate: Generator
                 for index in range(samples)
             ]
             seconds = await _play(episodes, policy_version, kind, heldout, generate=generate, judge=judge)
-            results.append(summary(episodes, policy_version, kind, samples=samples, seconds=seconds))
+            measured = summary(
+                episodes, policy_version, kind, samples=samples, seconds=seconds, rewards=heldout.rewards
+            )
+            results.append(measured)
     return results
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_hub.scoring.problems import FULL_REWARD
 from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ScorerError
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,13 @@ def standard_error(means: Sequence[float]) -> float:
 
 
 def summary(
-    attempts: Sequence[Attempt], policy_version: int, kind: EvaluationKind, *, samples: int, seconds: float
+    attempts: Sequence[Attempt],
+    policy_version: int,
+    kind: EvaluationKind,
+    *,
+    samples: int,
+    seconds: float,
+    rewards: RewardBounds,
 ) -> Evaluation:
     """The figures of all attempts of one kind. Raises ScorerError when not one of them could be scored."""
     by_problem: dict[int, list[float]] = {}
@@ -65,7 +71,7 @@ def summary(
         log.warning(
             "the scorer failed on %d of %d completions by version %d", num_unscored, len(attempts), policy_version
         )
-    solved = [(sum(reward >= FULL_REWARD for reward in rewards), len(rewards)) for rewards in by_problem.values()]
+    solved = [(sum(map(rewards.is_solved, earned)), len(earned)) for earned in by_problem.values()]
     means = [count / total for count, total in solved]
     # A problem of which fewer than k completions could be scored says nothing about k.
     ks = sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})
@@ -79,7 +85,7 @@ def summary(
         accuracy=float(np.mean(means)),
         accuracy_error=standard_error(means),
         pass_at={k: float(np.mean(shares)) for k, shares in possible.items() if shares},
-        mean_reward=float(np.mean([np.mean(rewards) for rewards in by_problem.values()])),
+        mean_reward=float(np.mean([np.mean(earned) for earned in by_problem.values()])),
         mean_tokens=float(np.mean([attempt.num_tokens for attempt in attempts])),
         share_truncated=float(np.mean([attempt.truncated for attempt in attempts])),
         seconds=seconds,

@@ -19,6 +19,7 @@ from echo_hub.evaluation.by_hub import (
 )
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import EvaluationKind
+from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -63,6 +64,7 @@ def heldout(problems: int, samples: int) -> HeldOut:
         temperature=0.8,
         max_tokens=5,
         stop_ids=(1,),
+        rewards=RewardBounds(),
     )
 
 
