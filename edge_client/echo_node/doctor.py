@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 
 from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice, Possibility
-from echo_node.config import NodeConfig
+from echo_node.config import NodeConfig, load_config
 from echo_node.engine import measured_rates, place_of, settings_of
 from echo_node.host import control, hardware
 from echo_node.host.artefact_files import content_here, headroom_bytes
@@ -34,7 +34,6 @@ from echo_node.host.speeds import SpeedBook
 from echo_node.net.address import HubAddress
 from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
 from echo_shared.fields import printable_line
-from echo_shared.settings import load_settings
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -94,7 +93,7 @@ def examine(paths: Paths, url: str | None) -> Diagnosis:
     try:
         hub = Hubs(paths).last()
         file = paths.config_file if paths.config_file.exists() else None
-        config = load_settings(NodeConfig, file, {} if hub is None else hub.flags)
+        config = load_config(file, {} if hub is None else hub.flags)
     except (ConfigError, StorageError) as error:
         findings.append(Finding(subject="settings", level="problem", what=_said(error), do=error.do or ""))
     patient = _Patient(paths=paths, config=config, hardware=hardware.detect(), hub=hub, url=url)
