@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -14,6 +16,9 @@ from echo_hub.dashboard.model import EvaluationView, NodeView, RunState, RunView
 from echo_hub.dashboard.responses import SECURITY_HEADERS
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 
+_VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
+"""Of a format. The library fails on other versions, and repeats the one that it was asked for in its answer."""
+
 
 class Metrics:
     def __init__(self, snapshots: Snapshots) -> None:
@@ -23,9 +28,19 @@ class Metrics:
         """GET /metrics"""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_OfSnapshot(await self._snapshots.get()))
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        encode, content_type = choose_encoder(_understood(request.headers.get("Accept", "")))
         headers = {**SECURITY_HEADERS, "Content-Type": content_type, "Cache-Control": "no-store"}
         return web.Response(body=encode(registry), headers=headers)
+
+
+def _understood(accept: str) -> str:
+    """The Accept header without the formats whose version is none."""
+    formats = []
+    for wanted in accept.split(","):
+        parameters = (part.strip().partition("=") for part in wanted.split(";")[1:])
+        if all(_VERSION.fullmatch(value) for name, _, value in parameters if name == "version"):
+            formats.append(wanted)
+    return ",".join(formats)
 
 
 class _OfSnapshot:
@@ -134,7 +149,7 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
             "echo_version_fetched_bytes", "Of the newest version, by where nodes had them from.", labels=["source"]
         )
         yield _labelled(sources, (([source], number) for source, number in newest.bytes_by_transport.items()))
-        yield _seconds("echo_version_dissemination_seconds", "From announcement to verified, newest version.", newest)
+        yield _seconds("echo_version_dissemination_seconds", "Until this share of nodes had the newest version.", newest)
     if run.dissemination is not None:
         told, reached = run.dissemination.num_told, run.dissemination.num_reached
         yield _gauge("echo_version_nodes_told", "Nodes that are to get the newest version, or have it.", told)
@@ -143,17 +158,21 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
         if version.policy_version == run.newest_complete:
             number = version.policy_version
             yield _gauge("echo_complete_version", "The newest version that all have who were told of it.", number)
-            yield _seconds("echo_complete_version_dissemination_seconds", "From announcement to verified.", version)
+            yield _seconds("echo_complete_version_dissemination_seconds", "Until this share of nodes had it.", version)
 
 
 def _seconds(name: str, help_text: str, version: VersionView) -> Metric:
+    """From the announcement until a share of the nodes had the version and had verified it.
+
+    The label is not called `quantile`: that one belongs to summaries.
+    """
     known = {
         "0.5": version.dissemination_p50_s,
         "0.95": version.dissemination_p95_s,
         "1": version.dissemination_max_s,
     }
-    family = GaugeMetricFamily(name, help_text, labels=["quantile"])
-    return _labelled(family, (([quantile], value) for quantile, value in known.items() if value is not None))
+    family = GaugeMetricFamily(name, help_text, labels=["share"])
+    return _labelled(family, (([share], value) for share, value in known.items() if value is not None))
 
 
 def _nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:
