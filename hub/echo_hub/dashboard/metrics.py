@@ -149,7 +149,7 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
             "echo_version_fetched_bytes", "Of the newest version, by where nodes had them from.", labels=["source"]
         )
         yield _labelled(sources, (([source], number) for source, number in newest.bytes_by_transport.items()))
-        yield _seconds("echo_version_dissemination_seconds", "Until this share of nodes had the newest version.", newest)
+        yield _seconds("echo_version_dissemination_seconds", "Until this share of nodes had the newest one.", newest)
     if run.dissemination is not None:
         told, reached = run.dissemination.num_told, run.dissemination.num_reached
         yield _gauge("echo_version_nodes_told", "Nodes that are to get the newest version, or have it.", told)

@@ -21,7 +21,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 import echo_shared
 from echo_hub.config import ServerConfig
-from echo_hub.net.client_address import client_ip
+from echo_hub.net.client_address import client_ip, hub_host
 from echo_hub.net.send_queue import Rank, SendQueue
 from echo_shared.errors import EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
@@ -283,7 +283,7 @@ class Gateway:
             backend=proof.backend,
             device=proof.device,
             host=client_ip(request, self._settings.trusted_proxies),
-            hub_host=request.url.host or "",
+            hub_host=hub_host(request),
             swarm_port=proof.swarm_port,
             mesh_port=proof.mesh_port,
         )
