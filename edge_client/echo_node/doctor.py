@@ -300,30 +300,34 @@ def _answer(address: HubAddress) -> Finding:
             do = "The hub's certificate is not valid for this address, or it speaks http only. Ask the operator."
         what = f"{address.origin} cannot be reached: {printable_line(str(reason) or type(reason).__name__)}"
         return Finding(subject="hub", level="problem", what=what, do=do)
-    problems = _problems(body) if status in (200, 503) else None
-    if problems is None:
+    health = _health(body) if status in (200, 503) else None
+    if health is None:
         what = f"{address.origin} answers with status {status}, but not as a hub does"
         return Finding(subject="hub", level="problem", what=what, do="Check the address; ask the operator for it.")
+    starting, problems = health
     if problems:
         what = f"{address.origin} answers, but is not well: {printable_line('; '.join(problems))[:_MOST_SAID]}"
         return Finding(
             subject="hub", level="warning", what=what, do="Tell its operator. This node can join all the same."
         )
-    return Finding(subject="hub", level="ok", what=f"{address.origin} answers")
+    what = f"{address.origin} answers{'; it is still starting' if starting else ''}"
+    return Finding(subject="hub", level="ok", what=what)
 
 
 def _open(address: HubAddress) -> http.client.HTTPResponse:
     proxies: dict[str, str] | None = {} if address.is_loopback else None  # None: as the environment says.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
-    answer: http.client.HTTPResponse = opener.open(address.url("/healthz"), timeout=HUB_S)
+    answer: http.client.HTTPResponse = opener.open(address.url("/readyz"), timeout=HUB_S)
     return answer
 
 
-def _problems(body: bytes) -> list[str] | None:
-    """What the hub says is broken; None when this is no hub."""
+def _health(body: bytes) -> tuple[bool, list[str]] | None:
+    """Whether the hub is still starting, and what it says is broken; None when this is no hub."""
     try:
         health = json.loads(body)
-        return [str(problem) for problem in health["problems"]] if health["status"] in ("ok", "failing") else None
+        if health["status"] not in ("starting", "ready", "failing"):
+            return None
+        return health["status"] == "starting", [str(problem) for problem in health["problems"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 

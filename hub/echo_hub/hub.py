@@ -179,7 +179,7 @@ class Hub:
             fleet=self._fleet,
             distribution=self.distributor.status,
             join_command=lambda: self.join_command,
-            learner_pid=lambda: self._trainer.pid,
+            learner_state=lambda: self._trainer.state,
             finished=self.finished.is_set,
             started_at=resources.started_at,
         )
@@ -409,6 +409,7 @@ class Hub:
     async def _learner_said(self, event: LearnerEvent) -> None:
         """What it holds or has trained can be evaluated from now on."""
         await self._driver.report(event)
+        self.pages.changes.notify()
         if isinstance(event, LearnerReady):
             self._evaluations.reached(event.policy_version)
         elif isinstance(event, StepDone):

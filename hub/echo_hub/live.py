@@ -34,12 +34,14 @@ from echo_hub.run_directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import Source, Transport
+from echo_hub.trainer import LearnerState
 
 EVENTS_KEPT: Final = 50
 MOST_CHARACTERS: Final = 500
 VERSIONS_SHOWN: Final = 30
 EVALUATIONS_SHOWN: Final = 120
 RATE_WINDOW_S: Final = 30.0
+LEARNER_IS_DOWN: Final = "The learner process has died; it is being started again."
 
 
 class NotableLog(logging.Handler):
@@ -73,7 +75,7 @@ class LivePages:
         fleet: Fleet,
         distribution: Callable[[], DistributionStatus],
         join_command: Callable[[], str],
-        learner_pid: Callable[[], int | None],
+        learner_state: Callable[[], LearnerState],
         finished: Callable[[], bool],
         started_at: float,
     ) -> None:
@@ -86,7 +88,7 @@ class LivePages:
         self._fleet = fleet
         self._distribution = distribution
         self._join_command = join_command
-        self._learner_pid = learner_pid
+        self._learner_state = learner_state
         self._finished = finished
         self._started_at = started_at
         self._received: deque[tuple[float, int]] = deque([(time.time(), 0)])
@@ -139,7 +141,8 @@ class LivePages:
             join_command=self._join_command(),
             state=RunState.FINISHED if self._finished() else RunState.RUNNING,
             state_detail=self._detail(status),
-            problems=() if self._learner_pid() else ("The learner process is not running; it is being started.",),
+            problems=(LEARNER_IS_DOWN,) if self._learner_state() is LearnerState.DOWN else (),
+            starting=self._learner_state() is LearnerState.STARTING,
             started_at=self._started_at,
             finished_at=evaluations[-1].evaluated_at if self._finished() else None,
             steps_total=config.training.steps,
@@ -183,6 +186,8 @@ class LivePages:
     def _detail(self, status: CoordinatorStatus) -> str:
         if self._finished():
             return ""
+        if self._learner_state() is LearnerState.STARTING:
+            return "starting the learner"
         if status.finished:
             return "evaluating"
         if not status.nodes_connected:

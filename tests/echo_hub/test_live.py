@@ -16,13 +16,14 @@ from echo_hub.config import HubConfig, RunConfig, ServerConfig, TrainingConfig
 from echo_hub.core.dissemination import Arrival, DistributionStatus, Progress, Release
 from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
 from echo_hub.core.events import LearnerReady
-from echo_hub.dashboard.model import Accounting, DisseminationView, EvaluationView, RunState
+from echo_hub.dashboard.model import Accounting, DisseminationView, EvaluationView, Readiness, RunState
 from echo_hub.fleet import Fleet
 from echo_hub.live import LivePages
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.run_directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.tallies import SOURCES, TRANSPORTS
+from echo_hub.trainer import LearnerState
 from echo_shared.messages import (
     ArtefactOffer,
     Fetched,
@@ -68,7 +69,7 @@ class Hub:
     def __init__(self, driven: Any, directory: RunDirectory, **run: Any) -> None:
         self.driven = driven
         self.directory = directory
-        self.learner_pid: int | None = 4711
+        self.learner_state = LearnerState.RUNNING
         self.is_finished = False
         self.distribution = DistributionStatus()
         self.fleet = Fleet(
@@ -92,7 +93,7 @@ class Hub:
             fleet=self.fleet,
             distribution=lambda: self.distribution,
             join_command=lambda: "echo-node join http://hub",
-            learner_pid=lambda: self.learner_pid,
+            learner_state=lambda: self.learner_state,
             finished=lambda: self.is_finished,
             started_at=STARTED,
         )
@@ -328,10 +329,16 @@ async def test_ranks_count_only_those_who_have_trained_rollouts(hub: Hub) -> Non
     assert {node.node_id for node in await hub.pages.nodes()} == {"idle", "a", "b"}
 
 
-async def test_a_dead_learner_is_a_problem(hub: Hub) -> None:
-    hub.learner_pid = None
-    (problem,) = (await hub.pages.run_view()).problems
-    assert "learner" in problem
+async def test_a_dead_learner_is_a_problem_and_one_that_starts_is_not(hub: Hub) -> None:
+    view = await hub.pages.run_view()
+    assert (view.problems, view.readiness) == ((), Readiness.READY)
+    hub.learner_state = LearnerState.STARTING
+    view = await hub.pages.run_view()
+    assert (view.problems, view.state_detail, view.readiness) == ((), "starting the learner", Readiness.STARTING)
+    hub.learner_state = LearnerState.DOWN
+    view = await hub.pages.run_view()
+    (problem,) = view.problems
+    assert "learner" in problem and view.readiness is Readiness.FAILING
 
 
 @pytest.mark.parametrize("mode", ["sequential", "colocated"])

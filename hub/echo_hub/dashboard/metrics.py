@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from echo_hub.dashboard.model import EvaluationView, NodeView, RunState, RunView, StepView, VersionView
+from echo_hub.dashboard.model import EvaluationView, NodeView, Readiness, RunState, RunView, StepView, VersionView
 from echo_hub.dashboard.responses import SECURITY_HEADERS
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 
@@ -78,7 +78,9 @@ def _run(run: RunView) -> Iterator[Metric]:
     yield InfoMetricFamily("echo_run", "The run that this hub serves.", about)
     states = GaugeMetricFamily("echo_run_state", "1 for the state that the run is in.", labels=["state"])
     yield _labelled(states, (([state], float(state is run.state)) for state in RunState))
-    yield _gauge("echo_healthy", "0 while something is broken; /healthz says what.", float(not run.problems))
+    yield _gauge("echo_healthy", "0 while something is broken; /readyz says what.", float(not run.problems))
+    ready = float(run.readiness is Readiness.READY)
+    yield _gauge("echo_ready", "1 once the hub can train; 0 while it starts or something is broken.", ready)
     yield _gauge("echo_run_start_time_seconds", "When the run began, seconds since the epoch.", run.started_at)
     yield _gauge("echo_learner_step", "Newest trained step.", run.trained_step)
     yield _gauge("echo_learner_steps_target", "Steps of the whole run.", run.steps_total)

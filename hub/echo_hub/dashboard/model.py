@@ -19,6 +19,14 @@ class RunState(StrEnum):
     FINISHED = "finished"
 
 
+class Readiness(StrEnum):
+    """Whether the hub can train."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILING = "failing"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
     """Where every rollout ever leased is now: leased = trained + evaluated + dropped + in flight."""
@@ -183,7 +191,9 @@ class RunView:
     state_detail: str = ""
     """Why it is paused, or what it waits for."""
     problems: tuple[str, ...] = ()
-    """What is broken, for the operator; not empty = /healthz answers 503."""
+    """What is broken, for the operator."""
+    starting: bool = False
+    """The hub is not up yet: nodes may join, and nothing is trained."""
     started_at: float
     finished_at: float | None = None
     steps_total: int
@@ -218,6 +228,12 @@ class RunView:
     """What the hub can send, as set or measured."""
     events: tuple[NotableEvent, ...] = ()
     """Newest first; old ones may be left out."""
+
+    @property
+    def readiness(self) -> Readiness:
+        if self.problems:
+            return Readiness.FAILING
+        return Readiness.STARTING if self.starting else Readiness.READY
 
     @property
     def accuracy_before(self) -> float | None:

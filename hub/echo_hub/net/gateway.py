@@ -223,7 +223,10 @@ class Gateway:
             compress=False,
             writer_limit=NO_LIMIT,
         )
-        stream = await socket.prepare(request)
+        try:
+            stream = await socket.prepare(request)
+        except ValueError as error:  # The library's own answer fails on headers that are no text.
+            raise web.HTTPBadRequest(text="This is no websocket handshake.\n") from error
         assert stream is not None, "a websocket's response has a stream"
         session = HubSession(me=self._me, software_version=echo_shared.__version__, nonce=secrets.token_bytes(32))
         connection = _Connection(socket, session, request.transport)

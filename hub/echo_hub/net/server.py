@@ -18,14 +18,14 @@ class Server:
 
     def __init__(self, settings: ServerConfig, routes: Iterable[web.AbstractRouteDef]) -> None:
         self._settings = settings
-        self._routes = routes
+        self.routes = tuple(routes)
         self._runner: web.AppRunner | None = None
         self.port = settings.port
 
     async def open(self) -> None:
         """Raises ConfigError when the port cannot be had."""
         application = web.Application()
-        application.add_routes(self._routes)
+        application.add_routes(self.routes)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._settings.host, self._settings.port)

@@ -111,6 +111,7 @@ class ScriptedSource:
         self.step = step
         self.total = 60
         self.problems: tuple[str, ...] = ()
+        self.starting = False
         self.spread: DisseminationView | None = None
         self.num_reads = 0
 
@@ -139,6 +140,7 @@ class ScriptedSource:
             state=RunState.FINISHED if self.step == self.total else RunState.RUNNING,
             state_detail="" if self.names else "Waiting for a first node.",
             problems=self.problems,
+            starting=self.starting,
             started_at=STARTED,
             finished_at=self.now if self.step == self.total else None,
             steps_total=self.total,

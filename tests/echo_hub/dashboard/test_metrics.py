@@ -32,7 +32,7 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     assert samples["echo_rollouts_total", (("reason", "stale"), ("state", "dropped"))] == 296
     assert samples["echo_run_state", (("state", "running"),)] == 1
     assert samples["echo_run_state", (("state", "finished"),)] == 0
-    assert samples["echo_healthy", ()] == 1
+    assert (samples["echo_healthy", ()], samples["echo_ready", ()]) == (1, 1)
     assert samples["echo_fetches_total", (("transport", "swarm"),)] == 74
     assert samples["echo_heldout_accuracy", ()] == run.evaluations[-1].accuracy
     assert samples["echo_heldout_policy_version", ()] == 30
