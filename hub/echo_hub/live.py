@@ -35,6 +35,7 @@ from echo_hub.store.reports import Evaluation, EvaluationKind, NodeTotals, StepR
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import Source, Transport
 from echo_hub.trainer import LearnerState
+from echo_shared import step_figures
 
 EVENTS_KEPT: Final = 50
 MOST_CHARACTERS: Final = 500
@@ -280,9 +281,7 @@ def _thinned(views: Sequence[EvaluationView], most: int) -> tuple[EvaluationView
 
 
 def _step_view(row: StepRecord) -> StepView:
-    metrics = row.metrics
-    seconds = metrics.get("train_s", row.trained_at - row.planned_at)
-    computed = metrics.get("computed_tokens")
+    known = step_figures.with_derived(row.metrics, lasted_s=row.trained_at - row.planned_at)
     return StepView(
         step=row.step,
         trained_at=row.trained_at,
@@ -291,18 +290,7 @@ def _step_view(row: StepRecord) -> StepView:
         mean_reward=row.mean_reward,
         staleness_mean=row.staleness_mean,
         staleness_max=row.staleness_max,
-        seconds=seconds,
-        loss=metrics.get("loss"),
-        grad_norm=metrics.get("grad_norm"),
-        mismatch_kl=metrics.get("mismatch_kl"),
-        clip_fraction=metrics.get("clip_fraction"),
-        ratio_mean=metrics.get("ratio_mean"),
-        ratio_max=metrics.get("ratio_max"),
-        base_kl=metrics.get("base_kl"),
-        share_without_advantage=metrics.get("share_without_advantage"),
-        share_truncated=metrics.get("share_truncated"),
-        tokens_per_s=computed / seconds if computed is not None and seconds > 0 else None,
-        eval_s=metrics.get("eval_s"),
+        figures={figure.key: known.get(figure.key) for figure in step_figures.STEP_FIGURES},
     )
 
 

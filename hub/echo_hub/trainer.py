@@ -29,6 +29,7 @@ from echo_shared.child import ChildExited
 from echo_shared.errors import LearnerError
 from echo_shared.messages import rollout_id
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.step_figures import EVAL_S
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ class Trainer:
             batch, started = await self._load_batch(job.step), time.monotonic()
             metrics = await learner.train(job.step, batch, self._export_path(job.step))
             self._train_s = time.monotonic() - started
-            metrics["eval_s"], self._eval_s = self._eval_s, 0.0
+            metrics[EVAL_S.key], self._eval_s = self._eval_s, 0.0
             await report(StepDone(step=job.step, metrics=metrics))
         elif isinstance(job, _Generate):
             await self._generate(learner, job)

@@ -15,6 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from echo_hub.dashboard.model import EvaluationView, NodeView, Readiness, RunState, RunView, StepView, VersionView
 from echo_hub.dashboard.responses import SECURITY_HEADERS
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
+from echo_shared import step_figures
 
 _VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
 """Of a format. The library fails on other versions, and repeats the one that it was asked for in its answer."""
@@ -93,18 +94,9 @@ def _run(run: RunView) -> Iterator[Metric]:
 
 def _learner(step: StepView) -> Iterator[Metric]:
     """Of the newest step."""
-    yield _gauge("echo_learner_train_seconds", "What the newest step took, waiting not included.", step.seconds)
-    yield _gauge("echo_learner_eval_seconds", "Spent on evaluations between the two newest steps.", step.eval_s)
-    yield _gauge("echo_learner_tokens_per_second", "Tokens that got a gradient, per second of it.", step.tokens_per_s)
-    yield _gauge("echo_learner_loss", "Of the newest step, as are those below.", step.loss)
-    yield _gauge("echo_learner_grad_norm", "Before it is clipped.", step.grad_norm)
-    yield _gauge("echo_learner_importance_ratio_mean", "Over trained tokens.", step.ratio_mean)
-    yield _gauge("echo_learner_importance_ratio_max", "Over trained tokens.", step.ratio_max)
-    yield _gauge("echo_learner_clip_fraction", "Of trained tokens, 0..1.", step.clip_fraction)
-    yield _gauge("echo_learner_mismatch_kl", "Between engine and learner, nats per token.", step.mismatch_kl)
-    yield _gauge("echo_learner_base_kl", "From the base model, nats per token.", step.base_kl)
-    yield _gauge("echo_learner_share_without_advantage", "Of the groups, 0..1.", step.share_without_advantage)
-    yield _gauge("echo_learner_share_truncated", "Of the rollouts, 0..1.", step.share_truncated)
+    for figure in step_figures.STEP_FIGURES:
+        if figure.prometheus is not None:
+            yield _gauge(figure.prometheus, figure.about, step.figures.get(figure.key))
 
 
 def _evaluation(newest: EvaluationView) -> Iterator[Metric]:

@@ -41,7 +41,9 @@ SCHEMA = {
     "steps": {
         *("step", "trained_at", "num_rollouts", "num_tokens", "mean_reward", "staleness_mean", "staleness_max"),
         *("seconds", "loss", "grad_norm", "mismatch_kl", "clip_fraction", "ratio_mean", "ratio_max", "base_kl"),
-        *("share_without_advantage", "share_truncated", "tokens_per_s", "eval_s"),
+        *("share_without_advantage", "share_truncated", "tokens_per_s", "eval_s", "updated", "rollouts_masked"),
+        *("groups_without_advantage", "rollouts_unselected", "rollouts_vetoed", "correction_weight"),
+        *("correction_share", "completion_tokens", "computed_tokens", "train_s"),
     },
     "leaderboard": {
         *("rank", "node_id", "name", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share", "last_seen"),
@@ -70,6 +72,7 @@ async def get(hub: ClientSession, path: str, status: int = 200) -> Any:
 async def test_the_fields_are_the_promised_ones(hub: ClientSession) -> None:
     run = await get(hub, "/api/v1/run")
     assert set(run) == SCHEMA["run"]
+    assert set(run["newest_step"]) == SCHEMA["steps"]
     assert set(run["accounting"]) == SCHEMA["accounting"]
     for name in ("evaluations", "versions", "events"):
         assert set(run[name][0]) == SCHEMA[name]

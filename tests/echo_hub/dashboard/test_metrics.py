@@ -38,8 +38,8 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     assert samples["echo_heldout_policy_version", ()] == 30
     assert samples["echo_heldout_mean_at_k", (("k", "8"),)] == run.evaluations[-1].mean_at_k
     assert samples["echo_heldout_pass_at_k", (("k", "4"),)] == run.evaluations[-1].pass_at[4]
-    assert samples["echo_learner_importance_ratio_max", ()] == run.newest_step.ratio_max
-    assert samples["echo_learner_train_seconds", ()] == run.newest_step.seconds
+    assert samples["echo_learner_importance_ratio_max", ()] == run.newest_step.figures["ratio_max"]
+    assert samples["echo_learner_train_seconds", ()] == run.newest_step.figures["seconds"]
     newest = run.versions[0]
     assert samples["echo_version_payload_bytes", ()] == newest.payload_bytes
     assert samples["echo_version_dissemination_seconds", (("share", "0.95"),)] == newest.dissemination_p95_s
