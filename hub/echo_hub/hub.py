@@ -197,7 +197,7 @@ class Hub:
             nodes=self._nodes.live,
             distribution=self._distributor.status,
             join_command=partial(join_command, config, self.server),
-            learner_pid=lambda: self._trainer.pid,
+            learner_state=lambda: self._trainer.state,
             finished=self.ending.finished.is_set,
             started_at=opened.started_at,
         )
@@ -268,6 +268,7 @@ class Hub:
     async def _learner_said(self, event: LearnerEvent) -> None:
         """What it holds or has trained can be evaluated from now on."""
         await self._driver.report(event)
+        self._changes.notify()
         if isinstance(event, LearnerReady):
             self._evaluations.reached(event.policy_version)
         elif isinstance(event, StepDone):
