@@ -233,13 +233,13 @@ async def test_a_hub_is_asked(
 async def test_a_hub_that_speaks_no_tls_is_told_from_an_untrusted_one(
     answering: Callable[..., Any], paths: Paths, broken: Broken
 ) -> None:
-    url = await answering(200, '{"status": "ok", "problems": []}')
+    url = await answering(200, '{"status": "ready", "problems": []}')
     found = of(await asyncio.to_thread(examine, paths, url.replace("http://", "https://")), "hub")
     assert found.level == "problem" and "does not speak TLS" in found.what and found.do == f"Use {url}"
 
 
 async def test_a_page_s_address_is_the_hub_s(answering: Callable[..., Any], paths: Paths, broken: Broken) -> None:
-    url = await answering(200, '{"status": "ok", "problems": []}')
+    url = await answering(200, '{"status": "ready", "problems": []}')
     found = of(await asyncio.to_thread(examine, paths, f"{url}/leaderboard?sort=-trained#top"), "hub")
     assert (found.level, found.what) == ("ok", f"{url} answers")
 
