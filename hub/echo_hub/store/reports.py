@@ -299,11 +299,8 @@ def read_versions_by_transport(connection: Connection) -> dict[Transport, int]:
 
 def read_evaluations(connection: Connection, since: float) -> list[Evaluation]:
     """Those made after `since`, in the order of versions, greedy before sampled."""
-    rows = connection.execute(
-        select(evaluations)
-        .where(evaluations.c.evaluated_at > since)
-        .order_by(evaluations.c.policy_version, evaluations.c.kind)
-    )
+    # Sorted here: asked for this order, SQLite walks all of them in it.
+    rows = connection.execute(select(evaluations).where(evaluations.c.evaluated_at > since))
     return [
         Evaluation(
             **{
@@ -312,5 +309,5 @@ def read_evaluations(connection: Connection, since: float) -> list[Evaluation]:
                 "pass_at": {int(k): share for k, share in row.pass_at.items()},
             }
         )
-        for row in rows
+        for row in sorted(rows, key=lambda row: (row.policy_version, row.kind))
     ]
