@@ -184,6 +184,11 @@ class Store:
         with self._reading() as connection:
             return reports.read_steps(connection, since, limit)
 
+    def newest_step(self) -> StepRecord | None:
+        """The last trained step; None before the first."""
+        with self._reading() as connection:
+            return reports.read_newest_step(connection)
+
     def versions_history(self, newest: int) -> list[VersionRecord]:
         """The `newest` published versions, in order."""
         with self._reading() as connection:

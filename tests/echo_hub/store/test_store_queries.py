@@ -87,6 +87,7 @@ class Filled:
             "leaderboard": store.leaderboard,
             "accounting": store.accounting,
             "steps_history": lambda: store.steps_history(newest - 3),
+            "newest_step": store.newest_step,
             "versions_history": lambda: store.versions_history(5),
             "versions_by_transport": store.versions_by_transport,
             "evaluations": lambda: store.evaluations(1e9),
