@@ -95,7 +95,7 @@ class StepRecord:
     """Over groups."""
     staleness_max: int
     metrics: Mapping[str, float]
-    """The learner's; empty when the hub died before it heard of them."""
+    """The learner's, and the hub's eval_s unless the hub died before it counted the step."""
     dropped: Mapping[str, int]
     """Rollouts dropped before the step was trained, from the first day on, by reason."""
 
