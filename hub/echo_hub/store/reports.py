@@ -250,7 +250,7 @@ def read_newest_step(connection: Connection) -> StepRecord | None:
     return None if row is None else _step_record(row)
 
 
-def _step_record(row: Row[Any]) -> StepRecord:
+def _step_record(row: Any) -> StepRecord:
     return StepRecord(
         step=row.step,
         planned_at=row.planned_at,

@@ -18,7 +18,7 @@ from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import Snapshot
 from echo_hub.store import reading, reports
-from echo_hub.store.database import check_migrated, connect, migrate, storage_errors
+from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.reports import Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
 from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps, versions
@@ -35,13 +35,18 @@ class Store:
 
     @classmethod
     def open(cls, url: str, *, beside_hub: bool = False) -> Store:
-        """Opens or makes the database and migrates it. Raises ConfigError for a bad URL, else StorageError.
+        """Opens or makes the database, looks for damage and migrates it. Raises ConfigError for a bad URL, else
+        StorageError.
 
         `beside_hub`: another process may be using it. It is never migrated then; StorageError when it would have to be.
         """
         engine = connect(url)
         try:
-            check_migrated(engine) if beside_hub else migrate(engine)
+            if beside_hub:
+                check_migrated(engine)
+            else:
+                check_undamaged(engine)
+                migrate(engine)
         except BaseException:
             engine.dispose()
             raise
