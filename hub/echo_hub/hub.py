@@ -99,6 +99,7 @@ class Hub:
         self.config = config
         self.directory = directory
         self.key = opened.me.public_key
+        self.run_id = opened.run_id
         self.server = Server(config.server)
         self.ending = Ending(last_version=config.training.steps, evaluated=opened.evaluated)
         self._opened = opened

@@ -129,8 +129,8 @@ class LivePages:
     def _run_view(self, status: CoordinatorStatus, distribution: DistributionStatus, rollouts_per_s: float) -> RunView:
         config = self._config
         books = self._store.accounting()
-        newest = self._store.steps_history(status.trained_steps - 1)[-1:]
-        step = _step_view(newest[0]) if newest else None
+        newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
+        step = _step_view(newest) if newest else None
         versions = self._store.versions_history(VERSIONS_SHOWN)
         evaluations = self._read_evaluations()
         return RunView(
@@ -148,7 +148,7 @@ class LivePages:
             started_at=self._started_at,
             finished_at=evaluations[-1].evaluated_at if self._finished() else None,
             steps_total=config.training.steps,
-            trained_step=status.trained_steps,
+            trained_step=step.step if step else 0,
             published_version=status.published_version,
             group_size=config.training.group_size,
             max_staleness=config.training.max_staleness if config.run.mode == "async" else 0,

@@ -76,7 +76,8 @@ _Job = _Train | _Generate | GroupRequest
 class Trainer:
     """`load_batch` gives a step's batch, `export_path` where its adapter goes, if anywhere.
 
-    A step's metrics are the learner's and eval_s, the seconds that evaluations took since the step before.
+    A step's metrics are the learner's and eval_s, the seconds that evaluations took since the step before; eval_s is
+    not known of a step that only a checkpoint tells of.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Trainer:
                 self._pid = learner.pid
                 self.state = LearnerState.RUNNING
                 self._drop_what_is_asked_for_again()
-                await report(LearnerReady(policy_version=learner.policy_version))
+                await report(LearnerReady(policy_version=learner.policy_version, metrics=learner.last_metrics))
                 while True:
                     await self._work(learner, report)
                     deaths = 0

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -17,8 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from echo_hub import live as live_module
 from echo_hub.config.sections import HubConfig, RunConfig, ServerConfig, TrainingConfig
 from echo_hub.connected import ConnectedNodes
-from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
-from echo_hub.core.events import LearnerReady
+from echo_hub.core.effects import AnnounceVersion, FinishRun, PublishVersion, SendLease, TrainStep
+from echo_hub.core.events import LearnerReady, StepDone
 from echo_hub.core.spread.holdings import Arrival, DistributionStatus, Progress, Release
 from echo_hub.dashboard.model import Accounting, Changes, DisseminationView, EvaluationView, Readiness, RunState
 from echo_hub.dashboard.pages import routes
@@ -290,6 +292,32 @@ async def test_a_whole_run(hub: Hub) -> None:
     assert await hub.pages.steps(1) == steps[1:]
     (row,) = await hub.pages.leaderboard()
     assert (row.rank, row.node_id, row.trained_rollouts, row.trained_tokens, row.share) == (1, "a", 8, 24, 1.0)
+
+
+async def test_a_step_is_shown_as_soon_as_it_is_committed_and_no_sooner(hub: Hub) -> None:
+    driven = hub.driven
+    driven.answered.add(PublishVersion)
+    await hub.join("a")
+    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.work(lambda: bool(driven.of(TrainStep)), hub.deliver)
+    await driven.driver.report(StepDone(step=1, metrics={"loss": 0.5}))
+    await driven.work(lambda: len(driven.of(TrainStep)) == 2 and bool(driven.of(AnnounceVersion)), hub.deliver)
+    may_commit = threading.Event()
+    held = asyncio.ensure_future(driven.thread(may_commit.wait))
+    await driven.driver.report(StepDone(step=2, metrics={"loss": 0.25}))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert driven.driver.coordinator.status().trained_steps == 2, "it is on its way into the store"
+    view = await hub.pages.run_view()
+    may_commit.set()
+    assert view.newest_step is not None, "the figures of step 1 stay until those of step 2 are there"
+    assert (view.trained_step, view.newest_step.step, view.newest_step.loss) == (1, 1, 0.5)
+    assert (view.mean_reward, view.staleness_mean, view.staleness_max) == (0.5, 0.0, 0)
+    assert await held
+    await driven.until(lambda: bool(driven.of(FinishRun)))
+    view = await hub.pages.run_view()
+    assert view.newest_step is not None
+    assert (view.trained_step, view.newest_step.step, view.newest_step.loss) == (2, 2, 0.25)
 
 
 async def test_a_version_on_its_way(hub: Hub) -> None:
