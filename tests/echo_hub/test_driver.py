@@ -60,7 +60,7 @@ async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive
                 assert [states[each] for each in ids] == [ReceiptState.LEASED] * len(ids)
             case SendReceipts():
                 for receipt in action.receipts:
-                    assert driven.store.receipt(action.node_id, receipt.rollout_id) == receipt
+                    assert driven.store.receipts(action.node_id, [receipt.rollout_id])[0] == receipt
             case ScoreRollout():
                 assert len(driven.store.load_payloads([action.rollout_id])) == 1
             case TrainStep():
@@ -82,7 +82,7 @@ async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive
 async def test_what_waits_is_handled_in_order_and_committed_at_once(drive: Drive) -> None:
     driven = await drive(running=False)
     commits: list[str] = []
-    event.listen(driven.store._engine, "commit", lambda connection: commits.append(threading.current_thread().name))
+    event.listen(driven.store.engine, "commit", lambda connection: commits.append(threading.current_thread().name))
     reported = [
         NodeConnected(node_id="a"),
         NodeReported(node_id="a", capacity=100, policy_version=0),

@@ -31,7 +31,7 @@ class Store:
     """Made by `open`."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     @classmethod
     def open(cls, url: str, *, beside_hub: bool = False) -> Store:
@@ -54,7 +54,7 @@ class Store:
         return cls(engine)
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
 
     # --- the coordinator's books
 
@@ -68,12 +68,8 @@ class Store:
         with self._reading() as connection:
             return reading.read_snapshot(connection)
 
-    def receipt(self, node_id: str, rollout_id: str) -> Receipt:
-        """What became of a rollout, for its own node; dropped as invalid for others, and for ids never leased."""
-        return self.receipts(node_id, [rollout_id])[0]
-
     def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
-        """`receipt` of each, in the order asked for, in a few queries."""
+        """What became of a node's rollouts, in the order asked for; what is not its own is dropped as invalid."""
         with self._reading() as connection:
             return reading.read_receipts(connection, node_id, rollout_ids)
 
@@ -215,12 +211,12 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with storage_errors("The hub's database cannot be read."), self._engine.connect() as connection:
+        with storage_errors("The hub's database cannot be read."), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        writing = self._engine.execution_options(writes=True)
+        writing = self.engine.execution_options(writes=True)
         with storage_errors("The hub's database cannot be written."), writing.begin() as connection:
             yield connection
 

@@ -13,7 +13,7 @@ from echo_hub.store.store import Store
 async def test_every_call_is_made_on_the_one_thread(tmp_path: Path) -> None:
     store = AsyncStore(Store.open(f"sqlite:///{tmp_path / 'echo.db'}"))
     threads: set[str] = set()
-    event.listen(store.store._engine, "commit", lambda connection: threads.add(threading.current_thread().name))
+    event.listen(store.store.engine, "commit", lambda connection: threads.add(threading.current_thread().name))
     await store.set_run_meta("a", "1")
     await store.set_run_meta("b", "2")
     assert await store.run_meta() == {"a": "1", "b": "2"}

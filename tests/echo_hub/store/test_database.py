@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
@@ -38,17 +40,19 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
     engine.dispose()
 
 
-def test_what_an_older_hub_called_verified_is_scored(url: str) -> None:
-    engine = connect(url)
-    migrate(engine)
-    older = (
-        "UPDATE alembic_version SET version_num = '0007'",
-        'INSERT INTO rollouts (lease_id, "index", node_id, group_id, turn, policy_version, leased_at, deadline, state)'
-        " VALUES (1, 0, 'a', 0, 0, 0, 0, 0, 'verified')",
-    )
+def test_what_an_older_hub_called_verified_is_scored(tmp_path: Path) -> None:
+    engine = connect(file_url(tmp_path / "echo.db"))
+    config = Config(attributes={})
+    config.set_main_option("script_location", str(database.MIGRATIONS))
     with engine.execution_options(writes=True).begin() as connection:
-        for statement in older:
-            connection.execute(text(statement))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0007")
+        connection.execute(
+            text(
+                'INSERT INTO rollouts (lease_id, "index", node_id, group_id, turn, policy_version, leased_at, deadline, '
+                "state) VALUES (1, 0, 'a', 0, 0, 0, 0, 0, 'verified')"
+            )
+        )
     migrate(engine)
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT state FROM rollouts")) == ReceiptState.SCORED

@@ -91,10 +91,10 @@ def test_turns_are_found_by_their_groups() -> None:
     """However much of the run is scored: SQLite has nothing to tell it how many rows a state has."""
     store = Store.open("sqlite://")
     statements: list[tuple[str, Any]] = []
-    listen(store._engine, "before_cursor_execute", lambda _c, _k, sql, given, *_: statements.append((sql, given)))
+    listen(store.engine, "before_cursor_execute", lambda _c, _k, sql, given, *_: statements.append((sql, given)))
     store.load_turns({(group_id, 0) for group_id in range(5)})
     sql, given = statements[-1]
-    with store._engine.connect() as connection:
+    with store.engine.connect() as connection:
         plan = " ".join(row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", given))
     assert "SEARCH rollouts USING INDEX ix_rollouts_group" in plan
     store.close()
@@ -103,8 +103,8 @@ def test_turns_are_found_by_their_groups() -> None:
 def test_a_receipt_is_for_its_own_node(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0")], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("1-1",), reason=DropReason.STALE)], now=2.0)
-    assert store.receipt("a", "1-0") == Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)
-    assert store.receipt("a", "1-1") == Receipt(
+    assert store.receipts("a", ["1-0"])[0] == Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)
+    assert store.receipts("a", ["1-1"])[0] == Receipt(
         rollout_id="1-1", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE
     )
 
@@ -126,7 +126,7 @@ def test_a_receipt_is_for_its_own_node(store: Store, records: Any) -> None:
 )
 def test_anything_else_is_invalid(store: Store, records: Any, node_id: str, asked: str) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1)], now=1.0)
-    assert store.receipt(node_id, asked) == Receipt(
+    assert store.receipts(node_id, [asked])[0] == Receipt(
         rollout_id=asked, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID
     )
 
@@ -146,4 +146,4 @@ def test_a_whole_message_of_receipts_is_answered_in_order(store: Store, records:
     assert of_lease["2"] == of_lease["9"] == {ReceiptState.DROPPED}
     assert [receipt.rollout_id for receipt in receipts if receipt.state is ReceiptState.RECEIVED] == ["3-5"]
     assert store.receipts("a", []) == []
-    assert store.receipts("a", ["3-5", "3-5"]) == [store.receipt("a", "3-5")] * 2
+    assert store.receipts("a", ["3-5", "3-5"]) == [store.receipts("a", ["3-5"])[0]] * 2

@@ -66,7 +66,6 @@ class Filled:
         return {
             "apply": lambda: self._one_of_each_record(store),
             "snapshot": store.snapshot,
-            "receipt": lambda: store.receipt("a", ids[0]),
             "receipts": lambda: store.receipts("a", ids),
             "load_payloads": lambda: store.load_payloads(ids),
             "load_turns": lambda: store.load_turns({(newest - 1, 0), (newest - 1, 1)}),

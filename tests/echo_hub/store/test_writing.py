@@ -29,7 +29,7 @@ def test_key_of_a_rollout() -> None:
 def test_one_turn_may_hold_a_rollouts_whole_life(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=5, group_id=0), now=1.0)
     assert store.accounting().by_state == {ReceiptState.TRAINED: 2}
-    assert store.receipt("a", "5-1").state is ReceiptState.TRAINED
+    assert store.receipts("a", ["5-1"])[0].state is ReceiptState.TRAINED
 
 
 def test_records_of_one_kind_may_be_many(store: Store, records: Any) -> None:
@@ -109,7 +109,7 @@ def test_a_dropped_rollout_keeps_its_receipt_and_loses_its_tokens(store: Store, 
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0", "1-1")], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("1-0",), reason=DropReason.INVALID, detail="not drawn")], now=2.0)
     assert [row.rollout_id for row in store.load_payloads(["1-0", "1-1"])] == ["1-1"]
-    receipt = store.receipt("a", "1-0")
+    receipt = store.receipts("a", ["1-0"])[0]
     assert (receipt.state, receipt.drop_reason) == (ReceiptState.DROPPED, DropReason.INVALID)
 
 
