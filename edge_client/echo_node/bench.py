@@ -18,7 +18,7 @@ from rich.text import Text
 from echo_node.backends import registry
 from echo_node.backends.base import OUT_OF_MEMORY
 from echo_node.backends.measure import widths_up_to
-from echo_node.backends.process import Backend
+from echo_node.backends.process import EngineChild
 from echo_node.backends.random_model import make_random_model
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
@@ -192,7 +192,7 @@ class Bench:
                 width //= 2
 
     async def _rows_at(self, choice: BackendChoice, width: int, seconds: float) -> list[dict[str, Any]]:
-        backend = await Backend.start(
+        engine = await EngineChild.start(
             choice,
             base_dir=self._base.directory,
             derived_dir=self._base.derived,
@@ -201,9 +201,9 @@ class Bench:
             limits=limits_of(self._config, self._hardware),
         )
         try:
-            return await backend.measure(widths=widths_up_to(backend.width), budget_s=seconds)
+            return await engine.measure(widths=widths_up_to(engine.width), budget_s=seconds)
         finally:
-            await backend.stop()
+            await engine.stop()
 
     def _outcome(self, choice: BackendChoice, *, speeds: Speeds | None = None, problem: str = "") -> Outcome:
         return Outcome(choice=choice, precision=settings_of(self._config).precision, speeds=speeds, problem=problem)

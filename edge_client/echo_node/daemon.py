@@ -21,9 +21,16 @@ from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core.events import Disconnected, DrainRequested, Event, Tick
-from echo_node.engine.choosing import Choices
+from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook
-from echo_node.engine.supervisor import Engine, EngineFiles, EngineParts, limits_of, measured_rates, settings_of
+from echo_node.engine.supervisor import (
+    EngineFiles,
+    EngineParts,
+    EngineSupervisor,
+    limits_of,
+    measured_rates,
+    settings_of,
+)
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here
@@ -36,8 +43,8 @@ from echo_node.net.client import HubClient, Introduction
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.net.mesh import Mesh
 from echo_node.net.receiver import Receiver
+from echo_node.panel import NodeSnapshot, Panel
 from echo_node.shell import Parts, RunShell, artefact_title
-from echo_node.view import Snapshot, View
 from echo_shared.errors import EchoError, RefusedError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.messages import FromHub, KeysRotated, Links, Peers, Piece, RefusalCode, RunKeys, Unwanted, Welcome
@@ -61,14 +68,14 @@ class ConnectionEnded:
 class Daemon:
     """`run` ends after the drain that a signal, the control socket, or the hub's last word asks for."""
 
-    def __init__(self, *, paths: Paths, config: NodeConfig, me: Identity, joining: Joining, view: View) -> None:
+    def __init__(self, *, paths: Paths, config: NodeConfig, me: Identity, joining: Joining, panel: Panel) -> None:
         self._paths = paths
         self._config = config
         self._me = me
         self._joining = joining
-        self._view = view
+        self._panel = panel
         self._name = config.name or f"node-{me.node_id[:8]}"
-        self._choices = Choices(self._look, on_change=self._introduce)
+        self._chooser = EngineChooser(self._look, on_change=self._introduce)
         self._inbox: asyncio.Queue[FromHub | Event | ConnectionEnded] = asyncio.Queue(INBOX_EVENTS)
         self._shell: RunShell | None = None
         self._welcome: Welcome | None = None
@@ -81,7 +88,7 @@ class Daemon:
     async def run(self) -> None:
         """Raises the EchoError that made it end, if one did; CancelledError after a second request to stop."""
         self._main_task = asyncio.current_task()
-        await self._choices.decide()
+        await self._chooser.decide()
         self._swarm = await Swarm.open(
             SwarmSettings(
                 listen_host=self._config.swarm_host,
@@ -126,22 +133,22 @@ class Daemon:
             assert self._main_task is not None, "the daemon runs in a task"
             self._main_task.cancel()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> NodeSnapshot:
         """The node now."""
         about: dict[str, Any] = {
             "pid": os.getpid(),
             "node_id": self._me.node_id,
             "name": self._name,
-            "backend": self._choices.choice.name,
-            "device": self._choices.choice.device,
+            "backend": self._chooser.choice.name,
+            "device": self._chooser.choice.device,
             "hub": self._joining.address.origin,
             "connected": self._connected,
         }
         shell, welcome = self._shell, self._welcome
         if shell is None or welcome is None or self._client.hub_key is None:
-            return Snapshot(**about, activity="connecting")
+            return NodeSnapshot(**about, activity="connecting")
         status = shell.work.status(asyncio.get_running_loop().time())
-        return Snapshot(
+        return NodeSnapshot(
             **about,
             activity=status.activity,
             hub_fingerprint=fingerprint(self._client.hub_key),
@@ -181,7 +188,7 @@ class Daemon:
                 self._inbox.put_nowait(Tick(progress={} if self._shell is None else dict(self._shell.fetching)))
             if self._shell is not None and ticks % COUNT_EVERY_TICKS == 0:
                 await self._shell.writer.refresh()
-            self._view.update(self.snapshot())
+            self._panel.update(self.snapshot())
             ticks += 1
             await asyncio.sleep(TICK_S)
 
@@ -321,8 +328,8 @@ class Daemon:
         return Introduction(
             name=self._name,
             invite_token=self._joining.invite_token,
-            backend=self._choices.choice.name,
-            device=self._choices.hardware.summary,
+            backend=self._chooser.choice.name,
+            device=self._chooser.hardware.summary,
             swarm_port=self._swarm.port,
             mesh_port=self._mesh.port,
         )
@@ -337,17 +344,17 @@ class Daemon:
             jitter=random.random,
         )
 
-    def _make_engine(self, files: EngineFiles) -> Engine:
+    def _make_engine(self, files: EngineFiles) -> EngineSupervisor:
         parts = EngineParts(
-            choices=self._choices,
+            chooser=self._chooser,
             widths=Widths(self._paths.widths),
             speeds=SpeedBook(self._paths.speeds),
             settings=settings_of(self._config),
-            limits=limits_of(self._config, self._choices.hardware),
+            limits=limits_of(self._config, self._chooser.hardware),
             bench_seconds=self._config.bench_seconds,
             deliver=self._inbox.put,
         )
-        return Engine(parts, files)
+        return EngineSupervisor(parts, files)
 
     def _status_verb(self) -> Mapping[str, Any]:
         return asdict(self.snapshot())

@@ -23,7 +23,7 @@ from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
 from echo_node.host.paths import HOME_VARIABLE, Paths
 from echo_node.host.spool import Spool
 from echo_node.lending.pairing import DEFAULT_PORT
-from echo_node.view import from_json, open_view, rows
+from echo_node.panel import from_json, open_panel, rows
 from echo_shared.errors import ConfigError, ConnectError, EchoError, StorageError
 from echo_shared.files import write_private
 from echo_shared.identity import Identity, fingerprint
@@ -345,8 +345,8 @@ def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -
         me = Identity.load_or_create(paths.identity_key)
         console = Console()
         _log_to(console, paths, file="node.log", quiet=quiet)
-        with open_view(console, quiet=quiet) as view:
-            asyncio.run(Daemon(paths=paths, config=config, me=me, joining=joining, view=view).run())
+        with open_panel(console, quiet=quiet) as panel:
+            asyncio.run(Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel).run())
 
 
 def _log_to(console: Console, paths: Paths, *, file: str, quiet: bool) -> None:

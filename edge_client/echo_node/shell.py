@@ -26,13 +26,13 @@ from echo_node.core.effects import (
     Send,
     SpoolLease,
     SpoolRollout,
-    StartBackend,
+    StartEngine,
     Stop,
     SubmitGroup,
 )
 from echo_node.core.events import ArtefactReady, Event, FetchFailed
 from echo_node.core.work import WorkLoop
-from echo_node.engine.supervisor import Engine, EngineFiles
+from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
 from echo_node.net.fetcher import UNREADABLE, Fetcher
@@ -53,7 +53,7 @@ class Parts:
 
     spool: Spool
     fetcher: Fetcher
-    make_engine: Callable[[EngineFiles], Engine]
+    make_engine: Callable[[EngineFiles], EngineSupervisor]
     send: Callable[[FromNode], Awaitable[None]]
     deliver: Deliver
     derived: Path
@@ -74,7 +74,7 @@ class RunShell:
         """Held by the one job on an artefact's files that is under way, and kept by those that wait."""
         self._answers: dict[int | None, ArtefactReady | FetchFailed] = {}
         """What fetches have answered that are not abandoned, until the work loop hears of it."""
-        self._engine: Engine | None = None
+        self._engine: EngineSupervisor | None = None
         self._work: WorkLoop | None = None
         self.writer = SpoolWriter(parts.spool, parts.deliver)
         self.fetching: dict[int | None, tuple[int, int]] = {}
@@ -149,14 +149,14 @@ class RunShell:
                 await self._carry_out_on_engine(effect)
 
     async def _carry_out_on_engine(
-        self, effect: StartBackend | AddPolicy | DropPolicy | SubmitGroup | CancelLease
+        self, effect: StartEngine | AddPolicy | DropPolicy | SubmitGroup | CancelLease
     ) -> None:
-        if isinstance(effect, StartBackend):
+        if isinstance(effect, StartEngine):
             self._engine = self._parts.make_engine(self._engine_files())
             self._start(self._engine.run(effect.after_s, effect.max_width), name="engine")
             return
         engine = self._engine
-        assert engine is not None, "the work loop uses the engine after StartBackend only"
+        assert engine is not None, "the work loop uses the engine after StartEngine only"
         match effect:
             case AddPolicy(policy_version=version):
                 await engine.add_policy(version, None if version == 0 else self.fetcher.directory(version))

@@ -22,7 +22,7 @@ from echo_node.host.hubs import Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
 from echo_node.net.mesh import Mesh
-from echo_node.view import PlainView
+from echo_node.panel import PlainPanel
 from echo_shared.artefacts import open_offer
 from echo_shared.errors import ConnectError, RefusedError, StorageError
 from echo_shared.identity import Identity
@@ -70,13 +70,13 @@ class Node:
         )
         me = Identity.load_or_create(self.paths.identity_key)
         return Daemon(
-            paths=self.paths, config=config, me=me, joining=Joining(address=address, **options), view=PlainView()
+            paths=self.paths, config=config, me=me, joining=Joining(address=address, **options), panel=PlainPanel()
         )
 
     @asynccontextmanager
     async def running(self, url: str, *, probe_s: float = 60.0, **joining: Any) -> AsyncIterator[Daemon]:
         daemon = self.daemon(url, **joining)
-        daemon._choices._probe_s = probe_s
+        daemon._chooser._probe_s = probe_s
         task = asyncio.create_task(daemon.run())
         try:
             yield daemon

@@ -1,4 +1,4 @@
-"""The backend's child process: `python -m echo_node.backends.worker`, driven by `process.Backend` over its streams.
+"""The engine's child process: `python -m echo_node.backends.worker`, driven by `process.EngineChild` over its streams.
 
 An engine may crash, leak or be killed for its memory; as a child it takes nobody with it. Groups queue here. Those of
 the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine

@@ -29,16 +29,16 @@ from echo_node.core.effects import (
     Send,
     SpoolLease,
     SpoolRollout,
-    StartBackend,
+    StartEngine,
     Stop,
     SubmitGroup,
 )
 from echo_node.core.events import (
     ArtefactReady,
-    BackendLost,
-    BackendReady,
     Disconnected,
     DrainRequested,
+    EngineLost,
+    EngineReady,
     Event,
     FetchFailed,
     GroupFailed,
@@ -122,7 +122,7 @@ class WorkLoop:
         self._base_retry_at: float | None = None
         self._width = 0
         self._ready_at = 0.0
-        self._backend_failures = 0
+        self._engine_failures = 0
         self._group_failures = 0
         self._rests_until = 0.0
         self._spool_works = True
@@ -230,7 +230,7 @@ class WorkLoop:
                 return
         elif self._base is None:
             self._base = event.fetched
-            self._effects.append(StartBackend(after_s=0.0))
+            self._effects.append(StartEngine(after_s=0.0))
         self._send(event.fetched)
 
     def _fetch_failed(self, event: FetchFailed, now: float) -> None:
@@ -240,25 +240,25 @@ class WorkLoop:
             self._base_retry_at = now + backoff_s(self._base_failures, self._jitter())
             self._base_failures += 1
 
-    def _backend_ready(self, event: BackendReady, now: float) -> None:
+    def _engine_ready(self, event: EngineReady, now: float) -> None:
         self._width = event.width
         self._ready_at = now
         self._pace.tokens_per_s = event.tokens_per_s
 
-    def _backend_lost(self, event: BackendLost, now: float) -> None:
+    def _engine_lost(self, event: EngineLost, now: float) -> None:
         self._policies.engine_lost()
         was_steady = self._width > 0 and now - self._ready_at >= STEADY_S
         if event.cause == "replaced":
-            self._restart(StartBackend(after_s=0.0))
+            self._restart(StartEngine(after_s=0.0))
         elif event.cause == "out_of_memory" and (was_steady or event.width != 1):
             half = max(1, (event.width or USUAL_WIDTH) // 2)
-            self._restart(StartBackend(after_s=0.0, max_width=0 if was_steady else half))
+            self._restart(StartEngine(after_s=0.0, max_width=0 if was_steady else half))
         else:
             self._count_death(event.what)
-            failures = self._backend_failures
+            failures = self._engine_failures
             after_s = 0.0 if failures == 0 else backoff_s(failures - 1, self._jitter())
-            self._restart(StartBackend(after_s=after_s))
-            self._backend_failures += 1
+            self._restart(StartEngine(after_s=after_s))
+            self._engine_failures += 1
 
     def _count_death(self, what: str) -> None:
         if self._width == 0:
@@ -270,7 +270,7 @@ class WorkLoop:
                 held.running = False  # There is nothing left to cancel.
                 self._return(held, f"the sampling engine died {held.deaths} times on it: {what}")
 
-    def _restart(self, start: StartBackend) -> None:
+    def _restart(self, start: StartEngine) -> None:
         self._width = 0
         for held in self._held.values():
             held.running = False
@@ -279,7 +279,7 @@ class WorkLoop:
 
     def _rollout_finished(self, event: RolloutFinished, now: float) -> None:
         finished = event.rollout
-        self._backend_failures = 0
+        self._engine_failures = 0
         self._group_failures = 0
         full = self.held_rollouts >= self._width
         self._pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
@@ -441,8 +441,8 @@ _HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     Disconnected: WorkLoop._disconnected,
     ArtefactReady: WorkLoop._artefact_ready,
     FetchFailed: WorkLoop._fetch_failed,
-    BackendReady: WorkLoop._backend_ready,
-    BackendLost: WorkLoop._backend_lost,
+    EngineReady: WorkLoop._engine_ready,
+    EngineLost: WorkLoop._engine_lost,
     RolloutFinished: WorkLoop._rollout_finished,
     GroupFailed: WorkLoop._group_failed,
     Spooled: WorkLoop._spooled,
