@@ -1,7 +1,7 @@
 """The work loop, event by event; then a random walk that checks what must hold on every path."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import numpy as np
 from hypothesis import given, settings
@@ -26,6 +26,7 @@ from echo_node.core.effects import (
     Stop,
     SubmitGroup,
 )
+from echo_node.core.engine_life import STEADY_S, USUAL_WIDTH
 from echo_node.core.events import (
     ArtefactReady,
     Disconnected,
@@ -41,7 +42,7 @@ from echo_node.core.events import (
     SpoolFailed,
     Tick,
 )
-from echo_node.core.work import DRAIN_S, STEADY_S, USUAL_WIDTH, WorkLoop
+from echo_node.core.work import DRAIN_S, HANDLERS, WorkLoop
 from echo_shared.messages import (
     ArtefactOffer,
     DropReason,
@@ -157,6 +158,28 @@ class Node:
 
     def ever_sent(self, kind: type[M]) -> list[M]:
         return [e.message for e in self.wanted if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def test_every_event_is_handled_and_nothing_else() -> None:
+    assert set(HANDLERS) == set(get_args(Event))
+
+
+def test_a_node_says_why_it_asks_for_no_work() -> None:
+    node = Node()
+    assert node.loop.held_back_by(0.0) == ("the engine is not up",)
+    node.ready()
+    assert node.loop.held_back_by(0.0) == ()
+    node(SpoolFailed(what="disk full"))
+    for n in range(1, 4):
+        node(lease(n), GroupFailed(lease_id=n, what="no"))
+    assert node.loop.held_back_by(0.5) == ("the spool cannot be written", "groups keep failing")
+    assert node.loop.held_back_by(1.0) == ("the spool cannot be written",)
+    node(DrainRequested(reason="enough"), EngineLost(what="killed"))
+    assert node.loop.held_back_by(1.0) == (
+        "the engine is not up",
+        "the spool cannot be written",
+        "the node is leaving",
+    )
 
 
 def test_from_welcome_to_the_first_rollout() -> None:
