@@ -8,7 +8,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 from weakref import WeakValueDictionary
 
 from echo_node.core.effects import (
@@ -48,7 +48,7 @@ Deliver = Callable[[Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class RunParts:
     """What a run's shell is made of."""
 
     spool: Spool
@@ -64,7 +64,7 @@ class Parts:
 class RunShell:
     """Made once the hub's run is known; `open`, then `handle` each event, then `close`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: RunParts) -> None:
         self._parts = parts
         self.fetcher = parts.fetcher
         self._tasks: set[asyncio.Task[None]] = set()
@@ -143,18 +143,17 @@ class RunShell:
             case RemoveArtefact(policy_version=unwanted):
                 self._answers.pop(unwanted, None)
                 self._file_job(unwanted, lambda: self.fetcher.remove(unwanted))
+            case StartEngine(after_s=after_s, max_width=max_width):
+                self._engine = self._parts.make_engine(self._engine_files())
+                self._start(self._engine.run(after_s, max_width), name="engine")
+            case AddPolicy() | DropPolicy() | SubmitGroup() | CancelLease():
+                await self._tell_engine(effect)
             case Stop():
                 self.stopped = True
             case _:
-                await self._carry_out_on_engine(effect)
+                assert_never(effect)
 
-    async def _carry_out_on_engine(
-        self, effect: StartEngine | AddPolicy | DropPolicy | SubmitGroup | CancelLease
-    ) -> None:
-        if isinstance(effect, StartEngine):
-            self._engine = self._parts.make_engine(self._engine_files())
-            self._start(self._engine.run(effect.after_s, effect.max_width), name="engine")
-            return
+    async def _tell_engine(self, effect: AddPolicy | DropPolicy | SubmitGroup | CancelLease) -> None:
         engine = self._engine
         assert engine is not None, "the work loop uses the engine after StartEngine only"
         match effect:
@@ -166,6 +165,8 @@ class RunShell:
                 await engine.submit(request)
             case CancelLease(lease_id=lease_id):
                 await engine.cancel(lease_id)
+            case _:
+                assert_never(effect)
 
     def _engine_files(self) -> EngineFiles:
         base_dir = self.fetcher.directory(None)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolEffect, SpoolLease, SpoolRollout
 from echo_shared.errors import StorageError
@@ -103,6 +103,8 @@ class Spool:
                                 if item.state is not ReceiptState.LEASED
                             ],
                         )
+                    case _:
+                        assert_never(effect)
 
     def unfinished(self) -> dict[int, tuple[int, ...]]:
         """Indices by lease that were leased, and neither finished nor returned."""
