@@ -33,7 +33,6 @@ from echo_shared.errors import BackendError, ConfigError, StorageError
 
 log = logging.getLogger(__name__)
 
-DEFAULT_SECONDS: Final = 15.0
 CPU_WIDTH: Final = 64
 GPU_WIDTH: Final = 256
 """The widest that is tried, unless the settings name a width."""

@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 from echo_node.backends import measure, memory, registry
 from echo_node.backends.base import OUT_OF_MEMORY, Engine, EngineEvent, EngineSettings, GroupFailed
@@ -146,17 +146,25 @@ class Worker:
             self._unfinished.clear()
 
     def _report(self, events: list[EngineEvent], busy_s: float) -> None:
-        finished = [event for event in events if isinstance(event, FinishedRollout)]
+        finished: list[FinishedRollout] = []
+        failed: list[GroupFailed] = []
+        for event in events:
+            match event:
+                case FinishedRollout():
+                    finished.append(event)
+                case GroupFailed():
+                    failed.append(event)
+                case _:
+                    assert_never(event)
         for rollout in finished:
             self._unfinished[rollout.lease_id] -= 1
             if self._unfinished[rollout.lease_id] == 0:
                 del self._unfinished[rollout.lease_id]
         if finished:
             self._pipe.send({"type": "finished", "busy_s": busy_s, **rollouts_to_frame(finished)})
-        for event in events:
-            if isinstance(event, GroupFailed):
-                self._unfinished.pop(event.lease_id, 0)
-                self._pipe.send({"type": "failed", "lease_id": event.lease_id, "code": event.code, "what": event.what})
+        for group in failed:
+            self._unfinished.pop(group.lease_id, 0)
+            self._pipe.send({"type": "failed", "lease_id": group.lease_id, "code": group.code, "what": group.what})
 
     def _send_failed(self, lease_ids: list[int], error: EchoError) -> None:
         for lease_id in lease_ids:

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 from echo_node.backends import registry
-from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings
+from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import STOPPED, EngineChild, Limits
 from echo_node.backends.registry import BackendChoice
@@ -166,10 +166,13 @@ class EngineSupervisor:
     async def _tell(self, child: EngineChild) -> None:
         """Until the engine ends, which raises BackendError."""
         async for event in child.events():
-            if isinstance(event, FinishedRollout):
-                await self._parts.deliver(RolloutFinished(rollout=event, tokens_per_s=child.tokens_per_s))
-            else:
-                await self._parts.deliver(events.GroupFailed(lease_id=event.lease_id, what=event.what))
+            match event:
+                case FinishedRollout():
+                    await self._parts.deliver(RolloutFinished(rollout=event, tokens_per_s=child.tokens_per_s))
+                case GroupFailed(lease_id=lease_id, what=what):
+                    await self._parts.deliver(events.GroupFailed(lease_id=lease_id, what=what))
+                case _:
+                    assert_never(event)
 
     async def _lost(self, error: BackendError, width: int) -> None:
         what = error.what if error.got is None else f"{error.what} ({error.got})"

@@ -87,7 +87,6 @@ class _Leg(asyncio.Protocol):
     def __init__(self, own: asyncio.Transport, other: asyncio.Transport) -> None:
         self.received = 0
         self.ended = asyncio.Event()
-        self._own = own
         self._other = other
         # Reading stops while the other's buffer is full: memory stays bounded.
         own.set_write_buffer_limits(high=_BUFFER_BYTES)
@@ -169,7 +168,7 @@ class Relay:
     async def _judge(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(HANDSHAKE_S):
             request = await _receive(reader, Request)
-        if not self._is_known(request.secret, peer):
+        if not self.is_known(request.secret, peer):
             self._count_refusal(peer, "wrong code")
             await _refuse(writer, Answer(status="wrong_code"))
             return
@@ -189,7 +188,8 @@ class Relay:
         finally:
             self._device.release()
 
-    def _is_known(self, secret: str, peer: str) -> bool:
+    def is_known(self, secret: str, peer: str) -> bool:
+        """Whether the node at the address `peer` is let in: by the code's secret in hexadecimal, or on this machine."""
         if not secret and is_loopback(peer):
             return True
         return hmac.compare_digest(secret.encode(), self._pairing.code.secret.hex().encode())

@@ -23,7 +23,6 @@ from echo_shared.identity import Identity, node_id, verify
 _NONCE_BYTES: Final = 32
 _KEY_BYTES: Final = 32
 _MAC_BYTES: Final = 32
-_SIGNATURE_BYTES: Final = 64
 _PURPOSE: Final = b"echo mesh 1"
 Role = Literal[b"connects", b"listens"]
 
