@@ -96,7 +96,7 @@ class Report:
 
 @contextmanager
 def base_for(paths: Paths, hub: HubRecord | None, model: Path | None) -> Iterator[Base]:
-    """`model`, else the base of `hub` if it is here, else a random model that is gone afterwards.
+    """The model to measure on: `model`, else the base of `hub` if here, else a random model that is gone afterwards.
 
     Raises ConfigError when `model` is none.
     """
@@ -142,7 +142,7 @@ class Bench:
         self._base = base
 
     async def run(self, *, backend: str, seconds: float, begin: Callable[[BackendChoice], None]) -> Report:
-        """Every usable engine, or only `backend` unless that is "auto", `seconds` each; `begin` is told of each.
+        """Measures every usable engine, or `backend` alone unless that is "auto", `seconds` each; `begin` is told.
 
         What was learnt of memory that did not suffice is forgotten: it may be free now. Raises ConfigError when
         there is no such backend.
@@ -179,7 +179,7 @@ class Bench:
         return self._outcome(choice, speeds=speeds, problem=problem)
 
     async def _rows(self, choice: BackendChoice, seconds: float) -> list[dict[str, Any]]:
-        """At half the width, and so on, where the memory does not suffice. Raises BackendError."""
+        """What was measured, at half the width, and so on, where the memory does not suffice. Raises BackendError."""
         width = self._config.width or (CPU_WIDTH if choice.device == "cpu" else GPU_WIDTH)
         while True:
             try:

@@ -238,7 +238,10 @@ class EngineChild:
                 self._receiving.exception()  # ChildExited, which nobody needs to be told any more.
 
     def _why(self, error: ChildExited) -> BackendError:
-        """Kills that are ours do not come here: a SIGKILL is the kernel's, for memory, unless it denies it."""
+        """What to say of a worker's end.
+
+        Kills that are ours do not come here: a SIGKILL is the kernel's, for memory, unless it denies it.
+        """
         denied = self._kernel_kills is not None and self._kernel_kills == memory.kernel_kills()
         if sys.platform == "win32" or error.returncode != -signal.SIGKILL or denied:
             return BackendError(error.what, got=error.got, do=error.do, code=DIED)

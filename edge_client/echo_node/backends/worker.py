@@ -47,7 +47,7 @@ class Worker:
         """Rollouts that the engine holds, by lease."""
 
     def run(self) -> None:
-        """Until the parent closes the pipe. Raises BackendError when the engine is of no more use."""
+        """Works until the parent closes the pipe. Raises BackendError when the engine is of no more use."""
         while not self._pipe.ended:
             ready = [version for version in self._queues if self._policies.is_ready(version)]
             self._heartbeat.working = bool(self._queues)
@@ -80,7 +80,7 @@ class Worker:
                 raise BackendError("The worker got a command that it does not know.", got=str(frame.get("type")))
 
     def _forget(self, version: int) -> None:
-        """What comes under this number from now on is another policy."""
+        """Forgets a version: what comes under this number from now on is another policy."""
         self._policies.drop(version)
         if version == self._current:
             self._current = None
@@ -98,7 +98,7 @@ class Worker:
             self._engine.cancel(lease_id)
 
     def _measure(self, widths: tuple[int, ...], budget_s: float) -> None:
-        """Only while nothing is queued or running; on the bare base."""
+        """Measures the engine on the bare base; only while nothing is queued or running."""
         self._policies.use_base()
         rows = measure.measure(self._engine, self._base_dir, widths=widths, budget_s=budget_s)
         self._pipe.send({"type": "measured", "rows": rows})

@@ -52,7 +52,7 @@ class EngineFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What an engine is made of, whatever the base."""
+    """What every engine is made with, whichever the base model."""
 
     chooser: EngineChooser
     widths: Widths
@@ -65,7 +65,7 @@ class EngineParts:
 
 
 def settings_of(config: NodeConfig) -> EngineSettings:
-    """The engine's, of the node's."""
+    """The engine's settings that follow from the node's."""
     return EngineSettings(
         width=config.width,
         threads=config.threads,
@@ -81,7 +81,7 @@ def limits_of(config: NodeConfig, hardware: Hardware) -> Limits:
 
 
 def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> Place:
-    """Blocks for some tenths of a second."""
+    """Where an engine works, under which its speeds and limits are kept. Blocks for some tenths of a second."""
     return Place(
         backend=choice.name,
         device=choice.device,
@@ -159,12 +159,12 @@ class EngineSupervisor:
 
     @property
     def _is_measurable(self) -> bool:
-        """A base that is one GGUF file does not say its bounds where `measure` reads them."""
+        """Whether to measure: a base that is one GGUF file does not say its bounds where `measure` reads them."""
         wanted = self._parts.settings.width == 0 and self._parts.bench_seconds > 0
         return wanted and (self._files.base_dir / "config.json").is_file()
 
     async def _tell(self, child: EngineChild) -> None:
-        """Until the engine ends, which raises BackendError."""
+        """Delivers what the engine samples until it ends, which raises BackendError."""
         async for event in child.events():
             match event:
                 case FinishedRollout():
@@ -187,7 +187,7 @@ class EngineSupervisor:
             await child.stop()
 
     async def _measure(self, child: EngineChild, place: Place) -> Speeds:
-        """Once for each place. A failure is remembered too, so that the next start does without."""
+        """Measures the engine, once for each place. A failure is remembered too: the next start does without."""
         parts = self._parts
         log.info("Measuring how fast the engine is on this model, for about %.0f s.", parts.bench_seconds)
         try:
@@ -203,7 +203,7 @@ class EngineSupervisor:
         return speeds
 
     def _ready(self, width: int, speeds: Speeds | None) -> EngineReady:
-        """As wide as is of use, unless the user says otherwise."""
+        """The news that it is up, as wide as is of use, unless the user says otherwise."""
         if speeds is None:
             return EngineReady(width=width)
         if self._parts.settings.width == 0:

@@ -41,7 +41,7 @@ class Handshake:
         return self.nonce + self.me.public_key
 
     def proof(self, theirs: bytes) -> bytes:
-        """For the node that said the hello `theirs`."""
+        """This side's proof for the node that said the hello `theirs`."""
         said = self._transcript(self.role, theirs)
         return self._mac(said) + self.me.sign(said)
 
