@@ -23,7 +23,7 @@ from echo_hub.dashboard.model import Changes
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.trainer import DEATHS_IN_A_ROW, LearnerEvent, Trainer
+from echo_hub.trainer import DEATHS_IN_A_ROW, LearnerEvent, LearnerState, Trainer
 from echo_shared.errors import LearnerError
 from echo_shared.sampling import GroupRequest
 
@@ -129,12 +129,13 @@ def hub(tmp_path: Path) -> Hub:
 async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     trainer = hub.trainer
-    assert trainer.pid is None
+    assert (trainer.pid, trainer.state) == (None, LearnerState.STARTING)
     base = asyncio.ensure_future(trainer.generate(heldout(0), adapter=None, greedy=True))
     async with hub.running():
         async with asyncio.timeout(60):
             assert len((await base).rollouts) == 3
         assert hub.events == [LearnerReady(policy_version=0)]
+        assert trainer.state is LearnerState.RUNNING
         trainer.train(1)
         trainer.sample(request(5, 1))
         trainer.sample(request(6, 1))
@@ -158,7 +159,7 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
 
         def give_one_too_late() -> None:
             """The coordinator has not heard of the loss yet."""
-            assert trainer.pid == first_pid
+            assert (trainer.pid, trainer.state) == (first_pid, LearnerState.DOWN)
             trainer.train(2)
 
         hub.at_batch, hub.at_loss = kill, give_one_too_late
@@ -171,6 +172,7 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
         await hub.until(lambda: hub.steps() == [1, 2])
         assert len(hub.events) == 11, "what was lost waits until the coordinator asks for it again"
         assert not (hub.run_dir / "v2").exists()
+        assert trainer.state is LearnerState.RUNNING
     assert trainer.pid is None
 
 
@@ -235,6 +237,7 @@ async def test_a_learner_that_cannot_live_ends_the_run(
         await hub.trainer.run(hub.report)
     assert hub.events == [LearnerLost()] * (DEATHS_IN_A_ROW - 1)
     assert caplog.text.count("the learner died") == DEATHS_IN_A_ROW
+    assert hub.trainer.state is LearnerState.DOWN
     assert "no-python-here" in (hub.run_dir / "logs" / "learner.log").read_text()
     assert hub.trainer.pid is None
 

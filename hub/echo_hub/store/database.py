@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from echo_shared.errors import ConfigError, StorageError
+from echo_shared.installation import how_to_install, how_to_upgrade
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_MS: Final = 5_000
@@ -64,8 +65,8 @@ def connect(url: str) -> Engine:
         raise ConfigError(
             "The store's URL cannot be used.",
             got=str(error),
-            do='Set store.url to "sqlite:////absolute/path/echo.db" or "postgresql://user@host/database" (for the '
-            'latter: pip install "psycopg[binary]").',
+            do='Set store.url to "sqlite:////absolute/path/echo.db" or "postgresql://user@host/database"; for the '
+            f"latter: {how_to_install('postgresql')}",
         ) from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
@@ -98,23 +99,40 @@ def migrate(engine: Engine) -> None:
             raise StorageError(
                 "The hub's database was made by a newer version of this software.",
                 got=f"schema {current}; this software knows {max(known)}",
-                do="Upgrade: pip install --upgrade echo-swarm",
+                do=f"Upgrade this hub. {how_to_upgrade()}",
             )
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 
 
 def check_migrated(engine: Engine) -> None:
-    """Raises StorageError unless the schema is this software's; changes nothing, for a hub may be serving."""
+    """Raises StorageError unless the schema is this software's, and ConfigError when no hub has made it yet; changes
+    and makes nothing, for a hub may be serving."""
     expected = ScriptDirectory.from_config(_config()).get_current_head()
-    with storage_errors(_CANNOT_OPEN), engine.connect() as connection:
-        current = MigrationContext.configure(connection).get_current_revision()
+    current = None
+    if _is_there(engine):
+        with storage_errors(_CANNOT_OPEN), engine.connect() as connection:
+            current = MigrationContext.configure(connection).get_current_revision()
+    if current is None:
+        raise ConfigError(
+            "This run has not been served yet: it has no nodes.",
+            got=f"no run's database at {engine.url.render_as_string()}",
+            do="Serve it first: echo-hub serve RUN",
+        )
     if current != expected:
         raise StorageError(
             "The hub's database is not of this version of the software.",
-            got="an empty database" if current is None else f"schema {current}; this software has {expected}",
+            got=f"schema {current}; this software has {expected}",
             do="Serve the run with this version first: echo-hub serve RUN",
         )
+
+
+def _is_there(engine: Engine) -> bool:
+    """False for an SQLite file that is missing or empty: to connect would make one of it."""
+    if engine.dialect.name != "sqlite" or engine.url.query.get("uri"):
+        return True
+    path = Path(engine.url.database or "")
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _config() -> Config:

@@ -37,7 +37,8 @@ class Store:
     def open(cls, url: str, *, beside_hub: bool = False) -> Store:
         """Opens or makes the database and migrates it. Raises ConfigError for a bad URL, else StorageError.
 
-        `beside_hub`: another process may be using it. It is never migrated then; StorageError when it would have to be.
+        `beside_hub`: another process may be using it. It is never made or migrated then: ConfigError when no hub has
+        made it yet, StorageError when it would have to be migrated.
         """
         engine = connect(url)
         try:

@@ -72,21 +72,39 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         Store.open(file_url(path))
 
 
-@pytest.mark.parametrize("revision", [None, "0001", "9999"])
-def test_beside_a_hub_another_schema_is_refused_and_left_alone(tmp_path: Path, revision: str | None) -> None:
+@pytest.mark.parametrize("revision", ["0001", "9999"])
+def test_beside_a_hub_another_schema_is_refused_and_left_alone(tmp_path: Path, revision: str) -> None:
     path = tmp_path / "echo.db"
-    if revision is not None:
-        Store.open(file_url(path)).close()
-        with sqlite3.connect(path) as raw:
-            raw.execute("UPDATE alembic_version SET version_num = ?", (revision,))
-        raw.close()
-    with pytest.raises(StorageError, match=r"(?s)not of this version.*(empty|schema \d{4}).*echo-hub serve"):
+    Store.open(file_url(path)).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    raw.close()
+    with pytest.raises(StorageError, match=r"(?s)not of this version.*schema \d{4}.*echo-hub serve"):
         Store.open(file_url(path), beside_hub=True)
     with sqlite3.connect(path) as raw:
-        if revision is None:
-            assert raw.execute("SELECT name FROM sqlite_master").fetchall() == []
-        else:
-            assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
+    raw.close()
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_beside_a_hub_that_never_ran_no_database_is_made(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "echo.db"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"(?s)not been served yet.*echo-hub serve"):
+        Store.open(file_url(path), beside_hub=True)
+    assert [found.read_bytes() for found in tmp_path.iterdir()] == ([] if content is None else [b""])
+
+
+def test_beside_a_hub_a_database_without_a_run_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as raw:
+        raw.execute("CREATE TABLE notes (text)")
+    raw.close()
+    with pytest.raises(ConfigError, match="not been served yet"):
+        Store.open(file_url(path), beside_hub=True)
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("SELECT name FROM sqlite_master").fetchall() == [("notes",)]
     raw.close()
 
 
