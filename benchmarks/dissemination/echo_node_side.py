@@ -11,11 +11,11 @@ from benchmarks.dissemination.payload import digest_of
 from echo_node.config import NodeConfig
 from echo_node.core.events import ArtefactReady, Event
 from echo_node.daemon import Daemon
-from echo_node.engine.supervisor import Engine, EngineFiles
+from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Joining
 from echo_node.host.paths import Paths
-from echo_node.view import Snapshot
+from echo_node.panel import NodeSnapshot
 from echo_shared.identity import Identity
 from echo_shared.messages import Fetched
 
@@ -33,7 +33,7 @@ class EchoNode(Daemon):
             config=NodeConfig(backend="torch", swarm_host=address, insecure=True, reconnect_first_s=RECONNECT_FIRST_S),
             me=Identity.load_or_create(paths.identity_key),
             joining=Joining(address=HubAddress.parse(url, insecure=True), pinned=None, invite_token=None, patient=True),
-            view=_Unseen(),
+            panel=_Unseen(),
         )
         self._here: dict[int, tuple[float, Fetched]] = {}
         self._news = asyncio.Condition()
@@ -76,11 +76,11 @@ class EchoNode(Daemon):
         (found,) = self._paths.artefacts.glob(f"*-v{version:06d}")
         return found
 
-    def _make_engine(self, files: EngineFiles) -> Engine:
+    def _make_engine(self, files: EngineFiles) -> EngineSupervisor:
         return _NoEngine()
 
 
-class _NoEngine(Engine):
+class _NoEngine(EngineSupervisor):
     """Loads for ever."""
 
     def __init__(self) -> None:
@@ -91,5 +91,5 @@ class _NoEngine(Engine):
 
 
 class _Unseen:
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: NodeSnapshot) -> None:
         """Nobody looks."""

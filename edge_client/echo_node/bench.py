@@ -18,7 +18,7 @@ from rich.text import Text
 from echo_node.backends import registry
 from echo_node.backends.base import OUT_OF_MEMORY
 from echo_node.backends.measure import widths_up_to
-from echo_node.backends.process import Backend
+from echo_node.backends.process import EngineChild
 from echo_node.backends.random_model import make_random_model
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
@@ -33,7 +33,6 @@ from echo_shared.errors import BackendError, ConfigError, StorageError
 
 log = logging.getLogger(__name__)
 
-DEFAULT_SECONDS: Final = 15.0
 CPU_WIDTH: Final = 64
 GPU_WIDTH: Final = 256
 """The widest that is tried, unless the settings name a width."""
@@ -97,7 +96,7 @@ class Report:
 
 @contextmanager
 def base_for(paths: Paths, hub: HubRecord | None, model: Path | None) -> Iterator[Base]:
-    """`model`, else the base of `hub` if it is here, else a random model that is gone afterwards.
+    """The model to measure on: `model`, else the base of `hub` if here, else a random model that is gone afterwards.
 
     Raises ConfigError when `model` is none.
     """
@@ -143,7 +142,7 @@ class Bench:
         self._base = base
 
     async def run(self, *, backend: str, seconds: float, begin: Callable[[BackendChoice], None]) -> Report:
-        """Every usable engine, or only `backend` unless that is "auto", `seconds` each; `begin` is told of each.
+        """Measures every usable engine, or `backend` alone unless that is "auto", `seconds` each; `begin` is told.
 
         What was learnt of memory that did not suffice is forgotten: it may be free now. Raises ConfigError when
         there is no such backend.
@@ -180,7 +179,7 @@ class Bench:
         return self._outcome(choice, speeds=speeds, problem=problem)
 
     async def _rows(self, choice: BackendChoice, seconds: float) -> list[dict[str, Any]]:
-        """At half the width, and so on, where the memory does not suffice. Raises BackendError."""
+        """What was measured, at half the width, and so on, where the memory does not suffice. Raises BackendError."""
         width = self._config.width or (CPU_WIDTH if choice.device == "cpu" else GPU_WIDTH)
         while True:
             try:
@@ -192,7 +191,7 @@ class Bench:
                 width //= 2
 
     async def _rows_at(self, choice: BackendChoice, width: int, seconds: float) -> list[dict[str, Any]]:
-        backend = await Backend.start(
+        engine = await EngineChild.start(
             choice,
             base_dir=self._base.directory,
             derived_dir=self._base.derived,
@@ -201,9 +200,9 @@ class Bench:
             limits=limits_of(self._config, self._hardware),
         )
         try:
-            return await backend.measure(widths=widths_up_to(backend.width), budget_s=seconds)
+            return await engine.measure(widths=widths_up_to(engine.width), budget_s=seconds)
         finally:
-            await backend.stop()
+            await engine.stop()
 
     def _outcome(self, choice: BackendChoice, *, speeds: Speeds | None = None, problem: str = "") -> Outcome:
         return Outcome(choice=choice, precision=settings_of(self._config).precision, speeds=speeds, problem=problem)

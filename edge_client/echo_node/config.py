@@ -76,7 +76,7 @@ class NodeConfig(BaseSettings):
 
     @property
     def upload_share_bytes_s(self) -> int:
-        """Of `upload_limit_bytes_s`, for each of the two ways; 0 = unlimited."""
+        """What each of the two ways of sending may take of `upload_limit_bytes_s`; 0 = unlimited."""
         return (self.upload_limit_bytes_s + 1) // 2
 
     @property

@@ -24,7 +24,7 @@ from echo_node.host.paths import HOME_VARIABLE, Paths
 from echo_node.host.signals import run_until_stopped
 from echo_node.host.spool import Spool
 from echo_node.lending.pairing import DEFAULT_PORT
-from echo_node.view import from_json, open_view, rows
+from echo_node.panel import from_json, open_panel, rows
 from echo_shared.errors import ConfigError, ConnectError, EchoError, StorageError
 from echo_shared.files import write_private
 from echo_shared.identity import Identity, fingerprint
@@ -348,8 +348,8 @@ def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -
         _log_to(console, paths, file="node.log", quiet=quiet)
 
         async def serve() -> None:
-            with open_view(console, quiet=quiet) as view:
-                await Daemon(paths=paths, config=config, me=me, joining=joining, view=view).run()
+            with open_panel(console, quiet=quiet) as panel:
+                await Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel).run()
 
         run_until_stopped(serve())
 

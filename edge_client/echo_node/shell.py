@@ -8,7 +8,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 from weakref import WeakValueDictionary
 
 from echo_node.core.effects import (
@@ -26,13 +26,13 @@ from echo_node.core.effects import (
     Send,
     SpoolLease,
     SpoolRollout,
-    StartBackend,
+    StartEngine,
     Stop,
     SubmitGroup,
 )
 from echo_node.core.events import ArtefactReady, Event, FetchFailed
 from echo_node.core.work import WorkLoop
-from echo_node.engine.supervisor import Engine, EngineFiles
+from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
 from echo_node.net.fetcher import UNREADABLE, Fetcher
@@ -48,12 +48,12 @@ Deliver = Callable[[Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class RunParts:
     """What a run's shell is made of."""
 
     spool: Spool
     fetcher: Fetcher
-    make_engine: Callable[[EngineFiles], Engine]
+    make_engine: Callable[[EngineFiles], EngineSupervisor]
     send: Callable[[FromNode], Awaitable[None]]
     deliver: Deliver
     derived: Path
@@ -64,7 +64,7 @@ class Parts:
 class RunShell:
     """Made once the hub's run is known; `open`, then `handle` each event, then `close`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: RunParts) -> None:
         self._parts = parts
         self.fetcher = parts.fetcher
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,7 +74,7 @@ class RunShell:
         """Held by the one job on an artefact's files that is under way, and kept by those that wait."""
         self._answers: dict[int | None, ArtefactReady | FetchFailed] = {}
         """What fetches have answered that are not abandoned, until the work loop hears of it."""
-        self._engine: Engine | None = None
+        self._engine: EngineSupervisor | None = None
         self._work: WorkLoop | None = None
         self.writer = SpoolWriter(parts.spool, parts.deliver)
         self.fetching: dict[int | None, tuple[int, int]] = {}
@@ -143,20 +143,19 @@ class RunShell:
             case RemoveArtefact(policy_version=unwanted):
                 self._answers.pop(unwanted, None)
                 self._file_job(unwanted, lambda: self.fetcher.remove(unwanted))
+            case StartEngine(after_s=after_s, max_width=max_width):
+                self._engine = self._parts.make_engine(self._engine_files())
+                self._start(self._engine.run(after_s, max_width), name="engine")
+            case AddPolicy() | DropPolicy() | SubmitGroup() | CancelLease():
+                await self._tell_engine(effect)
             case Stop():
                 self.stopped = True
             case _:
-                await self._carry_out_on_engine(effect)
+                assert_never(effect)
 
-    async def _carry_out_on_engine(
-        self, effect: StartBackend | AddPolicy | DropPolicy | SubmitGroup | CancelLease
-    ) -> None:
-        if isinstance(effect, StartBackend):
-            self._engine = self._parts.make_engine(self._engine_files())
-            self._start(self._engine.run(effect.after_s, effect.max_width), name="engine")
-            return
+    async def _tell_engine(self, effect: AddPolicy | DropPolicy | SubmitGroup | CancelLease) -> None:
         engine = self._engine
-        assert engine is not None, "the work loop uses the engine after StartBackend only"
+        assert engine is not None, "the work loop uses the engine after StartEngine only"
         match effect:
             case AddPolicy(policy_version=version):
                 await engine.add_policy(version, None if version == 0 else self.fetcher.directory(version))
@@ -166,6 +165,8 @@ class RunShell:
                 await engine.submit(request)
             case CancelLease(lease_id=lease_id):
                 await engine.cancel(lease_id)
+            case _:
+                assert_never(effect)
 
     def _engine_files(self) -> EngineFiles:
         base_dir = self.fetcher.directory(None)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import psutil
 import pytest
@@ -15,14 +15,14 @@ import pytest
 from echo_node.backends import memory, registry
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
-from echo_node.daemon import Daemon
+from echo_node.daemon import FOR_THE_CLIENT, HANDLERS, Daemon, Incoming
 from echo_node.host import control
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
 from echo_node.net.mesh import Mesh
-from echo_node.view import PlainView
+from echo_node.panel import PlainPanel
 from echo_shared.artefacts import open_offer
 from echo_shared.errors import ConnectError, RefusedError, StorageError
 from echo_shared.identity import Identity
@@ -62,7 +62,7 @@ class Node:
     def __init__(self, data_dir: Path) -> None:
         self.paths = Paths.find(data_dir)
 
-    def daemon(self, url: str, **joining: Any) -> Daemon:
+    def daemon(self, url: str, *, probe_s: float = 60.0, **joining: Any) -> Daemon:
         address = HubAddress.parse(url, insecure=False)
         options = {"pinned": Hubs(self.paths).at(address.origin), "invite_token": None, "patient": False, **joining}
         config = NodeConfig(
@@ -70,13 +70,17 @@ class Node:
         )
         me = Identity.load_or_create(self.paths.identity_key)
         return Daemon(
-            paths=self.paths, config=config, me=me, joining=Joining(address=address, **options), view=PlainView()
+            paths=self.paths,
+            config=config,
+            me=me,
+            joining=Joining(address=address, **options),
+            panel=PlainPanel(),
+            probe_s=probe_s,
         )
 
     @asynccontextmanager
     async def running(self, url: str, *, probe_s: float = 60.0, **joining: Any) -> AsyncIterator[Daemon]:
-        daemon = self.daemon(url, **joining)
-        daemon._choices._probe_s = probe_s
+        daemon = self.daemon(url, probe_s=probe_s, **joining)
         task = asyncio.create_task(daemon.run())
         try:
             yield daemon
@@ -106,6 +110,11 @@ def ready_for(hub: Any, version: int) -> Callable[[], bool]:
         return status is not None and status.policy_version == version and status.capacity > 0
 
     return ready
+
+
+def test_what_comes_in_is_handled_and_nothing_else() -> None:
+    assert {*HANDLERS, *FOR_THE_CLIENT} == set(get_args(Incoming))
+    assert not HANDLERS.keys() & set(FOR_THE_CLIENT)
 
 
 async def test_joins_fetches_samples_and_leaves(hub: Any, node: Node) -> None:
@@ -182,7 +191,9 @@ async def test_what_the_hub_says_is_handed_on_and_what_peers_hand_on_is_taken(hu
         async with node.running(hub.url) as daemon:
             await hub.until(ready_for(hub, 0))
             await hub.send(MeshNews(peers=(MeshPeer(node_id=me.node_id, host="127.0.0.1", port=mesh.port),)))
-            mesh.set_peers([MeshPeer(node_id=daemon.snapshot().node_id, host="127.0.0.1", port=daemon._mesh.port)])
+            mesh.set_peers(
+                [MeshPeer(node_id=daemon.snapshot().node_id, host="127.0.0.1", port=daemon.connections.mesh.port)]
+            )
             await hub.until(lambda: Links(node_ids=(me.node_id,)) in hub.all(Links))
             await hub.publish(1, way=Way.BROADCAST)
             (piece,) = hub.pieces(hub.offers[1], hand_on=True)

@@ -19,7 +19,7 @@ from echo_node.net import fetcher as fetcher_module
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.net.mesh import Mesh
 from echo_node.net.receiver import Receiver
-from echo_node.shell import Parts, RunShell, artefact_title
+from echo_node.shell import RunParts, RunShell, artefact_title
 from echo_shared.artefacts import Manifest
 from echo_shared.errors import CodecError, SwarmError
 from echo_shared.identity import Identity
@@ -101,7 +101,7 @@ class Site:
         self.spool.open()
         self.spool.begin_run(hub.run_id)
         self.shell = RunShell(
-            Parts(
+            RunParts(
                 spool=self.spool,
                 fetcher=self.fetcher,
                 make_engine=self.make_engine,  # type: ignore[arg-type]

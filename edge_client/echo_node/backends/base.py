@@ -58,7 +58,9 @@ class PreparedPolicy(Protocol):
 
 
 class Engine(Protocol):
-    """Calls come from one thread, in the order `open`, then `set_policy` and `sample` in turns, then `close`.
+    """Samples from one base model under one adapter after another.
+
+    Calls come from one thread, in the order `open`, then `set_policy` and `sample` in turns, then `close`.
 
     Only `prepare` may be called by another thread, one at a time, also while `sample` runs. BackendError with the code
     OUT_OF_MEMORY may come from any method that computes.

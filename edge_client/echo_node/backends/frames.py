@@ -1,4 +1,4 @@
-"""Groups, rollouts and errors as frames between `process.Backend` and its `worker`."""
+"""Groups, rollouts and errors as frames between `process.EngineChild` and its `worker`."""
 
 from __future__ import annotations
 

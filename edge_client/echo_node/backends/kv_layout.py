@@ -23,7 +23,7 @@ _UNIFIED_GAIN: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """What a context is made for."""
+    """How a llama.cpp context divides its cells among sequences."""
 
     sequences: int
     cells: int
@@ -31,7 +31,7 @@ class KvLayout:
     unified: bool
 
     def serves(self, wanted: KvLayout) -> bool:
-        """It does what `wanted` would do, so that nothing is gained by the change."""
+        """Whether it does all that `wanted` would do, so that nothing is gained by the change."""
         has_room = self.cells >= wanted.cells and self.sequences >= wanted.sequences
         return has_room and self.unified == wanted.unified
 

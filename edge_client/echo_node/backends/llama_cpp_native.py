@@ -185,7 +185,7 @@ class LlamaContext:
         return self._logits[:num_wanted]
 
     def copy_sequence(self, source: int, target: int) -> None:
-        """`target` must be empty."""
+        """Copies the tokens of one sequence to another, `target`, which must be empty."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def remove_sequence(self, sequence: int, begin: int = 0) -> None:
@@ -224,7 +224,10 @@ class LlamaContext:
         )
 
     def free_adapter(self, adapter: Any) -> None:
-        """Not the one that is set: llama.cpp would go on reading it. Harmless after `close`, which has freed it."""
+        """Frees an adapter, but not the one that is set: llama.cpp would go on reading it.
+
+        Harmless after `close`, which has freed it.
+        """
         assert adapter is not self._adapter
         if self._model:
             with self._devices:
@@ -248,7 +251,7 @@ class LlamaContext:
 
 
 def _failure(what: str, got: str, *, do: str | None = None, code: str | None = None) -> BackendError:
-    """With what llama.cpp said; out of memory when it said so."""
+    """The error that adds what llama.cpp said; out of memory when it said so."""
     said = "; ".join(_errors)
     if _MEMORY_TROUBLE.search(said):
         code, do = OUT_OF_MEMORY, do or "Choose a lower precision for this node, or a machine with more memory."

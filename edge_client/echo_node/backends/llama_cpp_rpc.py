@@ -117,7 +117,7 @@ def share_layers(num_layers: int, free_bytes: Sequence[int]) -> list[int]:
 
 
 class Helpers:
-    """The node's end: connections to helpers, for as long as a model lies on them. `open`, `place`, load, `close`."""
+    """A node's connections to its helpers, for as long as a model lies on them: `open`, `place`, load, `close`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -149,7 +149,7 @@ class Helpers:
             self._attach(lent)
 
     def _attach(self, lent: Lent) -> None:
-        """Its backend is held, and with it the one connection, until `close`."""
+        """Adds a helper's devices; its ggml backend is held, and with it the one connection, until `close`."""
         endpoint = f"{LOOPBACK}:{lent.port}".encode()
         self._backends.append(self._ggml.rpc_init(endpoint, 0))
         server = self._ggml.rpc_add_server(endpoint)

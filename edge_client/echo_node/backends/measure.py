@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import numpy as np
 
 from echo_node.backends.base import TOO_LONG, Engine, GroupFailed
 from echo_shared.draws import derive_seed
 from echo_shared.errors import BackendError
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling import FinishedRollout, GroupRequest
 
 Row = dict[str, Any]
 """kind (prefill or decode), width, tokens, seconds, tokens_per_s."""
@@ -141,11 +141,15 @@ class _Bench:
         began = time.perf_counter()
         for events in self.engine.sample(_one(request)):
             for event in events:
-                if isinstance(event, GroupFailed) and event.code == TOO_LONG:
-                    return None  # The model takes it, the memory for keys and values does not.
-                if isinstance(event, GroupFailed):
-                    raise BackendError("The engine cannot sample what it is measured on.", got=event.what)
-            finished += len(events)
+                match event:
+                    case FinishedRollout():
+                        finished += 1
+                    case GroupFailed(code=code, what=what):
+                        if code == TOO_LONG:
+                            return None  # The model takes it, the memory for keys and values does not.
+                        raise BackendError("The engine cannot sample what it is measured on.", got=what)
+                    case _:
+                        assert_never(event)
             if not cancelled and finished < width and time.perf_counter() - began > limit_s:
                 self.engine.cancel(request.lease_id)
                 cancelled = True

@@ -59,10 +59,13 @@ class MlxPolicy:
 
 
 class MlxModel:
-    """`open`, then `set_policy`, then prompts and rows: `reserve`, `prefill`, `put`, `step`, `move`."""
+    """The model and the keys and values of its rows.
+
+    Calls: `open`, then `set_policy`, then prompts and rows: `reserve`, `prefill`, `put`, `step`, `move`.
+    """
 
     def open(self, base_dir: Path, *, device: str, precision: str) -> None:
-        """Raises BackendError when MLX has no such device or precision, or cannot run the model."""
+        """Loads the model. Raises BackendError when MLX has no such device or precision, or cannot run it."""
         try:
             mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
             mx.set_cache_limit(_BUFFER_CACHE_BYTES)
@@ -90,7 +93,7 @@ class MlxModel:
     # Policy
 
     def read_policy(self, adapter_dir: Path) -> MlxPolicy:
-        """From any thread. Raises CodecError, or BackendError when the adapter is for another model."""
+        """Reads an adapter, from any thread. Raises CodecError, or BackendError when it is for another model."""
         adapter = load_adapter(adapter_dir)
         for module in adapter.modules:
             layer = self._adapted.get(module.path)
@@ -118,7 +121,7 @@ class MlxModel:
         mx.eval([layer.stored for layer in self._layers])
 
     def prefill(self, prompts: Sequence[NDArray[np.int32]]) -> list[Prompt]:
-        """Keys and values of each prompt but for its last token, which is for `step` to feed."""
+        """Keys and values of each prompt, token ids [tokens], but for its last token, which is for `step` to feed."""
         computed: list[Prompt] = [[] for _ in prompts]
         for batch in _batches(prompts):
             lengths = [len(prompts[number]) - 1 for number in batch]
@@ -156,7 +159,7 @@ class MlxModel:
             layer.values[to_rows] = layer.values[from_rows]
 
     def step(self, tokens_R: NDArray[np.int32], positions_R: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Feeds the next token of each row from 0 on; returns the logits after it [R, V]."""
+        """Feeds the next token of each row from 0 on, ids [R] at positions [R]; returns the logits after it [R, V]."""
         self._window.set(positions_R)
         logits = self._model(mx.array(tokens_R)[:, None], cache=self._layers)[:, -1].astype(mx.float32)
         mx.eval(logits)

@@ -22,17 +22,17 @@ class _Policy:
 
     @property
     def is_ready(self) -> bool:
-        """It is prepared, or that has failed."""
+        """Whether it is prepared, or that has failed."""
         return self.preparing is None or self.preparing.done()
 
     def free(self) -> None:
-        """Once it is ready: gives back what preparing it gave, if anything."""
+        """Gives back what preparing it gave, if anything, once it is ready."""
         if self.preparing is not None and not self.preparing.cancelled() and self.preparing.exception() is None:
             self.preparing.result().free()
 
 
 class Policies:
-    """Version 0 is the bare base from the start."""
+    """The policy versions that one engine can use or prepares to; version 0 is the bare base from the start."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -64,12 +64,12 @@ class Policies:
         self._free_dropped()
 
     def is_ready(self, version: int) -> bool:
-        """It may be used at once, be it that it fails."""
+        """Whether the version may be used at once, even if that then fails."""
         policy = self._known.get(version)
         return policy is None or policy.is_ready
 
     def wait(self, versions: Iterable[int], timeout_s: float) -> None:
-        """Until one of these, none of which is ready, may be so."""
+        """Waits until one of these versions, none of which is ready, may be so."""
         wait(
             [preparing for version in versions if (preparing := self._known[version].preparing) is not None],
             timeout=timeout_s,
@@ -87,7 +87,7 @@ class Policies:
             self._set(policy)
 
     def use_base(self) -> None:
-        """As version 0, whether or not that is known."""
+        """The engine samples by the bare base from now on, whether or not version 0 is known."""
         self._set(_Policy(None))
 
     def _set(self, policy: _Policy) -> None:

@@ -1,4 +1,4 @@
-"""The node's end of its backend: a child process that samples. Imports no engine.
+"""The node's end of its engine: a child process that samples. Imports no engine.
 
 A worker says every few seconds that it lives and gets on. One that falls silent, stalls, or takes more memory than it
 may is killed; each end of a worker is a BackendError that says why.
@@ -58,7 +58,7 @@ class Limits:
     """Between two looks at the worker."""
 
 
-class Backend:
+class EngineChild:
     """One running worker. After a BackendError from `events` it is of no more use: start another."""
 
     def __init__(self, child: Child, limits: Limits) -> None:
@@ -83,13 +83,13 @@ class Backend:
         log: Path,
         settings: EngineSettings,
         limits: Limits,
-    ) -> Backend:
+    ) -> EngineChild:
         """Starts a worker and waits until its model is loaded. `choice` decides the device.
 
         Raises BackendError when the engine cannot run this model, or its process ends over it.
         """
         try:
-            backend = cls(await Child.start(WORKER, name="engine's", log=log), limits)
+            engine = cls(await Child.start(WORKER, name="engine's", log=log), limits)
         except OSError as error:
             raise BackendError("The engine's process cannot be started.", got=str(error), code=DIED) from error
         command = {
@@ -101,16 +101,16 @@ class Backend:
         }
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                await backend.open(command)
+                await engine.open(command)
         except TimeoutError as error:
-            await backend.stop()
+            await engine.stop()
             raise BackendError(
                 "The sampling engine does not load its model.", got=f"nothing after {START_TIMEOUT_S:.0f} s"
             ) from error
         except BaseException:
-            await backend.stop()
+            await engine.stop()
             raise
-        return backend
+        return engine
 
     async def open(self, command: Frame) -> None:
         """Has the worker load its model."""
@@ -238,7 +238,10 @@ class Backend:
                 self._receiving.exception()  # ChildExited, which nobody needs to be told any more.
 
     def _why(self, error: ChildExited) -> BackendError:
-        """Kills that are ours do not come here: a SIGKILL is the kernel's, for memory, unless it denies it."""
+        """What to say of a worker's end.
+
+        Kills that are ours do not come here: a SIGKILL is the kernel's, for memory, unless it denies it.
+        """
         denied = self._kernel_kills is not None and self._kernel_kills == memory.kernel_kills()
         if sys.platform == "win32" or error.returncode != -signal.SIGKILL or denied:
             return BackendError(error.what, got=error.got, do=error.do, code=DIED)

@@ -165,7 +165,7 @@ class VllmEngine:
             self._engine.abort_request(names)
 
     def _finished(self, output: Any) -> FinishedRollout:
-        """From vLLM's output, which comes once, when a rollout is complete."""
+        """The rollout in vLLM's output, which comes once, when it is complete."""
         row = self._running.pop(output.request_id)
         completion = output.outputs[0]
         ids = np.array(completion.token_ids, np.int32)
@@ -207,7 +207,7 @@ class DrawTable:
         return True
 
     def force(self, logits_RV: Tensor, slots_R: NDArray[Any], lengths_R: NDArray[Any]) -> Tensor:
-        """Draws for each row, in place: the drawn token's logit becomes its log-probability, all others -inf."""
+        """Draws for each row [R, V], in place: the drawn token's logit becomes its log-probability, all others -inf."""
         if not self._in_use[slots_R].any():
             return logits_RV
         # A prompt that is fed in pieces draws too early, which vLLM throws away.
@@ -271,7 +271,7 @@ def check_adapter(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> No
 
 
 def write_adapter(adapter: Adapter, directory: Path) -> None:
-    """In PEFT's layout, with one rank for all layers and a scaling of 1: patterns and scaling are in the tensors."""
+    """Writes PEFT's layout, one rank for all layers and a scaling of 1: patterns and scaling are in the tensors."""
     tensors = {}
     for module in adapter.modules:
         missing = (0, adapter.max_rank - len(module.a))

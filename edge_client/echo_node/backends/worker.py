@@ -1,4 +1,4 @@
-"""The backend's child process: `python -m echo_node.backends.worker`, driven by `process.Backend` over its streams.
+"""The engine's child process: `python -m echo_node.backends.worker`, driven by `process.EngineChild` over its streams.
 
 An engine may crash, leak or be killed for its memory; as a child it takes nobody with it. Groups queue here. Those of
 the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine
@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 from echo_node.backends import measure, memory, registry
 from echo_node.backends.base import OUT_OF_MEMORY, Engine, EngineEvent, EngineSettings, GroupFailed
@@ -47,7 +47,7 @@ class Worker:
         """Rollouts that the engine holds, by lease."""
 
     def run(self) -> None:
-        """Until the parent closes the pipe. Raises BackendError when the engine is of no more use."""
+        """Works until the parent closes the pipe. Raises BackendError when the engine is of no more use."""
         while not self._pipe.ended:
             ready = [version for version in self._queues if self._policies.is_ready(version)]
             self._heartbeat.working = bool(self._queues)
@@ -80,7 +80,7 @@ class Worker:
                 raise BackendError("The worker got a command that it does not know.", got=str(frame.get("type")))
 
     def _forget(self, version: int) -> None:
-        """What comes under this number from now on is another policy."""
+        """Forgets a version: what comes under this number from now on is another policy."""
         self._policies.drop(version)
         if version == self._current:
             self._current = None
@@ -98,7 +98,7 @@ class Worker:
             self._engine.cancel(lease_id)
 
     def _measure(self, widths: tuple[int, ...], budget_s: float) -> None:
-        """Only while nothing is queued or running; on the bare base."""
+        """Measures the engine on the bare base; only while nothing is queued or running."""
         self._policies.use_base()
         rows = measure.measure(self._engine, self._base_dir, widths=widths, budget_s=budget_s)
         self._pipe.send({"type": "measured", "rows": rows})
@@ -146,17 +146,25 @@ class Worker:
             self._unfinished.clear()
 
     def _report(self, events: list[EngineEvent], busy_s: float) -> None:
-        finished = [event for event in events if isinstance(event, FinishedRollout)]
+        finished: list[FinishedRollout] = []
+        failed: list[GroupFailed] = []
+        for event in events:
+            match event:
+                case FinishedRollout():
+                    finished.append(event)
+                case GroupFailed():
+                    failed.append(event)
+                case _:
+                    assert_never(event)
         for rollout in finished:
             self._unfinished[rollout.lease_id] -= 1
             if self._unfinished[rollout.lease_id] == 0:
                 del self._unfinished[rollout.lease_id]
         if finished:
             self._pipe.send({"type": "finished", "busy_s": busy_s, **rollouts_to_frame(finished)})
-        for event in events:
-            if isinstance(event, GroupFailed):
-                self._unfinished.pop(event.lease_id, 0)
-                self._pipe.send({"type": "failed", "lease_id": event.lease_id, "code": event.code, "what": event.what})
+        for group in failed:
+            self._unfinished.pop(group.lease_id, 0)
+            self._pipe.send({"type": "failed", "lease_id": group.lease_id, "code": group.code, "what": group.what})
 
     def _send_failed(self, lease_ids: list[int], error: EchoError) -> None:
         for lease_id in lease_ids:

@@ -31,8 +31,8 @@ class RemoveArtefact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartBackend:
-    """Start the engine's process after a wait; answer BackendReady or BackendLost."""
+class StartEngine:
+    """Start the engine's process after a wait; answer EngineReady or EngineLost."""
 
     after_s: float
     max_width: int = 0
@@ -122,7 +122,7 @@ Effect = (
     FetchArtefact
     | AbandonFetch
     | RemoveArtefact
-    | StartBackend
+    | StartEngine
     | AddPolicy
     | DropPolicy
     | SubmitGroup

@@ -39,7 +39,7 @@ class FetchFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackendReady:
+class EngineReady:
     """The engine has the base loaded and samples up to `width` rollouts at once."""
 
     width: int
@@ -48,7 +48,7 @@ class BackendReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackendLost:
+class EngineLost:
     """The engine's process ended, or could not start."""
 
     what: str
@@ -112,8 +112,8 @@ Event = (
     | Disconnected
     | ArtefactReady
     | FetchFailed
-    | BackendReady
-    | BackendLost
+    | EngineReady
+    | EngineLost
     | RolloutFinished
     | GroupFailed
     | Spooled

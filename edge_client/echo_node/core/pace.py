@@ -11,7 +11,10 @@ _SLACK: Final = 0.25
 
 
 class Pace:
-    """A rollout is to be finished in half of its deadline, so that the node may be twice as slow as it was."""
+    """What was measured of this node.
+
+    A rollout is to be finished in half of its deadline, so that the node may be twice as slow as it was.
+    """
 
     def __init__(self) -> None:
         self.tokens_per_s = 0.0
@@ -22,13 +25,16 @@ class Pace:
         self._told = 0
 
     def leased(self, deadline_s: float, max_tokens: int) -> None:
-        """Until completions were seen, they are taken to be as long as they may."""
+        """Notes a lease; until completions were seen, they are taken to be as long as they may."""
         self._deadline_s = deadline_s
         if self._completions == 0:
             self._mean_tokens = float(max_tokens)
 
     def finished(self, tokens: int, tokens_per_s: float, *, full: bool) -> None:
-        """`full`: the engine had as much work as it takes; with less, its rate is only a lower bound."""
+        """Notes a completion's length and the engine's rate.
+
+        `full`: the engine had as much work as it takes; with less, its rate is only a lower bound.
+        """
         self.tokens_per_s = tokens_per_s if full else max(self.tokens_per_s, tokens_per_s)
         self._completions = min(_MEMORY, self._completions + 1)
         self._mean_tokens += (tokens - self._mean_tokens) / self._completions

@@ -114,11 +114,11 @@ class Policies:
             self._retry_at.pop(version, None)
 
     def progressed(self, progress: Mapping[int | None, tuple[int, int]]) -> None:
-        """(bytes there, bytes in all) of fetches under way."""
+        """Notes (bytes there, bytes in all) of the fetches under way."""
         self._missing_bytes = {v: total - here for v, (here, total) in progress.items() if v is not None}
 
     def fetched(self, version: int, fetched: Fetched) -> bool:
-        """Whether it counts: not when it was abandoned a moment ago, as its files are being deleted."""
+        """Whether a fetch that succeeded counts: not when it was abandoned a moment ago, its files being deleted."""
         if self._fetching.pop(version, None) is None:
             return False
         self._on_disk[version] = fetched
@@ -127,7 +127,7 @@ class Policies:
         return True
 
     def fetch_failed(self, version: int, now: float, *, unreadable: bool) -> None:
-        """`unreadable`: it came, and the node could make nothing of it."""
+        """Notes a fetch that failed; `unreadable`: it came, and the node could make nothing of it."""
         failed = self._fetching.pop(version, None)
         if failed is None:
             return
@@ -256,7 +256,7 @@ def _info_hash_of(offer: ArtefactOffer) -> bytes | None:
 
 
 def _manifest_of(offer: ArtefactOffer) -> Manifest | None:
-    """None when it is not valid; whether the hub has signed it is looked at when it is fetched."""
+    """The manifest, None when it is not valid; whether the hub has signed it is looked at when it is fetched."""
     try:
         return Manifest.model_validate_json(offer.manifest)
     except ValidationError:

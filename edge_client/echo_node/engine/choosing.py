@@ -19,8 +19,11 @@ Look = Callable[[], tuple[Hardware, BackendChoice]]
 """Asks the machine, and chooses; blocks. Raises BackendError when there is nothing to choose."""
 
 
-class Choices:
-    """`decide` first; `hardware` and `choice` are then what holds, and the first choice is the one to return to."""
+class EngineChooser:
+    """Which engine this node runs now: call `decide` first.
+
+    `hardware` and `choice` are then what holds, and the first choice is the one to return to.
+    """
 
     def __init__(self, look: Look, *, on_change: Callable[[], Awaitable[None]], probe_s: float = PROBE_S) -> None:
         """`on_change` is awaited after each choice that differs from the one before it."""

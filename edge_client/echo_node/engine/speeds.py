@@ -53,7 +53,7 @@ class Speeds(BaseModel):
 
     @classmethod
     def now(cls, rows: Sequence[Mapping[str, Any]]) -> Speeds:
-        """Of what `measure` gave."""
+        """The speeds in the rows that `measure` gave, as of now."""
         return cls.model_validate({"rows": rows, "measured_at": time.time()})
 
     def __str__(self) -> str:

@@ -8,17 +8,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 from echo_node.backends import registry
-from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings
+from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
 from echo_node.backends.measure import widths_up_to
-from echo_node.backends.process import STOPPED, Backend, Limits
+from echo_node.backends.process import STOPPED, EngineChild, Limits
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core import events
-from echo_node.core.events import BackendLost, BackendReady, LossCause, RolloutFinished
-from echo_node.engine.choosing import Choices
+from echo_node.core.events import EngineLost, EngineReady, LossCause, RolloutFinished
+from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.widths import Place, Widths
 from echo_node.host.hardware import Hardware
@@ -35,8 +35,8 @@ _MOST_SAID: Final = 400
 """Characters of the reason that the hub is told."""
 _CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "replaced"}
 
-EngineEvent = BackendReady | BackendLost | RolloutFinished | events.GroupFailed
-Deliver = Callable[[EngineEvent], Awaitable[None]]
+EngineNews = EngineReady | EngineLost | RolloutFinished | events.GroupFailed
+Deliver = Callable[[EngineNews], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class EngineFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What an engine is made of, whatever the base."""
+    """What every engine is made with, whichever the base model."""
 
-    choices: Choices
+    chooser: EngineChooser
     widths: Widths
     speeds: SpeedBook
     settings: EngineSettings
@@ -65,7 +65,7 @@ class EngineParts:
 
 
 def settings_of(config: NodeConfig) -> EngineSettings:
-    """The engine's, of the node's."""
+    """The engine's settings that follow from the node's."""
     return EngineSettings(
         width=config.width,
         threads=config.threads,
@@ -81,7 +81,7 @@ def limits_of(config: NodeConfig, hardware: Hardware) -> Limits:
 
 
 def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> Place:
-    """Blocks for some tenths of a second."""
+    """Where an engine works, under which its speeds and limits are kept. Blocks for some tenths of a second."""
     return Place(
         backend=choice.name,
         device=choice.device,
@@ -100,16 +100,19 @@ def measured_rates(
     return {(choice.name, choice.device): speeds.best for choice, speeds in found if speeds is not None}
 
 
-class Engine:
-    """Calls for a process that is not there, or has just ended, do nothing: BackendLost tells of the end."""
+class EngineSupervisor:
+    """One engine's process on one base model: `run` once, the rest while it runs.
+
+    Calls for a process that is not there, or has just ended, do nothing: EngineLost tells of the end.
+    """
 
     def __init__(self, parts: EngineParts, files: EngineFiles) -> None:
         self._parts = parts
         self._files = files
-        self._backend: Backend | None = None
+        self._child: EngineChild | None = None
 
     async def run(self, after_s: float, max_width: int) -> None:
-        """One process from start to end: delivers BackendReady, what it samples, and BackendLost at its end.
+        """One process from start to end: delivers EngineReady, what it samples, and EngineLost at its end.
 
         `max_width`, unless 0, is a limit that was learnt just now; it is remembered once the engine has opened with it:
         what fails at any width fails for another reason.
@@ -117,13 +120,13 @@ class Engine:
         await asyncio.sleep(after_s)
         settings = self._parts.settings
         try:
-            choice = await self._parts.choices.decide()
+            choice = await self._parts.chooser.decide()
             place = await asyncio.to_thread(self._place)
             limit = max_width or await asyncio.to_thread(self._known_limit, place)
             speeds = await asyncio.to_thread(self._parts.speeds.find, place, settings)
             wanted = settings.width or (0 if speeds is None else speeds.width)
             settings = replace(settings, width=min(wanted or limit, limit or wanted))
-            backend = await Backend.start(
+            child = await EngineChild.start(
                 choice,
                 base_dir=self._files.base_dir,
                 derived_dir=self._files.derived_dir,
@@ -135,57 +138,60 @@ class Engine:
             log.warning("The sampling engine does not start: %s", error)
             await self._lost(error, settings.width)
             return
-        self._backend = backend
+        self._child = child
         if max_width:
             await asyncio.to_thread(self._remember_limit, place, max_width)
-        probe = asyncio.create_task(self._make_way(backend), name="engine's probe")
+        probe = asyncio.create_task(self._make_way(child), name="engine's probe")
         try:
             if speeds is None and self._is_measurable and not limit:
-                speeds = await self._measure(backend, place)
-            await self._parts.deliver(self._ready(backend.width, speeds))
-            await self._tell(backend)
+                speeds = await self._measure(child, place)
+            await self._parts.deliver(self._ready(child.width, speeds))
+            await self._tell(child)
         except BackendError as error:
-            self._backend = None
+            self._child = None
             log.warning("The sampling engine ended: %s", error)
-            await backend.stop()  # What it holds is free before the next one starts.
-            await self._lost(error, backend.width)
+            await child.stop()  # What it holds is free before the next one starts.
+            await self._lost(error, child.width)
         finally:
-            self._backend = None
+            self._child = None
             probe.cancel()
-            await backend.stop()
+            await child.stop()
 
     @property
     def _is_measurable(self) -> bool:
-        """A base that is one GGUF file does not say its bounds where `measure` reads them."""
+        """Whether to measure: a base that is one GGUF file does not say its bounds where `measure` reads them."""
         wanted = self._parts.settings.width == 0 and self._parts.bench_seconds > 0
         return wanted and (self._files.base_dir / "config.json").is_file()
 
-    async def _tell(self, backend: Backend) -> None:
-        """Until the engine ends, which raises BackendError."""
-        async for event in backend.events():
-            if isinstance(event, FinishedRollout):
-                await self._parts.deliver(RolloutFinished(rollout=event, tokens_per_s=backend.tokens_per_s))
-            else:
-                await self._parts.deliver(events.GroupFailed(lease_id=event.lease_id, what=event.what))
+    async def _tell(self, child: EngineChild) -> None:
+        """Delivers what the engine samples until it ends, which raises BackendError."""
+        async for event in child.events():
+            match event:
+                case FinishedRollout():
+                    await self._parts.deliver(RolloutFinished(rollout=event, tokens_per_s=child.tokens_per_s))
+                case GroupFailed(lease_id=lease_id, what=what):
+                    await self._parts.deliver(events.GroupFailed(lease_id=lease_id, what=what))
+                case _:
+                    assert_never(event)
 
     async def _lost(self, error: BackendError, width: int) -> None:
         what = error.what if error.got is None else f"{error.what} ({error.got})"
         await self._parts.deliver(
-            BackendLost(what=printable_line(what)[:_MOST_SAID], cause=_CAUSES.get(error.code, "died"), width=width)
+            EngineLost(what=printable_line(what)[:_MOST_SAID], cause=_CAUSES.get(error.code, "died"), width=width)
         )
 
-    async def _make_way(self, backend: Backend) -> None:
+    async def _make_way(self, child: EngineChild) -> None:
         """An engine on a device that is not the first choice ends when that is to be had again."""
-        if self._parts.choices.is_fallback:
-            await self._parts.choices.until_another()
-            await backend.stop()
+        if self._parts.chooser.is_fallback:
+            await self._parts.chooser.until_another()
+            await child.stop()
 
-    async def _measure(self, backend: Backend, place: Place) -> Speeds:
-        """Once for each place. A failure is remembered too, so that the next start does without."""
+    async def _measure(self, child: EngineChild, place: Place) -> Speeds:
+        """Measures the engine, once for each place. A failure is remembered too: the next start does without."""
         parts = self._parts
         log.info("Measuring how fast the engine is on this model, for about %.0f s.", parts.bench_seconds)
         try:
-            rows = await backend.measure(widths=widths_up_to(backend.width), budget_s=parts.bench_seconds)
+            rows = await child.measure(widths=widths_up_to(child.width), budget_s=parts.bench_seconds)
         except BackendError as error:
             if error.code not in (OUT_OF_MEMORY, STOPPED):
                 log.warning("The engine failed when it was measured: it goes on unmeasured.")
@@ -196,17 +202,17 @@ class Engine:
         await asyncio.to_thread(parts.speeds.remember, place, parts.settings, speeds)
         return speeds
 
-    def _ready(self, width: int, speeds: Speeds | None) -> BackendReady:
-        """As wide as is of use, unless the user says otherwise."""
+    def _ready(self, width: int, speeds: Speeds | None) -> EngineReady:
+        """The news that it is up, as wide as is of use, unless the user says otherwise."""
         if speeds is None:
-            return BackendReady(width=width)
+            return EngineReady(width=width)
         if self._parts.settings.width == 0:
             width = min(width, speeds.width or width)
-        return BackendReady(width=width, tokens_per_s=speeds.rate(width))
+        return EngineReady(width=width, tokens_per_s=speeds.rate(width))
 
     def _place(self) -> Place:
-        choices = self._parts.choices
-        return place_of(choices.choice, choices.hardware, self._files.base_content)
+        chooser = self._parts.chooser
+        return place_of(chooser.choice, chooser.hardware, self._files.base_content)
 
     def _known_limit(self, place: Place) -> int:
         """The most rollouts at once that there is memory for; 0 = unknown."""
@@ -217,21 +223,21 @@ class Engine:
         self._parts.widths.remember(place, self._parts.limits.memory_bytes, width)
 
     async def add_policy(self, version: int, directory: Path | None) -> None:
-        if self._backend is not None:
+        if self._child is not None:
             with suppress(ChildExited):
-                await self._backend.add_policy(version, directory)
+                await self._child.add_policy(version, directory)
 
     async def drop_policy(self, version: int) -> None:
-        if self._backend is not None:
+        if self._child is not None:
             with suppress(ChildExited):
-                await self._backend.drop_policy(version)
+                await self._child.drop_policy(version)
 
     async def submit(self, request: GroupRequest) -> None:
-        if self._backend is not None:
+        if self._child is not None:
             with suppress(ChildExited):
-                await self._backend.submit(request)
+                await self._child.submit(request)
 
     async def cancel(self, lease_id: int) -> None:
-        if self._backend is not None:
+        if self._child is not None:
             with suppress(ChildExited):
-                await self._backend.cancel(lease_id)
+                await self._child.cancel(lease_id)

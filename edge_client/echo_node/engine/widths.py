@@ -65,7 +65,7 @@ class Widths:
             log.warning("The engine's width cannot be remembered: %s: %s", self._file, error.strerror)
 
     def forget(self) -> None:
-        """All limits: they will be learnt again if need be. Raises OSError."""
+        """Forgets all limits: they will be learnt again if need be. Raises OSError."""
         self._file.unlink(missing_ok=True)
 
     def _entries(self) -> dict[str, _Entry]:

@@ -45,7 +45,7 @@ class _Marker(BaseModel):
 
 
 def read_marker(directory: Path, *, hash_again: bool = False) -> OnDisk | None:
-    """Of an artefact that lies here verified and unchanged; None where there is none. Blocks.
+    """What is known of an artefact that lies here verified and unchanged; None where there is none. Blocks.
 
     `hash_again`: reads all of its files, too.
     """
@@ -97,7 +97,7 @@ def delete_artefact(directory: Path) -> None:
 
 
 def try_to_delete(directory: Path) -> None:
-    """As `delete_artefact`, as far as the disk allows: say a virus scanner reads a file."""
+    """Deletes an artefact as far as the disk allows: say a virus scanner reads a file."""
     try:
         delete_artefact(directory)
     except StorageError as error:

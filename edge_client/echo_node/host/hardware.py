@@ -68,7 +68,7 @@ def detect() -> Hardware:
 
 
 def sensible_threads() -> int:
-    """For work that fills a core's arithmetic units, where a core's second thread gains nothing."""
+    """Threads for work that fills a core's arithmetic units, where a core's second thread gains nothing."""
     return min(_physical_cores(), _usable_cores())
 
 

@@ -60,7 +60,7 @@ class Hubs:
         self._paths = paths
 
     def all(self) -> list[HubRecord]:
-        """Newest join first. Raises StorageError when a record cannot be read."""
+        """The records, newest join first. Raises StorageError when a record cannot be read."""
         records = [_read(path) for path in self._paths.hubs.glob("*/hub.json")]
         return sorted(records, key=lambda record: record.joined_at, reverse=True)
 

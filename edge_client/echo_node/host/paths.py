@@ -42,7 +42,7 @@ class Paths:
 
     @classmethod
     def find(cls, data_dir: Path | None) -> Paths:
-        """`data_dir` if given, else ECHO_NODE_HOME, else the platform's own place."""
+        """The paths below `data_dir` if given, else ECHO_NODE_HOME, else the platform's own place."""
         home = os.environ.get(HOME_VARIABLE)
         config_dir = Path(home) if home else Path(platformdirs.user_config_dir(APP, appauthor=False))
         default = Path(home) if home else Path(platformdirs.user_data_dir(APP, appauthor=False))

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolEffect, SpoolLease, SpoolRollout
 from echo_shared.errors import StorageError
@@ -51,7 +51,7 @@ class Spool:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Raises StorageError when the file cannot be opened or is no spool."""
+        """Opens the file, made where there is none. Raises StorageError when it cannot be opened or is no spool."""
         with self._guarded():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
@@ -66,7 +66,7 @@ class Spool:
                 self._connection = None
 
     def begin_run(self, run_id: str) -> int:
-        """Rollout ids are unique within a run only: another run's rows are deleted. Returns how many were not final."""
+        """Deletes another run's rows: rollout ids are unique within a run only. Returns how many were not final."""
         with self._transaction() as connection:
             row = connection.execute("SELECT run_id FROM run").fetchone()
             if row is not None and row[0] == run_id:
@@ -79,7 +79,7 @@ class Spool:
             return int(lost)
 
     def write(self, effects: Iterable[SpoolEffect]) -> None:
-        """All effects in one transaction; done again, they change nothing. After a StorageError nothing was written."""
+        """Writes all effects in one transaction; done again, they change nothing. Raises StorageError: none was."""
         with self._transaction() as connection:
             for effect in effects:
                 match effect:
@@ -103,6 +103,8 @@ class Spool:
                                 if item.state is not ReceiptState.LEASED
                             ],
                         )
+                    case _:
+                        assert_never(effect)
 
     def unfinished(self) -> dict[int, tuple[int, ...]]:
         """Indices by lease that were leased, and neither finished nor returned."""

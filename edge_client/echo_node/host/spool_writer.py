@@ -18,7 +18,10 @@ RETRY_S: Final = 5.0
 
 
 class SpoolWriter:
-    """`put` never waits; what is put is bounded by the work that the node holds, and none comes while writing fails."""
+    """Takes what is to be spooled at once, and writes it in batches.
+
+    `put` never waits; what is put is bounded by the work that the node holds, and none comes while writing fails.
+    """
 
     def __init__(self, spool: Spool, deliver: Callable[[Spooled | SpoolFailed], Awaitable[None]]) -> None:
         self._spool = spool
@@ -32,7 +35,7 @@ class SpoolWriter:
         self.problem: str | None = None
 
     def put(self, effect: SpoolEffect) -> None:
-        """To be written after all that was put before."""
+        """Queues an effect, to be written after all that was put before."""
         self._pending.append(effect)
         self._news.set()
 
@@ -72,7 +75,7 @@ class SpoolWriter:
             self._dirty = False
 
     def finish(self) -> None:
-        """The last attempt, after `run` was cancelled. What still cannot be written is returned at the next start."""
+        """Writes once more, after `run` was cancelled. What still cannot be written is returned at the next start."""
         try:
             self._spool.write(self._pending)
         except StorageError as error:

@@ -93,7 +93,7 @@ class HelperAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """The helper's end."""
+    """A helper's certificate and secret, and the code that tells a node of both."""
 
     code: Code
     file: Path
@@ -127,7 +127,7 @@ class Pairing:
 
 
 def client_context() -> ssl.SSLContext:
-    """For a certificate that the caller checks itself, against its code."""
+    """TLS for a certificate that the caller checks itself, against its code."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

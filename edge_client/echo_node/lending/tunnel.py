@@ -51,14 +51,14 @@ class _Line(BaseModel):
 
 
 class Request(_Line):
-    """The node's line."""
+    """The line in which a node asks for the device."""
 
     secret: Annotated[str, Field(max_length=64)]
     """Hexadecimal; empty from the helper's own machine."""
 
 
 class Answer(_Line):
-    """The helper's line; `what` and `do` say why it is not lent."""
+    """The line in which the helper answers; `what` and `do` say why it is not lent."""
 
     status: Literal["lent", "busy", "wrong_code", "broken"]
     what: Annotated[str, Field(max_length=_TEXT)] = ""
@@ -87,7 +87,6 @@ class _Leg(asyncio.Protocol):
     def __init__(self, own: asyncio.Transport, other: asyncio.Transport) -> None:
         self.received = 0
         self.ended = asyncio.Event()
-        self._own = own
         self._other = other
         # Reading stops while the other's buffer is full: memory stays bounded.
         own.set_write_buffer_limits(high=_BUFFER_BYTES)
@@ -111,7 +110,10 @@ class _Leg(asyncio.Protocol):
 
 
 class Relay:
-    """The helper's end. `lend` starts a device server for one node, and ends it."""
+    """Lets one node at a time through to a device server: the helper's end.
+
+    `lend` starts a device server for one node, and ends it.
+    """
 
     def __init__(self, pairing: Pairing, lend: Callable[[], AbstractAsyncContextManager[Lent]]) -> None:
         self.refused = 0
@@ -169,7 +171,7 @@ class Relay:
     async def _judge(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(HANDSHAKE_S):
             request = await _receive(reader, Request)
-        if not self._is_known(request.secret, peer):
+        if not self.is_known(request.secret, peer):
             self._count_refusal(peer, "wrong code")
             await _refuse(writer, Answer(status="wrong_code"))
             return
@@ -189,7 +191,8 @@ class Relay:
         finally:
             self._device.release()
 
-    def _is_known(self, secret: str, peer: str) -> bool:
+    def is_known(self, secret: str, peer: str) -> bool:
+        """Whether the node at the address `peer` is let in: by the code's secret in hexadecimal, or on this machine."""
         if not secret and is_loopback(peer):
             return True
         return hmac.compare_digest(secret.encode(), self._pairing.code.secret.hex().encode())
@@ -224,7 +227,7 @@ async def _connect_locally(port: int) -> asyncio.Transport:
 
 @asynccontextmanager
 async def tunnel(address: HelperAddress) -> AsyncIterator[Lent]:
-    """The node's end: a local port for one connection to the helper's device server. Raises BackendError."""
+    """Opens a local port for one connection to the helper's device server: the node's end. Raises BackendError."""
     reader, writer = await _connect(address)
     joined: list[_Leg] = []
     door: asyncio.Server | None = None
@@ -340,7 +343,7 @@ def _join(one: asyncio.Transport, other: asyncio.Transport) -> tuple[_Leg, _Leg]
 
 
 async def _follow(peer: str, inward: _Leg, outward: _Leg) -> None:
-    """Until both have ended; says from time to time what was moved."""
+    """Waits until both legs have ended; says from time to time what was moved."""
     said = ""
     while True:
         try:

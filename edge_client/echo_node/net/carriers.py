@@ -44,7 +44,7 @@ class Carriers:
         return self.directory / manifest.carrier_name
 
     async def begin(self, layout: Layout) -> None:
-        """This one comes now; another torrent's carrier of the same name makes way."""
+        """Expects this carrier now; another torrent's carrier of the same name makes way."""
         if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
             await self.discard(layout.name)
         self._info_hashes[layout.name] = layout.info_hash
@@ -83,7 +83,7 @@ class Carriers:
             await self.discard(name)
 
     async def stop_serving(self) -> None:
-        """All of them, and leaves them where they are."""
+        """Stops serving all carriers, and leaves them where they are."""
         for info_hash in self._info_hashes.values():
             await self._swarm.remove(info_hash)
         self._info_hashes.clear()
@@ -98,7 +98,7 @@ class Carriers:
         await asyncio.to_thread(try_to_delete, self.directory / name)
 
     async def discard_of(self, artefact: str) -> None:
-        """All carriers of one artefact."""
+        """Discards all carriers of one artefact."""
         for name in [name for name in self._info_hashes if _artefact_of(name) == artefact]:
             await self.discard(name)
 

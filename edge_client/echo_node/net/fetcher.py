@@ -84,7 +84,7 @@ class _Job:
         mesh_bytes: int = 0,
         model_hub_bytes: int = 0,
     ) -> Fetched:
-        """What the hub is told."""
+        """How the artefact came, as the hub is told."""
         return Fetched(
             info_hash=self.layout.info_hash,
             policy_version=self.manifest.policy_version or None,

@@ -23,7 +23,7 @@ _BURST_S: Final = 0.1
 
 
 class UploadCap:
-    """At most so many bytes a second, over all links; 0 = any number."""
+    """Caps what is sent over all links, in bytes a second; 0 = no cap."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
@@ -40,7 +40,10 @@ class UploadCap:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Link:
-    """`write` sends what `put` has queued. Whoever reads `socket` ends the link."""
+    """A connection to a node that has proven who it is.
+
+    `write` sends what `put` has queued. Whoever reads `socket` ends the link.
+    """
 
     node_id: str
     socket: Connection
@@ -61,7 +64,10 @@ class Link:
         return True
 
     async def write(self, cap: UploadCap) -> None:
-        """Until the connection is closed. A peer that takes nothing answers no ping either, and that closes it."""
+        """Sends what is queued until the connection is closed.
+
+        A peer that takes nothing answers no ping either, and that closes it.
+        """
         try:
             keep_unsent_short(self.socket.transport, UNSENT_BYTES)
             while await self._more.wait():

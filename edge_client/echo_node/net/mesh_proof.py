@@ -23,7 +23,6 @@ from echo_shared.identity import Identity, node_id, verify
 _NONCE_BYTES: Final = 32
 _KEY_BYTES: Final = 32
 _MAC_BYTES: Final = 32
-_SIGNATURE_BYTES: Final = 64
 _PURPOSE: Final = b"echo mesh 1"
 Role = Literal[b"connects", b"listens"]
 
@@ -42,7 +41,7 @@ class Handshake:
         return self.nonce + self.me.public_key
 
     def proof(self, theirs: bytes) -> bytes:
-        """For the node that said the hello `theirs`."""
+        """This side's proof for the node that said the hello `theirs`."""
         said = self._transcript(self.role, theirs)
         return self._mac(said) + self.me.sign(said)
 

@@ -95,7 +95,7 @@ class Receiver:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """For ever: tells the hub what is here, in batches. Its end is that of all expectations."""
+        """Tells the hub what is here, in batches, for ever. Its end is that of all expectations."""
         try:
             while True:
                 await self._news.wait()
@@ -192,7 +192,7 @@ class Receiver:
         expected.file.close()
 
     def say_all(self) -> None:
-        """For a hub that has welcomed this node anew, and knows of nothing that came before."""
+        """Tells all that is here to a hub that has welcomed this node anew, and knows of nothing that came before."""
         for expected in self._expected.values():
             self._say_all(expected)
 

@@ -23,7 +23,7 @@ from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.llama_cpp_engine import LlamaCppEngine
 from echo_node.backends.llama_cpp_rpc import Helpers, share_layers
-from echo_node.backends.process import DIED, Backend, Limits
+from echo_node.backends.process import DIED, EngineChild, Limits
 from echo_node.backends.registry import BackendChoice
 from echo_node.lending.tunnel import LOOPBACK
 from echo_shared.errors import BackendError, ConfigError
@@ -144,8 +144,8 @@ def test_an_adapter_may_be_freed_at_any_time(
         assert len(kit.rollouts_of(events)) == 16
 
 
-async def start(base: Path, tmp_path: Path, helper: str) -> Backend:
-    return await Backend.start(
+async def start(base: Path, tmp_path: Path, helper: str) -> EngineChild:
+    return await EngineChild.start(
         BackendChoice(name="llama_cpp", device="cpu", reason="test"),
         base_dir=base,
         derived_dir=tmp_path / "derived",
@@ -157,22 +157,22 @@ async def start(base: Path, tmp_path: Path, helper: str) -> Backend:
 
 async def test_a_helper_dies_comes_back_and_is_gone(base: Path, kit: Any, tmp_path: Path) -> None:
     helper = LendingProcess(tmp_path / "helper")
-    backend = await start(base, tmp_path, helper.address)
+    engine = await start(base, tmp_path, helper.address)
     for request in kit.make_requests(40, max_tokens=200):
-        await backend.submit(request)
-    events = backend.events()
+        await engine.submit(request)
+    events = engine.events()
     await anext(events)
     helper.device_server().send_signal(signal.SIGTERM)
     with pytest.raises(BackendError) as caught:
         async for _ in events:
             pass
     assert caught.value.code == DIED and "RPC server" in str(caught.value)
-    await backend.stop()
+    await engine.stop()
 
-    backend = await start(base, tmp_path, helper.address)
-    await backend.submit(kit.make_requests(1)[0])
-    await anext(backend.events())
-    await backend.stop()
+    engine = await start(base, tmp_path, helper.address)
+    await engine.submit(kit.make_requests(1)[0])
+    await anext(engine.events())
+    await engine.stop()
 
     helper.stop()
     with pytest.raises(BackendError, match="A helper cannot be reached") as caught:

@@ -20,7 +20,7 @@ class Policy:
         self._done.append(f"free {self.name}")
 
 
-class Engine:
+class SlowEngine:
     """Prepares a directory named `slow` when `go` is set; does not take one named `bad`."""
 
     def __init__(self) -> None:
@@ -42,16 +42,16 @@ class Engine:
 
 
 @pytest.fixture
-def engine() -> Engine:
-    return Engine()
+def engine() -> SlowEngine:
+    return SlowEngine()
 
 
 @pytest.fixture
-def policies(engine: Engine) -> Policies:
+def policies(engine: SlowEngine) -> Policies:
     return Policies(engine)  # type: ignore[arg-type]  # As much of an engine as they use.
 
 
-def test_the_base_is_known_from_the_start(engine: Engine, policies: Policies) -> None:
+def test_the_base_is_known_from_the_start(engine: SlowEngine, policies: Policies) -> None:
     assert policies.is_ready(0)
     policies.use(0)
     policies.use(0)
@@ -65,7 +65,7 @@ def test_what_is_unknown_cannot_be_used(policies: Policies) -> None:
     assert caught.value.code == "unknown_policy"
 
 
-def test_a_version_is_ready_once_it_is_prepared(engine: Engine, policies: Policies) -> None:
+def test_a_version_is_ready_once_it_is_prepared(engine: SlowEngine, policies: Policies) -> None:
     policies.add(1, Path("slow"))
     assert not policies.is_ready(1)
     policies.wait([1], timeout_s=0.0)
@@ -86,7 +86,7 @@ def test_what_fails_to_be_prepared_fails_each_time(policies: Policies) -> None:
     policies.close()
 
 
-def test_the_one_in_use_is_freed_when_another_has_taken_its_place(engine: Engine, policies: Policies) -> None:
+def test_the_one_in_use_is_freed_when_another_has_taken_its_place(engine: SlowEngine, policies: Policies) -> None:
     for version, name in ((1, "a"), (2, "b")):
         policies.add(version, Path(name))
     policies.use(1)
@@ -97,7 +97,7 @@ def test_the_one_in_use_is_freed_when_another_has_taken_its_place(engine: Engine
     assert engine.done[-4:] == ["set b", "free a", "set None", "free b"]
 
 
-def test_what_is_dropped_while_it_is_prepared_is_freed_later(engine: Engine, policies: Policies) -> None:
+def test_what_is_dropped_while_it_is_prepared_is_freed_later(engine: SlowEngine, policies: Policies) -> None:
     policies.add(1, Path("slow"))
     policies.add(2, Path("never begun"))
     policies.drop(2)
@@ -109,7 +109,7 @@ def test_what_is_dropped_while_it_is_prepared_is_freed_later(engine: Engine, pol
     assert engine.done == ["set None", "prepare slow", "free slow"]
 
 
-def test_nothing_is_freed_while_the_engine_is_half_set(engine: Engine, policies: Policies) -> None:
+def test_nothing_is_freed_while_the_engine_is_half_set(engine: SlowEngine, policies: Policies) -> None:
     for version, name in ((1, "a"), (2, "bad")):
         policies.add(version, Path(name))
     policies.use(1)

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.process import DIED, Backend, Limits
+from echo_node.backends.process import DIED, EngineChild, Limits
 from echo_node.backends.registry import NAMES, BackendChoice
 from echo_shared.errors import BackendError
 from echo_shared.sampling import FinishedRollout
 
 
-async def start(base: Path, tmp_path: Path, name: str = "llama_cpp") -> Backend:
-    return await Backend.start(
+async def start(base: Path, tmp_path: Path, name: str = "llama_cpp") -> EngineChild:
+    return await EngineChild.start(
         BackendChoice(name=name, device="cpu", reason="test"),
         base_dir=base,
         derived_dir=tmp_path / "derived",
@@ -31,10 +31,10 @@ async def start(base: Path, tmp_path: Path, name: str = "llama_cpp") -> Backend:
     )
 
 
-async def take(backend: Backend, count: int) -> list[EngineEvent]:
+async def take(engine: EngineChild, count: int) -> list[EngineEvent]:
     """The next `count` events."""
     events = []
-    async for event in backend.events():
+    async for event in engine.events():
         events.append(event)
         if len(events) == count:
             break
@@ -53,14 +53,14 @@ async def test_rollouts_of_several_versions(
     name: str, base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
     adapter = make_adapter(base, 1)
-    backend = await start(base, tmp_path, name)
-    assert backend.tokens_per_s == 0
-    await backend.add_policy(1, adapter)
+    engine = await start(base, tmp_path, name)
+    assert engine.tokens_per_s == 0
+    await engine.add_policy(1, adapter)
     requests = []
     for lease in range(6):
         requests += kit.make_requests(1, policy_version=lease % 2, first_lease=lease, max_tokens=5)
-        await backend.submit(requests[-1])
-    rollouts = kit.rollouts_of(await take(backend, 24))
+        await engine.submit(requests[-1])
+    rollouts = kit.rollouts_of(await take(engine, 24))
     models = [kit.load_reference(base), kit.load_reference(base, adapter)]
     for request in requests:
         for index in request.indices:
@@ -70,74 +70,74 @@ async def test_rollouts_of_several_versions(
             assert rollout.policy_version == request.policy_version
     versions = [rollout.policy_version for rollout in rollouts.values()]
     assert versions == sorted(versions)  # One switch, although the leases came in turns.
-    assert backend.tokens_per_s > 0
-    await backend.stop()
+    assert engine.tokens_per_s > 0
+    await engine.stop()
 
 
 async def test_what_fails_is_told_and_the_rest_goes_on(base: Path, kit: Any, tmp_path: Path) -> None:
-    backend = await start(base, tmp_path)
+    engine = await start(base, tmp_path)
     (tmp_path / "damaged").mkdir()
-    await backend.add_policy(3, tmp_path / "damaged")
-    await backend.add_policy(4, None)
-    await backend.drop_policy(4)
+    await engine.add_policy(3, tmp_path / "damaged")
+    await engine.add_policy(4, None)
+    await engine.drop_policy(4)
     for version in (3, 4, 5, 0):
-        await backend.submit(kit.make_requests(1, policy_version=version, first_lease=version)[0])
-    events = await take(backend, 7)
+        await engine.submit(kit.make_requests(1, policy_version=version, first_lease=version)[0])
+    events = await take(engine, 7)
     failed = {event.lease_id: event.code for event in events if isinstance(event, GroupFailed)}
     assert failed == {3: "codec", 4: "unknown_policy", 5: "unknown_policy"}
     assert {event.lease_id for event in events if isinstance(event, FinishedRollout)} == {0}
-    await backend.stop()
+    await engine.stop()
 
 
 async def test_a_cancelled_lease_is_given_up(base: Path, kit: Any, tmp_path: Path) -> None:
-    backend = await start(base, tmp_path)
+    engine = await start(base, tmp_path)
     endless = kit.make_requests(1, group_size=6, max_tokens=200, first_lease=50)[0]
     queued, last = kit.make_requests(2, first_lease=60)
     for request in (endless, queued):
-        await backend.submit(request)
-        await backend.cancel(request.lease_id)
-    await backend.submit(last)
+        await engine.submit(request)
+        await engine.cancel(request.lease_id)
+    await engine.submit(last)
     events: list[FinishedRollout] = []
-    async for event in backend.events():
+    async for event in engine.events():
         assert isinstance(event, FinishedRollout)
         events.append(event)
         if sum(event.lease_id == last.lease_id for event in events) == 4:
             break
     assert queued.lease_id not in {event.lease_id for event in events}
-    await backend.stop()
+    await engine.stop()
 
 
 async def test_a_killed_worker_is_noticed(base: Path, kit: Any, tmp_path: Path) -> None:
-    backend = await start(base, tmp_path)
+    engine = await start(base, tmp_path)
     for request in kit.make_requests(20, max_tokens=200):
-        await backend.submit(request)
+        await engine.submit(request)
     with pytest.raises(BackendError) as caught:
-        async for _ in backend.events():
-            os.kill(backend.pid, signal.SIGABRT)  # As a native library does.
+        async for _ in engine.events():
+            os.kill(engine.pid, signal.SIGABRT)  # As a native library does.
     assert caught.value.code == DIED
     assert caught.value.what == "The engine's process ended: killed by SIGABRT."
-    await backend.stop()
+    await engine.stop()
 
 
 async def test_stopping_in_mid_work(base: Path, kit: Any, tmp_path: Path) -> None:
-    backend = await start(base, tmp_path)
+    engine = await start(base, tmp_path)
     for request in kit.make_requests(200, max_tokens=200):
-        await backend.submit(request)
-    await take(backend, 1)
-    await backend.stop()
+        await engine.submit(request)
+    await take(engine, 1)
+    await engine.stop()
     with pytest.raises(BackendError, match="was stopped"):
-        await take(backend, 100_000)
-    await backend.stop()
+        await take(engine, 100_000)
+    await engine.stop()
 
 
 async def test_its_speed_is_measured_before_work(base: Path, kit: Any, tmp_path: Path) -> None:
-    backend = await start(base, tmp_path)
-    rows = await backend.measure(widths=(1, 6), budget_s=0.3)
+    engine = await start(base, tmp_path)
+    rows = await engine.measure(widths=(1, 6), budget_s=0.3)
     assert [(row["kind"], row["width"]) for row in rows] == [("prefill", 1), ("decode", 1), ("decode", 6)]
     (request,) = kit.make_requests(1)
-    await backend.submit(request)
-    kit.rollouts_of(await take(backend, 4))
-    await backend.stop()
+    await engine.submit(request)
+    kit.rollouts_of(await take(engine, 4))
+    await engine.stop()
 
 
 async def test_a_model_that_cannot_run_is_a_clear_error(tmp_path: Path) -> None:

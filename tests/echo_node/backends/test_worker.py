@@ -15,23 +15,23 @@ import pytest
 
 from echo_node.backends import memory
 from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.process import DIED, SILENT, STALLED, STOPPED, Backend, Limits
+from echo_node.backends.process import DIED, SILENT, STALLED, STOPPED, EngineChild, Limits
 from echo_node.backends.registry import BackendChoice
 from echo_shared.errors import BackendError
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
 """As in odd_worker."""
-Starter = Callable[..., Awaitable[Backend]]
+Starter = Callable[..., Awaitable[EngineChild]]
 
 
 @pytest.fixture
 async def start(tmp_path: Path, odd_worker: str) -> AsyncIterator[Starter]:
     """Starts a worker with the odd engine; keywords go to Limits."""
-    backends: list[Backend] = []
+    engines: list[EngineChild] = []
 
-    async def starter(**limits: Any) -> Backend:
-        backend = await Backend.start(
+    async def starter(**limits: Any) -> EngineChild:
+        engine = await EngineChild.start(
             BackendChoice(name="odd", device="cpu", reason="test"),
             base_dir=tmp_path,
             derived_dir=tmp_path,
@@ -39,12 +39,12 @@ async def start(tmp_path: Path, odd_worker: str) -> AsyncIterator[Starter]:
             settings=EngineSettings(width=4),
             limits=Limits(**{"memory_bytes": 2**33, "beat_s": 0.02, "look_s": 0.05, **limits}),
         )
-        backends.append(backend)
-        return backend
+        engines.append(engine)
+        return engine
 
     yield starter
-    for backend in backends:
-        await backend.stop()
+    for engine in engines:
+        await engine.stop()
 
 
 def group(lease_id: int, *, version: int = 0, prompt: int = 0) -> GroupRequest:
@@ -61,96 +61,96 @@ def group(lease_id: int, *, version: int = 0, prompt: int = 0) -> GroupRequest:
     )
 
 
-async def take(backend: Backend, count: int) -> list[EngineEvent]:
+async def take(engine: EngineChild, count: int) -> list[EngineEvent]:
     events: list[EngineEvent] = []
-    async for event in backend.events():
+    async for event in engine.events():
         events.append(event)
         if len(events) == count:
             break
     return events
 
 
-async def end_of(backend: Backend) -> BackendError:
+async def end_of(engine: EngineChild) -> BackendError:
     with pytest.raises(BackendError) as caught:
-        await take(backend, 1_000)
+        await take(engine, 1_000)
     return caught.value
 
 
 async def test_a_version_is_prepared_while_another_samples(start: Starter, tmp_path: Path) -> None:
     """Work on version 0 goes on while 1 is not ready, also what came later than the work on 1."""
-    backend = await start()
+    engine = await start()
     slow = tmp_path / "slow"
     slow.mkdir()
-    await backend.add_policy(1, slow)
-    await backend.submit(group(1, version=1))
+    await engine.add_policy(1, slow)
+    await engine.submit(group(1, version=1))
     for lease_id in (2, 3):
-        await backend.submit(group(lease_id))
-    first = [event.lease_id for event in await take(backend, 2)]
+        await engine.submit(group(lease_id))
+    first = [event.lease_id for event in await take(engine, 2)]
     (slow / "go").touch()
-    (last,) = await take(backend, 1)
+    (last,) = await take(engine, 1)
     assert (first, last.lease_id) == ([2, 3], 1)
     assert isinstance(last, FinishedRollout)
     assert last.completion_ids.tolist() == [1]
 
 
 async def test_it_is_prepared_before_there_is_work_on_it(start: Starter, tmp_path: Path) -> None:
-    backend = await start()
+    engine = await start()
     for version in (1, 2):
-        await backend.add_policy(version, tmp_path / f"v{version}")
-    await backend.submit(group(1, version=2))  # Prepared in the order in which they came, by one thread.
-    (rollout,) = await take(backend, 1)
+        await engine.add_policy(version, tmp_path / f"v{version}")
+    await engine.submit(group(1, version=2))  # Prepared in the order in which they came, by one thread.
+    (rollout,) = await take(engine, 1)
     assert isinstance(rollout, FinishedRollout)
     assert rollout.completion_ids.tolist() == [2]
 
 
 async def test_a_cancel_is_heard_while_an_adapter_is_prepared(start: Starter, tmp_path: Path) -> None:
-    backend = await start()
+    engine = await start()
     (tmp_path / "slow").mkdir()
-    await backend.add_policy(1, tmp_path / "slow")
-    await backend.submit(group(1, version=1))
-    await backend.cancel(1)
-    await backend.drop_policy(1)
-    await backend.submit(group(2, version=1))
-    (failed,) = await take(backend, 1)
+    await engine.add_policy(1, tmp_path / "slow")
+    await engine.submit(group(1, version=1))
+    await engine.cancel(1)
+    await engine.drop_policy(1)
+    await engine.submit(group(2, version=1))
+    (failed,) = await take(engine, 1)
     assert isinstance(failed, GroupFailed)
     assert (failed.lease_id, failed.code) == (2, "unknown_policy")
     (tmp_path / "slow" / "go").touch()  # Or its thread would keep the process from ending.
 
 
 async def test_an_adapter_is_freed_when_it_is_neither_known_nor_used(start: Starter, tmp_path: Path) -> None:
-    backend = await start()
+    engine = await start()
     for version in (1, 2):
-        await backend.add_policy(version, tmp_path / f"v{version}")
-    await backend.submit(group(1, version=1))
-    await take(backend, 1)
-    await backend.drop_policy(1)
-    await backend.submit(group(2, version=2))
-    await take(backend, 1)
-    await backend.stop()
+        await engine.add_policy(version, tmp_path / f"v{version}")
+    await engine.submit(group(1, version=1))
+    await take(engine, 1)
+    await engine.drop_policy(1)
+    await engine.submit(group(2, version=2))
+    await take(engine, 1)
+    await engine.stop()
     log = (tmp_path / "log").read_text().splitlines()
     assert log == ["opened odd cpu 4", "set v1", "set v2", "freed v1", "closed"]
 
 
 async def test_a_version_that_changes_its_meaning_is_not_sampled_by_the_old_one(start: Starter, tmp_path: Path) -> None:
-    backend = await start()
-    await backend.add_policy(1, tmp_path / "old")
-    await backend.submit(group(1, version=1))
-    await take(backend, 1)
-    await backend.add_policy(1, tmp_path / "new")
-    await backend.submit(group(2, version=1))
-    await take(backend, 1)
-    await backend.stop()
+    engine = await start()
+    await engine.add_policy(1, tmp_path / "old")
+    await engine.submit(group(1, version=1))
+    await take(engine, 1)
+    await engine.add_policy(1, tmp_path / "new")
+    await engine.submit(group(2, version=1))
+    await take(engine, 1)
+    await engine.stop()
     log = (tmp_path / "log").read_text().splitlines()
     assert log == ["opened odd cpu 4", "set old", "set new", "freed old", "closed"]
 
 
 async def test_a_damaged_adapter_fails_each_group_that_names_it(start: Starter, tmp_path: Path) -> None:
-    backend = await start()
-    await backend.add_policy(1, tmp_path / "damaged")
+    engine = await start()
+    await engine.add_policy(1, tmp_path / "damaged")
     for lease_id in (1, 2):
-        await backend.submit(group(lease_id, version=1))
-    await backend.submit(group(3))
-    events = await take(backend, 3)
+        await engine.submit(group(lease_id, version=1))
+    await engine.submit(group(3))
+    events = await take(engine, 3)
     assert [(event.lease_id, event.code) for event in events if isinstance(event, GroupFailed)] == [
         (1, "codec"),
         (2, "codec"),
@@ -158,19 +158,19 @@ async def test_a_damaged_adapter_fails_each_group_that_names_it(start: Starter, 
 
 
 async def test_an_engine_with_hiccups_goes_on(start: Starter) -> None:
-    backend = await start()
-    await backend.submit(group(1, prompt=HICCUP))
-    await backend.submit(group(2))
-    failed, finished = await take(backend, 2)
+    engine = await start()
+    await engine.submit(group(1, prompt=HICCUP))
+    await engine.submit(group(2))
+    failed, finished = await take(engine, 2)
     assert isinstance(failed, GroupFailed)
     assert isinstance(finished, FinishedRollout)
 
 
 @pytest.mark.parametrize("prompt", [NO_ROOM, NO_MEMORY])
 async def test_an_engine_out_of_memory_is_given_up(start: Starter, prompt: int) -> None:
-    backend = await start()
-    await backend.submit(group(1, prompt=prompt))
-    assert (await end_of(backend)).code == OUT_OF_MEMORY
+    engine = await start()
+    await engine.submit(group(1, prompt=prompt))
+    assert (await end_of(engine)).code == OUT_OF_MEMORY
 
 
 async def test_a_model_that_does_not_fit_is_out_of_memory_too(start: Starter, tmp_path: Path) -> None:
@@ -182,49 +182,49 @@ async def test_a_model_that_does_not_fit_is_out_of_memory_too(start: Starter, tm
 
 async def test_a_worker_over_its_memory_cap_is_killed(start: Starter) -> None:
     cap = 200 * 2**20
-    backend = await start(memory_bytes=cap)
-    await backend.submit(group(1))
-    await take(backend, 1)  # Until here it is within its cap.
-    await backend.submit(group(2, prompt=HOARD))
-    error = await end_of(backend)
+    engine = await start(memory_bytes=cap)
+    await engine.submit(group(1))
+    await take(engine, 1)  # Until here it is within its cap.
+    await engine.submit(group(2, prompt=HOARD))
+    error = await end_of(engine)
     assert error.code == OUT_OF_MEMORY
     assert error.got is not None and "0.20 GiB allowed" in error.got
 
 
 async def test_a_crash_says_why(start: Starter) -> None:
-    backend = await start()
-    await backend.submit(group(1, prompt=BUG))
-    error = await end_of(backend)
+    engine = await start()
+    await engine.submit(group(1, prompt=BUG))
+    error = await end_of(engine)
     assert error.code == DIED
     assert error.what == "The engine's process ended: exit status 1."
     assert error.got == "RuntimeError: a bug in the engine"
 
 
 async def test_an_engine_that_stalls_is_killed(start: Starter) -> None:
-    backend = await start(stalled_s=0.1)
-    await backend.submit(group(1))
-    await take(backend, 1)
-    await backend.submit(group(2, prompt=HANG))
-    error = await end_of(backend)
+    engine = await start(stalled_s=0.1)
+    await engine.submit(group(1))
+    await take(engine, 1)
+    await engine.submit(group(2, prompt=HANG))
+    error = await end_of(engine)
     assert (error.code, error.what) == (STALLED, "The sampling engine stalled.")
 
 
 async def test_a_measurement_that_stalls_is_the_workers_end(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 2, "max_position_embeddings": 64}')
-    backend = await start(stalled_s=0.3)
+    engine = await start(stalled_s=0.3)
     with pytest.raises(BackendError) as caught:  # Of random tokens, some make it hang.
-        await backend.measure(widths=(1,), budget_s=0.1)
+        await engine.measure(widths=(1,), budget_s=0.1)
     assert caught.value.code == STALLED
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 async def test_a_worker_that_falls_silent_is_killed(start: Starter) -> None:
-    backend = await start(silent_s=1.0)
-    os.kill(backend.pid, signal.SIGSTOP)
-    error = await end_of(backend)
+    engine = await start(silent_s=1.0)
+    os.kill(engine.pid, signal.SIGSTOP)
+    error = await end_of(engine)
     assert error.code == SILENT
     assert error.got is not None and error.got.startswith("no sign of life in 1 s")
-    assert not psutil.pid_exists(backend.pid)
+    assert not psutil.pid_exists(engine.pid)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -234,14 +234,14 @@ async def test_a_kill_by_the_kernel_counts_as_out_of_memory(
 ) -> None:
     """It keeps count, where it does; else nobody else is likely to kill like this."""
     monkeypatch.setattr(memory, "kernel_kills", iter(counts).__next__)
-    backend = await start()
-    os.kill(backend.pid, signal.SIGKILL)
-    error = await end_of(backend)
+    engine = await start()
+    os.kill(engine.pid, signal.SIGKILL)
+    error = await end_of(engine)
     assert error.code == code
     assert code == DIED or (error.got is not None and "GiB" in error.got)
 
 
 async def test_who_reads_is_told_of_a_stop(start: Starter) -> None:
-    backend = await start()
-    await backend.stop()
-    assert (await end_of(backend)).code == STOPPED
+    engine = await start()
+    await engine.stop()
+    assert (await end_of(engine)).code == STOPPED

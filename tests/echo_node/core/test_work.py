@@ -1,7 +1,7 @@
 """The work loop, event by event; then a random walk that checks what must hold on every path."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import numpy as np
 from hypothesis import given, settings
@@ -22,16 +22,17 @@ from echo_node.core.effects import (
     Send,
     SpoolLease,
     SpoolRollout,
-    StartBackend,
+    StartEngine,
     Stop,
     SubmitGroup,
 )
+from echo_node.core.engine_life import STEADY_S, USUAL_WIDTH
 from echo_node.core.events import (
     ArtefactReady,
-    BackendLost,
-    BackendReady,
     Disconnected,
     DrainRequested,
+    EngineLost,
+    EngineReady,
     Event,
     FetchFailed,
     GroupFailed,
@@ -41,7 +42,7 @@ from echo_node.core.events import (
     SpoolFailed,
     Tick,
 )
-from echo_node.core.work import DRAIN_S, STEADY_S, USUAL_WIDTH, WorkLoop
+from echo_node.core.work import DRAIN_S, HANDLERS, WorkLoop
 from echo_shared.messages import (
     ArtefactOffer,
     DropReason,
@@ -147,7 +148,7 @@ class Node:
 
     def ready(self, version: int = 0) -> "Node":
         """Welcomed, base there, engine up."""
-        return self(welcome(version), here(None), BackendReady(width=WIDTH))
+        return self(welcome(version), here(None), EngineReady(width=WIDTH))
 
     def of(self, kind: type[E]) -> list[E]:
         return [effect for effect in self.turn if isinstance(effect, kind)]
@@ -159,15 +160,37 @@ class Node:
         return [e.message for e in self.wanted if isinstance(e, Send) and isinstance(e.message, kind)]
 
 
+def test_every_event_is_handled_and_nothing_else() -> None:
+    assert set(HANDLERS) == set(get_args(Event))
+
+
+def test_a_node_says_why_it_asks_for_no_work() -> None:
+    node = Node()
+    assert node.loop.held_back_by(0.0) == ("the engine is not up",)
+    node.ready()
+    assert node.loop.held_back_by(0.0) == ()
+    node(SpoolFailed(what="disk full"))
+    for n in range(1, 4):
+        node(lease(n), GroupFailed(lease_id=n, what="no"))
+    assert node.loop.held_back_by(0.5) == ("the spool cannot be written", "groups keep failing")
+    assert node.loop.held_back_by(1.0) == ("the spool cannot be written",)
+    node(DrainRequested(reason="enough"), EngineLost(what="killed"))
+    assert node.loop.held_back_by(1.0) == (
+        "the engine is not up",
+        "the spool cannot be written",
+        "the node is leaving",
+    )
+
+
 def test_from_welcome_to_the_first_rollout() -> None:
     node = Node()
     node(welcome())
     assert node.turn[:3] == (ResendSpooled(), AskForReceipts(), FetchArtefact(policy_version=None, offer=offer(-1)))
     assert node.sent(NodeStatus)[0].activity == "preparing"
     node(here(None))
-    assert node.of(StartBackend) == [StartBackend(after_s=0.0)]
+    assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
     assert node.sent(Fetched) == [fetched(None)]
-    node(BackendReady(width=WIDTH))
+    node(EngineReady(width=WIDTH))
     assert node.of(AddPolicy) == [AddPolicy(policy_version=0)]
     status = node.sent(NodeStatus)[0]
     assert (status.activity, status.capacity, status.policy_version) == ("waiting", 2 * WIDTH, 0)
@@ -323,10 +346,10 @@ def test_groups_that_all_fail_make_the_node_rest() -> None:
 
 
 def test_the_first_death_costs_nothing_but_a_restart() -> None:
-    node = Node().ready()(lease(1), lease(2), BackendLost(what="killed"))
-    assert node.of(StartBackend) == [StartBackend(after_s=0.0)]
+    node = Node().ready()(lease(1), lease(2), EngineLost(what="killed"))
+    assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
     assert node.sent(NodeStatus)[-1].capacity == 0
-    node(BackendReady(width=WIDTH))
+    node(EngineReady(width=WIDTH))
     assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1, 2]
     assert node.ever_sent(LeaseReturned) == []
 
@@ -347,8 +370,8 @@ def test_a_lease_that_kills_the_engine_is_returned_and_no_other() -> None:
         if 2 in running:
             deaths += 1
             running.clear()
-            tell(BackendLost(what="crashed"))
-            tell(BackendReady(width=WIDTH))
+            tell(EngineLost(what="crashed"))
+            tell(EngineReady(width=WIDTH))
         else:
             lease_id = running.pop()
             done.add(lease_id)
@@ -359,19 +382,19 @@ def test_a_lease_that_kills_the_engine_is_returned_and_no_other() -> None:
 
 
 def test_an_engine_that_does_not_start_gives_all_work_back_and_is_tried_again_later() -> None:
-    node = Node().ready()(lease(1), BackendLost(what="killed"), BackendLost(what="no memory"))
+    node = Node().ready()(lease(1), EngineLost(what="killed"), EngineLost(what="no memory"))
     assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
-    assert node.of(StartBackend) == [StartBackend(after_s=1.0)]
-    node(BackendLost(what="no memory"))
-    assert node.of(StartBackend) == [StartBackend(after_s=2.0)]
+    assert node.of(StartEngine) == [StartEngine(after_s=1.0)]
+    node(EngineLost(what="no memory"))
+    assert node.of(StartEngine) == [StartEngine(after_s=2.0)]
 
 
 def test_an_engine_out_of_memory_starts_again_at_once_with_half_its_width() -> None:
     node = Node().ready()(lease(1))
     for width in (64, 32, 16, 8, 4, 2):
-        node(BackendLost(what="full", cause="out_of_memory", width=width))
-        assert node.of(StartBackend) == [StartBackend(after_s=0.0, max_width=width // 2)]
-        node(BackendReady(width=width // 2))
+        node(EngineLost(what="full", cause="out_of_memory", width=width))
+        assert node.of(StartEngine) == [StartEngine(after_s=0.0, max_width=width // 2)]
+        node(EngineReady(width=width // 2))
         assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1]
     assert node.ever_sent(LeaseReturned) == []
 
@@ -380,41 +403,41 @@ def test_so_does_one_that_cannot_even_load_its_model_until_width_is_not_what_it_
     node = Node()(welcome(), here(None), lease(1))
     widths = []
     for width in (0, 16, 8, 4, 2):
-        node(BackendLost(what="full", cause="out_of_memory", width=width))
-        widths += [start.max_width for start in node.of(StartBackend)]
+        node(EngineLost(what="full", cause="out_of_memory", width=width))
+        widths += [start.max_width for start in node.of(StartEngine)]
     assert widths == [USUAL_WIDTH // 2, 8, 4, 2, 1]
     assert node.ever_sent(LeaseReturned) == []
     for after_s in (0.0, 1.0, 2.0):
-        node(BackendLost(what="full", cause="out_of_memory", width=1))
-        assert node.of(StartBackend) == [StartBackend(after_s=after_s, max_width=0)]
+        node(EngineLost(what="full", cause="out_of_memory", width=1))
+        assert node.of(StartEngine) == [StartEngine(after_s=after_s, max_width=0)]
     assert [r.reason for r in node.ever_sent(LeaseReturned)] == ["the sampling engine does not start: full"]
 
 
 def test_at_width_one_running_out_of_memory_is_a_death() -> None:
     node = Node().ready()(lease(1))
-    full = BackendLost(what="full", cause="out_of_memory", width=1)
+    full = EngineLost(what="full", cause="out_of_memory", width=1)
     waits = []
     for _ in range(3):
-        waits += [start.after_s for start in node(full).of(StartBackend)]
+        waits += [start.after_s for start in node(full).of(StartEngine)]
         returned = node.sent(LeaseReturned)
-        node(BackendReady(width=1))
+        node(EngineReady(width=1))
     assert waits == [0.0, 1.0, 2.0]
     assert [r.reason for r in returned] == ["the sampling engine died 3 times on it: full"]
 
 
 def test_an_engine_that_leaks_keeps_its_width() -> None:
     node = Node().ready()(lease(1, deadline_s=2 * STEADY_S))
-    node(BackendLost(what="full", cause="out_of_memory", width=WIDTH), after_s=STEADY_S)
-    assert node.of(StartBackend) == [StartBackend(after_s=0.0)]
+    node(EngineLost(what="full", cause="out_of_memory", width=WIDTH), after_s=STEADY_S)
+    assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
     assert node.ever_sent(LeaseReturned) == []
 
 
 def test_an_engine_that_makes_way_for_another_costs_nothing() -> None:
     node = Node().ready()(lease(1))
     for _ in range(10):
-        node(BackendLost(what="a GPU is back", cause="replaced", width=WIDTH))
-        assert node.of(StartBackend) == [StartBackend(after_s=0.0)]
-        node(BackendReady(width=WIDTH))
+        node(EngineLost(what="a GPU is back", cause="replaced", width=WIDTH))
+        assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
+        node(EngineReady(width=WIDTH))
         assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1]
     assert node.ever_sent(LeaseReturned) == []
 
@@ -426,7 +449,7 @@ def test_no_more_is_asked_for_than_can_be_done_in_time() -> None:
     assert node.loop.status(node.now).capacity == 2 * WIDTH
     node(lease(2, deadline_s=0.12))
     assert node.sent(NodeStatus)[-1].capacity == 1
-    node(BackendLost(what="killed"), BackendReady(width=WIDTH, tokens_per_s=200.0))
+    node(EngineLost(what="killed"), EngineReady(width=WIDTH, tokens_per_s=200.0))
     assert node.sent(NodeStatus)[-1].capacity == 6
 
 
@@ -619,10 +642,10 @@ class World:
         elif kind == 8 and self.engine_up:
             self.engine_up, self.running, self.loaded = False, {}, set()
             cause: LossCause = ("died", "out_of_memory", "replaced")[a % 3]  # type: ignore[assignment]
-            self.do(BackendLost(what="died", cause=cause, width=b))
-        elif kind == 9 and any(isinstance(e, StartBackend) for e in self.node.wanted) and not self.engine_up:
+            self.do(EngineLost(what="died", cause=cause, width=b))
+        elif kind == 9 and any(isinstance(e, StartEngine) for e in self.node.wanted) and not self.engine_up:
             self.engine_up = True
-            self.do(BackendReady(width=WIDTH))
+            self.do(EngineReady(width=WIDTH))
         elif kind == 10 and self.unspooled:
             batch, self.unspooled = tuple(self.unspooled), []
             self.spooled |= {rollout.rollout_id for rollout in batch}

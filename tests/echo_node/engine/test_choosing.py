@@ -1,4 +1,4 @@
-"""Choices over a machine that changes between two looks."""
+"""Which engine is chosen on a machine that changes between two looks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from echo_node.backends.registry import BackendChoice
-from echo_node.engine.choosing import Choices
+from echo_node.engine.choosing import EngineChooser
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
@@ -35,33 +35,33 @@ class Machine:
 
 
 @pytest.fixture
-def choices_of() -> Callable[[Machine], Choices]:
-    return lambda machine: Choices(machine.look, on_change=machine.changed, probe_s=0.001)
+def chooser_of() -> Callable[[Machine], EngineChooser]:
+    return lambda machine: EngineChooser(machine.look, on_change=machine.changed, probe_s=0.001)
 
 
-async def test_a_device_that_vanishes_and_comes_back(choices_of: Callable[[Machine], Choices]) -> None:
+async def test_a_device_that_vanishes_and_comes_back(chooser_of: Callable[[Machine], EngineChooser]) -> None:
     machine = Machine(GPU, GPU, CPU, CPU, None, CPU, GPU)
-    choices = choices_of(machine)
-    assert await choices.decide() == GPU
-    assert await choices.decide() == GPU
-    assert (choices.is_fallback, machine.changes) == (False, 0)
-    assert await choices.decide() == CPU
-    assert (choices.is_fallback, machine.changes) == (True, 1)
-    await choices.until_another()  # Over looks that find the same, and nothing.
-    assert choices.choice == CPU
-    assert await choices.decide() == GPU
-    assert (choices.is_fallback, machine.changes) == (False, 2)
-    assert choices.hardware == FOUND
+    chooser = chooser_of(machine)
+    assert await chooser.decide() == GPU
+    assert await chooser.decide() == GPU
+    assert (chooser.is_fallback, machine.changes) == (False, 0)
+    assert await chooser.decide() == CPU
+    assert (chooser.is_fallback, machine.changes) == (True, 1)
+    await chooser.until_another()  # Over looks that find the same, and nothing.
+    assert chooser.choice == CPU
+    assert await chooser.decide() == GPU
+    assert (chooser.is_fallback, machine.changes) == (False, 2)
+    assert chooser.hardware == FOUND
 
 
-async def test_a_machine_without_an_engine_says_so(choices_of: Callable[[Machine], Choices]) -> None:
+async def test_a_machine_without_an_engine_says_so(chooser_of: Callable[[Machine], EngineChooser]) -> None:
     with pytest.raises(BackendError):
-        await choices_of(Machine(None)).decide()
+        await chooser_of(Machine(None)).decide()
 
 
-async def test_the_reason_alone_is_no_change(choices_of: Callable[[Machine], Choices]) -> None:
+async def test_the_reason_alone_is_no_change(chooser_of: Callable[[Machine], EngineChooser]) -> None:
     machine = Machine(CPU, BackendChoice(name="llama_cpp", device="cpu", reason="measured"))
-    choices = choices_of(machine)
-    await choices.decide()
-    await choices.decide()
-    assert (choices.is_fallback, machine.changes) == (False, 0)
+    chooser = chooser_of(machine)
+    await chooser.decide()
+    await chooser.decide()
+    assert (chooser.is_fallback, machine.changes) == (False, 0)

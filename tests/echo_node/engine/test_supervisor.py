@@ -14,10 +14,10 @@ import pytest
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.process import Limits
 from echo_node.backends.registry import BackendChoice
-from echo_node.core.events import BackendLost, BackendReady, RolloutFinished
-from echo_node.engine.choosing import Choices
+from echo_node.core.events import EngineLost, EngineReady, RolloutFinished
+from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook
-from echo_node.engine.supervisor import Engine, EngineFiles, EngineParts
+from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
@@ -41,9 +41,9 @@ class Bench:
         self.directory = directory
         self.choice: BackendChoice | None = LLAMA
         self.changes = 0
-        self.choices = Choices(self._look, on_change=self._changed, probe_s=0.01)
+        self.chooser = EngineChooser(self._look, on_change=self._changed, probe_s=0.01)
         self.events: asyncio.Queue[Any] = asyncio.Queue()
-        self.engine: Engine
+        self.engine: EngineSupervisor
         self._runs: list[asyncio.Task[None]] = []
 
     def _look(self) -> tuple[Hardware, BackendChoice]:
@@ -57,7 +57,7 @@ class Bench:
     async def start(self, max_width: int = 0, *, width: int = 0) -> Any:
         """The first event of a new engine."""
         parts = EngineParts(
-            choices=self.choices,
+            chooser=self.chooser,
             widths=Widths(self.directory / "widths.json"),
             speeds=SpeedBook(self.directory / "speeds.json"),
             settings=EngineSettings(width=width),
@@ -68,7 +68,7 @@ class Bench:
         files = EngineFiles(
             base_dir=self.directory, base_content="base", derived_dir=self.directory, log=self.directory / "log"
         )
-        self.engine = Engine(parts, files)
+        self.engine = EngineSupervisor(parts, files)
         self._runs.append(asyncio.create_task(self.engine.run(0.0, max_width)))
         return await self.next()
 
@@ -109,26 +109,26 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 async def test_an_engine_too_wide_for_its_memory_is_halved_and_that_is_remembered(bench: Bench) -> None:
     (bench.directory / "enough.json").write_text("10")
     lost = await bench.start()
-    assert lost == BackendLost(what="It is too big. (width 64)", cause="out_of_memory", width=0)
+    assert lost == EngineLost(what="It is too big. (width 64)", cause="out_of_memory", width=0)
     lost = await bench.start(16)
     assert (lost.cause, lost.width) == ("out_of_memory", 16)
-    assert await bench.start(8) == BackendReady(width=8)
-    assert await bench.start() == BackendReady(width=8)
-    assert await bench.start(width=4) == BackendReady(width=4)
-    assert await bench.start(width=32) == BackendReady(width=8)
+    assert await bench.start(8) == EngineReady(width=8)
+    assert await bench.start() == EngineReady(width=8)
+    assert await bench.start(width=4) == EngineReady(width=4)
+    assert await bench.start(width=32) == EngineReady(width=8)
     assert [entry["width"] for entry in json.loads((bench.directory / "widths.json").read_text()).values()] == [8]
 
 
 async def test_what_was_learnt_of_one_engine_does_not_hold_for_another(bench: Bench) -> None:
-    assert await bench.start(8) == BackendReady(width=8)
+    assert await bench.start(8) == EngineReady(width=8)
     bench.choice = TORCH
-    assert await bench.start() == BackendReady(width=64)
+    assert await bench.start() == EngineReady(width=64)
 
 
 async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> None:
     await bench.start()
     lost = await bench.sample(NO_ROOM)
-    assert lost == BackendLost(what="No room for the keys.", cause="out_of_memory", width=64)
+    assert lost == EngineLost(what="No room for the keys.", cause="out_of_memory", width=64)
 
 
 async def test_a_crash_is_told_with_its_reason(bench: Bench) -> None:
@@ -136,7 +136,7 @@ async def test_a_crash_is_told_with_its_reason(bench: Bench) -> None:
     assert isinstance(await bench.sample(FINE), RolloutFinished)
     lost = await bench.sample(BUG)
     what = "The engine's process ended: exit status 1. (RuntimeError: a bug in the engine)"
-    assert lost == BackendLost(what=what, cause="died", width=64)
+    assert lost == EngineLost(what=what, cause="died", width=64)
 
 
 async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Bench) -> None:
@@ -144,13 +144,13 @@ async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Ben
     await bench.start()
     bench.choice = LLAMA  # The better device is gone, and its engine dies of it.
     await bench.sample(BUG)
-    assert isinstance(await bench.start(), BackendReady)
-    assert (bench.choices.choice, bench.changes) == (LLAMA, 1)
+    assert isinstance(await bench.start(), EngineReady)
+    assert (bench.chooser.choice, bench.changes) == (LLAMA, 1)
     bench.choice = TORCH
     lost = await bench.sample(HANG)  # Whatever it does: it is ended.
     assert (lost.cause, lost.what) == ("replaced", "The sampling engine was stopped.")
-    assert isinstance(await bench.start(), BackendReady)
-    assert (bench.choices.choice, bench.changes) == (TORCH, 2)
+    assert isinstance(await bench.start(), EngineReady)
+    assert (bench.chooser.choice, bench.changes) == (TORCH, 2)
     log = (bench.directory / "log").read_text()
     assert [line.split()[1] for line in log.splitlines() if line.startswith("opened")] == [
         "torch",
@@ -162,6 +162,6 @@ async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Ben
 async def test_a_machine_without_any_engine_is_told_and_not_the_end(bench: Bench) -> None:
     await bench.start()
     bench.choice = None
-    assert await bench.start() == BackendLost(what="There is no engine.", cause="died", width=0)
+    assert await bench.start() == EngineLost(what="There is no engine.", cause="died", width=0)
     bench.choice = LLAMA
-    assert await bench.start() == BackendReady(width=64)
+    assert await bench.start() == EngineReady(width=64)

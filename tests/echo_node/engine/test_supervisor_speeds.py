@@ -15,13 +15,13 @@ from echo_node.backends.base import EngineSettings
 from echo_node.backends.process import Limits
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
-from echo_node.core.events import BackendLost, BackendReady
-from echo_node.engine.choosing import Choices
+from echo_node.core.events import EngineLost, EngineReady
+from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.supervisor import (
-    Engine,
     EngineFiles,
     EngineParts,
+    EngineSupervisor,
     limits_of,
     measured_rates,
     place_of,
@@ -64,7 +64,7 @@ class Node:
     async def start(self, *, width: int = 0, bench_seconds: float = 0.2) -> Any:
         """The first event of a new engine."""
         parts = EngineParts(
-            choices=Choices(self._look, on_change=self._unchanged),
+            chooser=EngineChooser(self._look, on_change=self._unchanged),
             widths=Widths(self.directory / "widths.json"),
             speeds=self.book,
             settings=EngineSettings(width=width),
@@ -75,7 +75,7 @@ class Node:
         files = EngineFiles(
             base_dir=self.directory, base_content="base", derived_dir=self.directory, log=self.directory / "log"
         )
-        self._runs.append(asyncio.create_task(Engine(parts, files).run(0.0, 0)))
+        self._runs.append(asyncio.create_task(EngineSupervisor(parts, files).run(0.0, 0)))
         async with asyncio.timeout(PATIENCE_S):
             return await self._events.get()
 
@@ -97,7 +97,7 @@ async def test_it_is_measured_before_it_reports_and_only_once(node: Node) -> Non
     ready = await node.start()
     speeds = node.speeds()
     assert speeds is not None and set(speeds.decode) == {1, 8, 32, 64}
-    assert ready == BackendReady(width=speeds.width, tokens_per_s=speeds.rate(speeds.width))
+    assert ready == EngineReady(width=speeds.width, tokens_per_s=speeds.rate(speeds.width))
     assert await node.start() == ready
     assert node.speeds() == speeds
 
@@ -108,29 +108,29 @@ async def test_what_is_known_decides_the_width(node: Node) -> None:
         for width, rate in ((1, 5.0), (8, 40.0), (32, 41.0))
     ]
     node.book.remember(node.place, EngineSettings(), Speeds.now(rows))
-    assert await node.start() == BackendReady(width=8, tokens_per_s=40.0)
-    assert await node.start(width=32) == BackendReady(width=32, tokens_per_s=41.0)
-    assert await node.start(width=16) == BackendReady(width=16, tokens_per_s=40.0)
+    assert await node.start() == EngineReady(width=8, tokens_per_s=40.0)
+    assert await node.start(width=32) == EngineReady(width=32, tokens_per_s=41.0)
+    assert await node.start(width=16) == EngineReady(width=16, tokens_per_s=40.0)
 
 
 @pytest.mark.parametrize("settings", [{"width": 4}, {"bench_seconds": 0.0}])
 async def test_it_is_not_measured_when_that_is_of_no_use_or_not_wanted(node: Node, settings: dict[str, Any]) -> None:
     node.describe_base()
-    assert await node.start(**settings) == BackendReady(width=settings.get("width", 64))
+    assert await node.start(**settings) == EngineReady(width=settings.get("width", 64))
     assert node.speeds() is None
 
 
 async def test_a_base_that_does_not_say_its_bounds_is_not_measured(node: Node) -> None:
-    assert await node.start() == BackendReady(width=64)
+    assert await node.start() == EngineReady(width=64)
     assert node.speeds() is None
 
 
 async def test_one_that_fails_at_it_works_without_the_next_time(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     (node.directory / "config.json").write_text("{}")  # Only measuring reads it here.
     lost = await node.start()
-    assert isinstance(lost, BackendLost) and lost.cause == "died"
+    assert isinstance(lost, EngineLost) and lost.cause == "died"
     assert "it goes on unmeasured" in caplog.text
-    assert await node.start() == BackendReady(width=64)
+    assert await node.start() == EngineReady(width=64)
 
 
 async def test_a_narrow_memory_counts_more_than_the_best_width(node: Node) -> None:
@@ -138,7 +138,7 @@ async def test_a_narrow_memory_counts_more_than_the_best_width(node: Node) -> No
     (node.directory / "enough.json").write_text(json.dumps(4))
     Widths(node.directory / "widths.json").remember(node.place, 2**33, 4)
     ready = await node.start()
-    assert isinstance(ready, BackendReady) and ready.width <= 4
+    assert isinstance(ready, EngineReady) and ready.width <= 4
 
 
 def test_what_the_node_is_told_goes_to_the_engine() -> None:

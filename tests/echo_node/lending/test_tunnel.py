@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.lending import tunnel as relay_module
 from echo_node.lending.pairing import Code, HelperAddress, Pairing
 from echo_node.lending.tunnel import LOOPBACK, Lent, Relay, tunnel
 from echo_shared.errors import BackendError, ConfigError
@@ -113,16 +112,16 @@ async def test_a_wrong_code_is_refused_and_counted(
 async def test_the_secret_is_needed_from_other_machines(address: HelperAddress, relay: Relay) -> None:
     assert address.code is not None
     secret = address.code.secret.hex()
-    assert relay._is_known("", LOOPBACK) and relay._is_known("", "::1") and relay._is_known(secret, "192.168.1.7")
-    assert not relay._is_known("", "192.168.1.7")
-    assert not relay._is_known("ä", "192.168.1.7")
-    assert not relay._is_known(secret[:-1], LOOPBACK)
+    assert relay.is_known("", LOOPBACK) and relay.is_known("", "::1") and relay.is_known(secret, "192.168.1.7")
+    assert not relay.is_known("", "192.168.1.7")
+    assert not relay.is_known("ä", "192.168.1.7")
+    assert not relay.is_known(secret[:-1], LOOPBACK)
 
 
 async def test_one_node_at_a_time(
     address: HelperAddress, relay: Relay, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_module, "LEAVING_S", 0.1)
+    monkeypatch.setattr("echo_node.lending.tunnel.LEAVING_S", 0.1)
     async with tunnel(address) as first:
         with pytest.raises(BackendError, match="lent to another node") as caught:
             async with tunnel(address):

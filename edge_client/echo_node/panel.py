@@ -1,4 +1,4 @@
-"""What a node shows of itself: one snapshot; a live panel on a terminal, log lines elsewhere, text for `status`."""
+"""What a node shows of itself: a snapshot, redrawn on a terminal, as log lines elsewhere, as text for `status`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIVE_PER_S: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class NodeSnapshot:
     """A node at one moment; what `echo-node status --json` prints."""
 
     pid: int
@@ -49,13 +49,13 @@ class Snapshot:
     problem: str | None = None
 
 
-class View(Protocol):
+class Panel(Protocol):
     """Where snapshots go; called a few times a second."""
 
-    def update(self, snapshot: Snapshot) -> None: ...
+    def update(self, snapshot: NodeSnapshot) -> None: ...
 
 
-class PlainView:
+class PlainPanel:
     """A log line now and then, when the counts have changed, or something large is being fetched."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class PlainView:
         self._shown_at = float("-inf")
         self._fetched_shown_at = time.monotonic()
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: NodeSnapshot) -> None:
         now = time.monotonic()
         if snapshot.rollouts != self._shown and now - self._shown_at >= PLAIN_EVERY_S:
             self._shown, self._shown_at = snapshot.rollouts, now
@@ -75,28 +75,28 @@ class PlainView:
             log.info("Fetching: %s", "; ".join(fetching(snapshot)))
 
 
-class LiveView:
-    """A panel that redraws itself."""
+class LivePanel:
+    """The newest snapshot as a table that redraws itself."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def update(self, snapshot: Snapshot) -> None:
-        self._live.update(panel(snapshot))
+    def update(self, snapshot: NodeSnapshot) -> None:
+        self._live.update(table(snapshot))
 
 
 @contextmanager
-def open_view(console: Console, *, quiet: bool) -> Iterator[View]:
-    """The view that suits where the output goes."""
+def open_panel(console: Console, *, quiet: bool) -> Iterator[Panel]:
+    """The panel that suits where the output goes."""
     if quiet or not console.is_terminal:
-        yield PlainView()
+        yield PlainPanel()
         return
     with Live(console=console, refresh_per_second=LIVE_PER_S, transient=True) as live:
-        yield LiveView(live)
+        yield LivePanel(live)
 
 
-def summary(snapshot: Snapshot) -> str:
-    """One line."""
+def summary(snapshot: NodeSnapshot) -> str:
+    """The snapshot in one line."""
     counts = snapshot.rollouts
     on_hub = sum(counts.get(state, 0) for state in ("received", "scored", "trained", "evaluated", "dropped"))
     sampled = on_hub + counts.get("sent", 0)
@@ -108,19 +108,19 @@ def summary(snapshot: Snapshot) -> str:
     )
 
 
-def panel(snapshot: Snapshot) -> RenderableType:
+def table(snapshot: NodeSnapshot) -> RenderableType:
     """The snapshot as rows of name and value."""
-    table = Table.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, 2))
     amounts = iter(snapshot.fetching.values())
     for name, value in rows(snapshot):
-        table.add_row(Text(name, style="dim"), Text(value))  # Text: what a hub calls itself is not markup.
+        grid.add_row(Text(name, style="dim"), Text(value))  # Text: what a hub calls itself is not markup.
         if name == "fetching":
             done, total = next(amounts)
-            table.add_row("", ProgressBar(total=total, completed=done, width=40))
-    return table
+            grid.add_row("", ProgressBar(total=total, completed=done, width=40))
+    return grid
 
 
-def fetching(snapshot: Snapshot) -> list[str]:
+def fetching(snapshot: NodeSnapshot) -> list[str]:
     """How far each fetch is."""
     return [
         f"{title}: {done / 1e6:.1f} of {total / 1e6:.1f} MB ({100 * done // max(1, total)} %)"
@@ -128,8 +128,8 @@ def fetching(snapshot: Snapshot) -> list[str]:
     ]
 
 
-def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """What `panel` and `echo-node status` show."""
+def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
+    """What the table and `echo-node status` show."""
     counts = snapshot.rollouts
     reasons = [f"{count} {key.partition(':')[2]}" for key, count in counts.items() if ":" in key]
     dropped = f"{counts.get('dropped', 0)}" + (f" ({', '.join(reasons)})" if reasons else "")
@@ -154,6 +154,6 @@ def rows(snapshot: Snapshot) -> list[tuple[str, str]]:
     return result
 
 
-def from_json(fields: Mapping[str, Any]) -> Snapshot:
+def from_json(fields: Mapping[str, Any]) -> NodeSnapshot:
     """The snapshot that a daemon of the same version sent."""
-    return Snapshot(**fields)
+    return NodeSnapshot(**fields)

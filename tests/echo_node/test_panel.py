@@ -5,10 +5,20 @@ from dataclasses import asdict, replace
 import pytest
 from rich.console import Console
 
-from echo_node import view
-from echo_node.view import PLAIN_EVERY_S, LiveView, PlainView, Snapshot, from_json, open_view, panel, rows, summary
+from echo_node import panel
+from echo_node.panel import (
+    PLAIN_EVERY_S,
+    LivePanel,
+    NodeSnapshot,
+    PlainPanel,
+    from_json,
+    open_panel,
+    rows,
+    summary,
+    table,
+)
 
-SNAPSHOT = Snapshot(
+SNAPSHOT = NodeSnapshot(
     pid=1,
     node_id="abc",
     name="a node",
@@ -54,21 +64,21 @@ def test_a_snapshot_travels_as_json() -> None:
 
 def test_a_terminal_gets_a_panel_and_a_file_gets_lines(caplog: pytest.LogCaptureFixture) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with open_view(terminal, quiet=False) as view:
-        assert isinstance(view, LiveView)
-        view.update(SNAPSHOT)
+    with open_panel(terminal, quiet=False) as shown:
+        assert isinstance(shown, LivePanel)
+        shown.update(SNAPSHOT)
     plain = Console(file=io.StringIO(), width=120)
-    with open_view(plain, quiet=False) as view, caplog.at_level("INFO"):
-        assert isinstance(view, PlainView)
-        view.update(SNAPSHOT)
-        view.update(SNAPSHOT)
+    with open_panel(plain, quiet=False) as shown, caplog.at_level("INFO"):
+        assert isinstance(shown, PlainPanel)
+        shown.update(SNAPSHOT)
+        shown.update(SNAPSHOT)
     assert [record.message for record in caplog.records] == [summary(SNAPSHOT)]
 
 
 def test_a_long_fetch_is_told_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, PLAIN_EVERY_S, PLAIN_EVERY_S + 1.0, 2 * PLAIN_EVERY_S - 1.0, 2 * PLAIN_EVERY_S])
-    monkeypatch.setattr(view.time, "monotonic", lambda: next(clock))
-    shown, counted = PlainView(), replace(SNAPSHOT, rollouts={})
+    monkeypatch.setattr(panel.time, "monotonic", lambda: next(clock))
+    shown, counted = PlainPanel(), replace(SNAPSHOT, rollouts={})
     with caplog.at_level("INFO"):
         for fetching in (True, True, True, False, True):
             shown.update(counted if fetching else replace(counted, fetching={}))
@@ -77,11 +87,11 @@ def test_a_long_fetch_is_told_now_and_then(caplog: pytest.LogCaptureFixture, mon
 
 def test_a_fetch_has_a_bar_on_a_terminal() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    console.print(panel(SNAPSHOT))
+    console.print(table(SNAPSHOT))
     assert "━━━" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_names_from_outside_are_text_not_markup() -> None:
     console = Console(file=io.StringIO(), width=200)
-    console.print(panel(replace(SNAPSHOT, run_name="[red]run[/red] [/]")))
+    console.print(table(replace(SNAPSHOT, run_name="[red]run[/red] [/]")))
     assert "[red]run[/red] [/]" in console.file.getvalue()  # type: ignore[attr-defined]

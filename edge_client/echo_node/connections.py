@@ -1,0 +1,76 @@
+"""What connects one node with its hub and with other nodes, opened and closed as one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from echo_node.about import About
+from echo_node.config import NodeConfig
+from echo_node.net.client import HubClient
+from echo_node.net.mesh import Mesh
+from echo_node.net.receiver import Receiver
+from echo_shared.messages import Links
+from echo_shared.swarm import Swarm, SwarmSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """For a daemon's life; the hub's connection is made by `client.run`, again and again."""
+
+    about: About
+    swarm: Swarm
+    mesh: Mesh
+    client: HubClient
+    receiver: Receiver
+    links_are_news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever the hub is to be told which nodes this one is linked with."""
+
+    async def introduce(self) -> None:
+        """Says anew who this node is: its engine has changed, or its device."""
+        introduction = self.about.introduction(swarm_port=self.swarm.port, mesh_port=self.mesh.port)
+        await self.client.introduce(introduction)
+
+    async def tell_links(self) -> None:
+        """Tells the hub this node's links whenever they are news. Never ends."""
+        while True:
+            await self.links_are_news.wait()
+            self.links_are_news.clear()
+            await self.client.send(Links(node_ids=self.mesh.links))
+
+
+@asynccontextmanager
+async def open_connections(config: NodeConfig, about: About) -> AsyncIterator[Connections]:
+    """Listens for other nodes, and makes ready for the hub. Raises SwarmError."""
+    settings = SwarmSettings(
+        listen_host=config.swarm_host,
+        port=config.swarm_port,
+        upload_limit_bytes_s=config.upload_share_bytes_s,
+    )
+    swarm, links_are_news = await Swarm.open(settings), asyncio.Event()
+    mesh = Mesh(about.me, upload_limit_bytes_s=config.upload_share_bytes_s)
+    try:
+        await mesh.open(  # Lets nobody in before the hub has told the run's keys; the receiver is there by then.
+            config.swarm_host,
+            config.mesh_port,
+            on_piece=lambda piece, node_id: receiver.take(piece, node_id),
+            on_links=lambda _: links_are_news.set(),
+        )
+        client = HubClient(
+            about.joining.address,
+            me=about.me,
+            introduction=about.introduction(swarm_port=swarm.port, mesh_port=mesh.port),
+            pinned_hub_key=None if about.joining.pinned is None else about.joining.pinned.hub_key,
+            retry_first_s=config.reconnect_first_s,
+            jitter=random.random,
+        )
+        receiver = Receiver(client.send, mesh)
+        yield Connections(
+            about=about, swarm=swarm, mesh=mesh, client=client, receiver=receiver, links_are_news=links_are_news
+        )
+    finally:
+        await mesh.close()
+        await swarm.close()

@@ -1,0 +1,86 @@
+"""The shell of a run, opened when a hub's Welcome says which run it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from echo_node.config import NodeConfig
+from echo_node.connections import Connections
+from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
+from echo_node.host.hubs import HubRecord, Hubs, Joining
+from echo_node.host.paths import Paths
+from echo_node.host.spool import Spool
+from echo_node.net.fetcher import Fetcher, Source
+from echo_node.shell import Deliver, RunParts, RunShell
+from echo_shared.messages import Welcome
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What every run's shell is opened with; `open` once for each run."""
+
+    paths: Paths
+    config: NodeConfig
+    joining: Joining
+    connections: Connections
+    make_engine: Callable[[EngineFiles], EngineSupervisor]
+    deliver: Deliver
+
+    async def open(self, welcome: Welcome, hub_key: bytes) -> RunShell:
+        """Remembers the hub, and takes up what this run left on disk. Raises StorageError."""
+        spool = await self._open_spool(welcome, hub_key)
+        shell = RunShell(
+            RunParts(
+                spool=spool,
+                fetcher=self._make_fetcher(welcome, hub_key),
+                make_engine=self.make_engine,
+                send=self.connections.client.send,
+                deliver=self.deliver,
+                derived=self.paths.derived,
+                logs=self.paths.logs,
+                capacity_factor=self.config.capacity_factor,
+            )
+        )
+        try:
+            await shell.open(welcome.policy_version)
+        except BaseException:
+            await shell.close()
+            raise
+        return shell
+
+    async def _open_spool(self, welcome: Welcome, hub_key: bytes) -> Spool:
+        record = HubRecord(
+            url=self.joining.address.origin,
+            hub_key_hex=hub_key.hex(),
+            joined_at=time.time(),
+            invite_token=self.joining.invite_token,
+            run_id=welcome.run_id,
+            run_name=welcome.run_name,
+            flags=dict(self.joining.flags),
+        )
+        hubs = Hubs(self.paths)
+        await asyncio.to_thread(hubs.save, record)
+        spool = Spool(hubs.directory(record) / "spool.db")
+        await asyncio.to_thread(spool.open)
+        lost = await asyncio.to_thread(spool.begin_run, welcome.run_id)
+        if lost:
+            log.warning("%d rollouts of the hub's last run can no longer be trained on.", lost)
+        return spool
+
+    def _make_fetcher(self, welcome: Welcome, hub_key: bytes) -> Fetcher:
+        source = Source(
+            address=self.joining.address, hub_key=hub_key, run_id=welcome.run_id, tracker_path=welcome.tracker_path
+        )
+        return Fetcher(
+            self.connections.swarm,
+            self.connections.receiver,
+            source,
+            artefacts=self.paths.artefacts,
+            carriers=self.paths.carriers,
+        )

@@ -1,0 +1,152 @@
+"""The leases held, by hand; then a random walk over which every rollout leaves once."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_node.core.held import MAX_DEATHS, SUSPECT_DEATHS, HeldLeases, Unfinished
+from tests.echo_node.core.test_work import lease
+
+
+def everything(version: int) -> bool:
+    return True
+
+
+def holding(*lease_ids: int) -> HeldLeases:
+    held = HeldLeases()
+    for lease_id in lease_ids:
+        held.take(lease(lease_id), {0, 1}, 0.0)
+    return held
+
+
+def started(held: HeldLeases) -> list[int]:
+    return [request.lease_id for request in held.start(everything)]
+
+
+def ids(unfinished: Iterable[Unfinished]) -> list[int]:
+    return [one.lease_id for one in unfinished]
+
+
+def test_a_lease_is_held_until_its_last_rollout_is_finished() -> None:
+    held = HeldLeases()
+    held.take(lease(1, version=3, count=4), {0, 2}, 0.0)
+    assert (held.num_rollouts, held.versions, ids_of(held)) == (2, {3}, [1])
+    assert held.finish(1, 0) and not held.finish(1, 0) and not held.finish(1, 1) and not held.finish(7, 0)
+    assert held.num_rollouts == 1
+    assert held.finish(1, 2)
+    assert (held.num_rollouts, held.versions, ids_of(held)) == (0, frozenset(), [])
+
+
+def ids_of(held: HeldLeases) -> list[int]:
+    return [one.lease_id for one in held.leases]
+
+
+def test_a_request_is_for_what_is_pending_and_starts_once() -> None:
+    held = HeldLeases()
+    held.take(lease(1, version=3, count=4), {3, 1}, 0.0)
+    assert held.start(lambda version: version != 3) == [] and not held.any_running
+    (request,) = held.start(lambda version: version == 3)
+    assert (request.lease_id, request.indices, request.policy_version, request.seed) == (1, (1, 3), 3, 9)
+    assert held.any_running and started(held) == []
+
+
+def test_what_is_let_go_says_what_is_missing_and_whether_it_ran() -> None:
+    held = holding(1, 2)
+    held.start(everything)
+    held.finish(1, 0)
+    held.stopped(2)
+    held.stopped(7)
+    assert held.let_go(1, "why") == [Unfinished(lease_id=1, indices=(1,), reason="why", was_running=True)]
+    assert held.let_go(1, "why") == []
+    assert held.let_go_all("all") == [Unfinished(lease_id=2, indices=(0, 1), reason="all", was_running=False)]
+    assert held.leases == ()
+
+
+def test_deadlines() -> None:
+    held = HeldLeases()
+    held.take(lease(1, deadline_s=10.0), {0}, 0.0)
+    held.start(everything)
+    held.take(lease(2, deadline_s=10.0), {0}, 0.0)
+    assert held.overdue(10.0) == []
+    assert ids(held.overdue(10.1)) == [2], "what runs has as long again"
+    assert held.renew(lease(1, deadline_s=10.0), 15.0) and not held.renew(lease(2), 15.0)
+    assert held.overdue(35.0) == []
+    assert held.overdue(35.1) == [
+        Unfinished(lease_id=1, indices=(0,), reason="its deadline has passed", was_running=True)
+    ]
+
+
+def test_an_end_that_nobody_is_to_blame_for_costs_nothing() -> None:
+    held = holding(1, 2)
+    for _ in range(2 * MAX_DEATHS):
+        assert started(held) == [1, 2]
+        held.engine_ended()
+
+
+def test_suspects_run_one_at_a_time_and_the_guilty_one_goes() -> None:
+    held = holding(1, 2)
+    for _ in range(SUSPECT_DEATHS):
+        assert started(held) == [1, 2]
+        assert held.engine_died("crashed") == []
+    held.take(lease(3), {0, 1}, 0.0)
+    assert started(held) == [1] and started(held) == []
+    (gone,) = held.engine_died("crashed")
+    assert gone == Unfinished(
+        lease_id=1, indices=(0, 1), reason="the sampling engine died 3 times on it: crashed", was_running=False
+    )
+    assert started(held) == [2]
+    assert held.finish(2, 0) and held.finish(2, 1)
+    assert started(held) == [3]
+
+
+def test_a_suspect_whose_version_is_not_loaded_lets_nothing_else_run() -> None:
+    held = HeldLeases()
+    held.take(lease(1, version=1), {0}, 0.0)
+    for _ in range(SUSPECT_DEATHS):
+        held.start(everything)
+        held.engine_died("crashed")
+    held.take(lease(2), {0}, 0.0)
+    assert held.start(lambda version: version == 0) == []
+
+
+def test_a_lease_is_taken_once_and_never_empty() -> None:
+    held = holding(1)
+    with pytest.raises(AssertionError):
+        held.take(lease(1), {0}, 0.0)
+    with pytest.raises(AssertionError):
+        held.take(lease(2), set(), 0.0)
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4), st.integers(0, 2)), max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS)
+def test_every_rollout_leaves_once(steps: list[tuple[int, int, int]]) -> None:
+    held, now, taken, left = HeldLeases(), 0.0, 0, 0
+    for kind, a, b in steps:
+        now += 0.5
+        unfinished: list[Unfinished] = []
+        if kind == 0 and a not in ids_of(held):
+            held.take(lease(a, count=b + 1, deadline_s=5.0), set(range(b + 1)), now)
+            taken += b + 1
+        elif kind in (1, 2):
+            left += held.finish(a, b)
+        elif kind == 3:
+            held.start(lambda version: version == 0)
+        elif kind == 4:
+            unfinished = held.engine_died("crashed")
+            assert not held.any_running
+        elif kind == 5:
+            unfinished = held.let_go(a, "no")
+        elif kind == 6:
+            unfinished = held.overdue(now)
+        elif kind == 7 and b == 0:
+            unfinished = held.let_go_all("all")
+        elif kind == 8:
+            held.renew(lease(a, deadline_s=5.0), now)
+        assert all(one.indices for one in unfinished)
+        left += sum(len(one.indices) for one in unfinished)
+        assert held.num_rollouts == taken - left

@@ -1,0 +1,43 @@
+"""A node's connections over real sockets: opened as one, closed as one."""
+
+import asyncio
+import socket
+
+import pytest
+
+from echo_node.about import About
+from echo_node.config import NodeConfig
+from echo_node.connections import open_connections
+from echo_shared.errors import SwarmError
+from tests.echo_node.test_about import about
+
+__all__ = ["about"]
+LOOPBACK = "127.0.0.1"
+
+
+def config(mesh_port: int = 0) -> NodeConfig:
+    return NodeConfig(swarm_host=LOOPBACK, mesh_port=mesh_port)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as prober:
+        return prober.connect_ex((LOOPBACK, port)) == 0
+
+
+async def test_it_listens_until_it_is_closed(about: About) -> None:
+    async with open_connections(config(), about) as connections:
+        ports = connections.swarm.port, connections.mesh.port
+        assert 0 not in ports and await asyncio.to_thread(listens, connections.mesh.port)
+        assert connections.client.hub_key is None
+    assert not await asyncio.to_thread(listens, ports[1])
+
+
+async def test_a_port_that_is_taken_is_said_and_nothing_stays_open(about: About) -> None:
+    async with open_connections(config(), about) as first:
+        taken = first.mesh.port
+        with pytest.raises(SwarmError, match="cannot listen"):
+            async with open_connections(config(taken), about):
+                pass
+        assert await asyncio.to_thread(listens, taken)
+    async with open_connections(config(taken), about) as again:
+        assert again.mesh.port == taken
