@@ -49,8 +49,8 @@ def test_what_an_older_hub_called_verified_is_scored(tmp_path: Path) -> None:
         command.upgrade(config, "0007")
         connection.execute(
             text(
-                'INSERT INTO rollouts (lease_id, "index", node_id, group_id, turn, policy_version, leased_at, deadline, '
-                "state) VALUES (1, 0, 'a', 0, 0, 0, 0, 0, 'verified')"
+                'INSERT INTO rollouts (lease_id, "index", node_id, group_id, turn, policy_version, '
+                "leased_at, deadline, state) VALUES (1, 0, 'a', 0, 0, 0, 0, 0, 'verified')"
             )
         )
     migrate(engine)
