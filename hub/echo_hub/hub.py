@@ -41,7 +41,7 @@ from echo_hub.core.events import (
     StepDone,
     VersionPublished,
 )
-from echo_hub.core.settings import HUB_NODE_ID
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driver import Driver, StoreThread

@@ -4,7 +4,7 @@ Each event changes the state, then the same three questions are asked: can a ste
 there a node for what wants a lease? A late or repeated event is harmless; an impossible one is a LocalProtocolError.
 After an error, or when records could not be committed, this object is ahead of the store: build a new one.
 
-Reading order: settings, events, effects, admission, groups, ledger, fleet, leasing, training, evaluating, and this.
+Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating, and this.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from echo_hub.core.events import (
 from echo_hub.core.groups import LeasedRollout
 from echo_hub.core.leasing import Leasing
 from echo_hub.core.ledger import Ledger
-from echo_hub.core.nodes.ready import Fleet
+from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
-from echo_hub.core.settings import HUB_NODE_ID, CoordinatorSettings
+from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import Snapshot
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.training import Training
@@ -59,10 +60,10 @@ class Coordinator:
     def __init__(self, settings: CoordinatorSettings, snapshot: Snapshot) -> None:
         self._settings = settings
         self._out = Outbox()
-        self._fleet = Fleet(settings)
-        self._ledger = Ledger(group_size=settings.group_size, fleet=self._fleet, out=self._out)
+        self._nodes = Nodes(settings.nodes)
+        self._ledger = Ledger(group_size=settings.group_size, nodes=self._nodes, out=self._out)
         self._leasing = Leasing(
-            settings, ledger=self._ledger, fleet=self._fleet, out=self._out, next_lease_id=snapshot.next_lease_id
+            settings, ledger=self._ledger, nodes=self._nodes, out=self._out, next_lease_id=snapshot.next_lease_id
         )
         self._training = Training(settings, snapshot, ledger=self._ledger, out=self._out)
         self._evaluating = Evaluating(settings, snapshot, ledger=self._ledger, out=self._out)
@@ -105,7 +106,7 @@ class Coordinator:
     def status(self) -> CoordinatorStatus:
         """Counts everything anew: O(what is in flight)."""
         states = Counter(rollout.state for rollout in self._ledger.rollouts.values())
-        leased = self._fleet.held_by_node
+        leased = self._nodes.held_by_node
         waiting, complete = len(self._ledger.waiting), len(self._ledger.complete)
         return CoordinatorStatus(
             trained_steps=self._training.trained_steps,
@@ -116,7 +117,7 @@ class Coordinator:
             groups_open=waiting - complete,
             groups_buffered=complete,
             groups_planned=len(self._training.planned.group_ids) if self._training.planned else 0,
-            nodes_connected=self._fleet.num_connected,
+            nodes_connected=self._nodes.num_connected,
             leases_outstanding=len(
                 {r.lease_id for r in self._ledger.rollouts.values() if r.state is ReceiptState.LEASED}
             ),
@@ -138,7 +139,7 @@ class Coordinator:
     # --- one turn
 
     def _turn(self, now: float) -> list[Effect]:
-        self._fleet.wake(now)
+        self._nodes.wake(now)
         self._leasing.dispatch_evaluations(now, within_share=True)
         if not self._finished:
             self._training.advance(now)
@@ -184,13 +185,13 @@ class Coordinator:
     # --- nodes
 
     def _connected(self, event: NodeConnected, now: float) -> None:
-        self._fleet.connect(event.node_id)
+        self._nodes.connect(event.node_id)
 
     def _disconnected(self, event: NodeDisconnected, now: float) -> None:
-        self._fleet.disconnect(event.node_id)
+        self._nodes.disconnect(event.node_id)
 
     def _reported(self, event: NodeReported, now: float) -> None:
-        self._fleet.report(event.node_id, event.capacity, event.policy_version)
+        self._nodes.report(event.node_id, event.capacity, event.policy_version)
 
     def _tick(self, event: Tick, now: float) -> None:
         self._leasing.expire(now)
@@ -203,7 +204,7 @@ class Coordinator:
             self._out.receipt(rollout.node_id, rollout.rollout_id, rollout.state)
         elif problem := _unlike_lease(event, rollout):
             self._fail(rollout, DropReason.INVALID, problem)
-            self._fleet.fail(event.node_id, now)
+            self._nodes.fail(event.node_id, now)
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
         else:
@@ -214,7 +215,7 @@ class Coordinator:
         for rollout in returned:
             if rollout and rollout.node_id == event.node_id and rollout.state is ReceiptState.LEASED:
                 self._return(rollout, event.reason)
-        self._fleet.fail(event.node_id, now)
+        self._nodes.fail(event.node_id, now)
 
     def _return(self, rollout: LeasedRollout, why: str) -> None:
         group = self._ledger.groups[rollout.group_id]
@@ -259,13 +260,13 @@ class Coordinator:
             return
         group = self._ledger.groups[rollout.group_id]
         if event.killed_scorer:
-            self._fleet.kill_scorer(rollout.node_id, group.group_id, now)
+            self._nodes.kill_scorer(rollout.node_id, group.group_id, now)
         if group.pinned_version is not None and event.reason is DropReason.SCORER_FAILED:
             self._evaluating.end_episode(rollout, None)
             return
         self._fail(rollout, event.reason, event.detail)
         if event.reason is DropReason.INVALID:
-            self._fleet.fail(rollout.node_id, now)
+            self._nodes.fail(rollout.node_id, now)
         if event.reason is DropReason.SCORER_FAILED:
             slot = group.slots[rollout.index]
             slot.scorer_failures += 1

@@ -20,7 +20,8 @@ from echo_hub.core.admission import Outlook, oldest_useful_version
 from echo_hub.core.effects import RolloutsLeased, SendLease
 from echo_hub.core.groups import RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
-from echo_hub.core.nodes.ready import Fleet, Node
+from echo_hub.core.nodes.node import Node
+from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_shared.draws import derive_seed
@@ -39,11 +40,11 @@ class Leasing:
     one with each rollout that is leased for training while an evaluation waits."""
 
     def __init__(
-        self, settings: CoordinatorSettings, *, ledger: Ledger, fleet: Fleet, out: Outbox, next_lease_id: int
+        self, settings: CoordinatorSettings, *, ledger: Ledger, nodes: Nodes, out: Outbox, next_lease_id: int
     ) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._fleet = fleet
+        self._nodes = nodes
         self._out = out
         self._next_lease_id = next_lease_id
         self._deadlines: list[tuple[float, int, tuple[int, ...]]] = []
@@ -74,7 +75,7 @@ class Leasing:
             if oldest > newest_version:
                 return
             bucket = oldest if self._settings.mode == "async" else 0
-            if self._fleet.next_ready(bucket, ()) is None:
+            if self._nodes.next_ready(bucket, ()) is None:
                 return  # Younger groups need versions at least as new.
             while group.unleased and self._lease_some(group, bucket, newest_version, now):
                 pass
@@ -87,7 +88,7 @@ class Leasing:
         while turn < len(wanting) and (self._evaluations_due > 0 or not within_share):
             group = self._ledger.groups[wanting[turn]]
             assert group.pinned_version is not None
-            if self._fleet.next_ready(0, ()) is None:
+            if self._nodes.next_ready(0, ()) is None:
                 return
             turn += not self._lease_some(group, 0, group.pinned_version, now)
 
@@ -99,7 +100,7 @@ class Leasing:
             if avoid in tried:
                 continue
             tried.add(avoid)
-            node = self._fleet.next_ready(bucket, avoid)
+            node = self._nodes.next_ready(bucket, avoid)
             if node is not None:
                 turn = group.slots[index].turn
                 indices = (index,) if turn else self._first_turns(node, group, bucket)
@@ -166,8 +167,8 @@ class Leasing:
         failed = slot.failed_on
         if not failed:
             return ()
-        candidates = self._fleet.num_candidates(bucket)
-        if candidates > self._fleet.num_candidates(bucket, among=failed):
+        candidates = self._nodes.num_candidates(bucket)
+        if candidates > self._nodes.num_candidates(bucket, among=failed):
             return failed
         # It has failed on all of them: another round, in which the latest is asked last.
         return failed[-1:] if candidates > 1 else ()

@@ -35,7 +35,7 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
-from echo_hub.core.nodes.ready import Fleet
+from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.snapshot import RolloutRow, StepRow
@@ -46,9 +46,9 @@ class Ledger:
     """Groups of training are *waiting* (open or complete) until a step plans them; those of evaluations never are.
     `rollouts` holds all that are not final."""
 
-    def __init__(self, *, group_size: int, fleet: Fleet, out: Outbox) -> None:
+    def __init__(self, *, group_size: int, nodes: Nodes, out: Outbox) -> None:
         self._group_size = group_size
-        self._fleet = fleet
+        self._nodes = nodes
         self._out = out
         self.groups: dict[int, RolloutGroup] = {}
         self.rollouts: dict[str, LeasedRollout] = {}
@@ -89,7 +89,7 @@ class Ledger:
         self.rollouts[row.rollout_id] = rollout
         if row.state is ReceiptState.LEASED:
             slot.leased = (*slot.leased, rollout)
-            self._fleet.take(row.node_id, 1, row.lease_id)
+            self._nodes.take(row.node_id, 1, row.lease_id)
         elif row.state is ReceiptState.SCORED and row.reward is None:
             slot.turns = (*slot.turns, rollout)
         else:
@@ -136,13 +136,13 @@ class Ledger:
             group.slots[index].leased = (*group.slots[index].leased, rollout)
             self._want(group, index)
         self.num_leased += len(record.indices)
-        self._fleet.take(record.node_id, len(record.indices), record.lease_id)
+        self._nodes.take(record.node_id, len(record.indices), record.lease_id)
         self._out.record(record)
 
     def expire(self, rollout: LeasedRollout, now: float) -> None:
         """Its deadline has passed: the index is leased again, and a late result may still win."""
         rollout.overdue = True
-        self._fleet.expire(rollout.node_id, now)
+        self._nodes.expire(rollout.node_id, now)
         self.blame(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
 
@@ -169,7 +169,7 @@ class Ledger:
         self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward))
         self._move(rollout, ReceiptState.SCORED)
         rollout.reward = reward
-        self._fleet.trust(rollout.node_id)
+        self._nodes.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
         self._count_end(group, rollout.state)
         if group.complete:
@@ -180,7 +180,7 @@ class Ledger:
         self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward))
         self._move(rollout, ReceiptState.SCORED)
         if reward is not None:
-            self._fleet.trust(rollout.node_id)
+            self._nodes.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         turns = slot.received
@@ -198,7 +198,7 @@ class Ledger:
         """received → scored, and the environment has answered: the episode's next turn wants a lease."""
         self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids))
         self._move(rollout, ReceiptState.SCORED)
-        self._fleet.trust(rollout.node_id)
+        self._nodes.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         if rollout.turn:
@@ -287,7 +287,7 @@ class Ledger:
     def _end_lease(self, rollout: LeasedRollout) -> None:
         slot = self.groups[rollout.group_id].slots[rollout.index]
         slot.leased = tuple(other for other in slot.leased if other is not rollout)
-        self._fleet.release(rollout.node_id, overdue=rollout.overdue)
+        self._nodes.release(rollout.node_id, overdue=rollout.overdue)
 
     def _move(self, rollout: LeasedRollout, state: ReceiptState, reason: DropReason | None = None) -> None:
         rollout.state = state

@@ -21,7 +21,7 @@ from echo_hub.core.effects import (
     SendReceipts,
 )
 from echo_hub.core.events import GroupPrepared, LeaseGivenBack, RolloutRejected, RolloutScored, Tick
-from echo_hub.core.nodes.ready import MAX_REST_S
+from echo_hub.core.nodes.conduct import MAX_REST_S
 from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot
 from echo_shared.messages import DropReason, Receipt, ReceiptState
 

@@ -18,7 +18,7 @@ from echo_hub.core.effects import (
     StepTrained,
 )
 from echo_hub.core.ledger import Ledger
-from echo_hub.core.nodes.ready import Fleet
+from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
@@ -38,8 +38,8 @@ class Books:
 
     def __init__(self) -> None:
         settings = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=1.0)
-        self.fleet, self.out = Fleet(settings), Outbox()
-        self.ledger = Ledger(group_size=2, fleet=self.fleet, out=self.out)
+        self.nodes, self.out = Nodes(settings.nodes), Outbox()
+        self.ledger = Ledger(group_size=2, nodes=self.nodes, out=self.out)
         self.lease_id = 0
 
     def lease(self, group_id: int, *indices: int, node_id: str = "a", version: int = 0, turn: int = 0) -> None:
@@ -110,7 +110,7 @@ def test_wanting_follows_every_change() -> None:
     assert 0 not in ledger.wanting
     ledger.drop([ledger.rollouts["1-0"]], DropReason.INVALID)
     assert ledger.groups[0].unleased == {0} and 0 in ledger.wanting
-    assert books.fleet.held_by_node == {"a": 1}
+    assert books.nodes.held_by_node == {"a": 1}
 
 
 def test_a_complete_group_revokes_what_others_still_hold_of_it() -> None:
@@ -123,7 +123,7 @@ def test_a_complete_group_revokes_what_others_still_hold_of_it() -> None:
     effects = books.out.take()
     assert RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.EXPIRED) in effects
     assert RevokeLease(node_id="b", lease_id=2, reason=DropReason.EXPIRED) in effects
-    assert 0 in books.ledger.complete and books.fleet.held_by_node == {}
+    assert 0 in books.ledger.complete and books.nodes.held_by_node == {}
 
 
 def test_a_dropped_group_takes_all_its_rollouts_along() -> None:
@@ -171,7 +171,7 @@ def test_a_restored_rollout_is_where_it_was(state: ReceiptState) -> None:
         )
     assert books.out.take() == []
     assert (0 in books.ledger.complete) is (state is ReceiptState.SCORED)
-    assert books.fleet.held_by_node == ({"a": 2} if state is ReceiptState.LEASED else {})
+    assert books.nodes.held_by_node == ({"a": 2} if state is ReceiptState.LEASED else {})
     assert 0 not in books.ledger.wanting
 
 
@@ -209,7 +209,7 @@ def test_who_still_holds_a_turn_that_was_answered_holds_it_in_vain() -> None:
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
     assert RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.EXPIRED) in books.out.take()
     assert ledger.groups[0].unleased == {0} and ledger.groups[0].slots[0].failed_on == ()
-    assert books.fleet.held_by_node == {"a": 1}
+    assert books.nodes.held_by_node == {"a": 1}
 
 
 def test_who_still_holds_a_later_turn_that_was_answered_is_told_to_stop() -> None:
@@ -258,7 +258,7 @@ def test_a_failed_turn_is_drawn_again_and_the_earlier_ones_stay() -> None:
     books.receive("3-0", score=False)
     ledger.drop_group(ledger.groups[0], DropReason.STALE)
     assert ledger.num_dropped == {DropReason.SCORER_FAILED: 1, DropReason.STALE: 3}
-    assert ledger.rollouts == {} and books.fleet.held_by_node == {}
+    assert ledger.rollouts == {} and books.nodes.held_by_node == {}
 
 
 def test_a_restored_episode_is_at_its_turn() -> None:
