@@ -6,13 +6,12 @@ Invariants, after every call:
 - each change of state is recorded and receipted exactly once, here and nowhere else;
 - each turn of an index has at most one winner, and what is leased of an index is its turn in progress;
 - a group that is complete has nothing leased;
-- `wanting` holds exactly the groups of training with an index that wants a lease, `wanting_evaluation` those of
-  evaluations, and `flat` those complete groups that wait and whose rewards are all equal.
+- `wanting` of each owner holds exactly its groups with an index that wants a lease;
+- `flat` holds exactly those complete groups that wait and whose rewards are all equal.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
@@ -33,8 +32,7 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
@@ -43,11 +41,10 @@ from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
 
 class Ledger:
-    """Groups of training are *waiting* (open or complete) until a step plans them; those of evaluations never are.
-    `rollouts` holds all that are not final."""
+    """Groups for the learner are *waiting* (open or complete) until a step plans them; no other ever is. `rollouts`
+    holds all that are not final."""
 
-    def __init__(self, *, group_size: int, nodes: Nodes, out: Outbox) -> None:
-        self._group_size = group_size
+    def __init__(self, *, nodes: Nodes, out: Outbox) -> None:
         self._nodes = nodes
         self._out = out
         self.groups: dict[int, RolloutGroup] = {}
@@ -55,19 +52,17 @@ class Ledger:
         self.waiting = SortedIds()
         self.complete = SortedIds()
         self.flat = SortedIds()
-        self.wanting = SortedIds()
-        self.wanting_evaluation = SortedIds()
-        self.num_leased = 0
-        self.num_trained = 0
-        self.num_evaluated = 0
-        self.num_dropped: Counter[DropReason] = Counter()
 
-    def restore(self, group_id: int, seed: int) -> None:
+    def restore(
+        self, group_id: int, seed: int, owner: GroupOwner, slots: list[Slot], *, asked_for: bool = True
+    ) -> None:
         """A group from before a restart; its rollouts follow, one by one."""
-        slots = [Slot() for _ in range(self._group_size)]
-        self.groups[group_id] = RolloutGroup(group_id, seed, slots, unleased=set(range(self._group_size)))
-        self.waiting.add(group_id)
-        self.wanting.add(group_id)
+        num_ended = sum(slot.evaluated for slot in slots)
+        self.groups[group_id] = group = RolloutGroup(group_id, seed, slots, owner, num_ended, asked_for=asked_for)
+        if owner.for_learner:
+            self.waiting.add(group_id)
+        for index in range(len(slots)):
+            self._want(group, index)
 
     def restore_rollout(self, row: RolloutRow) -> LeasedRollout:
         """A rollout from before a restart, of a group that is restored; earlier turns of an episode come first."""
@@ -103,18 +98,16 @@ class Ledger:
             for ids in (self.waiting, self.complete, self.flat):
                 ids.discard(group_id)
 
-    def open_group(self, group_id: int, seed: int) -> None:
-        self.restore(group_id, seed)
-        self._out.record(GroupOpened(group_id=group_id, seed=seed))
-
-    def open_evaluation(self, about: EvaluationGroup, seed: int, *, size: int, ended: set[int]) -> None:
-        """`ended`: the indices whose episodes are evaluated already; not all of them. `ask_for` makes it lease."""
-        slots = [Slot(evaluated=index in ended) for index in range(size)]
-        self.groups[about.group_id] = RolloutGroup(
-            about.group_id, seed, slots, len(ended), pinned_version=about.policy_version, asked_for=False
-        )
+    def open_group(
+        self, group_id: int, seed: int, owner: GroupOwner, slots: list[Slot], *, asked_for: bool = True
+    ) -> None:
+        """`slots`: one for each episode, and not all of them evaluated already."""
+        self.restore(group_id, seed, owner, slots, asked_for=asked_for)
+        if owner.for_learner:
+            self._out.record(GroupOpened(group_id=group_id, seed=seed))
 
     def ask_for(self, group: RolloutGroup) -> None:
+        """What it wants is leased from here on."""
         group.asked_for = True
         for index in range(len(group.slots)):
             self._want(group, index)
@@ -135,7 +128,6 @@ class Ledger:
             self.rollouts[rollout.rollout_id] = rollout
             group.slots[index].leased = (*group.slots[index].leased, rollout)
             self._want(group, index)
-        self.num_leased += len(record.indices)
         self._nodes.take(record.node_id, len(record.indices), record.lease_id)
         self._out.record(record)
 
@@ -150,6 +142,11 @@ class Ledger:
         """Others than its node are asked first when the index is leased again."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         slot.failed_on = (*(node for node in slot.failed_on if node != rollout.node_id), rollout.node_id)
+
+    def fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
+        """Any state → dropped, and others than its node are asked first."""
+        self.blame(rollout)
+        self.drop([rollout], reason, detail)
 
     def receive(self, rollout: LeasedRollout, payload: RolloutPayload, now: float) -> None:
         """leased → received: it wins its index's turn, which must have no winner yet."""
@@ -185,7 +182,6 @@ class Ledger:
         slot = group.slots[rollout.index]
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
-        self.num_evaluated += len(turns)
         for turn in turns:
             self._move(self.rollouts.pop(turn.rollout_id), ReceiptState.EVALUATED)
         slot.turns, slot.winner, slot.evaluated = (), None, True
@@ -216,7 +212,6 @@ class Ledger:
             return
         ids = tuple(rollout.rollout_id for rollout in dropped)
         self._out.record(RolloutsDropped(rollout_ids=ids, reason=reason, detail=detail))
-        self.num_dropped[reason] += len(dropped)
         for rollout in dropped:
             del self.rollouts[rollout.rollout_id]
             group = self.groups[rollout.group_id]
@@ -239,7 +234,7 @@ class Ledger:
         self.drop(group.received, reason)
         self.revoke(group.still_leased, reason)
         self._forget(group.group_id)
-        if group.pinned_version is None:
+        if group.owner.for_learner:
             self._out.record(GroupDropped(group_id=group.group_id, reason=reason))
 
     def plan(self, step: int, group_ids: tuple[int, ...], now: float) -> StepRow:
@@ -255,15 +250,14 @@ class Ledger:
         """scored → trained, for the whole batch."""
         record = StepTrained(step=batch.step, rollout_ids=batch.rollout_ids, metrics=metrics, trained_at=now)
         self._out.record(record)
-        self.num_trained += len(batch.rollout_ids)
         for trained_id in batch.rollout_ids:
             self._move(self.rollouts.pop(trained_id), ReceiptState.TRAINED)
         for group_id in batch.group_ids:
             self._forget(group_id)
 
     def _forget(self, group_id: int) -> None:
-        del self.groups[group_id]
-        for ids in (self.waiting, self.complete, self.flat, self.wanting, self.wanting_evaluation):
+        group = self.groups.pop(group_id)
+        for ids in (self.waiting, self.complete, self.flat, group.owner.wanting):
             ids.discard(group_id)
 
     def _forget_turn(self, group: RolloutGroup, rollout: LeasedRollout) -> None:
@@ -279,7 +273,7 @@ class Ledger:
     def _count_end(self, group: RolloutGroup, state: ReceiptState) -> None:
         """A slot has its winner: its episode has ended once that is scored."""
         group.num_ended += state is ReceiptState.SCORED
-        if group.complete:
+        if group.complete and group.owner.for_learner:
             self.complete.add(group.group_id)
             if not group.has_advantage:
                 self.flat.add(group.group_id)
@@ -295,7 +289,7 @@ class Ledger:
 
     def _want(self, group: RolloutGroup, index: int) -> None:
         """Keeps `unleased` and `wanting` true to the slot."""
-        wanting = self.wanting if group.pinned_version is None else self.wanting_evaluation
+        wanting = group.owner.wanting
         if group.asked_for and group.slots[index].wants_lease:
             group.unleased.add(index)
             wanting.add(group.group_id)
