@@ -98,7 +98,7 @@ class Coordinator:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """`now`: seconds since the epoch, never going back by much."""
-        _HANDLERS[type(event)](self, event, now)
+        HANDLERS[type(event)](self, event, now)
         return self._turn(now)
 
     @property
@@ -288,7 +288,7 @@ def _unlike_lease(event: RolloutArrived, rollout: LeasedRollout) -> str:
     return ", ".join(wrong)
 
 
-_HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
+HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     NodeConnected: Coordinator._connected,
     NodeDisconnected: Coordinator._disconnected,
     NodeReported: Coordinator._reported,
@@ -306,3 +306,4 @@ _HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     EvaluationAbandoned: Coordinator._evaluation_abandoned,
     Tick: Coordinator._tick,
 }
+"""What each event does; a test holds it equal to Event."""
