@@ -48,8 +48,8 @@ from echo_hub.core.training import Training
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
 MAX_RETURNS: Final = 16
-"""Of one index; then its group's owner is told, so that a problem that nodes cannot work on does not stall the run.
-Many more than nodes that come and go give back."""
+"""So often an index is given back before its group's owner is told, so that a problem that nodes cannot work on does
+not stall the run. Nodes that come and go give back far less."""
 
 
 class Coordinator:
@@ -103,11 +103,11 @@ class Coordinator:
 
     @property
     def published_version(self) -> int:
-        """The newest; 0 = none but the base."""
+        """The newest published version; 0 = none but the base."""
         return self._training.published_version
 
     def status(self) -> CoordinatorStatus:
-        """O(nodes)."""
+        """What dashboards may know, in O(nodes)."""
         waiting, complete = len(self._ledger.waiting), len(self._ledger.complete)
         return CoordinatorStatus(
             trained_steps=self._training.trained_steps,

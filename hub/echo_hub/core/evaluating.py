@@ -1,4 +1,4 @@
-"""Evaluations by nodes: all held-out problems by one version, as groups like any other but for what follows.
+"""Evaluations by nodes: all held-out problems by one version, as groups that differ from training's in three ways.
 
 - Their leases name the version that is evaluated, whatever the newest is, and they are in none of the learner's queues:
   no admission counts them, no step plans them, and they are never stale.
@@ -27,7 +27,7 @@ from echo_shared.messages import DropReason
 
 
 def evaluation_seed(run_seed: int, number: int) -> int:
-    """Of the draws of held-out problem `number`: the same for every version, so that they are compared on the same."""
+    """The seed of the draws of held-out problem `number`: all versions are compared on the same draws."""
     return derive_seed(run_seed, "evaluation", number)
 
 
@@ -76,7 +76,7 @@ class Evaluating:
         self._end_if_done(policy_version)
 
     def abandon(self, policy_version: int) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for this version's evaluation any more."""
         self._drop(policy_version)
         self._left.pop(policy_version, None)
         self._over.pop(policy_version, None)
@@ -116,7 +116,7 @@ class Evaluating:
             self._out.act(EvaluationDone(policy_version=policy_version))
 
     def _open(self, about: EvaluationGroup, at_least: int = 0) -> None:
-        """Unless it is open, or nothing of it is left to do."""
+        """Opens the group, unless it is open or nothing of it is left to do."""
         size, over = max(self._size(about), at_least), self._over[about.policy_version]
         ended = {index for index in range(size) if (about.group_id, index) in over}
         if about.group_id not in self._ledger.groups and len(ended) < size:

@@ -28,12 +28,12 @@ class LeasedRollout:
     index: int
     policy_version: int
     turn: int = 0
-    """Of its episode; 0 = the first."""
+    """The turn of its episode; 0 = the first."""
     state: ReceiptState = ReceiptState.LEASED
     num_tokens: int = 0
     """Drawn tokens, once it is received."""
     reward: float | None = None
-    """Of its episode, if this turn ended it."""
+    """The reward of its episode, if this turn ended it."""
     overdue: bool = False
 
 
@@ -44,15 +44,15 @@ class Slot:
     turns: tuple[LeasedRollout, ...] = ()
     """Scored turns that the environment has answered, in order."""
     winner: LeasedRollout | None = None
-    """Of the turn in progress: received, or scored and the last of its episode."""
+    """The rollout that won the turn in progress: received, or scored and the last of its episode."""
     leased: tuple[LeasedRollout, ...] = ()
-    """Of the turn in progress."""
+    """Rollouts of the turn in progress that nodes hold."""
     failed_on: tuple[str, ...] = ()
     """Nodes that gave it back, let it expire or failed at it, the latest last: others are asked first."""
     scorer_failures: int = 0
     num_returns: int = 0
     evaluated: bool = False
-    """Of an evaluation: its episode has ended, and its rollouts are final."""
+    """Whether, in an evaluation, its episode has ended and its rollouts are final."""
 
     @property
     def turn(self) -> int:
@@ -65,7 +65,7 @@ class Slot:
 
     @property
     def is_won(self) -> bool:
-        """Another result of the turn in progress is a duplicate."""
+        """Whether another result of the turn in progress is a duplicate."""
         return self.evaluated or self.winner is not None
 
     @property
@@ -97,7 +97,7 @@ class RolloutGroup:
 
     @property
     def received(self) -> list[LeasedRollout]:
-        """In the order of their indices and turns."""
+        """All rollouts that have come in, in the order of their indices and turns."""
         return [rollout for slot in self.slots for rollout in slot.received]
 
     @property
@@ -106,7 +106,7 @@ class RolloutGroup:
 
     @property
     def oldest_version(self) -> int | None:
-        """Of what has been received, earlier turns included; None before the first."""
+        """The oldest version of what has been received, earlier turns included; None before the first."""
         return min((rollout.policy_version for rollout in self.received), default=None)
 
     @property

@@ -32,7 +32,7 @@ EVALUATION_SHARE: Final = 4
 
 
 def turn_seed(group_seed: int, turn: int) -> int:
-    """Of the draws of one turn of a group's episodes."""
+    """The seed of the draws of one turn of a group's episodes."""
     return derive_seed(group_seed, turn) if turn else group_seed
 
 
@@ -81,7 +81,7 @@ class Leasing:
         heappush(self._deadlines, (deadline, lease_id, indices))
 
     def expire(self, now: float) -> None:
-        """Looks at the deadlines."""
+        """Everything whose deadline has passed is leased again."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, lease_id, indices = heappop(self._deadlines)
             for index in indices:

@@ -101,13 +101,13 @@ class Ledger:
     def open_group(
         self, group_id: int, seed: int, owner: GroupOwner, slots: list[Slot], *, asked_for: bool = True
     ) -> None:
-        """`slots`: one for each episode, and not all of them evaluated already."""
+        """A new group, with a slot for each episode, not all of them evaluated already."""
         self.restore(group_id, seed, owner, slots, asked_for=asked_for)
         if owner.for_learner:
             self._out.record(GroupOpened(group_id=group_id, seed=seed))
 
     def ask_for(self, group: RolloutGroup) -> None:
-        """What it wants is leased from here on."""
+        """What the group wants is leased from here on."""
         group.asked_for = True
         for index in range(len(group.slots)):
             self._want(group, index)
@@ -261,7 +261,7 @@ class Ledger:
             ids.discard(group_id)
 
     def _forget_turn(self, group: RolloutGroup, rollout: LeasedRollout) -> None:
-        """Of a received rollout: the turn in progress, or any when the whole group is dropped."""
+        """Takes a received rollout out of its slot: the turn in progress, or any when the whole group is dropped."""
         slot = group.slots[rollout.index]
         group.num_tokens -= rollout.num_tokens
         if slot.winner is rollout:

@@ -54,7 +54,7 @@ class Snapshot:
     next_lease_id: int = 1
     groups: tuple[GroupRow, ...] = ()
     rollouts: tuple[RolloutRow, ...] = ()
-    """In the order of their leases, and so of their turns."""
+    """Unfinished rollouts in the order of their leases, and so of their turns."""
     newest_planned_group: int = -1
     """The youngest group in any step's batch; -1 = none."""
     flat_groups: tuple[int, ...] = ()

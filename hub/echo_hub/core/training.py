@@ -39,7 +39,8 @@ from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason
 
 MAX_SCORER_FAILURES: Final = 3
-"""On one index; then its group is dropped, so that a problem that breaks the scorer cannot stall the run."""
+"""Times that the scorer fails on one index before its group is dropped, so that a problem that breaks the scorer cannot
+stall the run."""
 
 MAX_FLAT_BATCHES: Final = 4
 """`groups_per_step` times this many flat groups are dropped for the sake of one step."""
@@ -137,7 +138,7 @@ class Training:
         self._ledger.score(rollout, reward)
 
     def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
-        """It is drawn again, `MAX_SCORER_FAILURES` times at most."""
+        """The rollout is drawn again, until its index has failed `MAX_SCORER_FAILURES` times."""
         group = self._ledger.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         self._ledger.fail(rollout, DropReason.SCORER_FAILED, detail)

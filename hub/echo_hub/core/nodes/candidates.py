@@ -22,7 +22,7 @@ from echo_hub.core.nodes.version_tree import Place, VersionTree
 class Candidates:
     def __init__(self) -> None:
         self._current: dict[str, tuple[int, Place | None]] = {}
-        """By node id: its version, and its place if it has one."""
+        """Each candidate's version, and its place if it has one."""
         self._members: dict[int, int] = {}
         """Candidates of each version that any has."""
         self._heaps: dict[int, list[Place]] = {}

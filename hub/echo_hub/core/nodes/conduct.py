@@ -22,8 +22,8 @@ FIRST_REST_S: Final = 1.0
 MAX_REST_S: Final = 60.0
 FORGIVEN_BY_ONE: Final = 1 / 32
 SILENT_RESTS: Final = (0.0, 4.0, 16.0)
-"""In deadlines, after the first, the second and every further time. A node on trial holds up a group for a deadline:
-with these it costs the run little, and a node that only lost its work once is asked again at once."""
+"""Rests in deadlines, after the first, the second and every further time. A node on trial holds up a group for a
+deadline: with these it costs the run little, and a node that only lost its work once is asked again at once."""
 
 
 class Conduct:

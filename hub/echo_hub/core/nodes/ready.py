@@ -63,28 +63,28 @@ class Nodes:
             self._update(self._nodes[node_id])
 
     def report(self, node_id: str, capacity: int, policy_version: int | None) -> None:
-        """Ignored while the node is not connected."""
+        """What the node says that it can do; ignored while it is not connected."""
         node = self._nodes.get(node_id)
         if node is not None and node.connected:
             node.capacity, node.policy_version = capacity, policy_version
             self._update(node)
 
     def fail(self, node_id: str, now: float) -> None:
-        """It gave work back, or sent something invalid."""
+        """The node gave work back, or sent something invalid."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.fail(node, now)
             self._update(node)
 
     def kill_scorer(self, node_id: str, group_id: int, now: float) -> None:
-        """What it sent for this group ended a process for scoring."""
+        """What the node sent for this group ended a process for scoring."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.kill_scorer(node, group_id, now)
             self._update(node)
 
     def trust(self, node_id: str) -> None:
-        """A rollout of it is scored."""
+        """A rollout of the node is scored."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.trust(node)
@@ -144,7 +144,7 @@ class Nodes:
             del self._nodes[node.node_id]
 
     def _place(self, node: Node) -> Place | None:
-        """None: it is not ready."""
+        """Its place among those of its version; None: it is not ready."""
         size = self._settings.lease_size
         wanted = size if node.capacity >= size else (node.capacity + 1) // 2
         if node.free < wanted or (node.silent and node.in_flight):
