@@ -206,6 +206,11 @@ class Child:
             else:
                 os.killpg(self.pid, signal.SIGKILL)
 
+    def terminate(self) -> None:
+        """Asks it to end, by SIGTERM (on Windows it ends it); `stop` waits for that. Harmless when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """Closes its input, which asks it to end; kills it after `timeout_s`. Harmless when it has ended."""
         if self._process.stdin is not None:

@@ -236,6 +236,17 @@ async def test_one_that_does_not_end_is_killed(start: Starter) -> None:
     assert caught.value.returncode != 0
 
 
+async def test_one_that_is_asked_to_end_ends_by_that_signal_and_may_be_asked_again(start: Starter) -> None:
+    child = await start(STUBBORN)
+    assert await child.receive() == {"ready": True}
+    child.terminate()
+    with pytest.raises(ChildExited) as caught:
+        await child.receive()
+    assert caught.value.returncode == (1 if sys.platform == "win32" else -signal.SIGTERM)
+    child.terminate()
+    await child.stop()
+
+
 def is_running(pid: int) -> bool:
     """Nobody may be there to reap it."""
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -88,6 +88,8 @@ class Coordinator:
                 self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
             elif rollout.state is ReceiptState.LEASED:
                 leases[row.deadline, row.lease_id].append(row.index)
+        for failure in self._snapshot.scorer_failures:
+            self._ledger.restore_failure(*failure)
         for (deadline, lease_id), indices in leases.items():
             self._leasing.watch(lease_id, tuple(indices), deadline)
         if self._snapshot.planned is not None:
@@ -245,7 +247,7 @@ class Coordinator:
     # --- learner
 
     def _learner_ready(self, event: LearnerReady, now: float) -> None:
-        self._training.learner_ready(event.policy_version, now)
+        self._training.learner_ready(event.policy_version, event.metrics, now)
 
     def _learner_lost(self, event: LearnerLost, now: float) -> None:
         self._training.learner_lost()

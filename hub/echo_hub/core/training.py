@@ -6,7 +6,7 @@
     training          what the learner is at work on
 
 A step is written before it is trained and counted once: a learner that comes back with the planned step already in its
-checkpoint has trained it, one that comes back without it gets the very same batch again.
+checkpoint has trained it and brings its metrics, one that comes back without it gets the very same batch again.
 
 Which groups a step takes:
 - `groups_per_step` complete ones, oldest first;
@@ -39,8 +39,8 @@ from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason
 
 MAX_SCORER_FAILURES: Final = 3
-"""Times that the scorer fails on one index before its group is dropped, so that a problem that breaks the scorer cannot
-stall the run."""
+"""Times that the scorer fails on one turn of an index, each time on another draw, before its group is dropped: so a
+problem that breaks the scorer cannot stall the run."""
 
 MAX_FLAT_BATCHES: Final = 4
 """`groups_per_step` times this many flat groups are dropped for the sake of one step."""
@@ -138,12 +138,10 @@ class Training:
         self._ledger.score(rollout, reward)
 
     def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
-        """The rollout is drawn again, until its index has failed `MAX_SCORER_FAILURES` times."""
+        """Its turn is drawn again, until that has failed `MAX_SCORER_FAILURES` times."""
         group = self._ledger.groups[rollout.group_id]
-        slot = group.slots[rollout.index]
-        self._ledger.fail(rollout, DropReason.SCORER_FAILED, detail)
-        slot.scorer_failures += 1
-        if slot.scorer_failures >= MAX_SCORER_FAILURES:
+        self._ledger.draw_again(rollout, detail)
+        if group.slots[rollout.index].scorer_failures >= MAX_SCORER_FAILURES:
             self._ledger.drop_group(group, DropReason.SCORER_FAILED)
 
     def returned_too_often(self, group: RolloutGroup) -> None:
@@ -155,7 +153,7 @@ class Training:
         for group in [group for group in self._ledger.groups.values() if group.owner is self]:
             self._ledger.drop_group(group, DropReason.RUN_ENDED)
 
-    def learner_ready(self, policy_version: int, now: float) -> None:
+    def learner_ready(self, policy_version: int, metrics: Mapping[str, float], now: float) -> None:
         """Raises LocalProtocolError when checkpoint and store cannot be of one run."""
         trained_unseen = self.planned is not None and policy_version == self.trained_steps + 1
         missing = [step for step in range(policy_version + 1, self.trained_steps + 1) if step not in self._replayable]
@@ -167,7 +165,7 @@ class Training:
                 do="Restore the run directory, checkpoints and database together, from one backup.",
             )
         if trained_unseen:
-            self._count_step({}, now)
+            self._count_step(metrics, now)
         self.learner_version, self.training = policy_version, None
         self._publish_if_due()
 
