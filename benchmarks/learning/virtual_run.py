@@ -53,8 +53,8 @@ from echo_hub.core.events import (
     StepDone,
     VersionPublished,
 )
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.core.settings import HUB_NODE_ID
 from echo_hub.core.snapshot import Snapshot
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout

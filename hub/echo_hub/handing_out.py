@@ -15,7 +15,7 @@ from echo_hub.config.sections import SamplingConfig
 from echo_hub.connected import LiveNode
 from echo_hub.core.effects import RevokeLease, SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.settings import HUB_NODE_ID
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.episodes import conversation
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
 from echo_hub.net.gateway import NodeInfo

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from echo_hub.config.sections import TrainingConfig
 from echo_hub.core.events import NodeConnected, NodeReported
-from echo_hub.core.settings import HUB_NODE_ID
+from echo_hub.core.nodes.node import HUB_NODE_ID
 
 
 class OwnSampler:

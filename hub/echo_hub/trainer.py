@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.core.settings import HUB_NODE_ID
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.learner.parts import parts
 from echo_hub.learner.process import Learner

@@ -18,7 +18,7 @@ import pytest
 from echo_hub import trainer as trainer_module
 from echo_hub.config.sections import HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
-from echo_hub.core.settings import HUB_NODE_ID
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.dashboard.model import Changes
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout

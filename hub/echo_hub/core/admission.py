@@ -31,7 +31,7 @@ class Outlook:
     next_batch: int
     """How many groups it is expected to take; at least 1."""
     later_batches: int
-    """And each step after it; 0 while nobody knows."""
+    """How many groups each step after that one is expected to take; 0 while nobody knows."""
 
     def step_of(self, position: int) -> int:
         """The step that takes the group at `position` in the queue; 0 = the oldest that waits."""
@@ -70,17 +70,17 @@ class SortedIds:
         return position < len(self._ids) and self._ids[position] == group_id
 
     def add(self, group_id: int) -> None:
-        """Harmless when it is there already."""
+        """Adds the id; harmless when it is there already."""
         if group_id not in self:
             insort(self._ids, group_id)
 
     def discard(self, group_id: int) -> None:
-        """Harmless when it is not there."""
+        """Removes the id; harmless when it is not there."""
         if group_id in self:
             del self._ids[self.position(group_id)]
 
     def first(self, count: int) -> tuple[int, ...]:
-        """The `count` smallest."""
+        """The `count` smallest ids."""
         return tuple(self._ids[:count])
 
     def position(self, group_id: int) -> int:

@@ -4,12 +4,12 @@ Each event changes the state, then the same three questions are asked: can a ste
 there a node for what wants a lease? A late or repeated event is harmless; an impossible one is a LocalProtocolError.
 After an error, or when records could not be committed, this object is ahead of the store: build a new one.
 
-Reading order: settings, events, effects, admission, groups, ledger, fleet, leasing, training, evaluating, and this.
+Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating, and this.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -35,23 +35,21 @@ from echo_hub.core.events import (
     Tick,
     VersionPublished,
 )
-from echo_hub.core.groups import LeasedRollout
+from echo_hub.core.groups import GroupOwner, LeasedRollout
 from echo_hub.core.leasing import Leasing
 from echo_hub.core.ledger import Ledger
-from echo_hub.core.nodes.ready import Fleet
+from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
-from echo_hub.core.settings import HUB_NODE_ID, CoordinatorSettings
+from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import Snapshot
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.training import Training
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
-MAX_SCORER_FAILURES: Final = 3
-"""On one turn of an index, each time on another draw; then its group is dropped, so that a problem that breaks the
-scorer cannot stall the run."""
 MAX_RETURNS: Final = 16
-"""Of one index; then its group is dropped, so that a problem that nodes cannot work on cannot stall the run either.
-Many more than nodes that come and go give back."""
+"""So often an index is given back before its group's owner is told, so that a problem that nodes cannot work on does
+not stall the run. Nodes that come and go give back far less."""
 
 
 class Coordinator:
@@ -60,13 +58,19 @@ class Coordinator:
     def __init__(self, settings: CoordinatorSettings, snapshot: Snapshot) -> None:
         self._settings = settings
         self._out = Outbox()
-        self._fleet = Fleet(settings)
-        self._ledger = Ledger(group_size=settings.group_size, fleet=self._fleet, out=self._out)
-        self._leasing = Leasing(
-            settings, ledger=self._ledger, fleet=self._fleet, out=self._out, next_lease_id=snapshot.next_lease_id
-        )
+        self._nodes = Nodes(settings.nodes)
+        self._ledger = Ledger(nodes=self._nodes, out=self._out)
         self._training = Training(settings, snapshot, ledger=self._ledger, out=self._out)
         self._evaluating = Evaluating(settings, snapshot, ledger=self._ledger, out=self._out)
+        self._owners: tuple[GroupOwner, ...] = (self._training, self._evaluating)
+        self._leasing = Leasing(
+            settings,
+            ledger=self._ledger,
+            nodes=self._nodes,
+            out=self._out,
+            beside=[owner for owner in self._owners if not owner.for_learner],
+            next_lease_id=snapshot.next_lease_id,
+        )
         self._snapshot = snapshot
         self._next_to_open = snapshot.next_group_id
         self._next_to_prepare = snapshot.next_group_id
@@ -76,8 +80,7 @@ class Coordinator:
     def start(self, now: float) -> list[Effect]:
         """Takes up the snapshot's work; repeats what a crash between commit and action may have lost."""
         leases: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
-        for group in self._snapshot.groups:
-            self._ledger.restore(group.group_id, group.seed)
+        self._training.restore(self._snapshot.groups)
         self._evaluating.restore(self._snapshot.rollouts)
         for row in self._snapshot.rollouts:
             rollout = self._ledger.restore_rollout(row)
@@ -97,40 +100,28 @@ class Coordinator:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """`now`: seconds since the epoch, never going back by much."""
-        _HANDLERS[type(event)](self, event, now)
+        HANDLERS[type(event)](self, event, now)
         return self._turn(now)
 
     @property
     def published_version(self) -> int:
-        """The newest; 0 = none but the base."""
+        """The newest published version; 0 = none but the base."""
         return self._training.published_version
 
     def status(self) -> CoordinatorStatus:
-        """Counts everything anew: O(what is in flight)."""
-        states = Counter(rollout.state for rollout in self._ledger.rollouts.values())
-        leased = self._fleet.held_by_node
+        """What dashboards may know, in O(nodes)."""
         waiting, complete = len(self._ledger.waiting), len(self._ledger.complete)
         return CoordinatorStatus(
             trained_steps=self._training.trained_steps,
             published_version=self._training.published_version,
-            learner_version=self._training.learner_version,
             training_step=self._training.training,
             groups_preparing=self._num_preparing,
             groups_open=waiting - complete,
             groups_buffered=complete,
             groups_planned=len(self._training.planned.group_ids) if self._training.planned else 0,
-            nodes_connected=self._fleet.num_connected,
-            leases_outstanding=len(
-                {r.lease_id for r in self._ledger.rollouts.values() if r.state is ReceiptState.LEASED}
-            ),
-            rollouts_leased=states[ReceiptState.LEASED],
-            rollouts_received=states[ReceiptState.RECEIVED],
-            rollouts_scored=states[ReceiptState.SCORED],
-            leased_by_node=leased,
-            leased_since_start=self._ledger.num_leased,
-            trained_since_start=self._ledger.num_trained,
-            evaluated_since_start=self._ledger.num_evaluated,
-            dropped_since_start=dict(self._ledger.num_dropped),
+            nodes_connected=self._nodes.num_connected,
+            leased_by_node=self._nodes.held_by_node,
+            in_flight=len(self._ledger.rollouts),
             finished=self._finished,
         )
 
@@ -141,20 +132,20 @@ class Coordinator:
     # --- one turn
 
     def _turn(self, now: float) -> list[Effect]:
-        self._fleet.wake(now)
-        self._leasing.dispatch_evaluations(now, within_share=True)
+        self._nodes.wake(now)
+        self._leasing.dispatch_beside(now, within_share=True)
         if not self._finished:
             self._training.advance(now)
             if self._training.finished:
                 self._finish()
             else:
                 self._admit(now)
-        self._leasing.dispatch_evaluations(now, within_share=False)
+        self._leasing.dispatch_beside(now, within_share=False)
         return self._out.take()
 
     def _admit(self, now: float) -> None:
         """Opens what the staleness bound allows, and leases what is open."""
-        version = self._lease_version()
+        version = self._training.newest_to_lease
         if version is None:
             return
         outlook = self._training.outlook
@@ -167,33 +158,24 @@ class Coordinator:
         for group_id in range(self._next_to_prepare, self._next_to_prepare + allowed):
             self._out.act(PrepareGroup(group_id=group_id))
         self._next_to_prepare += allowed
-        self._leasing.dispatch(now, newest_version=version, outlook=outlook)
-
-    def _lease_version(self) -> int | None:
-        """The newest version that a lease may name; None while nothing may be leased."""
-        if self._settings.mode == "colocated":
-            return self._training.idle_version
-        return self._training.published_version
+        self._leasing.dispatch(self._training, now, newest_version=version, outlook=outlook)
 
     def _finish(self) -> None:
-        """Groups are left over where steps take a varying number of them, or where the run's steps were lowered."""
         self._finished = True
-        for group in list(self._ledger.groups.values()):
-            if group.pinned_version is None:
-                self._ledger.drop_group(group, DropReason.RUN_ENDED)
-        self._evaluating.drop_all_but_begun()
+        for owner in self._owners:
+            owner.end_run()
         self._out.act(FinishRun())
 
     # --- nodes
 
     def _connected(self, event: NodeConnected, now: float) -> None:
-        self._fleet.connect(event.node_id)
+        self._nodes.connect(event.node_id)
 
     def _disconnected(self, event: NodeDisconnected, now: float) -> None:
-        self._fleet.disconnect(event.node_id)
+        self._nodes.disconnect(event.node_id)
 
     def _reported(self, event: NodeReported, now: float) -> None:
-        self._fleet.report(event.node_id, event.capacity, event.policy_version)
+        self._nodes.report(event.node_id, event.capacity, event.policy_version)
 
     def _tick(self, event: Tick, now: float) -> None:
         self._leasing.expire(now)
@@ -205,8 +187,8 @@ class Coordinator:
         elif rollout.state is not ReceiptState.LEASED:
             self._out.receipt(rollout.node_id, rollout.rollout_id, rollout.state)
         elif problem := _unlike_lease(event, rollout):
-            self._fail(rollout, DropReason.INVALID, problem)
-            self._fleet.fail(event.node_id, now)
+            self._ledger.fail(rollout, DropReason.INVALID, problem)
+            self._nodes.fail(event.node_id, now)
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
         else:
@@ -217,19 +199,15 @@ class Coordinator:
         for rollout in returned:
             if rollout and rollout.node_id == event.node_id and rollout.state is ReceiptState.LEASED:
                 self._return(rollout, event.reason)
-        self._fleet.fail(event.node_id, now)
+        self._nodes.fail(event.node_id, now)
 
     def _return(self, rollout: LeasedRollout, why: str) -> None:
         group = self._ledger.groups[rollout.group_id]
         slot = group.slots[rollout.index]
-        self._fail(rollout, DropReason.RETURNED, why)
+        self._ledger.fail(rollout, DropReason.RETURNED, why)
         slot.num_returns += 1
-        if slot.num_returns >= MAX_RETURNS and group.pinned_version is None:
-            self._ledger.drop_group(group, DropReason.RETURNED)
-
-    def _fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
-        self._ledger.blame(rollout)
-        self._ledger.drop([rollout], reason, detail)
+        if slot.num_returns >= MAX_RETURNS:
+            group.owner.returned_too_often(group)
 
     # --- groups and scores
 
@@ -239,17 +217,13 @@ class Coordinator:
             return
         self._prepared[event.group_id] = event.seed
         while (seed := self._prepared.pop(self._next_to_open, None)) is not None:
-            self._ledger.open_group(self._next_to_open, seed)
+            self._training.open_group(self._next_to_open, seed)
             self._next_to_open += 1
 
     def _scored(self, event: RolloutScored, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
-        if rollout is None or rollout.state is not ReceiptState.RECEIVED:
-            return
-        if self._ledger.groups[rollout.group_id].pinned_version is not None:
-            self._evaluating.end_episode(rollout, event.reward)
-        else:
-            self._ledger.score(rollout, event.reward)
+        if rollout is not None and rollout.state is ReceiptState.RECEIVED:
+            self._ledger.groups[rollout.group_id].owner.end_episode(rollout, event.reward)
 
     def _continued(self, event: RolloutContinued, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
@@ -262,17 +236,13 @@ class Coordinator:
             return
         group = self._ledger.groups[rollout.group_id]
         if event.killed_scorer:
-            self._fleet.kill_scorer(rollout.node_id, group.group_id, now)
-        if event.reason is not DropReason.SCORER_FAILED:
-            self._fail(rollout, event.reason, event.detail)
-            if event.reason is DropReason.INVALID:
-                self._fleet.fail(rollout.node_id, now)
-        elif group.pinned_version is not None:
-            self._evaluating.end_episode(rollout, None)
-        else:
-            self._ledger.draw_again(rollout, event.detail)
-            if group.slots[rollout.index].scorer_failures >= MAX_SCORER_FAILURES:
-                self._ledger.drop_group(group, DropReason.SCORER_FAILED)
+            self._nodes.kill_scorer(rollout.node_id, group.group_id, now)
+        if event.reason is DropReason.SCORER_FAILED:
+            group.owner.scorer_failed(rollout, event.detail)
+            return
+        self._ledger.fail(rollout, event.reason, event.detail)
+        if event.reason is DropReason.INVALID:
+            self._nodes.fail(rollout.node_id, now)
 
     # --- learner
 
@@ -320,7 +290,7 @@ def _unlike_lease(event: RolloutArrived, rollout: LeasedRollout) -> str:
     return ", ".join(wrong)
 
 
-_HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
+HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     NodeConnected: Coordinator._connected,
     NodeDisconnected: Coordinator._disconnected,
     NodeReported: Coordinator._reported,
@@ -338,3 +308,4 @@ _HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     EvaluationAbandoned: Coordinator._evaluation_abandoned,
     Tick: Coordinator._tick,
 }
+"""What each event does; a test holds it equal to Event."""

@@ -42,7 +42,7 @@ class RolloutsLeased:
     group_id: int
     indices: tuple[int, ...]
     turn: int = 0
-    """Of the episode. From 1 on there is one index: each has a prompt of its own."""
+    """The turn of the episode. From 1 on there is one index: each has a prompt of its own."""
     policy_version: int
     deadline: float
 
@@ -90,7 +90,7 @@ class StepPlanned:
     group_ids: tuple[int, ...]
     rollout_ids: tuple[str, ...]
     staleness: tuple[int, ...]
-    """Of each group, in order: `step` - 1 minus the version of its oldest rollout."""
+    """Staleness of each group, in order: `step` - 1 minus the version of its oldest rollout."""
     planned_at: float
 
 

@@ -1,4 +1,4 @@
-"""Evaluations by nodes: all held-out problems by one version, as groups like any other but for what follows.
+"""Evaluations by nodes: all held-out problems by one version, as groups that differ from training's in three ways.
 
 - Their leases name the version that is evaluated, whatever the newest is, and they are in none of the learner's queues:
   no admission counts them, no step plans them, and they are never stale.
@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from echo_hub.core.admission import SortedIds
 from echo_hub.core.effects import EvaluationDone
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.groups import LeasedRollout
+from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
+from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import RolloutRow, Snapshot
@@ -25,18 +27,21 @@ from echo_shared.messages import DropReason
 
 
 def evaluation_seed(run_seed: int, number: int) -> int:
-    """Of the draws of held-out problem `number`: the same for every version, so that they are compared on the same."""
+    """The seed of the draws of held-out problem `number`: all versions are compared on the same draws."""
     return derive_seed(run_seed, "evaluation", number)
 
 
 class Evaluating:
-    """`_left`: the groups that each version under evaluation still waits for; `_over`: the episodes that have ended, by
-    version, of evaluations whose result is not in the store."""
+    """The owner of the groups of evaluations. `_left`: the groups that each version under evaluation still waits for;
+    `_over`: the episodes that have ended, by version, of evaluations whose result is not in the store."""
+
+    for_learner = False
 
     def __init__(self, settings: CoordinatorSettings, snapshot: Snapshot, *, ledger: Ledger, out: Outbox) -> None:
         self._settings = settings
         self._ledger = ledger
         self._out = out
+        self.wanting = SortedIds()
         self._left: dict[int, set[int]] = {}
         self._over: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
         for group_id, index in snapshot.evaluated:
@@ -54,11 +59,8 @@ class Evaluating:
 
     def drop_what_settings_lack(self) -> None:
         """At the start: groups of problems or samples that there are no longer."""
-        for group in list(self._ledger.groups.values()):
-            about = EvaluationGroup.of(group.group_id)
-            if about is not None and (
-                about.number >= self._settings.evaluation_problems or len(group.slots) > self._size(about)
-            ):
+        for about, group in list(self._groups()):
+            if about.number >= self._settings.evaluation_problems or len(group.slots) > self._size(about):
                 self._ledger.drop_group(group, DropReason.REVOKED)
 
     def begin(self, policy_version: int) -> None:
@@ -74,19 +76,32 @@ class Evaluating:
         self._end_if_done(policy_version)
 
     def abandon(self, policy_version: int) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for this version's evaluation any more."""
         self._drop(policy_version)
         self._left.pop(policy_version, None)
         self._over.pop(policy_version, None)
 
-    def drop_all_but_begun(self) -> None:
-        """At the run's end: what is left from before a restart. It is opened again if it is wanted again."""
-        pinned = {group.pinned_version for group in self._ledger.groups.values()} - {None}
-        for version in pinned - self._left.keys():
+    def lease_version(self, group: RolloutGroup, node: Node) -> int:
+        """The version that is evaluated; a node that lacks it fetches it."""
+        return _about(group).policy_version
+
+    def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
+        self._end_episode(rollout, reward)
+
+    def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
+        """The episode has ended without a reward."""
+        self._end_episode(rollout, None)
+
+    def returned_too_often(self, group: RolloutGroup) -> None:
+        """Nothing: no other problem can take its place, so nodes are asked on."""
+
+    def end_run(self) -> None:
+        """Drops what is left from before a restart. It is opened again if it is wanted again."""
+        open_versions = {about.policy_version for about, _ in self._groups()}
+        for version in open_versions - self._left.keys():
             self._drop(version)
 
-    def end_episode(self, rollout: LeasedRollout, reward: float | None) -> None:
-        """`reward` None: the scorer failed."""
+    def _end_episode(self, rollout: LeasedRollout, reward: float | None) -> None:
         version = rollout.policy_version
         self._ledger.evaluate(rollout, reward)
         self._over[version].add((rollout.group_id, rollout.index))
@@ -101,20 +116,29 @@ class Evaluating:
             self._out.act(EvaluationDone(policy_version=policy_version))
 
     def _open(self, about: EvaluationGroup, at_least: int = 0) -> None:
-        """Unless it is open, or nothing of it is left to do."""
+        """Opens the group, unless it is open or nothing of it is left to do."""
         size, over = max(self._size(about), at_least), self._over[about.policy_version]
         ended = {index for index in range(size) if (about.group_id, index) in over}
         if about.group_id not in self._ledger.groups and len(ended) < size:
             seed = evaluation_seed(self._settings.run_seed, about.number)
-            self._ledger.open_evaluation(about, seed, size=size, ended=ended)
+            slots = [Slot(evaluated=index in ended) for index in range(size)]
+            self._ledger.open_group(about.group_id, seed, self, slots, asked_for=False)
 
     def _size(self, about: EvaluationGroup) -> int:
         return 1 if about.greedy else self._settings.evaluation_samples
 
-    def _drop(self, policy_version: int | None) -> None:
+    def _drop(self, policy_version: int) -> None:
         for group_id in sorted(self._groups_of(policy_version)):
             self._ledger.drop_group(self._ledger.groups[group_id], DropReason.RUN_ENDED)
 
-    def _groups_of(self, policy_version: int | None) -> set[int]:
-        groups = self._ledger.groups.values()
-        return {group.group_id for group in groups if group.pinned_version == policy_version}
+    def _groups_of(self, policy_version: int) -> set[int]:
+        return {about.group_id for about, _ in self._groups() if about.policy_version == policy_version}
+
+    def _groups(self) -> Iterator[tuple[EvaluationGroup, RolloutGroup]]:
+        return ((_about(group), group) for group in self._ledger.groups.values() if group.owner is self)
+
+
+def _about(group: RolloutGroup) -> EvaluationGroup:
+    about = EvaluationGroup.of(group.group_id)
+    assert about is not None
+    return about

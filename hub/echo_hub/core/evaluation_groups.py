@@ -1,6 +1,7 @@
 """The names of evaluation groups: which problem, by which version, is a pure function of a group's id.
 
-They lie above all groups of training, whose ids count from 0, and below 2**53, the largest number on the wire.
+Their ids lie above those of all groups of training, which count from 0, and below 2**53, the largest number on the
+wire.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final
 
 FIRST_EVALUATION_ID: Final = 2**48
 _PROBLEMS: Final = 2**17
-"""More than evaluation.problems may be."""
+"""Problems that one version has ids for: more than evaluation.problems may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +21,11 @@ class EvaluationGroup:
     policy_version: int
     greedy: bool
     number: int
-    """Of the held-out problem."""
+    """The number of the held-out problem."""
 
     @classmethod
     def of(cls, group_id: int) -> EvaluationGroup | None:
-        """None for a group of training."""
+        """What the id says; None for a group of training."""
         if group_id < FIRST_EVALUATION_ID:
             return None
         of_version, number = divmod(group_id - FIRST_EVALUATION_ID, _PROBLEMS)

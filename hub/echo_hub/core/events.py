@@ -82,7 +82,7 @@ class RolloutRejected:
     reason: DropReason
     detail: str
     killed_scorer: bool = False
-    """It could not be scored because it ended the process that scored it."""
+    """Whether it could not be scored because it ended the process that scored it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """One rollout, one index and one group while they are on their way: plain state, owned and changed by the ledger.
 
+What becomes of a group is not the ledger's to decide, but its owner's: see `GroupOwner`.
+
 An index of a group is one *episode*. In a task of one turn it is one rollout; with an environment it is a rollout for
 each of its turns, leased one after the other, because each turn's prompt holds all that was said before.
 """
@@ -7,7 +9,10 @@ each of its turns, leased one after the other, because each turn's prompt holds 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from echo_hub.core.admission import SortedIds
+from echo_hub.core.nodes.node import Node
 from echo_shared.messages import ReceiptState
 from echo_shared.rewards import all_equal
 
@@ -23,12 +28,12 @@ class LeasedRollout:
     index: int
     policy_version: int
     turn: int = 0
-    """Of its episode; 0 = the first."""
+    """The turn of its episode; 0 = the first."""
     state: ReceiptState = ReceiptState.LEASED
     num_tokens: int = 0
     """Drawn tokens, once it is received."""
     reward: float | None = None
-    """Of its episode, if this turn ended it."""
+    """The reward of its episode, if this turn ended it."""
     overdue: bool = False
 
 
@@ -39,16 +44,16 @@ class Slot:
     turns: tuple[LeasedRollout, ...] = ()
     """Scored turns that the environment has answered, in order."""
     winner: LeasedRollout | None = None
-    """Of the turn in progress: received, or scored and the last of its episode."""
+    """The rollout that won the turn in progress: received, or scored and the last of its episode."""
     leased: tuple[LeasedRollout, ...] = ()
-    """Of the turn in progress."""
+    """Rollouts of the turn in progress that nodes hold."""
     failed_on: tuple[str, ...] = ()
     """Nodes that gave it back, let it expire or failed at it, the latest last: others are asked first."""
     scorer_failures: int = 0
     """Completions of the turn in progress that the scorer failed on; each was drawn with a seed of its own."""
     num_returns: int = 0
     evaluated: bool = False
-    """Of an evaluation: its episode has ended, and its rollouts are final."""
+    """Whether, in an evaluation, its episode has ended and its rollouts are final."""
 
     @property
     def turn(self) -> int:
@@ -61,7 +66,7 @@ class Slot:
 
     @property
     def is_won(self) -> bool:
-        """Another result of the turn in progress is a duplicate."""
+        """Whether another result of the turn in progress is a duplicate."""
         return self.evaluated or self.winner is not None
 
     @property
@@ -77,16 +82,15 @@ class RolloutGroup:
     group_id: int
     seed: int
     slots: list[Slot]
+    owner: GroupOwner
     num_ended: int = 0
     """Episodes that have ended and are scored."""
     num_tokens: int = 0
     """Drawn tokens of what has been received."""
     unleased: set[int] = field(default_factory=set)
     """Indices that want a lease."""
-    pinned_version: int | None = None
-    """Of an evaluation: the only version that may draw it."""
     asked_for: bool = True
-    """False: of an evaluation from before a restart, of which nothing is leased until it is wanted again."""
+    """False: nothing of it is leased until its owner asks for it."""
 
     @property
     def complete(self) -> bool:
@@ -94,7 +98,7 @@ class RolloutGroup:
 
     @property
     def received(self) -> list[LeasedRollout]:
-        """In the order of their indices and turns."""
+        """All rollouts that have come in, in the order of their indices and turns."""
         return [rollout for slot in self.slots for rollout in slot.received]
 
     @property
@@ -103,7 +107,7 @@ class RolloutGroup:
 
     @property
     def oldest_version(self) -> int | None:
-        """Of what has been received, earlier turns included; None before the first."""
+        """The oldest version of what has been received, earlier turns included; None before the first."""
         return min((rollout.policy_version for rollout in self.received), default=None)
 
     @property
@@ -111,3 +115,35 @@ class RolloutGroup:
         """Whether the rewards of its episodes differ."""
         won = [slot.winner.reward for slot in self.slots if slot.winner is not None]
         return not all_equal([reward for reward in won if reward is not None])
+
+
+class GroupOwner(Protocol):
+    """Who opened a group and answers for its leases, its drops and its end.
+
+    Ledger, leasing and coordinator ask a group's owner, and never what kind of owner it is. Owners change no rollout's
+    state by themselves: they tell the ledger what becomes of it.
+    """
+
+    @property
+    def wanting(self) -> SortedIds:
+        """Its groups that have an index that wants a lease; kept by the ledger."""
+
+    @property
+    def for_learner(self) -> bool:
+        """Whether its groups wait in the learner's queues and have a row each in the store. Any other group is known
+        by its rollouts alone, and no step takes it."""
+
+    def lease_version(self, group: RolloutGroup, node: Node) -> int:
+        """The version that a lease of this group to this node names."""
+
+    def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
+        """The rollout, which is received, has ended its episode."""
+
+    def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
+        """The rollout, which is received, could not be scored."""
+
+    def returned_too_often(self, group: RolloutGroup) -> None:
+        """Nodes gave an index of the group back `MAX_RETURNS` times, or more often."""
+
+    def end_run(self) -> None:
+        """The last step is trained and published: drops all groups that nobody waits for any more."""

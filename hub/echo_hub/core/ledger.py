@@ -6,13 +6,12 @@ Invariants, after every call:
 - each change of state is recorded and receipted exactly once, here and nowhere else;
 - each turn of an index has at most one winner, and what is leased of an index is its turn in progress;
 - a group that is complete has nothing leased;
-- `wanting` holds exactly the groups of training with an index that wants a lease, `wanting_evaluation` those of
-  evaluations, and `flat` those complete groups that wait and whose rewards are all equal.
+- `wanting` of each owner holds exactly its groups with an index that wants a lease;
+- `flat` holds exactly those complete groups that wait and whose rewards are all equal.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
@@ -33,9 +32,8 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
-from echo_hub.core.nodes.ready import Fleet
+from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.snapshot import RolloutRow, StepRow
@@ -43,31 +41,28 @@ from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
 
 class Ledger:
-    """Groups of training are *waiting* (open or complete) until a step plans them; those of evaluations never are.
-    `rollouts` holds all that are not final."""
+    """Groups for the learner are *waiting* (open or complete) until a step plans them; no other ever is. `rollouts`
+    holds all that are not final."""
 
-    def __init__(self, *, group_size: int, fleet: Fleet, out: Outbox) -> None:
-        self._group_size = group_size
-        self._fleet = fleet
+    def __init__(self, *, nodes: Nodes, out: Outbox) -> None:
+        self._nodes = nodes
         self._out = out
         self.groups: dict[int, RolloutGroup] = {}
         self.rollouts: dict[str, LeasedRollout] = {}
         self.waiting = SortedIds()
         self.complete = SortedIds()
         self.flat = SortedIds()
-        self.wanting = SortedIds()
-        self.wanting_evaluation = SortedIds()
-        self.num_leased = 0
-        self.num_trained = 0
-        self.num_evaluated = 0
-        self.num_dropped: Counter[DropReason] = Counter()
 
-    def restore(self, group_id: int, seed: int) -> None:
+    def restore(
+        self, group_id: int, seed: int, owner: GroupOwner, slots: list[Slot], *, asked_for: bool = True
+    ) -> None:
         """A group from before a restart; its rollouts follow, one by one."""
-        slots = [Slot() for _ in range(self._group_size)]
-        self.groups[group_id] = RolloutGroup(group_id, seed, slots, unleased=set(range(self._group_size)))
-        self.waiting.add(group_id)
-        self.wanting.add(group_id)
+        num_ended = sum(slot.evaluated for slot in slots)
+        self.groups[group_id] = group = RolloutGroup(group_id, seed, slots, owner, num_ended, asked_for=asked_for)
+        if owner.for_learner:
+            self.waiting.add(group_id)
+        for index in range(len(slots)):
+            self._want(group, index)
 
     def restore_rollout(self, row: RolloutRow) -> LeasedRollout:
         """A rollout from before a restart, of a group that is restored; earlier turns of an episode come first."""
@@ -89,7 +84,7 @@ class Ledger:
         self.rollouts[row.rollout_id] = rollout
         if row.state is ReceiptState.LEASED:
             slot.leased = (*slot.leased, rollout)
-            self._fleet.take(row.node_id, 1, row.lease_id)
+            self._nodes.take(row.node_id, 1, row.lease_id)
         elif row.state is ReceiptState.SCORED and row.reward is None:
             slot.turns = (*slot.turns, rollout)
         else:
@@ -108,18 +103,16 @@ class Ledger:
             for ids in (self.waiting, self.complete, self.flat):
                 ids.discard(group_id)
 
-    def open_group(self, group_id: int, seed: int) -> None:
-        self.restore(group_id, seed)
-        self._out.record(GroupOpened(group_id=group_id, seed=seed))
-
-    def open_evaluation(self, about: EvaluationGroup, seed: int, *, size: int, ended: set[int]) -> None:
-        """`ended`: the indices whose episodes are evaluated already; not all of them. `ask_for` makes it lease."""
-        slots = [Slot(evaluated=index in ended) for index in range(size)]
-        self.groups[about.group_id] = RolloutGroup(
-            about.group_id, seed, slots, len(ended), pinned_version=about.policy_version, asked_for=False
-        )
+    def open_group(
+        self, group_id: int, seed: int, owner: GroupOwner, slots: list[Slot], *, asked_for: bool = True
+    ) -> None:
+        """A new group, with a slot for each episode, not all of them evaluated already."""
+        self.restore(group_id, seed, owner, slots, asked_for=asked_for)
+        if owner.for_learner:
+            self._out.record(GroupOpened(group_id=group_id, seed=seed))
 
     def ask_for(self, group: RolloutGroup) -> None:
+        """What the group wants is leased from here on."""
         group.asked_for = True
         for index in range(len(group.slots)):
             self._want(group, index)
@@ -140,14 +133,13 @@ class Ledger:
             self.rollouts[rollout.rollout_id] = rollout
             group.slots[index].leased = (*group.slots[index].leased, rollout)
             self._want(group, index)
-        self.num_leased += len(record.indices)
-        self._fleet.take(record.node_id, len(record.indices), record.lease_id)
+        self._nodes.take(record.node_id, len(record.indices), record.lease_id)
         self._out.record(record)
 
     def expire(self, rollout: LeasedRollout, now: float) -> None:
         """Its deadline has passed: the index is leased again, and a late result may still win."""
         rollout.overdue = True
-        self._fleet.expire(rollout.node_id, now)
+        self._nodes.expire(rollout.node_id, now)
         self.blame(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
 
@@ -155,6 +147,11 @@ class Ledger:
         """Others than its node are asked first when the index is leased again."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         slot.failed_on = (*(node for node in slot.failed_on if node != rollout.node_id), rollout.node_id)
+
+    def fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
+        """Any state → dropped, and others than its node are asked first."""
+        self.blame(rollout)
+        self.drop([rollout], reason, detail)
 
     def receive(self, rollout: LeasedRollout, payload: RolloutPayload, now: float) -> None:
         """leased → received: it wins its index's turn, which must have no winner yet."""
@@ -174,7 +171,7 @@ class Ledger:
         self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward))
         self._move(rollout, ReceiptState.SCORED)
         rollout.reward = reward
-        self._fleet.trust(rollout.node_id)
+        self._nodes.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
         self._count_end(group, rollout.state)
         if group.complete:
@@ -185,12 +182,11 @@ class Ledger:
         self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward))
         self._move(rollout, ReceiptState.SCORED)
         if reward is not None:
-            self._fleet.trust(rollout.node_id)
+            self._nodes.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
-        self.num_evaluated += len(turns)
         for turn in turns:
             self._move(self.rollouts.pop(turn.rollout_id), ReceiptState.EVALUATED)
         slot.turns, slot.winner, slot.evaluated = (), None, True
@@ -203,7 +199,7 @@ class Ledger:
         """received → scored, and the environment has answered: the episode's next turn wants a lease."""
         self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids))
         self._move(rollout, ReceiptState.SCORED)
-        self._fleet.trust(rollout.node_id)
+        self._nodes.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         self._withdraw_turn(slot)
@@ -217,8 +213,7 @@ class Ledger:
         slot = self.groups[rollout.group_id].slots[rollout.index]
         self._withdraw_turn(slot)
         slot.scorer_failures += 1
-        self.blame(rollout)
-        self.drop([rollout], DropReason.SCORER_FAILED, detail)
+        self.fail(rollout, DropReason.SCORER_FAILED, detail)
 
     def drop(self, rollouts: Iterable[LeasedRollout], reason: DropReason, detail: str = "") -> None:
         """Any state → dropped. An index that loses its last rollout wants a lease again."""
@@ -227,7 +222,6 @@ class Ledger:
             return
         ids = tuple(rollout.rollout_id for rollout in dropped)
         self._out.record(RolloutsDropped(rollout_ids=ids, reason=reason, detail=detail))
-        self.num_dropped[reason] += len(dropped)
         for rollout in dropped:
             del self.rollouts[rollout.rollout_id]
             group = self.groups[rollout.group_id]
@@ -250,7 +244,7 @@ class Ledger:
         self.drop(group.received, reason)
         self.revoke(group.still_leased, reason)
         self._forget(group.group_id)
-        if group.pinned_version is None:
+        if group.owner.for_learner:
             self._out.record(GroupDropped(group_id=group.group_id, reason=reason))
 
     def plan(self, step: int, group_ids: tuple[int, ...], now: float) -> StepRow:
@@ -266,7 +260,6 @@ class Ledger:
         """scored → trained, for the whole batch."""
         record = StepTrained(step=batch.step, rollout_ids=batch.rollout_ids, metrics=metrics, trained_at=now)
         self._out.record(record)
-        self.num_trained += len(batch.rollout_ids)
         for trained_id in batch.rollout_ids:
             self._move(self.rollouts.pop(trained_id), ReceiptState.TRAINED)
         for group_id in batch.group_ids:
@@ -280,12 +273,12 @@ class Ledger:
             self.drop(slot.leased, DropReason.EXPIRED)
 
     def _forget(self, group_id: int) -> None:
-        del self.groups[group_id]
-        for ids in (self.waiting, self.complete, self.flat, self.wanting, self.wanting_evaluation):
+        group = self.groups.pop(group_id)
+        for ids in (self.waiting, self.complete, self.flat, group.owner.wanting):
             ids.discard(group_id)
 
     def _forget_turn(self, group: RolloutGroup, rollout: LeasedRollout) -> None:
-        """Of a received rollout: the turn in progress, or any when the whole group is dropped."""
+        """Takes a received rollout out of its slot: the turn in progress, or any when the whole group is dropped."""
         slot = group.slots[rollout.index]
         group.num_tokens -= rollout.num_tokens
         if slot.winner is rollout:
@@ -297,7 +290,7 @@ class Ledger:
     def _count_end(self, group: RolloutGroup, state: ReceiptState) -> None:
         """A slot has its winner: its episode has ended once that is scored."""
         group.num_ended += state is ReceiptState.SCORED
-        if group.complete:
+        if group.complete and group.owner.for_learner:
             self.complete.add(group.group_id)
             if not group.has_advantage:
                 self.flat.add(group.group_id)
@@ -305,7 +298,7 @@ class Ledger:
     def _end_lease(self, rollout: LeasedRollout) -> None:
         slot = self.groups[rollout.group_id].slots[rollout.index]
         slot.leased = tuple(other for other in slot.leased if other is not rollout)
-        self._fleet.release(rollout.node_id, overdue=rollout.overdue)
+        self._nodes.release(rollout.node_id, overdue=rollout.overdue)
 
     def _move(self, rollout: LeasedRollout, state: ReceiptState, reason: DropReason | None = None) -> None:
         rollout.state = state
@@ -313,7 +306,7 @@ class Ledger:
 
     def _want(self, group: RolloutGroup, index: int) -> None:
         """Keeps `unleased` and `wanting` true to the slot."""
-        wanting = self.wanting if group.pinned_version is None else self.wanting_evaluation
+        wanting = group.owner.wanting
         if group.asked_for and group.slots[index].wants_lease:
             group.unleased.add(index)
             wanting.add(group.group_id)

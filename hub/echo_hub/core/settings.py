@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-HUB_NODE_ID: Final = "hub"
-"""The learner as a sampler, in co-located mode: no other node's id looks like this."""
+from echo_hub.core.nodes.node import NodeSettings, Samplers
 
 Mode = Literal["colocated", "sequential", "async"]
+
+_SAMPLERS: Final[dict[Mode, Samplers]] = {"colocated": "hub", "sequential": "any", "async": "by_version"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,15 @@ class CoordinatorSettings:
     @property
     def staleness_bound(self) -> int:
         return self.max_staleness if self.mode == "async" else 0
+
+    @property
+    def nodes(self) -> NodeSettings:
+        """What of this concerns nodes."""
+        return NodeSettings(
+            samplers=_SAMPLERS[self.mode],
+            lease_size=1 if self.multi_turn else self.group_size,
+            deadline_s=self.deadline_s,
+        )
 
     def newest_due_version(self, policy_version: int) -> int:
         """The newest version, not above `policy_version`, that is to be published; 0 = none."""

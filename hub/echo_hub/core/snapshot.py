@@ -54,7 +54,7 @@ class Snapshot:
     next_lease_id: int = 1
     groups: tuple[GroupRow, ...] = ()
     rollouts: tuple[RolloutRow, ...] = ()
-    """In the order of their leases, and so of their turns."""
+    """Unfinished rollouts in the order of their leases, and so of their turns."""
     scorer_failures: tuple[tuple[int, int, int], ...] = ()
     """Group, index and turn of each rollout of these groups that was dropped because the scorer failed on it."""
     newest_planned_group: int = -1

@@ -22,31 +22,41 @@ place of dropped ones among them. What it leaves is dropped as stale.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 from statistics import fmean
 from typing import Final
 
-from echo_hub.core.admission import Outlook, oldest_useful_version
+from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version
 from echo_hub.core.effects import AnnounceVersion, PublishVersion, TrainStep, VersionRecorded
+from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
+from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import RECENT_STEPS, Snapshot
+from echo_hub.core.snapshot import RECENT_STEPS, GroupRow, Snapshot
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason
+
+MAX_SCORER_FAILURES: Final = 3
+"""Times that the scorer fails on one turn of an index, each time on another draw, before its group is dropped: so a
+problem that breaks the scorer cannot stall the run."""
 
 MAX_FLAT_BATCHES: Final = 4
 """`groups_per_step` times this many flat groups are dropped for the sake of one step."""
 
 
 class Training:
-    """Batches are planned oldest complete group first; the staleness bound is enforced at that moment."""
+    """The owner of the groups that the learner trains on. Batches are planned oldest complete group first; the
+    staleness bound is enforced at that moment."""
+
+    for_learner = True
 
     def __init__(self, settings: CoordinatorSettings, snapshot: Snapshot, *, ledger: Ledger, out: Outbox) -> None:
         self._settings = settings
         self._ledger = ledger
         self._out = out
+        self.wanting = SortedIds()
         self._replayable = set(snapshot.replayable)
         self._newest_planned_group = snapshot.newest_planned_group
         self._flat_groups = list(snapshot.flat_groups)
@@ -68,6 +78,11 @@ class Training:
         """The version that the learner holds, if it is up to date and not at work."""
         idle = self.training is None and self.planned is None and self.learner_version == self.trained_steps
         return self.learner_version if idle else None
+
+    @property
+    def newest_to_lease(self) -> int | None:
+        """The newest version that a lease may name; None while nothing may be leased."""
+        return self.idle_version if self._settings.mode == "colocated" else self.published_version
 
     @property
     def finished(self) -> bool:
@@ -100,6 +115,43 @@ class Training:
         """Whether so many groups wait, and the oldest `count` of them are complete."""
         waiting, complete = self._ledger.waiting, self._ledger.complete
         return min(len(waiting), len(complete)) >= count and waiting[count - 1] == complete[count - 1]
+
+    def restore(self, rows: Iterable[GroupRow]) -> None:
+        """Groups from before a restart; their rollouts follow."""
+        for row in rows:
+            self._ledger.restore(row.group_id, row.seed, self, self._slots())
+
+    def open_group(self, group_id: int, seed: int) -> None:
+        self._ledger.open_group(group_id, seed, self, self._slots())
+
+    def _slots(self) -> list[Slot]:
+        return [Slot() for _ in range(self._settings.group_size)]
+
+    def lease_version(self, group: RolloutGroup, node: Node) -> int:
+        newest = self.newest_to_lease
+        assert newest is not None
+        if self._settings.mode == "async" and node.policy_version is not None:
+            return min(newest, node.policy_version)
+        return newest
+
+    def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
+        self._ledger.score(rollout, reward)
+
+    def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
+        """Its turn is drawn again, until that has failed `MAX_SCORER_FAILURES` times."""
+        group = self._ledger.groups[rollout.group_id]
+        self._ledger.draw_again(rollout, detail)
+        if group.slots[rollout.index].scorer_failures >= MAX_SCORER_FAILURES:
+            self._ledger.drop_group(group, DropReason.SCORER_FAILED)
+
+    def returned_too_often(self, group: RolloutGroup) -> None:
+        """Another problem is sampled in its place."""
+        self._ledger.drop_group(group, DropReason.RETURNED)
+
+    def end_run(self) -> None:
+        """Groups are left over where steps take a varying number of them, or where the run's steps were lowered."""
+        for group in [group for group in self._ledger.groups.values() if group.owner is self]:
+            self._ledger.drop_group(group, DropReason.RUN_ENDED)
 
     def learner_ready(self, policy_version: int, metrics: Mapping[str, float], now: float) -> None:
         """Raises LocalProtocolError when checkpoint and store cannot be of one run."""

@@ -79,8 +79,9 @@ from echo_hub.core.events import (
     VersionPublished,
 )
 from echo_hub.core.leasing import turn_seed
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.core.settings import HUB_NODE_ID, CoordinatorSettings
+from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
 from echo_shared.messages import DropReason, FinishReason, Receipt, ReceiptState, rollout_id

@@ -1,7 +1,58 @@
 from __future__ import annotations
 
-from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
-from echo_shared.messages import ReceiptState
+import numpy as np
+
+from echo_hub.core.admission import SortedIds
+from echo_hub.core.effects import GroupDropped, GroupOpened, RolloutsDropped, SendLease
+from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.leasing import Leasing
+from echo_hub.core.ledger import Ledger
+from echo_hub.core.nodes.node import Node
+from echo_hub.core.nodes.ready import Nodes
+from echo_hub.core.outbox import Outbox
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.settings import CoordinatorSettings
+from echo_shared.messages import DropReason, FinishReason, ReceiptState
+
+SETTINGS = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=60.0)
+
+
+class Checking:
+    """An owner that is neither training nor evaluating: its leases name a version of their own, and an episode that
+    ends is dropped."""
+
+    for_learner = False
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.wanting = SortedIds()
+        self.checked: list[float | None] = []
+
+    def lease_version(self, group: RolloutGroup, node: Node) -> int:
+        return group.seed
+
+    def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
+        self.checked.append(reward)
+        self.ledger.drop_group(self.ledger.groups[rollout.group_id], DropReason.REVOKED)
+
+    def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
+        self.checked.append(None)
+        self.ledger.fail(rollout, DropReason.SCORER_FAILED, detail)
+
+    def returned_too_often(self, group: RolloutGroup) -> None:
+        self.ledger.drop_group(group, DropReason.RETURNED)
+
+    def end_run(self) -> None:
+        for group in list(self.ledger.groups.values()):
+            self.ledger.drop_group(group, DropReason.RUN_ENDED)
+
+
+def ledger(out: Outbox | None = None) -> tuple[Ledger, Nodes]:
+    nodes = Nodes(SETTINGS.nodes)
+    return Ledger(nodes=nodes, out=out or Outbox()), nodes
+
+
+OWNER: GroupOwner = Checking(ledger()[0])
 
 
 def rollout(version: int, *, overdue: bool = False, reward: float | None = None) -> LeasedRollout:
@@ -26,7 +77,7 @@ def test_a_slot_knows_its_turn() -> None:
 
 
 def test_a_group_is_as_old_as_its_oldest_received_rollout() -> None:
-    group = RolloutGroup(0, 1, [Slot(), Slot(leased=(rollout(1),)), Slot()])
+    group = RolloutGroup(0, 1, [Slot(), Slot(leased=(rollout(1),)), Slot()], OWNER)
     assert group.oldest_version is None
     group.slots[0].winner, group.slots[2].winner = rollout(7), rollout(5)
     group.slots[2].turns = (rollout(4),)
@@ -38,10 +89,47 @@ def test_a_group_is_as_old_as_its_oldest_received_rollout() -> None:
 
 def test_whether_a_group_has_an_advantage() -> None:
     slots = [Slot(winner=rollout(0, reward=0.5)), Slot(winner=rollout(0, reward=0.5))]
-    group = RolloutGroup(0, 1, slots, num_ended=2)
+    group = RolloutGroup(0, 1, slots, OWNER, num_ended=2)
     assert group.complete and not group.has_advantage
     assert slots[1].winner is not None
     slots[1].winner.reward = 0.25
     assert group.has_advantage
     slots[1].winner.reward = 0.5 + 1e-12
     assert not group.has_advantage, "rounding is none"
+
+
+def test_a_further_kind_of_owner_takes_one_class() -> None:
+    """Ledger and leasing know nothing of it: it has leases of its own, no part in the learner's queues, and its end."""
+    out = Outbox()
+    books, nodes = ledger(out)
+    checking = Checking(books)
+    leasing = Leasing(SETTINGS, ledger=books, nodes=nodes, out=out, beside=[checking], next_lease_id=1)
+    nodes.connect("a")
+    nodes.report("a", 8, 0)
+    for group_id, version in ((100, 5), (101, 6)):
+        books.open_group(group_id, version, checking, [Slot(), Slot()])
+    leasing.dispatch_beside(0.0, within_share=True)
+    assert out.take() == [], "nothing is due to it yet"
+    leasing.dispatch_beside(0.0, within_share=False)
+    effects = out.take()
+    leases = [effect for effect in effects if isinstance(effect, SendLease)]
+    assert [(lease.group_id, lease.policy_version) for lease in leases] == [(100, 5), (101, 6)]
+    assert len(books.waiting) == len(checking.wanting) == 0
+
+    payload = RolloutPayload(
+        completion_ids=np.array([1], np.int32),
+        behavior_logprobs=np.array([-1.0], np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.1,
+    )
+    for rollout_id in ("1-0", "2-0"):
+        books.receive(books.rollouts[rollout_id], payload, 1.0)
+    books.groups[100].owner.end_episode(books.rollouts["1-0"], 0.5)
+    books.groups[101].owner.scorer_failed(books.rollouts["2-0"], "why")
+    assert (checking.checked, list(books.groups), list(checking.wanting.first(9))) == ([0.5, None], [101], [101])
+    checking.end_run()
+    effects += out.take()
+    assert not [effect for effect in effects if isinstance(effect, GroupOpened | GroupDropped)]
+    reasons = [effect.reason for effect in effects if isinstance(effect, RolloutsDropped)]
+    assert set(reasons) == {DropReason.REVOKED, DropReason.SCORER_FAILED, DropReason.RUN_ENDED}
+    assert (books.groups, books.rollouts, nodes.held_by_node) == ({}, {}, {})

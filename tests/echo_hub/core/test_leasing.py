@@ -195,8 +195,8 @@ def test_a_late_draw_of_the_seed_that_failed_is_not_scored_again(bench: BenchOf)
     assert (again.indices, again.seed) == ((0,), turn_seed(100, 0, 1))
     b.tell(b.arrival(both[1], 0))
     assert b.of(ScoreRollout) == []
-    status = b.coordinator.status()
-    assert status.leased_since_start == 5 == sum(status.dropped_since_start.values()) + status.in_flight
+    num_leased = sum(len(lease.indices) for lease in b.leases.values())
+    assert num_leased == 5 == len(dropped) + b.coordinator.status().in_flight
 
 
 @pytest.mark.parametrize("reason", [DropReason.INVALID, DropReason.SCORER_FAILED])

@@ -18,11 +18,12 @@ from echo_hub.core.effects import (
     StepTrained,
 )
 from echo_hub.core.ledger import Ledger
-from echo_hub.core.nodes.ready import Fleet
+from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import RolloutRow
+from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot
+from echo_hub.core.training import Training
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
 
 PAYLOAD = RolloutPayload(
@@ -38,8 +39,9 @@ class Books:
 
     def __init__(self) -> None:
         settings = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=1.0)
-        self.fleet, self.out = Fleet(settings), Outbox()
-        self.ledger = Ledger(group_size=2, fleet=self.fleet, out=self.out)
+        self.nodes, self.out = Nodes(settings.nodes), Outbox()
+        self.ledger = Ledger(nodes=self.nodes, out=self.out)
+        self.training = Training(settings, Snapshot(), ledger=self.ledger, out=self.out)
         self.lease_id = 0
 
     def lease(self, group_id: int, *indices: int, node_id: str = "a", version: int = 0, turn: int = 0) -> None:
@@ -63,7 +65,7 @@ class Books:
                 self.ledger.score(self.ledger.rollouts[rollout_id], 0.5)
 
     def complete(self, group_id: int, version: int = 0) -> None:
-        self.ledger.open_group(group_id, seed=1)
+        self.training.open_group(group_id, seed=1)
         self.lease(group_id, 0, 1, version=version)
         self.receive(f"{self.lease_id}-0", f"{self.lease_id}-1")
 
@@ -73,7 +75,7 @@ class Books:
 
 def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
     books = Books()
-    books.ledger.open_group(0, seed=7)
+    books.training.open_group(0, seed=7)
     books.lease(0, 0, 1)
     assert books.out.take()[:1] == [GroupOpened(group_id=0, seed=7)]
     books.receive("1-0", score=False)
@@ -92,30 +94,29 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
     assert isinstance(receipts, SendReceipts)
     assert {receipt.state for receipt in receipts.receipts} == {ReceiptState.TRAINED}
     assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.ledger.waiting) == 0
-    assert (books.ledger.num_leased, books.ledger.num_trained) == (2, 2)
 
 
 def test_wanting_follows_every_change() -> None:
     books = Books()
     ledger = books.ledger
-    ledger.open_group(0, seed=7)
-    assert ledger.groups[0].unleased == {0, 1} and 0 in ledger.wanting
+    books.training.open_group(0, seed=7)
+    assert ledger.groups[0].unleased == {0, 1} and 0 in books.training.wanting
     books.lease(0, 0)
     assert ledger.groups[0].unleased == {1}
     books.lease(0, 1)
-    assert 0 not in ledger.wanting
+    assert 0 not in books.training.wanting
     ledger.expire(ledger.rollouts["1-0"], 0.0)
-    assert ledger.groups[0].unleased == {0} and 0 in ledger.wanting
+    assert ledger.groups[0].unleased == {0} and 0 in books.training.wanting
     books.receive("1-0", score=False)
-    assert 0 not in ledger.wanting
+    assert 0 not in books.training.wanting
     ledger.drop([ledger.rollouts["1-0"]], DropReason.INVALID)
-    assert ledger.groups[0].unleased == {0} and 0 in ledger.wanting
-    assert books.fleet.held_by_node == {"a": 1}
+    assert ledger.groups[0].unleased == {0} and 0 in books.training.wanting
+    assert books.nodes.held_by_node == {"a": 1}
 
 
 def test_a_complete_group_revokes_what_others_still_hold_of_it() -> None:
     books = Books()
-    books.ledger.open_group(0, seed=7)
+    books.training.open_group(0, seed=7)
     books.lease(0, 0, 1)
     books.ledger.expire(books.ledger.rollouts["1-0"], 0.0)
     books.lease(0, 0, node_id="b")
@@ -123,19 +124,18 @@ def test_a_complete_group_revokes_what_others_still_hold_of_it() -> None:
     effects = books.out.take()
     assert RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.EXPIRED) in effects
     assert RevokeLease(node_id="b", lease_id=2, reason=DropReason.EXPIRED) in effects
-    assert 0 in books.ledger.complete and books.fleet.held_by_node == {}
+    assert 0 in books.ledger.complete and books.nodes.held_by_node == {}
 
 
 def test_a_dropped_group_takes_all_its_rollouts_along() -> None:
     books = Books()
-    books.ledger.open_group(0, seed=7)
+    books.training.open_group(0, seed=7)
     books.lease(0, 0, 1)
     books.receive("1-0")
     books.out.take()
     books.ledger.drop_group(books.ledger.groups[0], DropReason.STALE)
     assert books.kinds() == [RolloutsDropped, RolloutsDropped, GroupDropped, SendReceipts, RevokeLease]
-    assert books.ledger.num_dropped == {DropReason.STALE: 2}
-    assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.ledger.wanting) == 0
+    assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.training.wanting) == 0
 
 
 def test_a_plan_is_in_order_and_knows_each_groups_age() -> None:
@@ -154,7 +154,7 @@ def test_a_plan_is_in_order_and_knows_each_groups_age() -> None:
 @pytest.mark.parametrize("state", [ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED])
 def test_a_restored_rollout_is_where_it_was(state: ReceiptState) -> None:
     books = Books()
-    books.ledger.restore(0, seed=7)
+    books.training.restore([GroupRow(group_id=0, seed=7)])
     for index in range(2):
         books.ledger.restore_rollout(
             RolloutRow(
@@ -171,14 +171,14 @@ def test_a_restored_rollout_is_where_it_was(state: ReceiptState) -> None:
         )
     assert books.out.take() == []
     assert (0 in books.ledger.complete) is (state is ReceiptState.SCORED)
-    assert books.fleet.held_by_node == ({"a": 2} if state is ReceiptState.LEASED else {})
-    assert 0 not in books.ledger.wanting
+    assert books.nodes.held_by_node == ({"a": 2} if state is ReceiptState.LEASED else {})
+    assert 0 not in books.training.wanting
 
 
 def test_an_episode_goes_on_until_it_has_its_reward() -> None:
     books = Books()
     ledger = books.ledger
-    ledger.open_group(0, seed=7)
+    books.training.open_group(0, seed=7)
     books.lease(0, 0, 1, version=3)
     books.receive("1-1")
     books.receive("1-0", score=False)
@@ -194,13 +194,13 @@ def test_an_episode_goes_on_until_it_has_its_reward() -> None:
     planned = ledger.plan(4, (0,), 6.0)
     assert planned.rollout_ids == ("1-0", "2-0", "1-1"), "turns in order"
     ledger.train(planned, {}, 7.0)
-    assert (ledger.num_leased, ledger.num_trained, ledger.rollouts) == (3, 3, {})
+    assert ledger.rollouts == {}
 
 
 def test_who_still_holds_a_turn_that_was_answered_holds_it_in_vain() -> None:
     books = Books()
     ledger = books.ledger
-    ledger.open_group(0, seed=7)
+    books.training.open_group(0, seed=7)
     books.lease(0, 0, 1)
     ledger.expire(ledger.rollouts["1-0"], 0.0)
     books.lease(0, 0, node_id="b")
@@ -209,13 +209,13 @@ def test_who_still_holds_a_turn_that_was_answered_holds_it_in_vain() -> None:
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
     assert RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.EXPIRED) in books.out.take()
     assert ledger.groups[0].unleased == {0} and ledger.groups[0].slots[0].failed_on == ()
-    assert books.fleet.held_by_node == {"a": 1}
+    assert books.nodes.held_by_node == {"a": 1}
 
 
 def test_who_still_holds_a_later_turn_that_was_answered_is_told_to_stop() -> None:
     books = Books()
     ledger = books.ledger
-    ledger.open_group(0, seed=7)
+    books.training.open_group(0, seed=7)
     books.lease(0, 0, 1)
     books.receive("1-0", score=False)
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
@@ -231,7 +231,7 @@ def test_who_still_holds_a_later_turn_that_was_answered_is_told_to_stop() -> Non
 def test_a_groups_tokens_are_those_of_what_it_has_received() -> None:
     books = Books()
     ledger = books.ledger
-    ledger.open_group(0, seed=7)
+    books.training.open_group(0, seed=7)
     books.lease(0, 0, 1)
     books.receive("1-0", score=False)
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
@@ -246,7 +246,7 @@ def test_a_groups_tokens_are_those_of_what_it_has_received() -> None:
 def test_a_failed_turn_is_drawn_again_and_the_earlier_ones_stay() -> None:
     books = Books()
     ledger = books.ledger
-    ledger.open_group(0, seed=7)
+    books.training.open_group(0, seed=7)
     books.lease(0, 0, 1)
     books.receive("1-0", score=False)
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
@@ -257,13 +257,18 @@ def test_a_failed_turn_is_drawn_again_and_the_earlier_ones_stay() -> None:
     books.lease(0, 0, turn=1)
     books.receive("3-0", score=False)
     ledger.drop_group(ledger.groups[0], DropReason.STALE)
-    assert ledger.num_dropped == {DropReason.SCORER_FAILED: 1, DropReason.STALE: 3}
-    assert ledger.rollouts == {} and books.fleet.held_by_node == {}
+    dropped = [effect for effect in books.out.take() if isinstance(effect, RolloutsDropped)]
+    assert [(effect.reason, len(effect.rollout_ids)) for effect in dropped] == [
+        (DropReason.SCORER_FAILED, 1),
+        (DropReason.STALE, 2),
+        (DropReason.STALE, 1),
+    ]
+    assert ledger.rollouts == {} and books.nodes.held_by_node == {}
 
 
 def test_a_restored_episode_is_at_its_turn() -> None:
     books = Books()
-    books.ledger.restore(0, seed=7)
+    books.training.restore([GroupRow(group_id=0, seed=7)])
     for lease_id, turn, state, reward in (
         (1, 0, ReceiptState.SCORED, None),
         (2, 1, ReceiptState.SCORED, None),

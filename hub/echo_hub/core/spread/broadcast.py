@@ -1,5 +1,14 @@
 """Which piece of an artefact goes to which node next, and who hands it on: the peer-assisted broadcast's plan.
 
+Four pieces for nodes a and b, which have a link to each other, and c, which has a link to nobody:
+
+    first      hub → a   pieces 0 and 2, to hand on      hub → b   pieces 1 and 3, to hand on
+    then       hub → c   all four pieces, directly
+    meanwhile  a → b     pieces 0 and 2                  b → a     pieces 1 and 3
+
+Eight pieces cross the hub's uplink and not twelve. Were a so slow that b had piece 2 sooner from the hub, the hub would
+send it to b as soon as it had nothing else to send; if a left, b would get pieces 0 and 2 directly.
+
 All have it soonest when no uplink idles, neither the hub's nor a node's, and no piece crosses the hub's uplink twice
 before the nodes' uplinks are busy (Kumar and Ross, Peer-Assisted File Distribution: The Minimum Distribution Time,
 2006). So, in this order, for as long as the hub's uplink has room:
@@ -31,10 +40,10 @@ from echo_hub.core.spread.members import Member, Relay
 from echo_hub.core.spread.windows import FIRST_PUSH_BYTES, Paths
 
 LEAST_PIECES: Final = 2
-"""Of every window: one that is under way, and one that comes after it."""
+"""Every window lets so many pieces through: one that is under way, and one that comes after it."""
 
 LEAST_RELAY_BYTES: Final = 128 * 1024
-"""Of relay work, for an owner that has shown little of what it can do: a direct copy costs the hub as much as many."""
+"""Relay work for an owner that has shown little of what it can do: a direct copy costs the hub as much as many."""
 
 SPARE_SLACK_S: Final = 0.17
 """Queue at the hub's uplink below which it is about to idle."""
@@ -43,17 +52,17 @@ MOST_TRIED: Final = 16
 """Pieces for which an owner is looked for at once."""
 
 CHECK_S: Final = 0.1
-"""Between looks at what is late."""
+"""Seconds between looks at what is late."""
 
 OVERDUE_S: Final = 0.5
 """A piece that is on its way for longer is held up beyond the hub's uplink, and takes no room there."""
 
 FEW: Final = 4
-"""One of so many nodes may lag behind without being waited for."""
+"""One node of every four may lag behind without being waited for."""
 
 STRAGGLER_S: Final = 0.3
 LONE_STRAGGLER_S: Final = 0.6
-"""In fleets in which one node is more than one of FEW."""
+"""The same as STRAGGLER_S, where one node is more than one of FEW."""
 LATE_S: Final = 2.0
 LATE_DELAYS: Final = 4
 """A piece that is handed on for longer than LATE_S and this many usual delays comes from the hub."""
@@ -73,7 +82,8 @@ class Send:
 
 
 class Broadcast:
-    """One artefact's. Broadcasts at the same time share `paths`, so the one that is asked first has its way."""
+    """The broadcast of one artefact. Broadcasts at the same time share `paths`, so the one that is asked first has its
+    way."""
 
     def __init__(self, *, paths: Paths, num_pieces: int, piece_bytes: int) -> None:
         self._paths = paths
@@ -87,13 +97,13 @@ class Broadcast:
         self._owners = 0
         """Members that may own pieces."""
         self._missing = [0] * num_pieces
-        """Who lacks the piece."""
+        """For each piece, who lacks it."""
         self._covered = [0] * num_pieces
-        """Who of them has it coming: from the hub, now or in its turn, or from an owner."""
+        """For each piece, who lacks it and has it coming: from the hub, now or in its turn, or from an owner."""
         self._next_fresh = 0
         """Pieces from here on were not sent to anybody."""
         self._rest: dict[int, None] = {}
-        """Pieces that were, and that somebody lacks who does not have them coming."""
+        """Pieces that were sent to somebody, and that somebody else lacks who does not have them coming."""
         self._rest_changed = False
         self._relays: dict[int, list[Relay]] = {}
         self._uncovered_once: set[int] = set()
@@ -157,7 +167,7 @@ class Broadcast:
             self._remove(member, now)
 
     def end(self, now: float) -> None:
-        """Nobody gets any more."""
+        """From here on nobody gets any more pieces."""
         for member in list(self._members.values()):
             self._remove(member, now)
 
@@ -220,7 +230,7 @@ class Broadcast:
         return None
 
     def _relayed_in_s(self, owner: Member) -> tuple[float, int]:
-        """Until it would have handed one more piece on."""
+        """Seconds until the owner would have handed on one more piece, and the bytes that it hands on until then."""
         work = owner.path.relay.bytes_in_flight + self._piece_bytes
         rate = self._relay_rate(owner)
         return (work / rate if rate else 0.0, work)
@@ -304,7 +314,7 @@ class Broadcast:
         return self._send(member, member.direct.popleft(), now, hand_on=False)
 
     def _next_direct(self, member: Member) -> bool:
-        """Whether there is one that it has not got meanwhile."""
+        """Whether a piece waits to go to it directly; drops those that it has got meanwhile."""
         while member.direct and not self._missing[member.direct[0]] & member.bit:
             member.direct.popleft()
         return bool(member.direct)
@@ -352,7 +362,7 @@ class Broadcast:
         return self._send(member, relay.piece, now, hand_on=False)
 
     def _helpable(self, relay: Relay) -> Member | None:
-        """One that waits for it and could have it from the hub."""
+        """A node that waits for the relayed piece and could have it from the hub."""
         for member in self._each(relay.waiting):
             if relay.piece not in member.flights and member.path.push.has_room(self._least_bytes):
                 return member
@@ -369,7 +379,7 @@ class Broadcast:
     # What has become of it.
 
     def _landed(self, member: Member, piece: int, now: float | None) -> None:
-        """The piece is on its way no more; it arrived `now`, or nobody knows when."""
+        """The piece is no longer on its way to the member; it arrived `now`, or nobody knows when."""
         sent_at = member.flights.pop(piece)
         windows = [member.path.push]
         if piece in member.overdue:
@@ -464,7 +474,7 @@ class Broadcast:
             path.benched_until = now + min(2.0**path.num_late, LONGEST_BENCH_S)
 
     def _look_at_links(self, now: float) -> None:
-        """Also after members came or left."""
+        """Works out anew who reaches whom; due after links changed, and after members came or left."""
         self._links_seen = self._paths.links_changed
         for member in self._members.values():
             peers = (self._members.get(peer) for peer in member.path.links)

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from echo_shared.messages import Fetched, Way
 
 VERSIONS_REMEMBERED: Final = 16
-"""Of those that a node holds, and of those that were announced."""
+"""Versions kept in mind, of those that a node holds and of those that were announced."""
 
 ASSUMED_DELTA: Final = 0.35
 """Size of a delta, as a share of the keyframe's, before one of each was published."""
@@ -30,9 +30,9 @@ class Release:
 
     policy_version: int
     adapter_bytes: int
-    """Of the decoded files."""
+    """Size of the decoded files."""
     payload_bytes: int
-    """Of what travels in their place."""
+    """Size of what travels in place of the files."""
     carrier: Literal["keyframe", "delta"]
     way: Way | None
     """None when nobody was told of it, or only nodes that read it from this host's memory."""
@@ -45,8 +45,8 @@ class Arrival:
     node_id: str
     fetched: Fetched
     broadcast_s: float | None
-    """From the announcement to the node's report; None for who was not connected then, has reported it before, or has
-    fetched the base."""
+    """Seconds from the announcement to the node's report; None for who was not connected then, has reported it before,
+    or has fetched the base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,13 @@ class Progress:
 
     release: Release
     since_s: float
-    """Since the announcement; until the last node had it once that is so."""
+    """Seconds since the announcement; once every node has it, seconds until the last one had it."""
     num_told: int
     """Nodes connected at the announcement that have it, or are still there to get it."""
     seconds: tuple[float, ...]
-    """Of those that have it, ascending."""
+    """Seconds until each node that has it had it, ascending."""
     share_arrived: float
-    """Of all bytes that these nodes are to get, as far as reported; 0..1."""
+    """Share of all bytes that these nodes are to get that they have reported; 0..1."""
 
     @property
     def under_way(self) -> bool:
@@ -70,17 +70,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributionStatus:
-    """What people see of it, at one moment."""
+    """What people see of the dissemination, at one moment."""
 
     newest: Progress | None = None
-    """Of the newest announced version."""
+    """Progress of the newest announced version."""
     newest_complete: int | None = None
     """The newest version that every node has that was told of it, or a newer one."""
     num_holding: int = 0
     """Connected nodes that hold the newest published version."""
     num_connected: int = 0
     uplink_bytes_s: float | None = None
-    """The hub's, as set or measured."""
+    """The hub's uplink, as set or measured."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,12 +91,12 @@ class _Spread:
     num_pieces: int
     announced_at: float
     waiting: set[str]
-    """Told of it and still connected, and they have neither it nor a newer one."""
+    """Nodes that were told of it and are still connected, and that have neither it nor a newer one."""
     away: set[str] = field(default_factory=set)
-    """Told of it, and disconnected before they had it; one that comes back is waited for again."""
+    """Nodes that were told of it and left before they had it; one that comes back is waited for again."""
     seconds: dict[str, float] = field(default_factory=dict)
     pieces: Counter[str] = field(default_factory=Counter)
-    """Reported by those who wait."""
+    """Pieces that each node that waits has reported."""
 
 
 def quantile(ascending: Sequence[float], share: float) -> float | None:
@@ -110,12 +110,12 @@ class Dissemination:
     def __init__(self, *, parents_back: int) -> None:
         self._parents_back = parents_back
         self._held: dict[str, set[int]] = {}
-        """By connected node."""
+        """The versions that each connected node holds."""
         self._wanted: dict[str, set[int]] = {}
-        """By connected node: offered to it, and it has neither that version nor a newer one."""
+        """The versions that each connected node was offered, while it has neither them nor newer ones."""
         self._spreads: dict[int, _Spread] = {}
         self._packed: dict[str, float] = {}
-        """By kind of carrier: the newest one's size, as a share of the adapter's."""
+        """The size of the newest carrier of each kind, as a share of the adapter's."""
 
     def node_joined(self, node_id: str, offered: int) -> None:
         """A node is connected (again), and is offered this version."""
@@ -200,7 +200,7 @@ class Dissemination:
         return frozenset().union(*self._wanted.values())
 
     def keep(self, published: Collection[int]) -> None:
-        """Of all versions, only these can be fetched any more."""
+        """Only these versions can be fetched any more."""
         for wanted in self._wanted.values():
             wanted.intersection_update(published)
 
@@ -214,7 +214,7 @@ class Dissemination:
         return max(complete, default=None)
 
     def progress(self, now: float) -> Progress | None:
-        """Of the newest announced version; None before the first."""
+        """The progress of the newest announced version; None before the first."""
         if not self._spreads:
             return None
         spread = self._spreads[max(self._spreads)]

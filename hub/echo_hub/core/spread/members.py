@@ -17,11 +17,11 @@ class Member:
     path: Path
     num_missing: int
     reach: int = 0
-    """Members that it hands on to."""
+    """Members that it hands pieces on to, as a bit mask."""
     flights: dict[int, float] = field(default_factory=dict)
     """Pieces on their way from the hub, and when they were sent."""
     overdue: set[int] = field(default_factory=set)
-    """Of them: those that take no room at the hub's uplink any more."""
+    """Pieces of `flights` that take no room at the hub's uplink any more."""
     direct: deque[int] = field(default_factory=deque)
     """Pieces to be sent to it that nobody hands on."""
     relays: dict[int, Relay] = field(default_factory=dict)
@@ -38,12 +38,12 @@ class Relay:
     piece: int
     since: float
     due_at: float
-    """By then all should have it; infinite while nothing is known of its owner."""
+    """When all should have the piece; infinite while nothing is known of its owner."""
     asked: int
-    """Members that were to get it so."""
+    """Members that were to get the piece from its owner, as a bit mask."""
     waiting: int
-    """Of them: those that do not have it yet."""
+    """Members of `asked` that do not have it yet."""
     counts: bool = True
     """Whether it takes room in the owner's relay window."""
     helped: bool = False
-    """The hub sent it too, so that when it is there says nothing about the owner."""
+    """The hub sent the piece too, so that its arrival says nothing about the owner."""

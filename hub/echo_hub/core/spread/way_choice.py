@@ -29,15 +29,15 @@ PUSHED: Final = frozenset({Way.INLINE, Way.BROADCAST})
 """Ways by which the hub sends pieces of its own accord."""
 
 ASSUMED_UPLINK_BYTES_S: Final = 20e6 / 8
-"""A home link's, until something is measured: of the hub, and of each node."""
+"""The uplink of the hub and of each node until something is measured: a home link's."""
 
 BROADCAST_START_S: Final = 0.1
-"""Until the first pieces have made their second hop."""
+"""Seconds until the first pieces have made their second hop."""
 
 SWARM_START_S: Final = 1.0
 SWARM_FACTOR: Final = 1.1
-"""With these two the formula is within 5 % of tuned libtorrent, measured at 8 and 64 MB with 4 and 8 nodes, 100 Mbit/s
-from the hub and 20 to 40 from each node."""
+"""With SWARM_START_S and SWARM_FACTOR the formula is within 5 % of tuned libtorrent, measured at 8 and 64 MB with 4 and
+8 nodes, 100 Mbit/s from the hub and 20 to 40 from each node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +47,14 @@ class Circumstances:
     payload_bytes: int
     piece_bytes: int
     num_nodes: int
-    """Those that the hub would push to."""
+    """Nodes that the hub would push to."""
     num_linked: int
-    """Of them: those with a link to another of them."""
+    """Nodes that the hub would push to and that have a link to another of these."""
     num_links: int
-    """Among them, each counted from both its ends."""
+    """Links among these nodes, each counted from both its ends."""
     hub_uplink: float
     node_uplink: float
-    """The mean over nodes."""
+    """The mean of the nodes' uplinks."""
 
 
 def estimates(at: Circumstances) -> Mapping[Way, float]:

@@ -39,15 +39,15 @@ class Window:
         """Bytes per second that arrive, at best, or with bursts on average; None until measured."""
         self._rates: deque[float] = deque(maxlen=SAMPLES_KEPT)
         self._delays = (float("inf"), float("inf"))
-        """The least of the current span, and of the one before."""
+        """The least delay of the current span, and of the one before."""
         self._span_began = 0.0
         self._sample_began: float | None = None
-        """With the first arrival after a silence; None during one."""
+        """When the rate's sample began, which the first arrival after a silence does; None during a silence."""
         self._sample_bytes = 0
         self._is_full = False
-        """There was no room left when it was last asked for."""
+        """No room was left when room was last asked for."""
         self._was_full = False
-        """All through the sample."""
+        """The window was full all through the current sample."""
         self.kept_full = False
         """The rate was measured while as much as may be was on its way; else it is no more than a lower bound."""
 
@@ -79,7 +79,7 @@ class Window:
         self.bytes_in_flight += num_bytes
 
     def arrived(self, num_bytes: int, delay_s: float, now: float) -> None:
-        """They were sent `delay_s` ago."""
+        """Bytes that were sent `delay_s` ago have arrived."""
         self.bytes_in_flight -= num_bytes
         if now - self._span_began > DELAYS_KEPT_S:
             self._delays, self._span_began = (delay_s, self._delays[0]), now
@@ -98,7 +98,7 @@ class Window:
             self._begin_sample(now)
 
     def lost(self, num_bytes: int) -> None:
-        """They will not arrive, or it does not matter any more when they do."""
+        """Bytes will not arrive, or it does not matter any more when they do."""
         self.bytes_in_flight -= num_bytes
 
     def _begin_sample(self, now: float) -> None:
@@ -113,13 +113,13 @@ class Window:
 
 
 PUSH_SLACK_S: Final = 0.25
-"""Of queue at the hub's uplink, and of what `Have` waits behind at a node's: that one is busy with handing on."""
+"""Seconds of queue at the hub's uplink, and of what `Have` waits behind at a node's, which is busy with handing on."""
 
 PATH_SLACK_S: Final = 0.3
-"""Of queue before one node: more, so that it is the shared uplink's window that paces."""
+"""Seconds of queue before one node: more, so that it is the shared uplink's window that paces."""
 
 RELAY_SLACK_S: Final = 0.35
-"""Of relay work that waits at a node."""
+"""Seconds of relay work that waits at a node."""
 
 FIRST_PUSH_BYTES: Final = 256 * 1024
 """0.1 s of an uplink of 20 Mbit/s."""
@@ -132,7 +132,7 @@ class Path:
     """What is known of the way to one node, and of its own uplink."""
 
     push: Window = field(default_factory=lambda: Window(first_bytes=FIRST_PATH_BYTES, slack_s=PATH_SLACK_S))
-    """From the hub to the node."""
+    """The window of what goes from the hub to the node."""
     relay: Window = field(
         default_factory=lambda: Window(first_bytes=FIRST_RELAY_BYTES, slack_s=RELAY_SLACK_S, bursts=True)
     )
@@ -142,7 +142,7 @@ class Path:
     num_late: int = 0
     """Times in a row that it failed as an owner of pieces."""
     benched_until: float = 0.0
-    """It owns none before."""
+    """When it may own pieces again."""
 
     @property
     def proven(self) -> bool:

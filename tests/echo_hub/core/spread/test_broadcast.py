@@ -28,6 +28,25 @@ def started(*node_ids: str, num_pieces: int = 100) -> Broadcast:
     return broadcast
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_example_at_the_modules_top(leaves: bool) -> None:
+    paths = Paths()
+    linked(paths, "a", "b")
+    broadcast = Broadcast(paths=paths, num_pieces=4, piece_bytes=32 * KIB)
+    for node_id in "abc":
+        broadcast.join(node_id, hand_on=True, now=0.0)
+    assert broadcast.plan(0.0) == [
+        *[Send(node_id="ab"[piece % 2], piece=piece, hand_on=True) for piece in range(4)],
+        *[Send(node_id="c", piece=piece, hand_on=False) for piece in range(4)],
+    ]
+    if leaves:
+        broadcast.leave("a", 0.1)
+        assert broadcast.plan(0.1) == [Send(node_id="b", piece=piece, hand_on=False) for piece in (0, 2)]
+    for node_id in "abc":
+        broadcast.have(node_id, range(4), 0.2)
+    assert broadcast.plan(0.2) == [] and broadcast.done
+
+
 @pytest.mark.parametrize(
     ("hub_mbit", "up_mbit", "size", "delay_s", "worst"),
     [

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from echo_hub.core.nodes.conduct import FIRST_REST_S, FORGIVEN_BY_ONE, MAX_REST_S, Conduct
+from echo_hub.core.nodes.node import HUB_NODE_ID, Node, NodeSettings, Samplers
+from echo_hub.core.nodes.ready import Nodes
+
+
+def make(samplers: Samplers = "by_version") -> Nodes:
+    return Nodes(NodeSettings(samplers=samplers, lease_size=4, deadline_s=1.0))
+
+
+def join(nodes: Nodes, node_id: str, capacity: int) -> None:
+    nodes.connect(node_id)
+    nodes.report(node_id, capacity, 0)
+
+
+def expire(nodes: Nodes, node_id: str, count: int, *, now: float) -> None:
+    for _ in range(count):
+        nodes.expire(node_id, now)
+
+
+def next_id(nodes: Nodes) -> str | None:
+    node = nodes.next_ready(0, ())
+    return None if node is None else node.node_id
+
+
+def test_one_problem_that_ends_scoring_processes_is_not_its_nodes_fault_and_several_are() -> None:
+    nodes = make()
+    join(nodes, "a", 8)
+    for _ in range(3):
+        nodes.kill_scorer("a", 7, now=0.0)
+    assert next_id(nodes) == "a"
+    for group_id, (now, rest_s) in enumerate([(0.0, FIRST_REST_S), (10.0, 2 * FIRST_REST_S)]):
+        nodes.kill_scorer("a", group_id, now=now)
+        nodes.trust("a")
+        nodes.wake(now + rest_s - 0.1)
+        assert next_id(nodes) is None, "a good one in between does not end its rest"
+        nodes.wake(now + rest_s)
+        assert next_id(nodes) == "a"
+
+
+def test_deaths_are_made_up_for_by_many_good_rollouts() -> None:
+    nodes = make()
+    join(nodes, "a", 8)
+    nodes.kill_scorer("a", 0, now=0.0)
+    for group_id in range(1, 20):
+        now = 100.0 * group_id
+        nodes.kill_scorer("a", group_id, now=now)
+        nodes.wake(now + FIRST_REST_S)
+        assert next_id(nodes) == "a", "its rests do not grow"
+        for _ in range(round(1 / FORGIVEN_BY_ONE)):
+            nodes.trust("a")
+
+
+def test_the_hub_itself_is_not_rested_for_what_ends_scoring_processes() -> None:
+    nodes = make("hub")
+    join(nodes, HUB_NODE_ID, 8)
+    for group_id in range(3):
+        nodes.kill_scorer(HUB_NODE_ID, group_id, now=0.0)
+        nodes.kill_scorer("unknown", group_id, now=0.0)
+    assert next_id(nodes) == HUB_NODE_ID
+
+
+def test_a_silent_node_gets_one_lease_at_a_time_until_it_is_trusted_again() -> None:
+    nodes = make()
+    join(nodes, "a", 100)
+    nodes.take("a", 8, 1)
+    expire(nodes, "a", 4, now=0.0)
+    assert next_id(nodes) is None, "the rest of what it holds comes first"
+    expire(nodes, "a", 4, now=1.0)
+    nodes.wake(1.0)
+    assert next_id(nodes) == "a"
+    nodes.take("a", 4, 2)
+    assert next_id(nodes) is None
+    nodes.trust("a")
+    assert next_id(nodes) == "a"
+
+
+def test_a_node_that_stays_silent_rests_for_more_and_more_deadlines() -> None:
+    nodes = make()
+    join(nodes, "a", 4)
+    now, rests = 0.0, []
+    for lease_id in range(1, 5):
+        nodes.take("a", 4, lease_id)
+        expire(nodes, "a", 4, now=now)
+        began = now
+        nodes.wake(now)
+        while next_id(nodes) is None:
+            now += 1.0
+            nodes.wake(now)
+        rests.append(now - began)
+    assert rests == [0.0, 4.0, 16.0, 16.0]
+
+
+def test_a_failing_node_rests_twice_as_long_each_time_whatever_it_reports() -> None:
+    nodes = make()
+    join(nodes, "a", 4)
+    nodes.fail("stranger", 0.0)
+    now, rest_s = 0.0, FIRST_REST_S
+    for _ in range(10):
+        nodes.fail("a", now)
+        nodes.fail("a", now + rest_s / 2)  # Of the same failure.
+        nodes.wake(now + rest_s * 0.99)
+        nodes.report("a", 4, 0)
+        assert (next_id(nodes), nodes.num_candidates(0)) == (None, 0)
+        now += rest_s
+        nodes.wake(now)
+        assert next_id(nodes) == "a"
+        rest_s = min(MAX_REST_S, 2 * rest_s)
+    nodes.fail("a", now)
+    nodes.trust("a")
+    assert next_id(nodes) == "a"
+    nodes.fail("a", now)
+    nodes.wake(now + FIRST_REST_S)
+    assert next_id(nodes) == "a"
+
+
+def test_a_node_does_not_shorten_its_rest_by_leaving() -> None:
+    nodes = make()
+    join(nodes, "a", 4)
+    nodes.fail("a", 0.0)
+    nodes.disconnect("a")
+    join(nodes, "a", 4)
+    assert next_id(nodes) is None
+    nodes.disconnect("a")
+    nodes.wake(FIRST_REST_S)
+    assert nodes.num_known == 0
+
+
+def test_ends_of_rests_are_forgotten_when_trust_ended_them() -> None:
+    conduct, nodes = Conduct(deadline_s=1.0), [Node(str(number)) for number in range(20)]
+    for turn in range(100):
+        for node in nodes:
+            conduct.fail(node, 0.001 * turn)
+        assert conduct.num_ends <= 2 * len(nodes)
+        for node in nodes[1:]:
+            conduct.trust(node)
+        assert conduct.num_ends <= 2, "one of them rests still"
+    assert conduct.wake(FIRST_REST_S - 0.001) == []
+    assert conduct.wake(FIRST_REST_S) == nodes[:1]
+    assert nodes[0].rests_until is None
+    assert (conduct.wake(1e9), conduct.num_ends) == ([], 0)
+
+
+def test_a_rest_is_prolonged_but_never_cut_short() -> None:
+    conduct, node = Conduct(deadline_s=60.0), Node("a", held=1, overdue=1)
+    conduct.expire(node, 0.0)
+    assert conduct.wake(0.0) == [node]
+    conduct.fail(node, 0.0)
+    conduct.expire(node, 0.5)
+    assert node.rests_until == 240.5
+    assert conduct.wake(FIRST_REST_S) == []
+    conduct.kill_scorer(node, 1, 2.0)
+    conduct.kill_scorer(node, 2, 3.0)
+    assert node.rests_until == 240.5
+    assert conduct.wake(240.5) == [node]
