@@ -1,0 +1,41 @@
+"""What the documentation points at is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+TOP = {path.name for path in ROOT.iterdir() if path.is_dir()}
+
+
+def paths(text: str) -> set[str]:
+    """What stands in backticks and begins with a folder of this repository."""
+    quoted = re.findall(r"`([\w./-]+/[\w./-]*)`", text)
+    return {name for name in quoted if name.split("/")[0] in TOP}
+
+
+def links(text: str) -> set[str]:
+    """Targets of links that lead to no other site."""
+    return {target for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in target}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_and_link_of_a_page_leads_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    missing = {name for name in paths(text) if not (ROOT / name).exists()}
+    missing |= {target for target in links(text) if not (page.parent / target).exists()}
+    assert missing == set()
+
+
+def test_the_map_names_every_folder_of_code() -> None:
+    named = paths((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+    packages = ("hub/echo_hub", "edge_client/echo_node")
+    folders = {
+        f"{package}/{path.name}/" for package in packages for path in (ROOT / package).iterdir() if path.is_dir()
+    }
+    code = {folder for folder in folders if any((ROOT / folder).glob("*.py"))}
+    assert code - named == set()
