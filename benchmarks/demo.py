@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measurement import Measurement
+from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = "Held-out greedy accuracy before and after `echo-hub demo`, with two nodes on this machine"
 TIMEOUT_S: Final = 900
 METRICS: Final = ("train_s", "computed_tokens", "mismatch_kl", "clip_fraction", "grad_norm")
 
 
-def measure(seed: int) -> Measurement:
+CASE: Final = "demo"
+
+
+def plan() -> list[Planned]:
+    return [Planned(name=CASE, seconds=50)]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="echo-demo-") as directory:
         run, report_file = Path(directory) / "run", Path(directory) / "report.json"
         arguments = ["demo", "--directory", str(run), "--seed", str(seed), "--json", str(report_file)]
@@ -34,6 +42,7 @@ def measure(seed: int) -> Measurement:
         "versions_by_transport",
     )
     conditions = {key: report[key] for key in ("leased", "trained", "dropped")}
+    progress.done(CASE, {name: report[name] for name in names[:4]})
     return Measurement(headline={name: report[name] for name in names}, rows=rows, conditions=conditions)
 
 
