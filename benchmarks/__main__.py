@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME [--json FILE] [--seed N]`."""
+"""`python -m benchmarks NAME [--only CASE]... [--json FILE] [--seed N]`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import pkgutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,9 @@ from rich.table import Table
 
 import benchmarks
 from benchmarks.measurement import Measurement, conditions
+from benchmarks.progress import NoSuchCase, Progress, as_text
 
-NOT_BENCHMARKS = {"__main__", "measurement"}
+NOT_BENCHMARKS = {"__main__", "measurement", "progress"}
 
 
 def names() -> list[str]:
@@ -28,9 +30,12 @@ def names() -> list[str]:
 def main(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(names())}.")],
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Measure this case alone: its name, or 'long*'. Repeatable.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
 ) -> None:
-    """Measure one thing, print a table, write the figures."""
+    """Measure one thing case by case, print a table, write the figures."""
     if name not in names():
         raise typer.BadParameter(f"there is no benchmark {name!r}; there is: {', '.join(names())}")
     if json_file is not None and not json_file.parent.is_dir():
@@ -38,7 +43,12 @@ def main(
     logging.basicConfig(format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)])
     logging.getLogger(benchmarks.__name__).setLevel(logging.INFO)
     module = importlib.import_module(f"benchmarks.{name}")
-    measured: Measurement = module.measure(seed)
+    try:
+        progress = Progress(module.plan(), only or (), say=_say)
+    except NoSuchCase as error:
+        raise typer.BadParameter(str(error), param_hint="--only") from error
+    progress.begin()
+    measured: Measurement = module.measure(seed, progress)
     console = Console()
     console.print(_table(name, measured.rows))
     console.print_json(data=measured.headline)
@@ -47,6 +57,8 @@ def main(
             "benchmark": name,
             "description": module.DESCRIPTION,
             "headline": measured.headline,
+            "only": only,
+            **progress.as_json(),
             "conditions": {**conditions(seed), **measured.conditions},
             "rows": measured.rows,
         }
@@ -59,14 +71,13 @@ def _table(title: str, rows: list[dict[str, object]]) -> Table:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(*columns, title=title)
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        table.add_row(*(as_text(row.get(column)) for column in columns))
     return table
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _say(line: str) -> None:
+    """At once, apart from the figures, which are on the standard output."""
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measurement import Measurement
+from benchmarks.progress import Planned, Progress
 from echo_shared.step_figures import CLIP_FRACTION, COMPUTED_TOKENS, GRAD_NORM, MISMATCH_KL, TRAIN_S
 
 DESCRIPTION: Final = "Held-out greedy accuracy before and after `echo-hub demo`, with two nodes on this machine"
@@ -18,7 +19,14 @@ TIMEOUT_S: Final = 900
 METRICS: Final = tuple(f.key for f in (TRAIN_S, COMPUTED_TOKENS, MISMATCH_KL, CLIP_FRACTION, GRAD_NORM))
 
 
-def measure(seed: int) -> Measurement:
+CASE: Final = "demo"
+
+
+def plan() -> list[Planned]:
+    return [Planned(name=CASE, seconds=50)]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="echo-demo-") as directory:
         run, report_file = Path(directory) / "run", Path(directory) / "report.json"
         arguments = ["demo", "--directory", str(run), "--seed", str(seed), "--json", str(report_file)]
@@ -35,6 +43,7 @@ def measure(seed: int) -> Measurement:
         "versions_by_transport",
     )
     conditions = {key: report[key] for key in ("leased", "trained", "dropped")}
+    progress.done(CASE, {name: report[name] for name in names[:4]})
     return Measurement(headline={name: report[name] for name in names}, rows=rows, conditions=conditions)
 
 

@@ -10,23 +10,28 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends import parts
-from benchmarks.backends.models import LORA_RANK, MID, make_models
+from benchmarks.backends import parts, throughput
+from benchmarks.backends.models import LORA_RANK, MID, Models
 from benchmarks.measurement import Measurement
+from benchmarks.progress import Planned, Progress
 from echo_node.host import hardware
 
 DESCRIPTION: Final = "Sampling engines on a tiny trained and a mid-size random model, side by side on this machine"
 
 
-def measure(seed: int) -> Measurement:
+def plan() -> list[Planned]:
+    return [*throughput.plan(), *parts.plan()]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
     threads = hardware.sensible_threads()
     with tempfile.TemporaryDirectory(prefix="echo-backends-") as directory:
         scratch = Path(directory)
-        models = make_models(scratch, seed)
+        models = Models(scratch, seed)
         rows: list[dict[str, Any]] = []
         headline: dict[str, Any] = {}
         for part in parts.ALL:
-            figures, part_rows = part(models, scratch, seed=seed, threads=threads)
+            figures, part_rows = part(models, scratch, progress, seed=seed, threads=threads)
             headline |= figures
             rows += part_rows
     return Measurement(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,26 +41,31 @@ MID_PROMPT_TOKENS: Final = 32
 TINY_MAX_TOKENS: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """Directories in Hugging Face layout; each model has two adapters to swap."""
+    """Directories in Hugging Face layout, made when they are first asked for; each model has two adapters to swap."""
 
-    tiny: Path
-    mid: Path
-    tiny_adapters: tuple[Path, Path]
-    mid_adapters: tuple[Path, Path]
+    def __init__(self, directory: Path, seed: int) -> None:
+        self._directory = directory
+        self._seed = seed
 
+    @cached_property
+    def tiny(self) -> Path:
+        return resolve_base("builtin:tiny")
 
-def make_models(directory: Path, seed: int) -> Models:
-    tiny, mid = resolve_base("builtin:tiny"), directory / "mid"
-    torch.manual_seed(seed)
-    AutoModelForCausalLM.from_config(Qwen3Config(**MID), dtype=torch.bfloat16).save_pretrained(mid)
-    return Models(
-        tiny=tiny,
-        mid=mid,
-        tiny_adapters=_adapter_pair(tiny, directory / "tiny-adapter", seed),
-        mid_adapters=_adapter_pair(mid, directory / "mid-adapter", seed),
-    )
+    @cached_property
+    def mid(self) -> Path:
+        mid = self._directory / "mid"
+        torch.manual_seed(self._seed)
+        AutoModelForCausalLM.from_config(Qwen3Config(**MID), dtype=torch.bfloat16).save_pretrained(mid)
+        return mid
+
+    @cached_property
+    def tiny_adapters(self) -> tuple[Path, Path]:
+        return _adapter_pair(self.tiny, self._directory / "tiny-adapter", self._seed)
+
+    @cached_property
+    def mid_adapters(self) -> tuple[Path, Path]:
+        return _adapter_pair(self.mid, self._directory / "mid-adapter", self._seed)
 
 
 def _adapter_pair(base: Path, directory: Path, seed: int) -> tuple[Path, Path]:

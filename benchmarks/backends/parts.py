@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends import throughput
+from benchmarks.backends import cases, throughput
 from benchmarks.backends.agreement import Reference
 from benchmarks.backends.engine_process import EngineProcess, Run
 from benchmarks.backends.models import GROUP_SIZE, Models, sums, texts
+from benchmarks.backends.throughput import Figures
+from benchmarks.progress import Planned, Progress
 
 AGREEMENT_ENGINES: Final = (
     ("llama_cpp", ("f32", "f16", "q8_0", "q4_k_m")),
@@ -30,47 +32,83 @@ SHARED_GROUP: Final = 16
 SHARED_MAX_TOKENS: Final = 2
 SPLIT_TOKENS: Final = 8
 SPLIT_REPETITIONS: Final = 3
+SPLIT_S: Final = 120.0
+"""After which there are no further repetitions, but for the second."""
 
-Part = tuple[dict[str, Any], list[dict[str, Any]]]
+SWAP_ENGINES: Final = (
+    ("tiny", "llama_cpp"),
+    ("tiny", "torch"),
+    ("tiny", "mlx"),
+    ("mid", "llama_cpp"),
+    ("mid", "torch"),
+)
 
 
-def agreement(models: Models, scratch: Path, *, seed: int, threads: int) -> Part:
+def plan() -> list[Planned]:
+    return [
+        *(
+            Planned(name=cases.agreement(backend, precision), seconds=10, lacks=cases.lacks(backend, precision))
+            for backend, precisions in AGREEMENT_ENGINES
+            for precision in precisions
+        ),
+        *(
+            Planned(name=cases.swap(model, backend), seconds=20, lacks=cases.lacks(backend, "f32"))
+            for model, backend in SWAP_ENGINES
+        ),
+        Planned(name=cases.PREFIX_SHARING, seconds=40, lacks=cases.lacks("llama_cpp", "auto")),
+        Planned(name=cases.SPLIT, seconds=40, lacks=cases.lacks("llama_cpp", "f32")),
+    ]
+
+
+def agreement(models: Models, scratch: Path, progress: Progress, *, seed: int, threads: int) -> Figures:
     """The trained model, and the trained model with an adapter on it."""
+    wanted = [
+        (backend, precision)
+        for backend, precisions in AGREEMENT_ENGINES
+        for precision in precisions
+        if progress.wants(cases.agreement(backend, precision))
+    ]
+    if not wanted:
+        return {"identical_rollouts_f32": None}, []
     groups = sums(AGREEMENT_GROUPS, seed + 1)
     rows = []
     references = {adapter: Reference(models.tiny, adapter) for adapter in (None, models.tiny_adapters[0])}
-    for backend, precisions in AGREEMENT_ENGINES:
-        for precision in precisions:
-            with EngineProcess(backend, models.tiny, scratch / "tiny", precision) as process:
-                process.open(width=AGREEMENT_WIDTH, threads=threads)
-                for adapter, reference in references.items():
-                    process.set_policy(adapter)
-                    found = reference.compare(groups, process.sample(groups).rollouts)
-                    rows.append(
-                        {
-                            "part": "agreement",
-                            "model": "tiny" if adapter is None else "tiny + adapter",
-                            "backend": backend,
-                            "precision": precision,
-                            "rollouts": AGREEMENT_GROUPS * GROUP_SIZE,
-                            "identical": found.identical,
-                            "mean_logprob_difference": found.mean_difference,
-                            "max_logprob_difference": found.max_difference,
-                        }
-                    )
+    for backend, precision in wanted:
+        of_engine = []
+        with EngineProcess(backend, models.tiny, scratch / "tiny", precision) as process:
+            process.open(width=AGREEMENT_WIDTH, threads=threads)
+            for adapter, reference in references.items():
+                process.set_policy(adapter)
+                found = reference.compare(groups, process.sample(groups).rollouts)
+                of_engine.append(
+                    {
+                        "part": "agreement",
+                        "model": "tiny" if adapter is None else "tiny + adapter",
+                        "backend": backend,
+                        "precision": precision,
+                        "rollouts": AGREEMENT_GROUPS * GROUP_SIZE,
+                        "identical": found.identical,
+                        "mean_logprob_difference": found.mean_difference,
+                        "max_logprob_difference": found.max_difference,
+                    }
+                )
+        identical = {f"identical, {row['model']}": row["identical"] for row in of_engine}
+        progress.done(cases.agreement(backend, precision), identical)
+        rows += of_engine
     exact = [row["identical"] for row in rows if row["precision"] == "f32"]
-    return {"identical_rollouts_f32": min(exact)}, rows
+    return {"identical_rollouts_f32": min(exact, default=None)}, rows
 
 
-def swaps(models: Models, scratch: Path, *, seed: int, threads: int) -> Part:
+def swaps(models: Models, scratch: Path, progress: Progress, *, seed: int, threads: int) -> Figures:
     """Two adapters in turns, with a group sampled by each."""
     rows = []
-    for backend in ("llama_cpp", "torch", "mlx"):
-        rows.append(_swap(backend, "tiny", models, scratch, seed=seed, threads=threads))
-    for backend in ("llama_cpp", "torch"):
-        rows.append(_swap(backend, "mid", models, scratch, seed=seed, threads=threads))
-    growth = max(row["growth"] for row in rows if row["swaps"] == SWAPS)
-    return {"swap_growth": growth}, rows
+    for model, backend in SWAP_ENGINES:
+        if progress.wants(cases.swap(model, backend)):
+            row = _swap(backend, model, models, scratch, seed=seed, threads=threads)
+            progress.done(cases.swap(model, backend), {name: row[name] for name in ("swap_ms", "prepare_ms", "growth")})
+            rows.append(row)
+    growth = [row["growth"] for row in rows if row["swaps"] == SWAPS]
+    return {"swap_growth": max(growth, default=None)}, rows
 
 
 def _swap(backend: str, model: str, models: Models, scratch: Path, *, seed: int, threads: int) -> dict[str, Any]:
@@ -94,8 +132,10 @@ def _swap(backend: str, model: str, models: Models, scratch: Path, *, seed: int,
     }
 
 
-def prefix_sharing(models: Models, scratch: Path, *, seed: int, threads: int) -> Part:
+def prefix_sharing(models: Models, scratch: Path, progress: Progress, *, seed: int, threads: int) -> Figures:
     """One group of 16 on a long prompt, against 16 single rollouts on 16 prompts as long."""
+    if not progress.wants(cases.PREFIX_SHARING):
+        return {"prefix_sharing_speedup": None}, []
     lengths = {"prompt_tokens": SHARED_PROMPT_TOKENS}
     together = texts([SHARED_MAX_TOKENS], seed, group_size=SHARED_GROUP, **lengths)
     apart = texts([SHARED_MAX_TOKENS] * SHARED_GROUP, seed + 1, group_size=1, **lengths)
@@ -113,17 +153,21 @@ def prefix_sharing(models: Models, scratch: Path, *, seed: int, threads: int) ->
         "single_s": single.seconds,
         "speedup": single.seconds / shared.seconds,
     }
+    progress.done(cases.PREFIX_SHARING, {name: row[name] for name in ("shared_s", "single_s", "speedup")})
     return {"prefix_sharing_speedup": row["speedup"]}, [row]
 
 
-def split(models: Models, scratch: Path, *, seed: int, threads: int) -> Part:
+def split(models: Models, scratch: Path, progress: Progress, *, seed: int, threads: int) -> Figures:
     """One model held by two processes, half of the layers each, against one; one thread in each."""
+    if not progress.wants(cases.SPLIT):
+        return {"rpc_same_tokens": None}, []
     groups = texts([SPLIT_TOKENS], seed + 3)
     engines = [EngineProcess("llama_cpp", models.mid, scratch / "mid-gguf", "f32") for _ in range(2)]
     with _lending(scratch / "helper") as address, engines[0] as whole, engines[1] as halves:
         whole.open(width=GROUP_SIZE, threads=1)
         halves.open(width=GROUP_SIZE, threads=1, helpers=(address,))
-        runs = [(whole.sample(groups), halves.sample(groups)) for _ in range(SPLIT_REPETITIONS + 1)][1:]
+        repetitions = progress.repetitions(SPLIT_REPETITIONS + 1, within_s=SPLIT_S, least=2)
+        runs = [(whole.sample(groups), halves.sample(groups)) for _ in repetitions][1:]
     same = all(_drawn(one) == _drawn(other) for one, other in runs)
     row = {
         "part": "split",
@@ -135,6 +179,7 @@ def split(models: Models, scratch: Path, *, seed: int, threads: int) -> Part:
         "whole_tokens_per_s": statistics.median(one.tokens_per_s for one, _ in runs),
         "same_tokens": same,
     }
+    progress.done(cases.SPLIT, {name: row[name] for name in ("tokens_per_s", "whole_tokens_per_s", "same_tokens")})
     return {"rpc_same_tokens": same}, [row]
 
 

@@ -11,24 +11,31 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from benchmarks.dissemination import faults
+from benchmarks.dissemination import cases, faults
 from benchmarks.dissemination.cases import FleetCases, beside, in_turns
 from benchmarks.dissemination.headline import PUBLISHED_DTYPE, SLOW_HUB, headline
 from benchmarks.dissemination.links import can_shape, conditions, remove_leftovers
 from benchmarks.dissemination.rounds import Row, measure_fleet
 from benchmarks.measurement import Measurement
+from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to-many, libtorrent's defaults, the bound"
 
 
-def measure(seed: int) -> Measurement:
+def plan() -> list[Planned]:
+    from benchmarks.dissemination import delta  # As below.
+
+    return [*cases.plan([*in_turns(), *beside()]), *faults.plan(), *delta.plan()]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
     from benchmarks.dissemination import delta  # It loads torch, which each host's process would have to load too.
 
     if can_shape():
         remove_leftovers()
-    sent = asyncio.run(_send(seed))
-    tried = asyncio.run(faults.try_all(seed)) if can_shape() else []
-    deltas = delta.measure(seed)
+    sent = asyncio.run(_send(seed, progress))
+    tried = asyncio.run(faults.try_all(seed, progress))
+    deltas = delta.measure(seed, progress)
     return Measurement(
         headline=headline(sent, deltas, tried),
         rows=[*sent, *({"side": "delta", **row} for row in deltas), *({"side": "fault", **row} for row in tried)],
@@ -36,15 +43,15 @@ def measure(seed: int) -> Measurement:
     )
 
 
-async def _send(seed: int) -> list[Row]:
+async def _send(seed: int, progress: Progress) -> list[Row]:
     async with asyncio.TaskGroup() as tasks:
-        slow = tasks.create_task(_in_turns(beside(), seed))
-        others = tasks.create_task(_in_turns(in_turns(), seed))
+        slow = tasks.create_task(_in_turns(beside(), seed, progress))
+        others = tasks.create_task(_in_turns(in_turns(), seed, progress))
     return others.result() + slow.result()
 
 
-async def _in_turns(fleets: Sequence[FleetCases], seed: int) -> list[Row]:
-    return [row for fleet in fleets for row in await measure_fleet(fleet, seed)]
+async def _in_turns(fleets: Sequence[FleetCases], seed: int, progress: Progress) -> list[Row]:
+    return [row for fleet in fleets for row in await measure_fleet(fleet, seed, progress)]
 
 
 def _conditions() -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from benchmarks.dissemination.links import LinkSet
+from benchmarks.progress import Planned, Progress
 
 Side = Literal["http", "libtorrent", "echo", "echo swarm"]
 """`echo`: as it comes, the hub chooses the way. `echo swarm`: the same, its way pinned to the swarm."""
@@ -17,6 +18,10 @@ LINK_SETS: Final = tuple(
 FAST_HUB: Final = LINK_SETS[2]
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
 """Payload bytes."""
+REPEATS_S: Final = 180.0
+"""After which a case makes no further repetitions."""
+START_S: Final = 4.0
+"""About, of a fleet of eight."""
 NUM_NODES: Final = (2, 4, 8, 16)
 HEADLINE_NODES: Final = 8
 
@@ -28,6 +33,7 @@ class Case:
     size_bytes: int
     sides: tuple[Side, ...]
     repeats: int = 1
+    """Fewer where they take longer than REPEATS_S."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +43,29 @@ class FleetCases:
     links: LinkSet
     num_nodes: int
     cases: tuple[Case, ...]
+    beside: bool = False
+    """It is measured while others are, which take the time."""
+
+    def name(self, case: Case) -> str:
+        sides = ", HTTP beside the others" if self.beside else ""
+        return f"{case.size_bytes / 1e6:g} MB to {self.num_nodes} nodes, {self.links.name}{sides}"
+
+    def wanted(self, progress: Progress) -> tuple[Case, ...]:
+        return tuple(case for case in self.cases if progress.wants(self.name(case)))
+
+
+def plan(fleets: Sequence[FleetCases]) -> list[Planned]:
+    return [Planned(name=fleet.name(case), seconds=_seconds(fleet, case)) for fleet in fleets for case in fleet.cases]
+
+
+def _seconds(fleet: FleetCases, case: Case) -> float:
+    """About: by the bound, and what HTTP takes in its place."""
+    if fleet.beside:
+        return 1.0
+    bound_s = fleet.links.bound_s(case.size_bytes, fleet.num_nodes)
+    unicast_s = fleet.num_nodes * case.size_bytes * 8e-6 / fleet.links.hub_up
+    sides_s = sum(unicast_s if side == "http" else 1.3 * bound_s + 0.5 for side in case.sides)
+    return case.repeats * sides_s + START_S * fleet.num_nodes / HEADLINE_NODES
 
 
 def in_turns() -> list[FleetCases]:
@@ -54,7 +83,7 @@ def beside() -> list[FleetCases]:
     for num_nodes in NUM_NODES:
         sizes = (MIDDLE, LARGE) if num_nodes == HEADLINE_NODES else (MIDDLE,)
         cases = tuple(Case(size_bytes=size, sides=("http",)) for size in sizes)
-        fleets.append(FleetCases(links=LINK_SETS[0], num_nodes=num_nodes, cases=cases))
+        fleets.append(FleetCases(links=LINK_SETS[0], num_nodes=num_nodes, cases=cases, beside=True))
     return fleets
 
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.progress import Planned, Progress
 from echo_hub.config.sections import HubConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
@@ -55,6 +56,9 @@ MID: Final[dict[str, Any]] = {
 }
 MID_TOKENS: Final = 8
 """Of a prompt, and of a completion."""
+SUBJECTS: Final = ("tiny", "mid")
+RUN_S: Final = {"tiny": 25.0, "mid": 35.0}
+"""About."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,13 @@ class Subject:
     reward: Callable[[int, NDArray[np.int32]], float]
 
 
-def measure(seed: int) -> list[dict[str, Any]]:
+def plan() -> list[Planned]:
+    return [
+        Planned(name=_name(subject, rate), seconds=RUN_S[subject]) for subject in SUBJECTS for rate in LEARNING_RATES
+    ]
+
+
+def measure(seed: int, progress: Progress) -> list[dict[str, Any]]:
     """A row for each model, learning rate, dtype and number of steps between a version and its parent.
 
     Ratios are of bytes over those of the raw adapter's files; encode_mb_s and decode_mb_s count the raw bytes, of the
@@ -84,12 +94,25 @@ def measure(seed: int) -> list[dict[str, Any]]:
         directory = Path(scratch)
         for subject in (_tiny(seed), _mid(directory / "mid", seed)):
             for rate in LEARNING_RATES:
+                if not progress.wants(_name(subject.name, rate)):
+                    continue
                 versions = _train(subject, rate, seed, directory / subject.name / f"{rate:g}")
                 for dtype, make in (("float32", lambda version: version), ("bfloat16", _rounded)):
                     of_dtype = {step: make(version) for step, version in versions.items()}
                     for row in _rows(of_dtype, directory):
                         rows.append({"model": subject.name, "lr": rate, "dtype": dtype, **row})
+                progress.done(_name(subject.name, rate), _told(rows))
     return rows
+
+
+def _name(subject: str, rate: float) -> str:
+    return f"delta, {subject}, learning rate {rate:g}"
+
+
+def _told(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the newest run: what its last version takes as a delta against the one before."""
+    newest = [row for row in rows if (row["model"], row["lr"]) == (rows[-1]["model"], rows[-1]["lr"])]
+    return {f"{row['dtype']} delta_ratio": row["delta_ratio"] for row in newest if row["ahead"] == 1}
 
 
 def _tiny(seed: int) -> Subject:

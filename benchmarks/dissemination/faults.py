@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.dissemination.fleet import Fleet, HostFailed, open_fleet
-from benchmarks.dissemination.links import HUB, Links, LinkSet, run_command
+from benchmarks.dissemination.links import HUB, Links, LinkSet, can_shape, run_command
 from benchmarks.dissemination.payload import digest_of, write_adapter
 from benchmarks.dissemination.rounds import Row, digests, received, shares
+from benchmarks.progress import Planned, Progress
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ OUTAGE_S: Final = 10.0
 PATIENCE_S: Final = 90.0
 WAYS: Final = ("broadcast", "swarm")
 AT_ONCE: Final = 2
+SCENE_S: Final = 20.0
+"""About."""
 """Scenes that run beside each other."""
 DISK_BYTES: Final = 64 * 2**20
 VERSION: Final = 1
@@ -170,15 +173,27 @@ FAULTS: Final = (
 )
 
 
-async def try_all(seed: int) -> list[Row]:
+def plan() -> list[Planned]:
+    lacks = "" if can_shape() else "links that can be shaped: root's rights, and iproute2"
+    return [Planned(name=_name(fault, way), seconds=SCENE_S / AT_ONCE, lacks=lacks) for fault in FAULTS for way in WAYS]
+
+
+async def try_all(seed: int, progress: Progress) -> list[Row]:
     """A row a fault and way."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def in_turn(fault: Fault, way: str) -> Row:
         async with turns:
-            return await try_one(fault, way, seed)
+            row = await try_one(fault, way, seed)
+        progress.done(_name(fault, way), {name: row.get(name) for name in ("survived", "seconds")})
+        return row
 
-    return await asyncio.gather(*(in_turn(fault, way) for fault in FAULTS for way in WAYS))
+    wanted = [(fault, way) for fault in FAULTS for way in WAYS if progress.wants(_name(fault, way))]
+    return await asyncio.gather(*(in_turn(fault, way) for fault, way in wanted))
+
+
+def _name(fault: Fault, way: str) -> str:
+    return f"fault, {fault.name}, {way}"
 
 
 async def try_one(fault: Fault, way: str, seed: int) -> Row:

@@ -18,20 +18,26 @@ TOLERANCE: Final = 0.1
 
 
 def headline(sent: Sequence[Row], deltas: Sequence[Row], tried: Sequence[Row]) -> dict[str, Any]:
-    """The worst of all link sets; of neighbouring versions, the worst of all models."""
+    """The worst of all link sets; of neighbouring versions, the worst of all models. None: not measured."""
     large, middle, small = (list(_of(sent, "echo", size, HEADLINE_NODES)) for size in (LARGE, MIDDLE, SMALL))
     return {
-        "ratio_to_bound_64MB_N8": max(row["ratio_to_bound"] for row in large),
-        "ratio_to_bound_8MB_N8": max(row["ratio_to_bound"] for row in middle),
-        "start_overhead_s": max(row["over_bound_s"] for row in small),
-        "speedup_over_unicast": _slow(sent, "http", LARGE, HEADLINE_NODES) / _slow(sent, "echo", LARGE, HEADLINE_NODES),
-        "growth_N16_over_N4": _slow(sent, "echo", MIDDLE, GROWTH[1]) / _slow(sent, "echo", MIDDLE, GROWTH[0]),
+        "ratio_to_bound_64MB_N8": max((row["ratio_to_bound"] for row in large), default=None),
+        "ratio_to_bound_8MB_N8": max((row["ratio_to_bound"] for row in middle), default=None),
+        "start_overhead_s": max((row["over_bound_s"] for row in small), default=None),
+        "speedup_over_unicast": _ratio(
+            _slow(sent, "http", LARGE, HEADLINE_NODES), _slow(sent, "echo", LARGE, HEADLINE_NODES)
+        ),
+        "growth_N16_over_N4": _ratio(_slow(sent, "echo", MIDDLE, GROWTH[1]), _slow(sent, "echo", MIDDLE, GROWTH[0])),
         "delta_ratio_lr1e_5": _delta_ratio(deltas, 1e-5),
         "delta_ratio_lr1e_4": _delta_ratio(deltas, 1e-4),
-        "delta_exact": all(row["exact"] for row in deltas),
+        "delta_exact": all(row["exact"] for row in deltas) if deltas else None,
         "faults_tried": len(tried),
         "faults_survived": sum(row["survived"] for row in tried),
     }
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one / other
 
 
 def _of(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> Iterator[Row]:
@@ -41,16 +47,17 @@ def _of(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> Ite
             yield row
 
 
-def _slow(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> float:
+def _slow(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> float | None:
     """Seconds over the slow hub's links, the slowest of them."""
     rows = [row for row in _of(sent, side, size_bytes, num_nodes) if row["hub_up_mbit_s"] == SLOW_HUB]
-    return max(float(row["seconds"]) for row in rows)
+    return max((float(row["seconds"]) for row in rows), default=None)
 
 
-def _delta_ratio(deltas: Sequence[Row], rate: float) -> float:
+def _delta_ratio(deltas: Sequence[Row], rate: float) -> float | None:
     """Of what is published, and one step on."""
-    return max(
+    ratios = [
         float(row["delta_ratio"])
         for row in deltas
         if (row["lr"], row["ahead"], row["dtype"]) == (rate, 1, PUBLISHED_DTYPE)
-    )
+    ]
+    return max(ratios, default=None)

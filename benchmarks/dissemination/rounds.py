@@ -6,7 +6,6 @@ A time counts from the moment the hub announces a payload that lies ready until 
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 import statistics
 import tempfile
@@ -15,14 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.dissemination.cases import Case, FleetCases, Side
+from benchmarks.dissemination.cases import REPEATS_S, Case, FleetCases, Side
 from benchmarks.dissemination.fleet import Fleet, Host, open_fleet
 from benchmarks.dissemination.payload import digest_of, write_adapter
-
-log = logging.getLogger(__name__)
+from benchmarks.progress import Progress
 
 Row = dict[str, Any]
-_LINE: Final = "{name}, {nodes} nodes, {megabytes:.1f} MB, {side}: {seconds:.2f} s, {ratio_to_bound:.2f} x bound"
 WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}
 """The hub's setting."""
 PATIENCE_S: Final = 30.0
@@ -31,20 +28,24 @@ PATIENCE_BOUNDS: Final = 4
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
 
 
-async def measure_fleet(cases: FleetCases, seed: int) -> list[Row]:
+async def measure_fleet(cases: FleetCases, seed: int, progress: Progress) -> list[Row]:
     """A row a case and side."""
+    wanted = cases.wanted(progress)
+    if not wanted:
+        return []
     with tempfile.TemporaryDirectory(prefix="echo-dissemination-") as directory:
         async with open_fleet(cases.links, cases.num_nodes, Path(directory)) as fleet:
-            rounds = _Rounds(fleet, cases, seed)
+            rounds = _Rounds(fleet, cases, seed, progress)
             await rounds.open()
-            return [row for case in cases.cases for row in await rounds.measure(case)]
+            return [row for case in wanted for row in await rounds.measure(case)]
 
 
 class _Rounds:
-    def __init__(self, fleet: Fleet, cases: FleetCases, seed: int) -> None:
+    def __init__(self, fleet: Fleet, cases: FleetCases, seed: int, progress: Progress) -> None:
         self._fleet = fleet
         self._cases = cases
         self._seed = seed
+        self._progress = progress
         self._version = 0
 
     async def open(self) -> None:
@@ -60,7 +61,7 @@ class _Rounds:
 
     async def measure(self, case: Case) -> list[Row]:
         found: dict[Side, list[Row]] = {side: [] for side in case.sides}
-        for repeat in range(case.repeats):
+        for repeat in self._progress.repetitions(case.repeats, within_s=REPEATS_S):
             self._version += 1
             adapter = self._fleet.directory / f"adapter{self._version}"
             write_adapter(adapter, case.size_bytes, self._seed + self._version)
@@ -78,8 +79,8 @@ class _Rounds:
                     raise RuntimeError(f"version {self._version} is not what the hub published")
             shutil.rmtree(adapter)
         rows = [self._row(side, runs) for side, runs in found.items()]
-        for row in rows:
-            log.info(_LINE.format(name=self._cases.links.name, megabytes=row["payload_bytes"] / 1e6, **row))
+        figures = {row["side"]: f"{row['seconds']:.2f} s = {row['ratio_to_bound']:.2f} x bound" for row in rows}
+        self._progress.done(self._cases.name(case), figures)
         return rows
 
     async def _send(self, side: Side, payload: Row) -> Row:

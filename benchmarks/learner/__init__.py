@@ -16,11 +16,20 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from benchmarks.learner.cases import CASES, Case, make_model
 from benchmarks.learner.side import Side, Step
 from benchmarks.measurement import Measurement
+from benchmarks.progress import Planned, Progress
+from echo_shared.torch_precision import multiplies
 
 DESCRIPTION: Final = "A GRPO step with LoRA on mixed completion lengths, in TRL's GRPOTrainer and here, in turns"
+
+STEPS_S: Final = 120.0
+"""After which a case makes no further steps, but for the second."""
+
+TOLD: Final = ("trl_s", "echo_s", "time_ratio", "memory_ratio", "gradient_difference", "steps")
 
 CONDITIONS: Final = {
     "timed": "forward, backward, clipping and AdamW of one step; the packing of the batch too on Echo's side",
@@ -31,40 +40,51 @@ CONDITIONS: Final = {
 }
 
 
-def measure(seed: int) -> Measurement:
+def plan() -> list[Planned]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    lacks = "" if multiplies(device, torch.bfloat16) else "hardware that multiplies bfloat16: training takes hours"
+    return [
+        Planned(name=case.name, seconds=case.seconds, lacks=lacks if case.precision == "bfloat16" else "")
+        for case in CASES
+    ]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
     if importlib.util.find_spec("trl") is None:
         raise SystemExit("TRL, which the learner is compared with, is not installed. Try: pip install '.[benchmarks]'")
     with tempfile.TemporaryDirectory(prefix="echo-learner-") as directory:
-        rows = [_compare(case, Path(directory), seed) for case in CASES]
-    timed = [row["time_ratio"] for row, case in zip(rows, CASES, strict=True) if case.steps > 1]
-    wide = [row["memory_ratio"] for row, case in zip(rows, CASES, strict=True) if case.vocabulary > 100_000]
-    exact = [row["gradient_difference"] for row, case in zip(rows, CASES, strict=True) if case.precision == "float32"]
+        rows = [_compare(case, Path(directory), seed, progress) for case in CASES if progress.wants(case.name)]
+    timed = [row["time_ratio"] for row in rows if row["steps"] > 1]
+    wide = [row["memory_ratio"] for row in rows if row["vocabulary"] > 100_000]
+    exact = [row["gradient_difference"] for row in rows if row["precision"] == "float32"]
     return Measurement(
         headline={
-            "step_time_over_trl": max(timed),
-            "peak_memory_over_trl": max(wide),
-            "max_gradient_difference": max(exact),
+            "step_time_over_trl": max(timed, default=None),
+            "peak_memory_over_trl": max(wide, default=None),
+            "max_gradient_difference": max(exact, default=None),
         },
         rows=rows,
         conditions=CONDITIONS,
     )
 
 
-def _compare(case: Case, scratch: Path, seed: int) -> dict[str, Any]:
+def _compare(case: Case, scratch: Path, seed: int, progress: Progress) -> dict[str, Any]:
     base = make_model(case, scratch, seed)
     with Side("trl", case, base, seed) as trl, Side("echo", case, base, seed) as echo:
-        pairs = [(trl.step(), echo.step()) for _ in range(case.steps)]
+        repetitions = progress.repetitions(case.steps, within_s=STEPS_S, least=2)
+        pairs = [(trl.step(), echo.step()) for _ in repetitions]
         peaks = trl.peak_bytes(), echo.peak_bytes()
         speed = echo.matrix_operations_per_s()
     # The first step also allocates, and is compared instead.
     timed = pairs[1:] or pairs
     seconds = [statistics.median(step.seconds for step in steps) for steps in zip(*timed, strict=True)]
     tokens, operations = case.work(seed)
-    return {
+    row = {
         "case": case.name,
         "vocabulary": case.vocabulary,
         "precision": case.precision,
         "checkpointing": case.checkpointing,
+        "steps": len(pairs),
         "trl_s": seconds[0],
         "echo_s": seconds[1],
         "time_ratio": statistics.median(ours.seconds / theirs.seconds for theirs, ours in timed),
@@ -75,6 +95,8 @@ def _compare(case: Case, scratch: Path, seed: int) -> dict[str, Any]:
         "tokens_per_s": tokens / seconds[1],
         "matmul_share": operations / seconds[1] / speed,
     }
+    progress.done(case.name, {name: row[name] for name in TOLD})
+    return row
 
 
 def _differences(trl: Step, echo: Step) -> dict[str, float]:

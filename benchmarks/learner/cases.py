@@ -40,6 +40,9 @@ class Case:
     precision: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False
     steps: int = 4
+    """Fewer, two at least, where they take long."""
+    seconds: float
+    """About, for both sides' steps, on two cores of a server."""
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -63,6 +66,7 @@ class Case:
 CASES: Final = (
     Case(
         name="100 M parameters",
+        seconds=75,
         hidden=768,
         layers=12,
         intermediate=2048,
@@ -72,6 +76,7 @@ CASES: Final = (
     ),
     Case(
         name="long prompts",
+        seconds=40,
         hidden=512,
         layers=6,
         intermediate=1536,
@@ -81,6 +86,7 @@ CASES: Final = (
     ),
     Case(
         name="wide vocabulary",
+        seconds=75,
         hidden=256,
         layers=4,
         intermediate=768,
@@ -90,6 +96,7 @@ CASES: Final = (
     ),
     Case(
         name="wide vocabulary, recomputed layers",
+        seconds=35,
         hidden=256,
         layers=4,
         intermediate=768,
@@ -101,6 +108,7 @@ CASES: Final = (
     ),
     Case(
         name="100 M parameters, bfloat16",
+        seconds=90,
         hidden=768,
         layers=12,
         intermediate=2048,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from statistics import fmean
 from typing import Any, Final
 
@@ -17,55 +17,87 @@ from benchmarks.learning.cases import Case
 from benchmarks.learning.plot import draw
 from benchmarks.learning.virtual_run import Point, run
 from benchmarks.measurement import Measurement
+from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = (
     "Held-out accuracy at equal trained rollouts: co-located, sequential, asynchronous by staleness bound"
 )
 SEEDS: Final = 3
+MOST_S: Final = 1_800.0
+"""After which only runs of the first seed begin."""
+RUN_S: Final = 60.0
+"""About, of one run, one of two beside each other on two cores of a server."""
 
 Curves = dict[Case, list[list[Point]]]
 """One list of points a seed."""
 
 
-def measure(seed: int) -> Measurement:
-    curves = _curves([SEEDS * seed + number for number in range(SEEDS)])
+def plan() -> list[Planned]:
+    return [Planned(name=_name(case, number), seconds=RUN_S / 2) for number in range(SEEDS) for case in cases.ALL]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
+    curves = _curves(seed, progress)
     final = {case: fmean(points[-1].accuracy for points in of_case) for case, of_case in curves.items()}
-    gap = {case: final[cases.COLOCATED] - accuracy for case, accuracy in final.items()}
+    colocated = final.get(cases.COLOCATED)
+    gap = {case: None if colocated is None else colocated - accuracy for case, accuracy in final.items()}
+    found = {case: value for case, value in gap.items() if value is not None}
     return Measurement(
         headline={
-            "sequential_gap": gap[cases.SEQUENTIAL],
-            "async_le_4_gap": max(gap[case] for bound, case in cases.BY_STALENESS.items() if bound <= 4),
-            "async_8_corrected_gap": min(gap[case] for case in cases.CORRECTED_8),
+            "sequential_gap": found.get(cases.SEQUENTIAL),
+            "async_le_4_gap": max(
+                (found[case] for bound, case in cases.BY_STALENESS.items() if bound <= 4 and case in found),
+                default=None,
+            ),
+            "async_8_corrected_gap": min((found[case] for case in cases.CORRECTED_8 if case in found), default=None),
         },
         rows=[_row(case, of_case, gap[case]) for case, of_case in curves.items()],
         conditions={
             "steps": cases.COLOCATED.steps,
             "rollouts_per_step": cases.COLOCATED.groups_per_step * cases.COLOCATED.group_size,
             "seeds": SEEDS,
-            "curves": {case.name: [[_as_json(point) for point in one] for one in curves[case]] for case in cases.ALL},
+            "curves": {case.name: [[_as_json(point) for point in one] for one in ran] for case, ran in curves.items()},
         },
-        picture=draw({case.name: of_case for case, of_case in curves.items()}),
+        picture=draw({case.name: of_case for case, of_case in curves.items()}) if curves else None,
     )
 
 
-def _curves(seeds: list[int]) -> Curves:
-    """Every case with every seed, in processes of one thread each."""
-    jobs = [(case, seed) for case in cases.ALL for seed in seeds]
+def _curves(seed: int, progress: Progress) -> Curves:
+    """Every wanted case with every wanted seed, in processes of one thread each: one seed after the other."""
+    wanted = [(case, number) for number in range(SEEDS) for case in cases.ALL if progress.wants(_name(case, number))]
+    runs: dict[tuple[Case, int], list[Point]] = {}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=min(len(jobs), os.cpu_count() or 1), mp_context=context) as pool:
-        points = list(pool.map(run, *zip(*jobs, strict=True)))
-    curves: Curves = {case: [] for case in cases.ALL}
-    for (case, _), of_job in zip(jobs, points, strict=True):
-        curves[case].append(of_job)
-    return curves
+    workers = max(1, min(len(wanted), os.cpu_count() or 1))
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        running = {pool.submit(run, case, SEEDS * seed + number): (case, number) for case, number in wanted}
+        for future in as_completed(running):
+            case, number = running[future]
+            if future.cancelled():
+                progress.leave_out(_name(case, number), f"{MOST_S:.0f} s had passed: fewer seeds")
+                continue
+            points = runs[case, number] = future.result()
+            progress.done(
+                _name(case, number), {"accuracy": points[-1].accuracy, "trained_rollouts": points[-1].trained_rollouts}
+            )
+            if progress.elapsed_s > MOST_S:
+                for other, (_, repetition) in running.items():
+                    if repetition:
+                        other.cancel()
+    of_case = {case: [runs[one] for one in wanted if one[0] is case and one in runs] for case in cases.ALL}
+    return {case: found for case, found in of_case.items() if found}
 
 
-def _row(case: Case, curves: list[list[Point]], gap: float) -> dict[str, Any]:
+def _name(case: Case, number: int) -> str:
+    return f"{case.name}, seed {number + 1} of {SEEDS}"
+
+
+def _row(case: Case, curves: list[list[Point]], gap: float | None) -> dict[str, Any]:
     last = [points[-1] for points in curves]
     return {
         "case": case.name,
         "staleness": fmean(point.staleness for point in last),
         "trained_rollouts": last[0].trained_rollouts,
+        "seeds": len(curves),
         "accuracy": fmean(point.accuracy for point in last),
         "lowest": min(point.accuracy for point in last),
         "highest": max(point.accuracy for point in last),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -13,25 +14,38 @@ import pytest
 from benchmarks.__main__ import names
 
 ROOT = Path(__file__).parents[2]
+CPUINFO = Path("/proc/cpuinfo")
+HAS_AVX2 = CPUINFO.exists() and " avx2 " in CPUINFO.read_text()
+AVX2_ALONE = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+PLAN = """
+import importlib, sys
+for name in sys.argv[1:]:
+    for case in importlib.import_module(f"benchmarks.{name}").plan():
+        if "bfloat16" in case.lacks:
+            print(case.name)
+"""
 
 
-def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str | Path, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *map(str, arguments)],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout,
         check=False,
-        env={**os.environ, "COLUMNS": "200"},
+        env={**os.environ, "COLUMNS": "200", **environment},
     )
 
 
-def test_every_benchmark_has_its_two_names() -> None:
-    assert names() and "measurement" not in names() and "__main__" not in names()
+def test_every_benchmark_has_its_three_names() -> None:
+    assert names() and not {"measurement", "progress", "__main__"} & {*names()}
     for name in names():
         module = importlib.import_module(f"benchmarks.{name}")
         assert module.DESCRIPTION and callable(module.measure)
+        planned = module.plan()
+        assert planned and len({case.name for case in planned}) == len(planned)
+        assert all(case.seconds > 0 for case in planned)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +54,7 @@ def test_every_benchmark_has_its_two_names() -> None:
         ((), "Missing argument"),
         (("nonesuch",), "there is no benchmark 'nonesuch'; there is: "),
         (("measurement",), "there is no benchmark 'measurement'"),
+        (("demo", "--only", "dem"), "there is no case 'dem'; there is: demo"),
         (("__main__",), "there is no benchmark '__main__'"),
         (("demo", "--seed", "-1"), "Invalid value for '--seed'"),
         (("demo", "--seed", "x"), "Invalid value for '--seed'"),
@@ -57,3 +72,28 @@ def test_the_help_names_every_benchmark() -> None:
     result = process("--help")
     assert result.returncode == 0
     assert [name for name in names() if name not in result.stdout] == []
+
+
+@pytest.mark.skipif(not HAS_AVX2, reason="PyTorch cannot be told here that the processor has AVX2 alone")
+def test_what_the_processor_has_no_hardware_for_is_left_out_and_told(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    result = process("learner", "--only", "100 m*bfloat16", "--json", file, timeout=240, **AVX2_ALONE)
+    assert result.returncode == 0, result.stderr
+    assert "left out: 100 M parameters, bfloat16: hardware that multiplies bfloat16" in result.stderr
+    document = json.loads(file.read_text())
+    assert (document["rows"], document["only"]) == ([], ["100 m*bfloat16"])
+    assert [one["case"] for one in document["left_out"]] == ["100 M parameters, bfloat16"]
+    assert {*document["headline"].values()} == {None}
+
+
+@pytest.mark.skipif(not HAS_AVX2, reason="PyTorch cannot be told here that the processor has AVX2 alone")
+def test_every_benchmark_leaves_out_what_takes_that_hardware_and_no_more() -> None:
+    command = [sys.executable, "-c", PLAN, *names()]
+    run = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **AVX2_ALONE}, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines() == [
+        *(f"speed, mid, torch bf16, width {width}" for width in (1, 8, 32, 64)),
+        "agreement, torch bf16",
+        "100 M parameters, bfloat16",
+    ]

@@ -27,6 +27,7 @@ from echo_node.backends.torch_linear import SamplerLinear, Update, replace_linea
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError
 from echo_shared.sampling import GroupRequest
+from echo_shared.torch_precision import multiplies
 from echo_shared.torch_sampler import Batch
 
 DEFAULT_WIDTH: Final = 256
@@ -183,7 +184,10 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(base_dir: Path, precision: str, device: torch.device) -> torch.dtype:
-    """Exact where that is cheap, else 16 bits."""
+    """Exact where that is cheap, else 16 bits.
+
+    A CPU that does not multiply bfloat16 is faster in float32: there that is cheap up to a third of the memory.
+    """
     if precision in _DTYPES:
         return _DTYPES[precision]
     if precision != "auto":
@@ -193,5 +197,7 @@ def _dtype(base_dir: Path, precision: str, device: torch.device) -> torch.dtype:
     stored_bytes = sum(file.stat().st_size for file in base_dir.glob("*.safetensors"))
     if 2 * stored_bytes <= _F32_MODEL_BYTES:
         return torch.float32
-    has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported()
-    return torch.bfloat16 if has_bf16 else torch.float16
+    if device.type == "cuda":
+        return torch.bfloat16 if multiplies(device, torch.bfloat16) else torch.float16
+    fits = 2 * stored_bytes <= psutil.virtual_memory().total // 3
+    return torch.float32 if fits and not multiplies(device, torch.bfloat16) else torch.bfloat16

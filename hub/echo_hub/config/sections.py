@@ -205,7 +205,8 @@ class LearnerConfig(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     """Where the learner trains: auto, cpu, cuda, cuda:1, mps."""
     precision: Precision = "auto"
-    """Of the base model and computation; the adapter is trained in float32. auto: bfloat16 on CUDA, else float32."""
+    """Of the base model and computation; the adapter is trained in float32. auto: bfloat16 on a CUDA GPU that
+    multiplies it, else float32."""
     base_bits: Literal[0, 4, 8] = 0
     """Bits of the base's weights in training: 4 or 8 by bitsandbytes (extra `quantized`), 0 = by precision."""
     threads: Annotated[int, Field(ge=0)] = 0

@@ -10,6 +10,7 @@ Training goes on from the float32 weights and never sees that rounding.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,9 @@ from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE
 from echo_shared.draws import derive_seed
 from echo_shared.errors import LearnerError
 from echo_shared.installation import how_to_install
+from echo_shared.torch_precision import multiplies
+
+log = logging.getLogger(__name__)
 
 _PROCESSED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Configuration keys of models whose logits are more than their output layer's."""
@@ -70,7 +74,12 @@ class Policy:
         when it is so at one.
         """
         device = ranks.agree(lambda: _device(settings.learner.device))
-        dtype = _dtype(settings.learner.precision, auto=torch.bfloat16 if device.type == "cuda" else torch.float32)
+        dtype = _dtype(settings.learner.precision, auto=_suitable_dtype(device, ranks))
+        if device.type == "cpu" and dtype is torch.bfloat16 and not multiplies(device, dtype):
+            log.warning(
+                "This processor does not multiply bfloat16, which learner.precision asks for: a step may take hours. "
+                "Set learner.precision to auto or float32."
+            )
         model = ranks.agree(lambda: _load_model(settings, device, dtype))
         policy = cls(model, settings, device=device, dtype=dtype, ranks=ranks)
         policy._prepare(settings.learner)
@@ -242,6 +251,12 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     return run
+
+
+def _suitable_dtype(device: torch.device, ranks: Ranks) -> torch.dtype:
+    """bfloat16 on a GPU that multiplies it, else float32; what suits rank 0's device holds at every rank."""
+    told = {"bfloat16": device.type == "cuda" and multiplies(device, torch.bfloat16)} if ranks.rank == 0 else None
+    return torch.bfloat16 if ranks.tell(told)["bfloat16"] else torch.float32
 
 
 def _dtype(precision: Precision, *, auto: torch.dtype) -> torch.dtype:

@@ -13,6 +13,12 @@ def measured() -> set[tuple[str, int, int, int, int]]:
     }
 
 
+def test_every_case_has_a_name_of_its_own() -> None:
+    fleets = [*cases.in_turns(), *cases.beside()]
+    planned = cases.plan(fleets)
+    assert len({case.name for case in planned}) == len(planned) == sum(len(fleet.cases) for fleet in fleets)
+
+
 def test_echo_is_measured_on_all_links_with_all_fleets() -> None:
     for links in LINK_SETS:
         for num_nodes in NUM_NODES:

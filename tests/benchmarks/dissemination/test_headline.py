@@ -54,5 +54,6 @@ def test_the_worst_of_the_link_sets_counts() -> None:
         "faults_tried": 3,
         "faults_survived": 2,
     }
+    assert {*headline([], [], []).values()} == {None, 0}, "nothing was measured"
     inexact = [*deltas, delta(1e-4, 1, "float32", 0.9, exact=False)]
     assert headline(rows, inexact, tried)["delta_exact"] is False

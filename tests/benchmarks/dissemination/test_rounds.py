@@ -2,10 +2,11 @@
 
 import pytest
 
-from benchmarks.dissemination import links
+from benchmarks.dissemination import cases, links
 from benchmarks.dissemination.cases import Case, FleetCases
 from benchmarks.dissemination.links import LinkSet
 from benchmarks.dissemination.rounds import SHARES, measure_fleet
+from benchmarks.progress import Progress
 
 TOY = FleetCases(
     links=LinkSet(hub_up=100, node_down=100, node_up=40),
@@ -21,7 +22,8 @@ async def test_every_side_brings_it_to_every_node(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(links, "can_shape", lambda: False)
     elif not links.can_shape():
         pytest.skip("namespaces with shaped links take root and iproute2")
-    rows = {row["side"]: row for row in await measure_fleet(TOY, seed=1)}
+    found = await measure_fleet(TOY, seed=1, progress=Progress(cases.plan([TOY])))
+    rows = {row["side"]: row for row in found}
     assert rows.keys() == set(TOY.cases[0].sides)
     for row in rows.values():
         assert (row["nodes"], row["runs"]) == (2, 2)

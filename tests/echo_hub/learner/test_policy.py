@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
@@ -22,6 +25,14 @@ from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter
 from echo_shared.errors import LearnerError
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
+CPUINFO = Path("/proc/cpuinfo")
+LOAD = """
+import sys
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import LearnerSettings
+
+print(next(Policy.load(LearnerSettings.model_validate_json(sys.argv[1])).model.parameters()).dtype)
+"""
 
 
 @pytest.fixture
@@ -178,6 +189,22 @@ def test_bfloat16_is_close_to_float32(
     assert (logprobs - policy.logprobs(batches[0])).abs().mean() < 0.05
     exact = gradient(policy, batches)
     assert (gradient(half, batches) - exact).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.skipif(not CPUINFO.exists() or " avx2 " not in CPUINFO.read_text(), reason="this processor has no AVX2")
+@pytest.mark.parametrize(("precision", "is_told"), [("bfloat16", True), ("float32", False), ("auto", False)])
+def test_bfloat16_on_a_processor_without_it_is_told(
+    precision: str, is_told: bool, make_settings: Callable[..., LearnerSettings]
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", LOAD, make_settings(learner={"precision": precision}).model_dump_json()],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == ("torch.bfloat16" if precision == "bfloat16" else "torch.float32")
+    assert ("This processor does not multiply bfloat16" in run.stderr) is is_told
 
 
 def test_eight_bits_are_close_to_all(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -18,6 +21,25 @@ from echo_shared.errors import BackendError
 
 WIDTH = 6
 Opened = Callable[..., TorchEngine]
+CPUINFO = Path("/proc/cpuinfo")
+FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
+AVX2_ALONE = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+"""What makes PyTorch compute as on a processor that has no more than AVX2."""
+OPEN_ON = """
+import sys
+from pathlib import Path
+from unittest import mock
+import psutil
+from echo_node.backends import torch_engine
+from echo_node.backends.base import EngineSettings
+
+base, memory_bytes = Path(sys.argv[1]), int(sys.argv[2])
+torch_engine._F32_MODEL_BYTES = 0  # No model is small.
+engine = torch_engine.TorchEngine()
+with mock.patch.object(psutil, "virtual_memory", lambda: mock.Mock(total=memory_bytes)):
+    engine.open(base, base, EngineSettings(width=2, threads=1))
+print(engine._model.dtype)
+"""
 
 
 @pytest.fixture
@@ -195,3 +217,26 @@ def test_an_abandoned_run_does_not_disturb_the_next(opened: Opened, kit: Any) ->
 
 def test_small_models_are_exact_by_default(opened: Opened) -> None:
     assert opened(precision="auto")._model.dtype is torch.float32
+
+
+def precision_of_a_large_model(base: Path, memory_bytes: int, **environment: str) -> str:
+    """What `auto` chooses in a process of its own."""
+    command = [sys.executable, "-c", OPEN_ON, str(base), str(memory_bytes)]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.skipif("avx2" not in FLAGS, reason="this processor has no AVX2")
+def test_a_large_model_is_exact_where_the_processor_does_not_multiply_bfloat16(base: Path) -> None:
+    assert precision_of_a_large_model(base, 2**36, **AVX2_ALONE) == "torch.float32"
+
+
+@pytest.mark.skipif("avx2" not in FLAGS, reason="this processor has no AVX2")
+def test_a_model_that_does_not_fit_in_float32_is_of_16_bits_all_the_same(base: Path) -> None:
+    stored_bytes = sum(file.stat().st_size for file in base.glob("*.safetensors"))
+    assert precision_of_a_large_model(base, 3 * stored_bytes, **AVX2_ALONE) == "torch.bfloat16"
+
+
+@pytest.mark.skipif(not {"avx512_bf16", "amx_bf16"} & {*FLAGS}, reason="this processor does not multiply bfloat16")
+def test_a_large_model_is_bfloat16_where_the_processor_multiplies_it(base: Path) -> None:
+    assert precision_of_a_large_model(base, 2**36) == "torch.bfloat16"

@@ -1,0 +1,126 @@
+"""What a benchmark measures, case by case: what is wanted, a line for each with its figures, and the rest to expect.
+
+A benchmark plans all its cases first. Of them are measured those that `--only` names, and that the machine has the
+hardware for; what is left out is said at once, and again in the JSON.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One case, by the name that `--only` knows it by."""
+
+    name: str
+    seconds: float
+    """About, on two cores of a server: what the rest of the time is reckoned by."""
+    lacks: str = ""
+    """What this machine does not have; empty: the case can be measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A case that is planned, and not measured."""
+
+    case: str
+    why: str
+
+
+class NoSuchCase(Exception):
+    """`--only` names what is not planned."""
+
+
+class Progress:
+    """Raises NoSuchCase. `only`: names in any case of letters, with * and ? as in a shell; none = all."""
+
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        only: Sequence[str] = (),
+        *,
+        say: Callable[[str], object] = lambda line: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        for pattern in only:
+            if not any(_fits(case.name, pattern) for case in planned):
+                names = "; ".join(case.name for case in planned)
+                raise NoSuchCase(f"there is no case {pattern!r}; there is: {names}")
+        chosen = [case for case in planned if not only or any(_fits(case.name, pattern) for pattern in only)]
+        self._waiting = {case.name: case.seconds for case in chosen if not case.lacks}
+        self._say = say
+        self._clock = clock
+        self._began_at = clock()
+        self._num_cases = len(self._waiting)
+        self._done_s = 0.0
+        """By plan, of what is done."""
+        self.left_out = [LeftOut(case=case.name, why=case.lacks) for case in chosen if case.lacks]
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._began_at
+
+    def begin(self) -> None:
+        """Says what is to come."""
+        plan = sum(self._waiting.values())
+        count = "1 case" if self._num_cases == 1 else f"{self._num_cases} cases"
+        self._say(f"{count}, about {_clock_time(plan)} on two cores of a server{self._following}")
+        for one in self.left_out:
+            self._say(f"left out: {one.case}: {one.why}")
+
+    def wants(self, name: str) -> bool:
+        """Whether this case is still to be measured."""
+        return name in self._waiting
+
+    def done(self, name: str, figures: Mapping[str, Any]) -> None:
+        """Says what was found, the time so far, and the time that the other cases are likely to take."""
+        self._done_s += self._waiting.pop(name)
+        rest_s = self.elapsed_s * sum(self._waiting.values()) / self._done_s
+        told = ", ".join(f"{key} {as_text(value)}" for key, value in figures.items())
+        place = f"{self._num_cases - len(self._waiting)}/{self._num_cases}"
+        times = f"{_clock_time(self.elapsed_s)} so far, {_clock_time(rest_s)} to go{self._following}"
+        self._say(f"[{place}] {name}: {told} ({times})")
+
+    @property
+    def _following(self) -> str:
+        """Cases begin in the order in which they are planned."""
+        return f"; next: {next(iter(self._waiting))}" if self._waiting else ""
+
+    def leave_out(self, name: str, why: str) -> None:
+        """A case that was wanted until now."""
+        del self._waiting[name]
+        self.left_out.append(LeftOut(case=name, why=why))
+        self._say(f"left out: {name}: {why}")
+
+    def repetitions(self, most: int, *, within_s: float, least: int = 1) -> Iterator[int]:
+        """Counts from 0 to `most`, or, from `least` on, to where one more would likely end after `within_s`."""
+        began_at = self._clock()
+        for number in range(most):
+            elapsed_s = self._clock() - began_at
+            if number >= least and elapsed_s * (number + 1) > within_s * number:
+                return
+            yield number
+
+    def as_json(self) -> dict[str, Any]:
+        return {"seconds": self.elapsed_s, "left_out": [asdict(one) for one in self.left_out]}
+
+
+def as_text(value: object) -> str:
+    """A figure with four digits that count."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name.lower(), pattern.lower())
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min"
