@@ -84,8 +84,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             published_version=snapshot.published_version,
             banned=await store.banned_nodes(),
         )
-        logging.getLogger("echo_hub").addHandler(hub.pages.notable)
-        stack.callback(logging.getLogger("echo_hub").removeHandler, hub.pages.notable)
+        logging.getLogger("echo_hub").addHandler(hub.notable)
+        stack.callback(logging.getLogger("echo_hub").removeHandler, hub.notable)
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub

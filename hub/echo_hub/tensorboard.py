@@ -23,9 +23,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from echo_hub.dashboard.model import Changes
-from echo_hub.store.reports import Evaluation, EvaluationKind, StepRecord
 from echo_hub.store.store import Store
-from echo_shared.step_figures import with_derived
+from echo_shared.books import Evaluation, EvaluationKind, StepRecord
 
 WRITE_EVERY_S: Final = 2.0
 """At most this often, and on the disk at once."""
@@ -87,9 +86,8 @@ def _of_step(record: StepRecord, before: StepRecord | None) -> dict[str, float]:
         for reason, number in record.dropped.items()
     }
     seconds = record.trained_at - before.trained_at if before else 0.0
-    figures = with_derived(record.metrics, lasted_s=record.trained_at - record.planned_at)
     return {
-        **{f"train/{name}": value for name, value in figures.items()},
+        **{f"train/{name}": value for name, value in record.figures.items() if value is not None},
         "train/mean_reward": record.mean_reward,
         "rollouts/number": record.num_rollouts,
         "rollouts/tokens": record.num_tokens,

@@ -26,8 +26,8 @@ from echo_hub.evaluation.figures import Attempt, summary
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.tasks.rewards import RewardBounds
+from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest

@@ -21,8 +21,8 @@ from typing import Final
 from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
 from echo_hub.evaluation.figures import Attempt, summary
 from echo_hub.store.reading import EvaluatedEpisode
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.tasks.rewards import RewardBounds
+from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
 
 log = logging.getLogger(__name__)

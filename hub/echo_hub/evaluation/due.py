@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
-from echo_hub.store.reports import Evaluation
+from echo_shared.books import Evaluation
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.tasks.rewards import RewardBounds
+from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
 
 log = logging.getLogger(__name__)

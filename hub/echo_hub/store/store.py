@@ -20,10 +20,10 @@ from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store import reading, reports
 from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
-from echo_hub.store.reports import Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
 from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps, versions
-from echo_hub.store.tallies import Transport, bytes_by_source, main_transport, tally_fetch
+from echo_hub.store.tallies import bytes_by_source, main_transport, tally_fetch
 from echo_hub.store.writing import forget_payloads, write
+from echo_shared.books import Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
 from echo_shared.messages import Receipt
 
 
@@ -196,13 +196,13 @@ class Store:
         with self._reading() as connection:
             return reports.read_versions(connection, newest)
 
-    def versions_by_transport(self) -> dict[Transport, int]:
+    def versions_by_transport(self) -> dict[str, int]:
         """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""
         with self._reading() as connection:
             return reports.read_versions_by_transport(connection)
 
     def evaluations(self, since: float = 0.0) -> list[Evaluation]:
-        """Those made after `since`, in the order of versions, greedy before sampled."""
+        """The evaluations made after `since`, in the order of versions, greedy before sampled."""
         with self._reading() as connection:
             return reports.read_evaluations(connection, since)
 
