@@ -61,8 +61,7 @@ def _time_over_float32(dtype: torch.dtype) -> float:
     while len(times_s) < _LEAST or (len(times_s) < _REPEATS and time.perf_counter() < ends_at):
         times_s.append((_products_s(*exact), _products_s(*rough)))
     # Everything above the fastest is the machine's other work.
-    exact_s, rough_s = map(min, zip(*times_s, strict=True))
-    return rough_s / exact_s
+    return min(rough_s for _, rough_s in times_s) / min(exact_s for exact_s, _ in times_s)
 
 
 def _products_s(x: Tensor, weight: Tensor) -> float:
