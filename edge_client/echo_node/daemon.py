@@ -42,7 +42,7 @@ from echo_shared.errors import EchoError, RefusedError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.messages import FromHub, KeysRotated, Links, Peers, Piece, RefusalCode, RunKeys, Unwanted, Welcome
 from echo_shared.messages import Mesh as MeshNews
-from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.swarm import SwarmSettings, open_swarm
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Daemon:
         """Raises the EchoError that made it end, if one did; CancelledError after a second request to stop."""
         self._main_task = asyncio.current_task()
         await self._choices.decide()
-        self._swarm = await Swarm.open(
+        self._swarm = await open_swarm(
             SwarmSettings(
                 listen_host=self._config.swarm_host,
                 port=self._config.swarm_port,

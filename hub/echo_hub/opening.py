@@ -28,7 +28,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError
 from echo_shared.identity import Identity, fingerprint
-from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.swarm import SwarmSettings, open_swarm
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         stack.push_async_callback(store.close)
         await store(_check_unchanged, store.store, config, problems.content_hash)
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
-        swarm = await Swarm.open(settings)
+        swarm = await open_swarm(settings)
         stack.push_async_callback(swarm.close)
         tracker = Tracker(me, public=bool(config.server.public_url))
         run_id = await store(_run_id, store.store, me)

@@ -42,7 +42,7 @@ from echo_shared.messages import (
     rollout_id,
 )
 from echo_shared.sessions import HubSession, State
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, read_torrent
+from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent
 
 PATIENCE_S = 60.0
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 32, 2, 4, 2, 8, 64, 48
@@ -161,7 +161,7 @@ class Hub:
 
     async def open(self) -> None:
         if self._swarm is None:
-            self._swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+            self._swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
         app = web.Application()
         app.add_routes(
             [

@@ -23,7 +23,7 @@ from echo_shared.artefacts import Manifest, content_of, describe_file
 from echo_shared.errors import CodecError, StorageError, SwarmError
 from echo_shared.files import sync
 from echo_shared.messages import Fetched, decode_from_node, encode
-from echo_shared.swarm.base import on_disk
+from echo_shared.swarm.disk import on_disk
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,8 @@ from echo_shared.errors import CodecError, EchoError, RemoteProtocolError, Swarm
 from echo_shared.files import Readable
 from echo_shared.messages import ArtefactOffer, Fetched, RunKeys, SharedMemory, Way
 from echo_shared.swarm import Swarm, read_torrent
-from echo_shared.swarm.base import OnProgress, on_disk
+from echo_shared.swarm.base import OnProgress
+from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.piece_file import GIVEN_UP, ArrivingFile, PieceFile
 from echo_shared.swarm.torrent import Layout
 from echo_shared.threads import in_thread

@@ -19,7 +19,7 @@ from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, open_of
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer, Way
 from echo_shared.sealing import unseal
-from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.swarm import Swarm, SwarmSettings, opening
 
 SwarmOpener = Callable[..., Awaitable[Swarm]]
 
@@ -98,7 +98,7 @@ async def open_swarm() -> AsyncIterator[SwarmOpener]:
     swarms: list[Swarm] = []
 
     async def opener(**settings: object) -> Swarm:
-        swarm = await Swarm.open(SwarmSettings.model_validate({"listen_host": "127.0.0.1", **settings}))
+        swarm = await opening.open_swarm(SwarmSettings.model_validate({"listen_host": "127.0.0.1", **settings}))
         swarms.append(swarm)
         return swarm
 
