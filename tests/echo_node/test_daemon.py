@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_node.backends import memory, registry
+from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.daemon import Daemon
@@ -23,6 +23,7 @@ from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
 from echo_node.net.mesh import Mesh
 from echo_node.view import PlainView
+from echo_shared import process_memory
 from echo_shared.artefacts import open_offer
 from echo_shared.errors import ConnectError, RefusedError, StorageError
 from echo_shared.identity import Identity
@@ -320,7 +321,7 @@ async def test_an_engine_that_the_kernel_kills_for_its_memory_is_half_as_wide(
     hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In later runs as well. A kill by hand and the kernel's own count stand for the kernel's."""
-    monkeypatch.setattr(memory, "kernel_kills", itertools.count().__next__)
+    monkeypatch.setattr(process_memory, "kernel_kills", itertools.count().__next__)
     async with node.running(hub.url):
         await hub.until(ready_for(hub, 0))
         (first,) = node.engine_pids()

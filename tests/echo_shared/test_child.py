@@ -198,8 +198,8 @@ async def test_its_exit_status_is_told(start: Starter, tmp_path: Path) -> None:
     child = await start(ECHO)
     await child.send({"exit": 3})
     with pytest.raises(ChildExited, match="The test process ended") as caught:
-        async for _ in child.frames():
-            pass
+        while True:
+            await child.receive()
     assert caught.value.returncode == 3
     assert "child.log" in str(caught.value)
 
@@ -234,6 +234,17 @@ async def test_one_that_does_not_end_is_killed(start: Starter) -> None:
     with pytest.raises(ChildExited) as caught:
         await child.receive()
     assert caught.value.returncode != 0
+
+
+async def test_one_that_is_asked_to_end_ends_by_that_signal_and_may_be_asked_again(start: Starter) -> None:
+    child = await start(STUBBORN)
+    assert await child.receive() == {"ready": True}
+    child.terminate()
+    with pytest.raises(ChildExited) as caught:
+        await child.receive()
+    assert caught.value.returncode == (1 if sys.platform == "win32" else -signal.SIGTERM)
+    child.terminate()
+    await child.stop()
 
 
 def is_running(pid: int) -> bool:

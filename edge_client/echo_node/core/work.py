@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from echo_node.core.backoff import backoff_s
 from echo_node.core.effects import (
     AskForReceipts,
     CancelLease,
@@ -49,6 +48,7 @@ from echo_node.core.events import (
 )
 from echo_node.core.pace import Pace
 from echo_node.core.policies import OnDisk, Policies
+from echo_shared.backoff import backoff_s
 from echo_shared.messages import (
     MAX_BATCHED,
     ArtefactOffer,

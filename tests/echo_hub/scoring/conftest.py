@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -70,7 +71,7 @@ Opens = Callable[..., AbstractAsyncContextManager[ScoringPool]]
 def numbers_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
     """Opens a pool whose task is `NUMBERS`; keyword arguments are settings of the task."""
     (tmp_path / "numbers_task.py").write_text(NUMBERS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     base_dir = resolve_base("builtin:tiny")
 
