@@ -108,7 +108,7 @@ Installs echo-node for this user, or upgrades it: an environment of its own in
   $home_dir
 and a link to its command, $link. uninstall.sh removes both.
 
-  --source SOURCE  what to install: a checkout, a wheel or a package's name; default: the checkout this script lies in
+  --source SOURCE  what to install: a checkout or a wheel; default: the checkout this script lies in
   --extra EXTRA    cpu (llama.cpp), cuda (PyTorch), mlx (Apple silicon), vllm (big CUDA GPUs) or none;
                    several with commas; default: by hardware, here $detected_extra
   --python PYTHON  the interpreter to use, 3.11 or newer
@@ -140,12 +140,10 @@ read_install_options() {
     done
     [ "$extra" != none ] || extra=''
     [ -n "$url" ] || [ "$service$token$insecure" = no ] || fail "--token, --insecure and --service go with --join URL."
-    [ -n "$source" ] || fail "Say what to install: --source DIR, WHEEL or PACKAGE."
-    if [ -e "$source" ]; then # absolute, lest pip take a folder's name for a package's
-        source=$(cd "$(dirname "$source")" && pwd)/$(basename "$source")
-    else
-        case $source in */* | *.whl) fail "$source does not exist (--source)." ;; esac
-    fi
+    [ -n "$source" ] || fail "Say what to install: --source DIR or WHEEL."
+    # Never a package's name: anybody may have taken Echo's on an index.
+    [ -e "$source" ] || fail "$source does not exist (--source)."
+    source=$(cd "$(dirname "$source")" && pwd)/$(basename "$source") # absolute, lest pip take it for a name
 }
 
 install_main() {

@@ -80,8 +80,8 @@ class EchoHub:
             *artefact_routes.routes(self._publisher, self._tracker),
             *(web.route(one.method, one.path, self._unless_down(one.handler)) for one in tracker_routes),
         ]
-        server = Server(self._config.server, routes)
-        await server.open()
+        server = Server(self._config.server)
+        await server.open(routes)
         self._running = asyncio.create_task(self._distributor.run(), name="distributor")
         return server.url
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 import numpy as np
 import torch
@@ -20,16 +20,28 @@ from benchmarks.learning.cases import Case
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
+    AnnounceVersion,
     Effect,
+    EvaluationDone,
     FinishRun,
+    GroupDropped,
+    GroupOpened,
+    LookUpReceipt,
     PrepareGroup,
     PublishVersion,
+    RevokeLease,
     RolloutReceived,
+    RolloutsDropped,
+    RolloutsEvaluated,
+    RolloutsLeased,
     ScoreRecorded,
     ScoreRollout,
     SendLease,
+    SendReceipts,
     StepPlanned,
+    StepTrained,
     TrainStep,
+    VersionRecorded,
 )
 from echo_hub.core.events import (
     Event,
@@ -49,7 +61,7 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRo
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.opening import coordinator_settings
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.scoring.problems import Problems, accuracy
+from echo_hub.scoring.problems import Problems
 from echo_hub.trainer import arrived
 from echo_shared import torch_sampler
 from echo_shared.messages import FinishReason, rollout_id
@@ -144,6 +156,23 @@ class _Run:
                     self._report_capacity(effect.policy_version)
                 case FinishRun():
                     self._finished = True
+                case (
+                    AnnounceVersion()
+                    | EvaluationDone()
+                    | GroupDropped()
+                    | GroupOpened()
+                    | LookUpReceipt()
+                    | RevokeLease()
+                    | RolloutsDropped()
+                    | RolloutsEvaluated()
+                    | RolloutsLeased()
+                    | SendReceipts()
+                    | StepTrained()
+                    | VersionRecorded()
+                ):
+                    pass  # There are no nodes to tell, and no books to keep.
+                case _:
+                    assert_never(effect)
 
     def _report_capacity(self, policy_version: int) -> None:
         training = self._config.training
@@ -214,6 +243,7 @@ class _Run:
                 stop_ids=self._settings.stop_ids,
             )
         rewards = [float(self._problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
+        accuracy = sum(map(self._problems.rewards.is_solved, rewards)) / len(rewards)
         self._points.append(
-            Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy(rewards), staleness=staleness)
+            Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness)
         )

@@ -32,6 +32,7 @@ from echo_node.host.artefact_files import content_here, headroom_bytes
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
+from echo_node.net.tls import handshake_failure
 from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
 from echo_shared.fields import printable_line
 from echo_shared.settings import load_settings
@@ -296,9 +297,10 @@ def _answer(address: HubAddress) -> Finding:
             status, body = error.code, error.read(65_536)
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        do = "Check the address, this machine's connection, and with the operator whether the hub runs."
         if isinstance(reason, ssl.SSLError):
-            do = "The hub's certificate is not valid for this address, or it speaks http only. Ask the operator."
+            failure = handshake_failure(reason, address)
+            return Finding(subject="hub", level="problem", what=_said(failure), do=failure.do or "")
+        do = "Check the address, this machine's connection, and with the operator whether the hub runs."
         what = f"{address.origin} cannot be reached: {printable_line(str(reason) or type(reason).__name__)}"
         return Finding(subject="hub", level="problem", what=what, do=do)
     problems = _problems(body) if status in (200, 503) else None

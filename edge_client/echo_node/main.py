@@ -21,6 +21,7 @@ from echo_node.host import control, service
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
 from echo_node.host.paths import HOME_VARIABLE, Paths
+from echo_node.host.signals import run_until_stopped
 from echo_node.host.spool import Spool
 from echo_node.lending.pairing import DEFAULT_PORT
 from echo_node.view import from_json, open_view, rows
@@ -66,7 +67,7 @@ Force = Annotated[bool, typer.Option("--force", help="Do it without asking.")]
 
 @app.command()
 def join(
-    url: Annotated[str, typer.Argument(help="The hub's address, for example https://hub.example.org")],
+    url: Annotated[str, typer.Argument(help="The hub's address, or one of its pages': https://hub.example.org")],
     name: Name = None,
     token: Annotated[str | None, typer.Option("--token", help="Invite token, where the hub asks for one.")] = None,
     backend: Backend = None,
@@ -165,7 +166,7 @@ def lend(
     paths = Paths.find(data_dir)
     _log_to(Console(), paths, file="lend.log", quiet=quiet)
     lending = Lending(host=host, port=port, threads=threads, memory_bytes=int(memory_limit * 2**30))
-    asyncio.run(Helper(paths, lending).run())
+    run_until_stopped(Helper(paths, lending).run())
 
 
 @app.command()
@@ -207,7 +208,7 @@ def bench(
     data_dir: DataDir = None,
 ) -> None:
     """Measure how fast this machine samples with each engine, and choose by that from now on."""
-    from echo_node.bench import Bench, base_for, table_of, verdict
+    from echo_node.bench import Bench, Report, base_for, table_of, verdict
     from echo_node.host import hardware
 
     paths = Paths.find(data_dir)
@@ -216,17 +217,18 @@ def bench(
     console, progress = Console(), Console(stderr=True)
     if asyncio.run(control.is_running(paths.control_file)):
         progress.print("A node runs here at the same time: what is measured now is slower than the machine is.")
-    with base_for(paths, hub, model) as base:
-        bench = Bench(paths, config, hardware.detect(), base)
-        report = asyncio.run(
-            bench.run(
+
+    async def measure() -> Report:
+        with base_for(paths, hub, model) as base:
+            return await Bench(paths, config, hardware.detect(), base).run(
                 backend=backend,
                 seconds=seconds,
                 begin=lambda choice: progress.print(
                     f"Measuring {choice.name} on {choice.device} on {base.title} ...", markup=False
                 ),
             )
-        )
+
+    report = run_until_stopped(measure())
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:
@@ -345,8 +347,12 @@ def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -
         me = Identity.load_or_create(paths.identity_key)
         console = Console()
         _log_to(console, paths, file="node.log", quiet=quiet)
-        with open_view(console, quiet=quiet) as view:
-            asyncio.run(Daemon(paths=paths, config=config, me=me, joining=joining, view=view).run())
+
+        async def serve() -> None:
+            with open_view(console, quiet=quiet) as view:
+                await Daemon(paths=paths, config=config, me=me, joining=joining, view=view).run()
+
+        run_until_stopped(serve())
 
 
 def _log_to(console: Console, paths: Paths, *, file: str, quiet: bool) -> None:

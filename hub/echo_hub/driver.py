@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, ParamSpec, TypeVar
+from typing import Final
 
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import ACTIONS, RECORDS, Action, Effect, RolloutReceived
 from echo_hub.core.events import Event, Tick
-from echo_hub.store.store import Store
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+from echo_hub.store.async_store import AsyncStore
 
 INBOX_EVENTS: Final = 8_192
 """When full, those who report events wait, down to the nodes' sockets."""
@@ -26,33 +22,14 @@ INBOX_EVENTS: Final = 8_192
 TICK_S: Final = 1.0
 
 
-class StoreThread:
-    """The store's methods, called one at a time on a thread of their own: SQLite has one writer."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="store")
-
-    async def __call__(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """`method` must be one of the store's own."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: method(*args, **kwargs))
-
-    async def close(self) -> None:
-        await self(self.store.close)
-        self._executor.shutdown()
-
-
 class Driver:
-    """`report` from anywhere on the loop; `act` is called with each action, in order, and must not wait."""
+    """`report` from anywhere on the loop, also before `run`."""
 
-    def __init__(
-        self, *, coordinator: Coordinator, store: StoreThread, act: Callable[[Action], None], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, *, coordinator: Coordinator, store: AsyncStore, clock: Callable[[], float]) -> None:
         self.coordinator = coordinator
         self.num_received = 0
         """Rollouts committed since the start."""
         self._store = store
-        self._act = act
         self._clock = clock
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS)
         self._ended = False
@@ -62,13 +39,16 @@ class Driver:
         if not self._ended:
             await self._inbox.put(event)
 
-    async def run(self) -> None:
+    async def run(self, act: Callable[[Action], None]) -> None:
+        """Works for ever. `act` is called with each action, in order, and must not wait."""
         try:
-            await self._carry_out(self.coordinator.start(self._clock()))
+            await self._carry_out(self.coordinator.start(self._clock()), act)
             while True:
                 events = [await self._inbox.get(), *self._waiting()]
                 now = self._clock()
-                await self._carry_out([effect for event in events for effect in self.coordinator.handle(event, now)])
+                await self._carry_out(
+                    [effect for event in events for effect in self.coordinator.handle(event, now)], act
+                )
         finally:
             self._ended = True
             self._waiting()  # Makes room for those who wait to report, so that they can end.
@@ -82,11 +62,11 @@ class Driver:
             await asyncio.sleep(TICK_S)
             await self.report(Tick())
 
-    async def _carry_out(self, effects: list[Effect]) -> None:
+    async def _carry_out(self, effects: list[Effect], act: Callable[[Action], None]) -> None:
         records = [effect for effect in effects if isinstance(effect, RECORDS)]
         if records:
-            await self._store(self._store.store.apply, records, self._clock())
+            await self._store.apply(records, self._clock())
             self.num_received += sum(isinstance(record, RolloutReceived) for record in records)
         for effect in effects:
             if isinstance(effect, ACTIONS):
-                self._act(effect)
+                act(effect)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.learner.settings import TrainingRollout
+from echo_hub.learner.settings import TrainingGroup, TrainingRollout
+from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
+from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import AnsweredTurn, BatchEpisode, StoredPayload
 from echo_shared.messages import FinishReason
 
@@ -22,6 +24,22 @@ def conversation(prompt_ids: NDArray[np.int32], turns: Sequence[AnsweredTurn]) -
     return np.concatenate(
         [prompt_ids, *(part for turn in turns for part in (turn.completion_ids, turn.observation_ids))]
     )
+
+
+async def load_scoring_jobs(store: AsyncStore, rollout_ids: Sequence[str]) -> list[ScoringJob]:
+    """What the scorer is given of committed rollouts; those dropped meanwhile are left out."""
+    return [scoring_job(stored) for stored in await store.load_payloads(rollout_ids)]
+
+
+async def load_training_batch(store: AsyncStore, problems: Problems, step: int) -> list[TrainingGroup]:
+    """The planned batch of a step, in the order of training."""
+    return [
+        TrainingGroup(
+            prompt_ids=problems.prompt_ids(group.group_id),
+            rollouts=tuple(training_rollout(episode) for episode in group.episodes),
+        )
+        for group in await store.load_batch(step)
+    ]
 
 
 def scoring_job(stored: StoredPayload) -> ScoringJob:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.evaluation.by_hub import Engine, Generated, HeldOut, evaluate, local, scored_by
+from echo_hub.evaluation.by_hub import Generated, HeldOut, VersionSampler, evaluate, local, scored_by
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.base_model import PromptCodec, resolve_base
@@ -63,13 +63,13 @@ async def evaluate_versions(
         scoring = await stack.enter_async_context(ScoringPool.open(config, problems, base_dir=base_dir, logs=own))
         learner = await Learner.start(settings.model_copy(update={"learner": alone}), own)
         stack.push_async_callback(learner.stop)
-        generate, judge = local(_engine(learner), directory), scored_by(scoring)
+        generate, judge = local(_sampler(learner), directory), scored_by(scoring)
         for version in policy_versions:
             results += await evaluate(version, heldout, generate=generate, judge=judge)
     return results
 
 
-def _engine(learner: Learner) -> Engine:
+def _sampler(learner: Learner) -> VersionSampler:
     async def generate(requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
         started = time.monotonic()
         rollouts = await learner.evaluate(requests, adapter=adapter, greedy=greedy)

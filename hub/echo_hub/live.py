@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.connected import LiveNode
 from echo_hub.core.spread.holdings import DistributionStatus, Progress, quantile
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
@@ -29,7 +30,6 @@ from echo_hub.dashboard.model import (
     VersionView,
 )
 from echo_hub.driver import Driver
-from echo_hub.fleet import Fleet
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
 from echo_hub.store.store import Store
@@ -66,24 +66,25 @@ class LivePages:
         self,
         *,
         config: HubConfig,
+        changes: Changes,
         directory: RunDirectory,
         run_id: str,
         store: Store,
         driver: Driver,
-        fleet: Fleet,
+        nodes: Mapping[str, LiveNode],
         distribution: Callable[[], DistributionStatus],
         join_command: Callable[[], str],
         learner_pid: Callable[[], int | None],
         finished: Callable[[], bool],
         started_at: float,
     ) -> None:
-        self.changes = Changes()
+        self.changes = changes
         self.notable = NotableLog()
         self._config = config
         self._run_id = run_id
         self._store = store
         self._driver = driver
-        self._fleet = fleet
+        self._live_nodes = nodes
         self._distribution = distribution
         self._join_command = join_command
         self._learner_pid = learner_pid
@@ -117,7 +118,7 @@ class LivePages:
                 trained_tokens=row.trained_tokens,
                 evaluated_rollouts=row.evaluated_rollouts,
                 share=row.share,
-                last_seen=time.time() if row.node_id in self._fleet.nodes else row.last_seen,
+                last_seen=time.time() if row.node_id in self._live_nodes else row.last_seen,
             )
             for rank, row in enumerate((row for row in totals if row.share > 0), start=1)
         )
@@ -198,7 +199,7 @@ class LivePages:
         return (received - before) / (now - since) if now > since else 0.0
 
     def _node_view(self, row: NodeTotals, status: CoordinatorStatus) -> NodeView:
-        live = self._fleet.nodes.get(row.node_id)
+        live = self._live_nodes.get(row.node_id)
         return NodeView(
             node_id=row.node_id,
             name=row.name,

@@ -14,7 +14,6 @@ from pathlib import Path
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.driver import StoreThread
 from echo_hub.hub import Hub, Resources
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.host_memory import HostMemory
@@ -25,6 +24,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError
 from echo_shared.identity import Identity, fingerprint
@@ -44,18 +44,18 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
         problems = await asyncio.to_thread(Problems.of_run, config, codec)
         await asyncio.to_thread(problems.prepare)
-        store = StoreThread(await asyncio.to_thread(Store.open, config.store.url or directory.database_url))
+        store = AsyncStore(await asyncio.to_thread(Store.open, config.store.url or directory.database_url))
         stack.push_async_callback(store.close)
-        await store(_check_unchanged, store.store, config, problems.content_hash)
+        await _check_unchanged(store, config, problems.content_hash)
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
         swarm = await open_swarm(settings)
         stack.push_async_callback(swarm.close)
         tracker = Tracker(me, public=bool(config.server.public_url))
-        run_id = await store(_run_id, store.store, me)
+        run_id = await _run_id(store, me)
         memory = HostMemory(enabled=config.server.shared_memory)
         stack.callback(memory.close)
         publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker, memory=memory)
-        snapshot = await store(store.store.snapshot)
+        snapshot = await store.snapshot()
         scoring = await stack.enter_async_context(
             ScoringPool.open(config, problems, base_dir=base_dir, logs=directory.root / "logs")
         )
@@ -70,30 +70,25 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             bounds=_bounds(config, base_dir, codec),
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
             coordinator=Coordinator(coordinator_settings(config, multi_turn=problems.multi_turn), snapshot),
-            started_at=await store(_started_at, store.store),
-            evaluated=frozenset(await store(store.store.evaluated_versions)),
+            started_at=await _started_at(store),
+            evaluated=frozenset(await store.evaluated_versions()),
         )
         hub = Hub(config, directory, resources)
-        await _publish_again(hub, snapshot.published_version, banned=await store(store.store.banned_nodes))
+        from_model_hub = config.dissemination.base == "model_hub"
+        await hub.publishing.reopen(
+            base_dir,
+            base_source=model_hub_source(config.model.base, base_dir) if from_model_hub else None,
+            published_version=snapshot.published_version,
+            banned=await store.banned_nodes(),
+        )
         logging.getLogger("echo_hub").addHandler(hub.pages.notable)
         stack.callback(logging.getLogger("echo_hub").removeHandler, hub.pages.notable)
-        await hub.server.open()
+        await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub
 
 
-async def _publish_again(hub: Hub, published_version: int, *, banned: frozenset[str]) -> None:
-    """What the run has published, at once unless an artefact was damaged or removed; at its first start, the base."""
-    config, distributor = hub.config, hub.distributor
-    await distributor.open()
-    distributor.bar(banned)
-    source = model_hub_source(config.model.base, hub.base_dir) if config.dissemination.base == "model_hub" else None
-    await distributor.publish_base(hub.base_dir, source=source)
-    if published_version:
-        await distributor.publish(published_version, hub.directory.adapter(published_version))
-
-
-def _check_unchanged(store: Store, config: HubConfig, content_hash: str) -> None:
+async def _check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
     """Raises ConfigError when a setting has changed on which what lies in the run's store depends."""
     fixed = {
         "run.seed": config.run.seed,
@@ -111,7 +106,7 @@ def _check_unchanged(store: Store, config: HubConfig, content_hash: str) -> None
         "sampling.temperature": config.sampling.temperature,
         "sampling.max_tokens": config.sampling.max_tokens,  # Problems that leave no room for it are passed over.
     }
-    began_with = json.loads(store.run_meta().get("fixed_settings", "{}"))
+    began_with = json.loads((await store.run_meta()).get("fixed_settings", "{}"))
     changed = [
         f"{name} = {value!r}, was {began_with[name]!r}"
         for name, value in fixed.items()
@@ -123,15 +118,15 @@ def _check_unchanged(store: Store, config: HubConfig, content_hash: str) -> None
             got="; ".join(changed),
             do="Set it back, or make another run: echo-hub init OTHER_DIRECTORY",
         )
-    store.set_run_meta("fixed_settings", json.dumps(fixed))
+    await store.set_run_meta("fixed_settings", json.dumps(fixed))
 
 
-def _run_id(store: Store, me: Identity) -> str:
+async def _run_id(store: AsyncStore, me: Identity) -> str:
     """The run's own, bound to the hub's key and made with its store: rollout ids never mean two things in one run.
 
     Raises ConfigError when the store belongs to another hub.
     """
-    meta = store.run_meta()
+    meta = await store.run_meta()
     owner = meta.get("hub_key", me.public_key.hex())
     if owner != me.public_key.hex():
         raise ConfigError(
@@ -141,17 +136,17 @@ def _run_id(store: Store, me: Identity) -> str:
         )
     if "run_id" not in meta:
         meta["run_id"] = f"{me.node_id}-{secrets.token_hex(4)}"
-        store.set_run_meta("hub_key", owner)
-        store.set_run_meta("run_id", meta["run_id"])
+        await store.set_run_meta("hub_key", owner)
+        await store.set_run_meta("run_id", meta["run_id"])
     return meta["run_id"]
 
 
-def _started_at(store: Store) -> float:
+async def _started_at(store: AsyncStore) -> float:
     """Noted down when the run is served for the first time."""
-    known = store.run_meta().get("started_at")
+    known = (await store.run_meta()).get("started_at")
     if known is None:
         known = repr(time.time())
-        store.set_run_meta("started_at", known)
+        await store.set_run_meta("started_at", known)
     return float(known)
 
 

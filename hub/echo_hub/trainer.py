@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
 from echo_hub.core.payload import RolloutPayload
@@ -136,17 +136,20 @@ class Trainer:
 
     async def _work(self, learner: Learner, report: Callable[[LearnerEvent], Awaitable[None]]) -> None:
         job = await self._jobs.get()
-        if isinstance(job, _Train):
-            batch, started = await self._load_batch(job.step), time.monotonic()
-            metrics = await learner.train(job.step, batch, self._export_path(job.step))
-            self._train_s = time.monotonic() - started
-            metrics["eval_s"], self._eval_s = self._eval_s, 0.0
-            await report(StepDone(step=job.step, metrics=metrics))
-        elif isinstance(job, _Generate):
-            await self._generate(learner, job)
-        else:
-            async for rollout in learner.sample(self._with_waiting(job)):
-                await report(arrived(rollout, node_id=HUB_NODE_ID))
+        match job:
+            case _Train():
+                batch, started = await self._load_batch(job.step), time.monotonic()
+                metrics = await learner.train(job.step, batch, self._export_path(job.step))
+                self._train_s = time.monotonic() - started
+                metrics["eval_s"], self._eval_s = self._eval_s, 0.0
+                await report(StepDone(step=job.step, metrics=metrics))
+            case _Generate():
+                await self._generate(learner, job)
+            case GroupRequest():
+                async for rollout in learner.sample(self._with_waiting(job)):
+                    await report(arrived(rollout, node_id=HUB_NODE_ID))
+            case _:
+                assert_never(job)
 
     def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
         """All groups that wait, so that they are drawn in one batch; other jobs keep their order behind them."""

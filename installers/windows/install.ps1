@@ -15,7 +15,7 @@ powershell -ExecutionPolicy Bypass -File installers\windows\install.ps1 -Join ht
 #>
 [CmdletBinding()]
 param(
-    # What to install: a checkout, a wheel or a package's name; default: the checkout that this script lies in.
+    # What to install: a checkout or a wheel; default: the checkout that this script lies in.
     [string] $Source = '',
     # cpu, cuda or none; default: by what this machine has.
     [ValidateSet('', 'cpu', 'cuda', 'none')] [string] $Extra = '',
@@ -100,14 +100,12 @@ if (($Token -or $Insecure -or $Service) -and -not $Join) { throw '-Token, -Insec
 if (-not $Source) {
     $Source = Join-Path $PSScriptRoot '..\..'
     if (-not (Test-Path -LiteralPath (Join-Path $Source 'pyproject.toml'))) {
-        throw 'Say what to install: -Source DIR, WHEEL or PACKAGE.'
+        throw 'Say what to install: -Source DIR or WHEEL.'
     }
 }
-if (Test-Path -LiteralPath $Source) {
-    # Absolute, lest pip take a folder's name for a package's.
-    $Source = (Resolve-Path -LiteralPath $Source).ProviderPath
-}
-elseif ($Source -match '[\\/]' -or $Source -like '*.whl') { throw "$Source does not exist (-Source)." }
+# Never a package's name: anybody may have taken Echo's on an index.
+if (-not (Test-Path -LiteralPath $Source)) { throw "$Source does not exist (-Source)." }
+$Source = (Resolve-Path -LiteralPath $Source).ProviderPath # Absolute, lest pip take it for a name.
 
 New-Item -ItemType Directory -Force -Path $HomeDir, $BinDir | Out-Null
 $interpreter = Join-Path $Environment 'Scripts\python.exe'

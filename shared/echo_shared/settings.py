@@ -152,7 +152,7 @@ def _refusal(
             hint = f"; it is {moved[name]} now" if name in moved else _suggestion(item["loc"], cls)
             complaints.append(f"{place}: there is no setting {name}{hint}")
         elif item["loc"] and not isinstance(item["input"], Mapping | BaseModel):
-            complaints.append(f"{place}: {name} = {item['input']!r}: {item['msg']}")
+            complaints.append(f"{place}: {name} = {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
         else:
             complaints.append(f"{place}: {name + ': ' if name else ''}{item['msg'].removeprefix('Value error, ')}")
     what = "A setting is not valid." if len(complaints) == 1 else f"{len(complaints)} settings are not valid."

@@ -26,8 +26,9 @@ from echo_hub.core.events import (
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.dashboard.model import Changes
-from echo_hub.driver import Driver, StoreThread
+from echo_hub.driver import Driver
 from echo_hub.run.directory import RunDirectory
+from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
 from echo_shared.messages import FinishReason, rollout_id
 
@@ -55,17 +56,16 @@ class Driven:
         self.answered: set[type] = {PrepareGroup, ScoreRollout}
         self.look: Callable[[Action], None] = lambda action: None
         """Called with each action when the driver hands it on."""
-        self.thread = StoreThread(self.store)
+        self.async_store = AsyncStore(self.store)
         self.driver = Driver(
             coordinator=Coordinator(chosen, self.store.snapshot()),
-            store=self.thread,
-            act=self._act,
+            store=self.async_store,
             clock=lambda: self.now,
         )
         self._changes = Changes()
         self._answers: asyncio.Queue[Event] = asyncio.Queue()
 
-    def _act(self, action: Action) -> None:
+    def act(self, action: Action) -> None:
         self.look(action)
         self.actions.append(action)
         if type(action) in self.answered:
@@ -136,9 +136,9 @@ async def drive(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Driven]
 
         async def make(*, running: bool = True, **settings: Any) -> Driven:
             driven = Driven(RunDirectory(tmp_path), **settings)
-            stack.push_async_callback(driven.thread.close)
+            stack.push_async_callback(driven.async_store.close)
             if running:
-                for work in (driven.driver.run(), driven.answer()):
+                for work in (driven.driver.run(driven.act), driven.answer()):
                     task = asyncio.create_task(work)
                     stack.push_async_callback(asyncio.wait, [task])
                     stack.callback(task.cancel)

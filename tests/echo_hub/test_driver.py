@@ -90,7 +90,7 @@ async def test_what_waits_is_handled_in_order_and_committed_at_once(drive: Drive
     ]
     for each in reported:
         await driven.driver.report(each)
-    running = asyncio.create_task(driven.driver.run())
+    running = asyncio.create_task(driven.driver.run(driven.act))
     await driven.until(lambda: len(driven.of(SendLease)) == 4)
     assert len(commits) == 1 and commits[0].startswith("store"), commits
     kinds = [type(action) for action in driven.actions]
@@ -114,7 +114,7 @@ async def test_what_cannot_be_committed_is_not_acted_on(
     ):
         await driven.driver.report(each)
     with pytest.raises(StorageError, match="cannot be written"):
-        await driven.driver.run()
+        await driven.driver.run(driven.act)
     other.close()
     assert driven.of(SendLease) == []
     assert driven.store.accounting().leased == 0
@@ -126,7 +126,7 @@ async def test_what_cannot_be_committed_is_not_acted_on(
 
 async def test_a_restarted_hub_goes_on_with_what_the_store_has(drive: Drive) -> None:
     first = await drive(running=False)
-    running = [asyncio.create_task(work) for work in (first.driver.run(), first.answer())]
+    running = [asyncio.create_task(work) for work in (first.driver.run(first.act), first.answer())]
     first.answered.discard(ScoreRollout)
     await first.node("a")
     await first.until(lambda: first.of(SendLease) != [])
@@ -168,7 +168,7 @@ async def test_reporters_wait_while_the_inbox_is_full(drive: Drive, monkeypatch:
     waiting = asyncio.create_task(driven.driver.report(NodeConnected(node_id="c")))
     await asyncio.sleep(0)
     assert not waiting.done()
-    running = asyncio.create_task(driven.driver.run())
+    running = asyncio.create_task(driven.driver.run(driven.act))
     await waiting
     await driven.driver.report(NodeReported(node_id="c", capacity=1, policy_version=0))
     await driven.driver.report(GroupPrepared(group_id=0, seed=1))
@@ -183,7 +183,7 @@ async def test_an_impossible_event_ends_the_driver(drive: Drive) -> None:
     driver: Driver = driven.driver
     await driver.report(LearnerReady(policy_version=9))
     with pytest.raises(LocalProtocolError, match="do not fit together"):
-        await driver.run()
+        await driver.run(driven.act)
 
 
 async def test_when_the_driver_has_ended_nobody_waits_for_it(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ async def test_when_the_driver_has_ended_nobody_waits_for_it(drive: Drive, monke
     waiting = asyncio.create_task(driver.report(NodeConnected(node_id="a")))
     await asyncio.sleep(0)
     with pytest.raises(LocalProtocolError):
-        await driver.run()
+        await driver.run(driven.act)
     async with asyncio.timeout(10):
         await waiting
         for _ in range(3):

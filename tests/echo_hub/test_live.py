@@ -13,11 +13,11 @@ import pytest
 
 from echo_hub import live as live_module
 from echo_hub.config.sections import HubConfig, RunConfig, ServerConfig, TrainingConfig
+from echo_hub.connected import ConnectedNodes
 from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
 from echo_hub.core.events import LearnerReady
 from echo_hub.core.spread.holdings import Arrival, DistributionStatus, Progress, Release
-from echo_hub.dashboard.model import Accounting, DisseminationView, EvaluationView, RunState
-from echo_hub.fleet import Fleet
+from echo_hub.dashboard.model import Accounting, Changes, DisseminationView, EvaluationView, RunState
 from echo_hub.live import LivePages
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.run.directory import RunDirectory
@@ -63,7 +63,7 @@ def evaluated(version: int, accuracy: float, *, at: float) -> list[Evaluation]:
 
 
 class Hub:
-    """The hub's parts around its pages: what nodes say goes through the fleet and the driver into the store."""
+    """The hub's parts around its pages: what nodes say goes by the connected nodes and the driver into the store."""
 
     def __init__(self, driven: Any, directory: RunDirectory, **run: Any) -> None:
         self.driven = driven
@@ -71,7 +71,7 @@ class Hub:
         self.learner_pid: int | None = 4711
         self.is_finished = False
         self.distribution = DistributionStatus()
-        self.fleet = Fleet(
+        self.nodes = ConnectedNodes(
             report=driven.driver.report,
             remember=self._remember,
             distributor=self,
@@ -85,11 +85,12 @@ class Hub:
         )
         self.pages = LivePages(
             config=self.config,
+            changes=Changes(),
             directory=directory,
             run_id="r",
             store=driven.store,
             driver=driven.driver,
-            fleet=self.fleet,
+            nodes=self.nodes.live,
             distribution=lambda: self.distribution,
             join_command=lambda: "echo-node join http://hub",
             learner_pid=lambda: self.learner_pid,
@@ -98,8 +99,7 @@ class Hub:
         )
 
     async def _remember(self, node: NodeInfo) -> None:
-        await self.driven.thread(
-            self.driven.store.node_seen,
+        await self.driven.async_store.node_seen(
             node_id=node.node_id,
             public_key=node.public_key,
             name=node.name,
@@ -146,9 +146,9 @@ class Hub:
             swarm_port=0,
             mesh_port=0,
         )
-        await self.fleet.node_joined(info)
+        await self.nodes.node_joined(info)
         status = NodeStatus(activity="sampling", capacity=capacity, policy_version=0, tokens_per_s=12.5)
-        await self.fleet.node_said(node_id, status)
+        await self.nodes.node_said(node_id, status)
 
     async def deliver(self, lease: SendLease) -> None:
         for index in lease.indices:
@@ -164,7 +164,7 @@ class Hub:
                 finish_reason=FinishReason.STOP,
                 sampling_s=0.1,
             )
-            await self.fleet.node_said(lease.node_id, rollout)
+            await self.nodes.node_said(lease.node_id, rollout)
 
     async def train_to_the_end(self) -> None:
         """The whole run, by all that is leased; adapters appear where the learner writes them."""
@@ -208,8 +208,8 @@ async def test_work_under_way(hub: Hub) -> None:
     assert view.accounting == Accounting(leased=4, in_flight=4)
     lease = hub.driven.of(SendLease)[0]
     returned = LeaseReturned(lease_id=lease.lease_id, indices=lease.indices, reason="the owner plays")
-    await hub.fleet.node_said("a", returned)
-    await hub.fleet.node_left("a")
+    await hub.nodes.node_said("a", returned)
+    await hub.nodes.node_left("a")
     await hub.join("b")
     await hub.driven.until(lambda: hub.driven.of(SendLease)[-1].node_id == "b")
     view = await hub.pages.run_view()

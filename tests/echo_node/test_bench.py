@@ -171,11 +171,11 @@ def report(problem: str = "") -> Report:
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_the_table_can_be_read_on_narrow_terminals(columns: int) -> None:
     console = Console(width=columns, record=True, file=Path(os.devnull).open("w"))  # noqa: SIM115
-    console.print(table_of(report("no 'echo-swarm[cpu]'")))
+    console.print(table_of(report("no '/checkout[cpu]'")))
     console.file.close()
     shown = console.export_text()
     for word in ("torch", "1,234", "w64", "900", "[a] model"):
         assert word in shown
     if columns == 200:
-        assert "no 'echo-swarm[cpu]'" in shown
+        assert "no '/checkout[cpu]'" in shown
     assert verdict(report()) == "Chosen: torch on cpu, 64 rollouts at once (test)."

@@ -100,7 +100,7 @@ def test_without_any_engine_it_cannot_join(paths: Paths, monkeypatch: pytest.Mon
     monkeypatch.setattr(registry, "_is_present", lambda package: False)
     diagnosis = examine(paths, None)
     engine = of(diagnosis, "engine")
-    assert engine.level == "problem" and "-m pip install 'echo-swarm[" in engine.do
+    assert engine.level == "problem" and "-m pip install " in engine.do
     assert not diagnosis.can_join
 
 
@@ -227,6 +227,20 @@ async def test_a_hub_is_asked(
     found = of(await asyncio.to_thread(examine, paths, await answering(status, text)), "hub")
     assert found.level == level and words in found.what and "\x1b" not in found.what
     assert found.do or level == "ok"
+
+
+async def test_a_hub_that_speaks_no_tls_is_told_from_an_untrusted_one(
+    answering: Callable[..., Any], paths: Paths, broken: Broken
+) -> None:
+    url = await answering(200, '{"status": "ok", "problems": []}')
+    found = of(await asyncio.to_thread(examine, paths, url.replace("http://", "https://")), "hub")
+    assert found.level == "problem" and "does not speak TLS" in found.what and found.do == f"Use {url}"
+
+
+async def test_a_page_s_address_is_the_hub_s(answering: Callable[..., Any], paths: Paths, broken: Broken) -> None:
+    url = await answering(200, '{"status": "ok", "problems": []}')
+    found = of(await asyncio.to_thread(examine, paths, f"{url}/leaderboard?sort=-trained#top"), "hub")
+    assert (found.level, found.what) == ("ok", f"{url} answers")
 
 
 def test_a_hub_that_does_not_answer_is_a_problem(paths: Paths, broken: Broken) -> None:

@@ -81,6 +81,7 @@ def test_the_identity_can_be_kept(home: Any) -> None:
     [
         (("--python", "/bin/false"), "Python 3.11 or newer is needed, and /bin/false is not."),
         (("--source", "/no/such/checkout"), "/no/such/checkout does not exist (--source)."),
+        (("--source", "echo-swarm"), "echo-swarm does not exist (--source)."),
         (("--token", "secret"), "--token, --insecure and --service go with --join URL."),
         (("--source",), "--source needs a value; see --help"),
         (("--fast",), "There is no option --fast; see --help"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from echo_shared.errors import BackendError
+from echo_shared.installation import how_to_install
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
 
@@ -93,7 +94,7 @@ def unsupported_model(got: str) -> BackendError:
     return BackendError(
         "This backend cannot run the base model.",
         got=got,
-        do="Run this node with the torch backend: pip install 'echo-swarm[cuda]', then echo-node run --backend torch",
+        do=f"Run this node with the torch backend: {how_to_install('cuda')}, then: echo-node run --backend torch",
         code="unsupported_model",
     )
 

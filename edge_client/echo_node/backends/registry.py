@@ -18,6 +18,7 @@ from typing import Final
 from echo_node.backends.base import Engine
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
+from echo_shared.installation import how_to_install
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +178,9 @@ def choose(
 def _nothing_usable(hardware: Hardware, requested: str, missing: Sequence[BackendError | None]) -> BackendError:
     if requested == "auto":
         extra = "cuda" if hardware.cuda_gpus else "mlx" if hardware.apple_silicon else "cpu"
-        return BackendError("No sampling backend is installed.", got=f"none of {', '.join(NAMES)}", do=_install(extra))
+        return BackendError(
+            "No sampling backend is installed.", got=f"none of {', '.join(NAMES)}", do=how_to_install(extra)
+        )
     # What can be installed is named rather than a device that is not here.
     return min((error for error in missing if error is not None), key=lambda error: error.code == NO_DEVICE)
 
@@ -190,7 +193,7 @@ def _missing(candidate: _Candidate, hardware: Hardware) -> BackendError | None:
     absent = [package for package in backend.packages if not _is_present(package)]
     if absent:
         return BackendError(
-            f"The {name} backend is not installed.", got=f"no {', '.join(absent)}", do=_install(backend.extra)
+            f"The {name} backend is not installed.", got=f"no {', '.join(absent)}", do=how_to_install(backend.extra)
         )
     if fits:
         return None
@@ -199,10 +202,6 @@ def _missing(candidate: _Candidate, hardware: Hardware) -> BackendError | None:
         got="a build of PyTorch without CUDA",
         do="Install PyTorch's build for CUDA: https://pytorch.org/get-started/locally/",
     )
-
-
-def _install(extra: str) -> str:
-    return f"{sys.executable} -m pip install 'echo-swarm[{extra}]'"
 
 
 def make_engine(name: str) -> Engine:

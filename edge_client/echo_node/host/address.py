@@ -1,12 +1,17 @@
-"""A hub's address: what the user typed, and the URLs that follow from it."""
+"""A hub's address: what the user typed or pasted, and the URLs that follow from it."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlsplit
 
 from echo_shared.errors import ConfigError
+
+_PAGE: Final = re.compile(r"/+(leaderboard|operator|metrics|healthz|node|api/v1/[^/]*)/*$|/+$")
+"""The end of a path that a hub itself serves; what stands before it is the prefix that a proxy has put there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +22,10 @@ class HubAddress:
 
     @classmethod
     def parse(cls, url: str, *, insecure: bool) -> HubAddress:
-        """Raises ConfigError unless `url` is https, or http to this machine, or `insecure` allows http to any."""
+        """From the hub's address or that of one of its pages, with whatever is behind it.
+
+        Raises ConfigError unless `url` is https, or http to this machine, or `insecure` allows http to any.
+        """
         try:
             parts = urlsplit(url.strip())
             host, _ = parts.hostname, parts.port
@@ -27,7 +35,7 @@ class HubAddress:
             raise _not_an_address(url, f"scheme {parts.scheme!r}" if parts.scheme else "no scheme")
         if not host:
             raise _not_an_address(url, "no host")
-        if parts.query or parts.fragment or parts.username is not None:
+        if parts.username is not None:
             raise _not_an_address(url, "more than scheme, host, port and path")
         if parts.scheme == "http" and not insecure and not is_loopback(host):
             raise ConfigError(
@@ -36,7 +44,7 @@ class HubAddress:
                 do="Use https://, or, in a network that you trust: echo-node join URL --insecure",
                 code="insecure",
             )
-        return cls(origin=f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}")
+        return cls(origin=f"{parts.scheme}://{parts.netloc.lower()}{_PAGE.sub('', parts.path)}")
 
     @property
     def websocket(self) -> str:

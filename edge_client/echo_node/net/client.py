@@ -20,6 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 import echo_shared
 from echo_node.core.events import Disconnected
 from echo_node.host.address import HubAddress
+from echo_node.net.tls import handshake_failure
 from echo_shared.backoff import backoff_s
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.fields import printable_line
@@ -199,11 +200,7 @@ class HubClient:
                 do="Check the address, and that the hub runs.",
             ) from error
         except ssl.SSLError as error:
-            raise ConnectError(
-                "The hub's certificate is not trusted.",
-                got=f"{self._address.origin}: {_shown(error.reason or error)}",
-                do="Check the address; the operator may have to renew the certificate.",
-            ) from error
+            raise handshake_failure(error, self._address) from error
         except (OSError, InvalidHandshake, InvalidURI, EOFError) as error:
             got = "no answer in time" if isinstance(error, TimeoutError) else _shown(error) or type(error).__name__
             raise ConnectError(

@@ -5,15 +5,14 @@ The docstrings are also the comments of the config.toml that `echo_hub.config.fi
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from echo_hub.config.objective_defaults import PUBLISHED
+from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
+from echo_hub.tasks.names import check_name
 from echo_shared.artefacts import DELTA_REACH
-
-_TASK_NAME: Final = r"^(arithmetic|jsonl|environment:guess|reasoning-gym:[a-z0-9_]+|python:[\w.]+:\w+)$"
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -47,7 +46,7 @@ class ModelConfig(Section):
 class TaskConfig(Section):
     """Where problems and rewards come from."""
 
-    name: Annotated[str, Field(pattern=_TASK_NAME)] = "arithmetic"
+    name: Annotated[str, AfterValidator(check_name)] = "arithmetic"
     """arithmetic; reasoning-gym:DATASET with the name of any of its datasets; jsonl, with options.path;
     environment:guess, a game of several turns; or python:MODULE:FUNCTION, a function of yours that is given the options
     and returns a task or an environment."""
@@ -150,14 +149,24 @@ class ObjectiveConfig(Section):
     selection: Literal["all", "shuffle_r1"] = "all"
     """Which rollouts of a group are trained on: all, or the most unlike pairs by advantage, half of them."""
 
+    @property
+    def chosen_aggregation(self) -> Aggregation:
+        """The paper's own where the setting is "published"."""
+        return PUBLISHED[self.name].aggregation if self.aggregation == "published" else self.aggregation
+
+    @property
+    def chosen_advantage(self) -> Advantage:
+        """The paper's own where the setting is "published"."""
+        return PUBLISHED[self.name].advantage if self.advantage == "published" else self.advantage
+
     def resolved(self) -> ObjectiveConfig:
         """With the paper's own choices and numbers in place of "published" and 0."""
         paper = PUBLISHED[self.name]
         return self.model_copy(
             update={
                 **{name: getattr(self, name) or number for name, number in paper.numbers.items()},
-                "aggregation": paper.aggregation if self.aggregation == "published" else self.aggregation,
-                "advantage": paper.advantage if self.advantage == "published" else self.advantage,
+                "aggregation": self.chosen_aggregation,
+                "advantage": self.chosen_advantage,
             }
         )
 

@@ -47,7 +47,8 @@ from echo_hub.core.training import Training
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
 MAX_SCORER_FAILURES: Final = 3
-"""On one index; then its group is dropped, so that a problem that breaks the scorer cannot stall the run."""
+"""On one turn of an index, each time on another draw; then its group is dropped, so that a problem that breaks the
+scorer cannot stall the run."""
 MAX_RETURNS: Final = 16
 """Of one index; then its group is dropped, so that a problem that nodes cannot work on cannot stall the run either.
 Many more than nodes that come and go give back."""
@@ -84,6 +85,8 @@ class Coordinator:
                 self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
             elif rollout.state is ReceiptState.LEASED:
                 leases[row.deadline, row.lease_id].append(row.index)
+        for failure in self._snapshot.scorer_failures:
+            self._ledger.restore_failure(*failure)
         for (deadline, lease_id), indices in leases.items():
             self._leasing.watch(lease_id, tuple(indices), deadline)
         if self._snapshot.planned is not None:
@@ -260,16 +263,15 @@ class Coordinator:
         group = self._ledger.groups[rollout.group_id]
         if event.killed_scorer:
             self._fleet.kill_scorer(rollout.node_id, group.group_id, now)
-        if group.pinned_version is not None and event.reason is DropReason.SCORER_FAILED:
+        if event.reason is not DropReason.SCORER_FAILED:
+            self._fail(rollout, event.reason, event.detail)
+            if event.reason is DropReason.INVALID:
+                self._fleet.fail(rollout.node_id, now)
+        elif group.pinned_version is not None:
             self._evaluating.end_episode(rollout, None)
-            return
-        self._fail(rollout, event.reason, event.detail)
-        if event.reason is DropReason.INVALID:
-            self._fleet.fail(rollout.node_id, now)
-        if event.reason is DropReason.SCORER_FAILED:
-            slot = group.slots[rollout.index]
-            slot.scorer_failures += 1
-            if slot.scorer_failures >= MAX_SCORER_FAILURES:
+        else:
+            self._ledger.draw_again(rollout, event.detail)
+            if group.slots[rollout.index].scorer_failures >= MAX_SCORER_FAILURES:
                 self._ledger.drop_group(group, DropReason.SCORER_FAILED)
 
     # --- learner

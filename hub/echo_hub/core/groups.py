@@ -45,6 +45,7 @@ class Slot:
     failed_on: tuple[str, ...] = ()
     """Nodes that gave it back, let it expire or failed at it, the latest last: others are asked first."""
     scorer_failures: int = 0
+    """Completions of the turn in progress that the scorer failed on; each was drawn with a seed of its own."""
     num_returns: int = 0
     evaluated: bool = False
     """Of an evaluation: its episode has ended, and its rollouts are final."""

@@ -7,8 +7,10 @@ While training and evaluations both want leases, one of `EVALUATION_SHARE` lease
 from the last time that none was wanted; what training does not want, evaluations get too. So neither starves the other:
 training waits for an evaluation no longer than a node takes to finish what it holds.
 
-The first turns of a group's episodes share a prompt, and so may share a lease. Each later turn is a lease of its own,
-with a seed of its own; within a group, the episodes that are furthest come first.
+The first turns of a group's episodes share a prompt and a seed, and so may share a lease. Each later turn is a lease of
+its own, with a seed of its own; within a group, the episodes that are furthest come first.
+
+A turn whose completion the scorer failed on is drawn again with another seed: the same one would give the same tokens.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from echo_shared.messages import ReceiptState, rollout_id
 EVALUATION_SHARE: Final = 4
 
 
-def turn_seed(group_seed: int, turn: int) -> int:
-    """Of the draws of one turn of a group's episodes."""
+def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
+    """Of the draws of one turn of a group's episodes. `attempt`: so often the scorer has failed on this turn."""
+    if attempt:
+        return derive_seed(group_seed, turn, attempt)
     return derive_seed(group_seed, turn) if turn else group_seed
 
 
@@ -102,24 +106,26 @@ class Leasing:
             node = self._fleet.next_ready(bucket, avoid)
             if node is not None:
                 turn = group.slots[index].turn
-                indices = (index,) if turn else self._first_turns(node, group, bucket)
+                indices = (index,) if turn else self._first_turns(node, group, index, bucket)
                 self._lease_to(node, group, indices, newest_version, now)
                 return True
         return False
 
-    def _first_turns(self, node: Node, group: RolloutGroup, bucket: int) -> tuple[int, ...]:
-        """As many indices of the group, all at their first turn, as the node may take."""
+    def _first_turns(self, node: Node, group: RolloutGroup, like: int, bucket: int) -> tuple[int, ...]:
+        """As many indices of the group, all at their first turn with the seed of index `like`, as the node may take."""
+        attempt = group.slots[like].scorer_failures
         may = [
             index
-            for index in sorted(group.unleased)
-            if group.slots[index].turn == 0 and node.node_id not in self._avoided(group.slots[index], bucket)
+            for index, slot in ((index, group.slots[index]) for index in sorted(group.unleased))
+            if (slot.turn, slot.scorer_failures) == (0, attempt) and node.node_id not in self._avoided(slot, bucket)
         ]
         return tuple(may[: node.free])
 
     def _lease_to(
         self, node: Node, group: RolloutGroup, indices: tuple[int, ...], newest_version: int, now: float
     ) -> None:
-        turn = group.slots[indices[0]].turn
+        first = group.slots[indices[0]]
+        turn = first.turn
         lease_id = self._next_lease_id
         self._next_lease_id += 1
         version = newest_version
@@ -146,7 +152,7 @@ class Leasing:
                 group_id=group.group_id,
                 indices=indices,
                 turn=turn,
-                seed=turn_seed(group.seed, turn),
+                seed=turn_seed(group.seed, turn, first.scorer_failures),
                 policy_version=version,
                 deadline_s=self._settings.deadline_s,
             )

@@ -98,6 +98,11 @@ class Ledger:
         self._want(group, row.index)
         return rollout
 
+    def restore_failure(self, group_id: int, index: int, turn: int) -> None:
+        """The scorer failed on this turn before a restart; the group and its rollouts are restored."""
+        slot = self.groups[group_id].slots[index]
+        slot.scorer_failures += slot.turn == turn
+
     def restore_plan(self, group_ids: Iterable[int]) -> None:
         for group_id in group_ids:
             for ids in (self.waiting, self.complete, self.flat):
@@ -201,13 +206,19 @@ class Ledger:
         self._fleet.trust(rollout.node_id)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
-        if rollout.turn:
-            self.revoke(slot.leased, DropReason.EXPIRED)
-        else:  # Other indices of a first turn's lease may still be wanted.
-            self.drop(slot.leased, DropReason.EXPIRED)
+        self._withdraw_turn(slot)
         slot.turns, slot.winner = (*slot.turns, rollout), None
         slot.failed_on, slot.scorer_failures, slot.num_returns = (), 0, 0
         self._want(group, rollout.index)
+
+    def draw_again(self, rollout: LeasedRollout, detail: str) -> None:
+        """received → dropped: the scorer failed on it. Its turn wants a lease with another seed; whoever still draws it
+        with the one before would give the same completion."""
+        slot = self.groups[rollout.group_id].slots[rollout.index]
+        self._withdraw_turn(slot)
+        slot.scorer_failures += 1
+        self.blame(rollout)
+        self.drop([rollout], DropReason.SCORER_FAILED, detail)
 
     def drop(self, rollouts: Iterable[LeasedRollout], reason: DropReason, detail: str = "") -> None:
         """Any state → dropped. An index that loses its last rollout wants a lease again."""
@@ -260,6 +271,13 @@ class Ledger:
             self._move(self.rollouts.pop(trained_id), ReceiptState.TRAINED)
         for group_id in batch.group_ids:
             self._forget(group_id)
+
+    def _withdraw_turn(self, slot: Slot) -> None:
+        """What is still leased of its turn in progress."""
+        if slot.turn:
+            self.revoke(slot.leased, DropReason.EXPIRED)
+        else:  # Other indices of a first turn's lease may still be wanted.
+            self.drop(slot.leased, DropReason.EXPIRED)
 
     def _forget(self, group_id: int) -> None:
         del self.groups[group_id]

@@ -55,6 +55,8 @@ class Snapshot:
     groups: tuple[GroupRow, ...] = ()
     rollouts: tuple[RolloutRow, ...] = ()
     """In the order of their leases, and so of their turns."""
+    scorer_failures: tuple[tuple[int, int, int], ...] = ()
+    """Group, index and turn of each rollout of these groups that was dropped because the scorer failed on it."""
     newest_planned_group: int = -1
     """The youngest group in any step's batch; -1 = none."""
     flat_groups: tuple[int, ...] = ()

@@ -1,21 +1,17 @@
-"""Evaluation on held-out problems, each pinned to one policy version.
+"""Evaluation on held-out problems by the hub's own device, pinned to one policy version.
 
 Every completion of one evaluation comes from exactly the version that it names. The draws of problem n are seeded by
 the run's seed and n, never by the version, so versions are compared on the same uniforms.
 
-Here episodes are played by the hub's own device: who generates is one small interface, `Generator`; who answers, with a
-reward or with what an environment says to a turn, is another, `Judge`. In an evaluation by nodes the coordinator does
-both, as for training (`echo_hub.evaluation.by_nodes`). What comes of either are attempts, which `summary` makes figures
-of.
+Who generates is one small interface, `Generator`; who answers, with a reward or with what an environment says to a
+turn, is another, `Judge`. In an evaluation by nodes the coordinator does both, as for training
+(`echo_hub.evaluation.by_nodes`). What comes of either are attempts (`echo_hub.evaluation.figures`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
-import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -26,10 +22,12 @@ from numpy.typing import NDArray
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.leasing import turn_seed
+from echo_hub.evaluation.figures import Attempt, summary
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
-from echo_hub.scoring.problems import FULL_REWARD, Problems
+from echo_hub.scoring.problems import Problems
 from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -64,18 +62,18 @@ class Judge(Protocol):
     async def __call__(self, played: Sequence[Played]) -> Sequence[float | Ids | ScorerError]: ...
 
 
-class Engine(Protocol):
+class VersionSampler(Protocol):
     """What draws here, by the adapter in a directory or, None, by the base: `Trainer.generate` is one."""
 
     async def __call__(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated: ...
 
 
-def local(engine: Engine, directory: RunDirectory) -> Generator:
+def local(sampler: VersionSampler, directory: RunDirectory) -> Generator:
     """A generator on this machine, by the run's exported adapters."""
 
     async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
         version = requests[0].policy_version
-        return await engine(requests, adapter=directory.adapter(version) if version else None, greedy=greedy)
+        return await sampler(requests, adapter=directory.adapter(version) if version else None, greedy=greedy)
 
     return generate
 
@@ -101,6 +99,7 @@ class HeldOut:
     max_tokens: int
     """Of a turn."""
     stop_ids: tuple[int, ...]
+    rewards: RewardBounds
 
     @classmethod
     def of_run(cls, config: HubConfig, problems: Problems, *, stop_ids: tuple[int, ...]) -> HeldOut:
@@ -112,20 +111,8 @@ class HeldOut:
             temperature=config.sampling.temperature,
             max_tokens=config.sampling.max_tokens,
             stop_ids=stop_ids,
+            rewards=problems.rewards,
         )
-
-
-@dataclass(slots=True, kw_only=True)
-class Attempt:
-    """One episode at one held-out problem, when it has ended."""
-
-    number: int
-    num_tokens: int = 0
-    """Drawn, over all turns."""
-    truncated: bool = False
-    """Any of its turns was cut off by length."""
-    reward: float | None = None
-    """None: the scorer failed."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -148,22 +135,6 @@ class _Episode(Attempt):
         self.observed_tokens += len(observation_ids)
 
 
-def pass_at(solved: int, samples: int, k: int) -> float:
-    """The probability that one of k completions solves a problem of which `solved` of `samples` did; k <= samples.
-
-    1 - C(n - c, k) / C(n, k), the unbiased estimator of Chen et al., https://arxiv.org/abs/2107.03374, section 2.1.
-    """
-    return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
-
-
-def standard_error(means: Sequence[float]) -> float:
-    """Of the mean of `means`, one a problem: problems are the independent draws, their completions are not.
-
-    Clustered by problem as in Miller, https://arxiv.org/abs/2411.00640, section 2.2; 0 for a single problem.
-    """
-    return float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
-
-
 async def evaluate(policy_version: int, heldout: HeldOut, *, generate: Generator, judge: Judge) -> list[Evaluation]:
     """Every kind that is asked for, greedy first. Raises ScorerError when not one completion could be scored."""
     results = []
@@ -175,7 +146,10 @@ async def evaluate(policy_version: int, heldout: HeldOut, *, generate: Generator
                 for index in range(samples)
             ]
             seconds = await _play(episodes, policy_version, kind, heldout, generate=generate, judge=judge)
-            results.append(summary(episodes, policy_version, kind, samples=samples, seconds=seconds))
+            measured = summary(
+                episodes, policy_version, kind, samples=samples, seconds=seconds, rewards=heldout.rewards
+            )
+            results.append(measured)
     return results
 
 
@@ -235,93 +209,3 @@ def _requests(
         for episode in episodes
     }
     return requests, who
-
-
-def summary(
-    attempts: Sequence[Attempt], policy_version: int, kind: EvaluationKind, *, samples: int, seconds: float
-) -> Evaluation:
-    """The figures of all attempts of one kind. Raises ScorerError when not one of them could be scored."""
-    by_problem: dict[int, list[float]] = {}
-    for attempt in attempts:
-        if attempt.reward is not None:
-            by_problem.setdefault(attempt.number, []).append(attempt.reward)
-    num_unscored = len(attempts) - sum(map(len, by_problem.values()))
-    if not by_problem:
-        raise ScorerError(
-            "Not one held-out completion could be scored.",
-            got=f"{len(attempts)} completions by version {policy_version}",
-            do="Mend the task's scorer; see the newest of RUN/logs/scorer-*.log.",
-        )
-    if num_unscored:
-        log.warning(
-            "the scorer failed on %d of %d completions by version %d", num_unscored, len(attempts), policy_version
-        )
-    solved = [(sum(reward >= FULL_REWARD for reward in rewards), len(rewards)) for rewards in by_problem.values()]
-    means = [count / total for count, total in solved]
-    # A problem of which fewer than k completions could be scored says nothing about k.
-    ks = sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})
-    possible = {k: [pass_at(count, total, k) for count, total in solved if total >= k] for k in ks}
-    return Evaluation(
-        policy_version=policy_version,
-        kind=kind,
-        num_problems=len(by_problem),
-        samples=samples,
-        num_unscored=num_unscored,
-        accuracy=float(np.mean(means)),
-        accuracy_error=standard_error(means),
-        pass_at={k: float(np.mean(shares)) for k, shares in possible.items() if shares},
-        mean_reward=float(np.mean([np.mean(rewards) for rewards in by_problem.values()])),
-        mean_tokens=float(np.mean([attempt.num_tokens for attempt in attempts])),
-        share_truncated=float(np.mean([attempt.truncated for attempt in attempts])),
-        seconds=seconds,
-        evaluated_at=time.time(),
-    )
-
-
-class Evaluations:
-    """Which versions are due, and their evaluations, one after the other, lowest version first.
-
-    What was due and is not in the store is due again after a restart; what is in it never is.
-    """
-
-    def __init__(
-        self,
-        config: HubConfig,
-        directory: RunDirectory,
-        *,
-        done: Collection[int],
-        measure: Callable[[int], Awaitable[Sequence[Evaluation]]],
-        record: Callable[[Sequence[Evaluation]], Awaitable[None]],
-    ) -> None:
-        self._every = config.evaluation.every
-        self._last = config.training.steps
-        self._directory = directory
-        self._measure = measure
-        self._record = record
-        self._queue: asyncio.Queue[int] = asyncio.Queue()
-        self._done = set(done)
-        self.waiting: set[int] = set()
-        """Versions whose adapters are still needed."""
-
-    def is_due(self, policy_version: int) -> bool:
-        """The base, the last version of the run, and those between at the interval that is set."""
-        at_interval = self._every > 0 and policy_version % self._every == 0
-        return policy_version in (0, self._last) or at_interval
-
-    def reached(self, policy_version: int) -> None:
-        """The learner holds this version, so that it and those before it can be evaluated."""
-        for version in sorted({0, *self._directory.adapter_versions()}):
-            known = version in self._done or version in self.waiting
-            if version <= policy_version and not known and self.is_due(version):
-                self.waiting.add(version)
-                self._queue.put_nowait(version)
-
-    async def run(self) -> None:
-        """Evaluates for ever. Raises what makes it impossible."""
-        while True:
-            version = await self._queue.get()
-            measured = await self._measure(version)
-            await self._record(measured)
-            self.waiting.discard(version)
-            self._done.add(version)
-            log.info("version %d solves %s", version, "; ".join(evaluation.text for evaluation in measured))

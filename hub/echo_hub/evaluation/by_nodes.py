@@ -19,9 +19,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
-from echo_hub.evaluation.by_hub import Attempt, summary
+from echo_hub.evaluation.figures import Attempt, summary
 from echo_hub.store.reading import EvaluatedEpisode
 from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_hub.tasks.rewards import RewardBounds
+from echo_shared.errors import ScorerError
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class NodeEvaluations:
     def __init__(
         self,
         *,
+        rewards: RewardBounds,
         report: Callable[[EvaluationWanted | EvaluationAbandoned], Awaitable[None]],
         publish: Callable[[int], Awaitable[None]],
         load: Callable[[int], Awaitable[Sequence[EvaluatedEpisode]]],
@@ -47,6 +50,7 @@ class NodeEvaluations:
         is_alone: Callable[[], bool],
         run_is_over: Callable[[], bool],
     ) -> None:
+        self._rewards = rewards
         self._report = report
         self._publish = publish
         self._load = load
@@ -61,7 +65,8 @@ class NodeEvaluations:
             self._done[policy_version].set()
 
     async def measure(self, policy_version: int, *, patience_s: float) -> list[Evaluation] | None:
-        """Every kind that is asked for, greedy first; None when nodes have not finished it, and will not."""
+        """Every kind that is asked for, greedy first; None when nodes have not finished it, and will not, or when not
+        one of their completions could be scored: by a scorer that was mended since, the hub's own can be."""
         done = self._done[policy_version] = asyncio.Event()
         try:
             await self._publish(policy_version)
@@ -70,7 +75,10 @@ class NodeEvaluations:
                 log.warning("no node evaluates version %d any more: the hub does it", policy_version)
                 await self._report(EvaluationAbandoned(policy_version=policy_version))
                 return None
-            return figures(policy_version, await self._load(policy_version))
+            return figures(policy_version, await self._load(policy_version), rewards=self._rewards)
+        except ScorerError as error:
+            log.warning("version %d is evaluated again, by the hub: %s", policy_version, error)
+            return None
         finally:
             del self._done[policy_version]
 
@@ -89,17 +97,26 @@ class NodeEvaluations:
                     return False
 
 
-def figures(policy_version: int, episodes: Sequence[EvaluatedEpisode]) -> list[Evaluation]:
-    """As of an evaluation by the hub. Raises ScorerError when not one completion could be scored."""
+def figures(policy_version: int, episodes: Sequence[EvaluatedEpisode], *, rewards: RewardBounds) -> list[Evaluation]:
+    """As of an evaluation by the hub. Raises ScorerError when not one completion could be scored.
+
+    An episode's stored reward may be none of the task's: the task's code can change between two starts of a run.
+    """
     results = []
     for kind in EvaluationKind:
         of_kind = [one for one in episodes if one.about.greedy == (kind is EvaluationKind.GREEDY)]
         if of_kind:
             attempts = [
-                Attempt(number=one.about.number, num_tokens=one.num_tokens, truncated=one.truncated, reward=one.reward)
+                Attempt(
+                    number=one.about.number,
+                    num_tokens=one.num_tokens,
+                    truncated=one.truncated,
+                    reward=None if one.reward is None or not rewards.hold(one.reward) else one.reward,
+                )
                 for one in of_kind
             ]
             samples = max(Counter(attempt.number for attempt in attempts).values())
             seconds = max(one.received_at for one in of_kind) - min(one.leased_at for one in of_kind)
-            results.append(summary(attempts, policy_version, kind, samples=samples, seconds=seconds))
+            measured = summary(attempts, policy_version, kind, samples=samples, seconds=seconds, rewards=rewards)
+            results.append(measured)
     return results

@@ -35,6 +35,7 @@ from echo_hub.learner.settings import LearnerSettings
 from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE
 from echo_shared.draws import derive_seed
 from echo_shared.errors import LearnerError
+from echo_shared.installation import how_to_install
 
 _PROCESSED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Configuration keys of models whose logits are more than their output layer's."""
@@ -212,7 +213,8 @@ def _load_base(settings: LearnerSettings, device: torch.device, dtype: torch.dty
         raise LearnerError(
             "The base model cannot be loaded in fewer bits here.",
             got=f"learner.base_bits = {settings.learner.base_bits}: {error}",
-            do="Install the extra `quantized` (bitsandbytes), choose another device, or set learner.base_bits to 0.",
+            do="Choose another device, or set learner.base_bits to 0. If bitsandbytes is missing: "
+            f"{how_to_install('quantized')}",
         ) from error
     except (OSError, ValueError, SafetensorError) as error:
         raise LearnerError(

@@ -24,11 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_hub.config.objective_defaults import Advantage
 from echo_hub.learner.selection import most_unlike
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_shared.rewards import all_equal
@@ -74,7 +75,7 @@ def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> Weighte
     rewards = [
         np.array([rollout.reward + _penalty(rollout, settings) for rollout in group.rollouts]) for group in groups
     ]
-    values = advantages(rewards, objective.advantage)
+    values = advantages(rewards, objective.chosen_advantage)
     complete = [
         np.array([objective.overlong != "mask" or not rollout.truncated for rollout in group.rollouts])
         for group in groups
@@ -100,8 +101,8 @@ def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> Weighte
     )
 
 
-def advantages(rewards: Sequence[NDArray[np.float64]], kind: str) -> list[NDArray[np.float64]]:
-    """Each group's advantages; exactly zero where a group's rewards are `all_equal`. `kind` is one of `Advantage`.
+def advantages(rewards: Sequence[NDArray[np.float64]], kind: Advantage) -> list[NDArray[np.float64]]:
+    """Each group's advantages; exactly zero where a group's rewards are `all_equal`.
 
         mean            R_i - mean(R)                                     Dr. GRPO (arXiv 2503.20783)
         mean_std        (R_i - mean(R)) / (std(R) + ε)                    DeepSeekMath (arXiv 2402.03300)
@@ -121,7 +122,8 @@ def advantages(rewards: Sequence[NDArray[np.float64]], kind: str) -> list[NDArra
             return [values / (std + STD_EPSILON) for values in centred]
         case "leave_one_out":
             return [values * (len(values) / max(1, len(values) - 1)) for values in centred]
-    raise ValueError(kind)
+        case _:
+            assert_never(kind)
 
 
 def _centred(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -158,7 +160,7 @@ def _weights(
     rollouts = sum(int(there.sum()) for there in kept)
     groups = sum(bool(there.any()) for there in kept)
     tokens = [int(length[there].sum()) for length, there in zip(lengths, kept, strict=True)]
-    aggregation = settings.objective.resolved().aggregation
+    aggregation = settings.objective.chosen_aggregation
     if settings.training.tokens_per_step:
         return [np.full(len(length), 1 / settings.training.tokens_per_step) for length in lengths]
 
@@ -172,7 +174,8 @@ def _weights(
                 return np.full(len(length), 1 / (groups * own_tokens))
             case "constant":
                 return np.full(len(length), 1 / (rollouts * settings.max_tokens))
-        raise ValueError(aggregation)
+            case _:
+                assert_never(aggregation)
 
     return [
         of_group(length, own) if own else np.zeros(len(length)) for length, own in zip(lengths, tokens, strict=True)

@@ -1,4 +1,4 @@
-"""Pushes artefacts to nodes over their websockets, piece by piece, as `core.broadcast` plans it.
+"""Pushes artefacts to nodes over their websockets, piece by piece, as `core.spread.broadcast` plans it.
 
 What is pushed is read from its files piece by piece. Nothing here waits for a node: what a node does not get, or does
 not want from the hub's hand, it fetches from the swarm or the web seed.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, Send
 from echo_hub.core.spread.windows import Paths
@@ -99,16 +99,23 @@ class Broadcaster:
 
     def said(self, node_id: str, message: Have | Links) -> None:
         """What a node has, and whom it is linked with. One that was gone for a while joins what it still wants."""
-        if isinstance(message, Links):
-            self._paths.set_links(node_id, message.node_ids)
-        elif (push := self._pushes.get(message.info_hash)) is not None:
+        match message:
+            case Links():
+                self._paths.set_links(node_id, message.node_ids)
+            case Have():
+                self._has(node_id, message)
+            case _:
+                assert_never(message)
+        self._news.set()
+
+    def _has(self, node_id: str, message: Have) -> None:
+        if (push := self._pushes.get(message.info_hash)) is not None:
             now = time.monotonic()
             if message.wanted and message.pieces:
                 push.plan.join(node_id, hand_on=push.hand_on, now=now, have=message.pieces)
             push.plan.have(node_id, message.pieces, now)
             if not message.wanted:
                 push.plan.turn_away(node_id, now)
-        self._news.set()
 
     def node_left(self, node_id: str) -> None:
         """Its connection is gone."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 from echo_hub.config.sections import DisseminationConfig
 from echo_hub.core.spread.holdings import Arrival, Dissemination, DistributionStatus, Release
@@ -112,7 +112,7 @@ class Distributor:
         self._retired: dict[int, tuple[bytes, ...]] = {}
         self._newest = 0
         self._announced = 0
-        self._lent = 0
+        self._evaluated = 0
         """The version that an evaluation by nodes uses; 0 = none."""
         self._handed_on = 0
         """Bytes that nodes have handed on of the version that was announced last."""
@@ -139,10 +139,10 @@ class Distributor:
         await self._publish(version, adapter_dir)
         self._newest = max(self._newest, version)
 
-    async def lend(self, version: int, adapter_dir: Path) -> None:
-        """This version, in place of the one lent before, stays published for an evaluation, however old it gets."""
+    async def keep_for_evaluation(self, version: int, adapter_dir: Path) -> None:
+        """This version, in place of the one kept before, stays published, however old it gets."""
         self._publisher.keep(version)
-        self._lent = version
+        self._evaluated = version
         await self._publish(version, adapter_dir)
 
     async def _publish(self, version: int, adapter_dir: Path) -> None:
@@ -273,6 +273,8 @@ class Distributor:
             case KeyframeWanted():
                 if not self._keyframes_wanted.full():
                     self._keyframes_wanted.put_nowait((node_id, message.policy_version))
+            case _:
+                assert_never(message)
 
     async def _fetched(self, node_id: str, message: Fetched) -> None:
         version = message.policy_version
@@ -435,7 +437,7 @@ class Distributor:
 
     def _current(self) -> frozenset[int]:
         """The versions that a lease may name to a node that does not hold them."""
-        return frozenset({self._newest, self._announced, self._lent})
+        return frozenset({self._newest, self._announced, self._evaluated})
 
 
 def pinned(way: Way, at: Circumstances) -> Way:

@@ -2,7 +2,8 @@
 
 A policy version is published once as what is smallest, a delta or a keyframe; its keyframe is made as well when a node
 asks for it. What is published keeps its info-hash and its signature over any number of restarts, while it is among the
-newest KEPT_VERSIONS: an older one that is lent is removed when the hub starts, and sealed anew when it is lent again.
+newest KEPT_VERSIONS: an older one that an evaluation uses is removed when the hub starts, and sealed anew when it is
+used again.
 """
 
 from __future__ import annotations

@@ -16,16 +16,15 @@ SHUTDOWN_S = 3.0
 class Server:
     """`port` is the real one, also when the settings say 0."""
 
-    def __init__(self, settings: ServerConfig, routes: Iterable[web.AbstractRouteDef]) -> None:
+    def __init__(self, settings: ServerConfig) -> None:
         self._settings = settings
-        self._routes = routes
         self._runner: web.AppRunner | None = None
         self.port = settings.port
 
-    async def open(self) -> None:
+    async def open(self, routes: Iterable[web.AbstractRouteDef]) -> None:
         """Raises ConfigError when the port cannot be had."""
         application = web.Application()
-        application.add_routes(self._routes)
+        application.add_routes(routes)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._settings.host, self._settings.port)

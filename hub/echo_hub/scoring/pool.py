@@ -4,6 +4,9 @@ Each process holds the run's `Problems`, made from its settings, and calls any m
 process many at a time and answered one by one, so the first call without an answer is the one that its process died of;
 those behind it are handed to another. A call for which a process has no memory left need not be the one that took it,
 and is repeated in a new process. Results are what MessagePack carries: numbers, text, lists, maps, arrays.
+
+With a process ends what its scorers have started: on Linux all of it (`echo_hub.scoring.warden`), on macOS what has
+not put itself in a session of its own, on Windows nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import signal
 import sys
@@ -36,6 +40,8 @@ DEATHS_AT_START: Final = 3
 """Deaths in a row before a first answer after which the pool gives up."""
 RESTART_S: Final = 0.5
 """Before the first new start after such a death; twice that before the second."""
+_GUARDED: Final = sys.platform == "linux"
+"""Each process has a warden, which must not be killed before it has ended what is below it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +97,7 @@ class ScoringPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that are there now."""
+        """Of the processes that are there now, or of their wardens."""
         return [child.pid for child in self._children.values()]
 
     async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
@@ -140,7 +146,15 @@ class ScoringPool:
         """A process that is ready. Raises ScorerError when it cannot make the task, ChildExited when it dies before."""
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         log_file = self._logs / f"scorer-{number}.log"
-        command = Command(module="echo_hub.scoring.worker", name="scoring", log=log_file, env=environment)
+        module, *arguments = ("echo_hub.scoring.warden", str(os.getpid())) if _GUARDED else ("echo_hub.scoring.worker",)
+        command = Command(
+            module=module,
+            arguments=tuple(arguments),
+            name="scoring",
+            log=log_file,
+            env=environment,
+            ends_its_own=_GUARDED,
+        )
         opening = {
             "config": self._config.model_dump(mode="json"),
             "base_dir": str(self._base_dir),

@@ -22,17 +22,11 @@ from echo_hub.run.base_model import PromptCodec
 from echo_hub.tasks.base import FileTask, Problem, Task
 from echo_hub.tasks.environments.base import Ending, Environment
 from echo_hub.tasks.registry import make_task
+from echo_hub.tasks.rewards import RewardBounds
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared.draws import derive_seed
 
 CACHED_PROBLEMS: Final = 16_384
-FULL_REWARD: Final = 1.0 - 1e-6
-"""A held-out problem counts as solved from this reward on: graders give less for a right format alone."""
-
-
-def accuracy(rewards: Sequence[float]) -> float:
-    """The share of problems that are solved."""
-    return sum(reward >= FULL_REWARD for reward in rewards) / len(rewards)
 
 
 class Problems:
@@ -49,7 +43,8 @@ class Problems:
         cached: int = CACHED_PROBLEMS,
     ) -> None:
         """`max_tokens` of a completion: an episode has no room for another turn of that length when it ends. `cached`:
-        so many problems of each kind are kept."""
+        so many problems of each kind are kept. Raises ConfigError when the task's bounds of rewards are none."""
+        self.rewards = RewardBounds.of(task)
         self._task = task
         self._stream = stream
         self._codec = codec
@@ -104,7 +99,8 @@ class Problems:
     ) -> float | NDArray[np.int32]:
         """What follows the last of an episode's turns so far: its reward, or all ids between this turn and the next.
 
-        `observed_tokens`: all ids between the turns so far. Raises whatever the task raises.
+        `observed_tokens`: all ids between the turns so far. Raises whatever the task raises, and ScorerError for a
+        reward that is none of the task's.
         """
         return self._respond(self._problem(group_id), completions, observed_tokens)
 
@@ -137,14 +133,14 @@ class Problems:
     ) -> float | NDArray[np.int32]:
         replies = [self._codec.decode(ids) for ids in completions]
         if not isinstance(self._task, Environment):
-            return float(self._task.score(problem, replies[-1]))
+            return self.rewards.read(self._task.score(problem, replies[-1]))
         response = self._task.respond(problem, replies)
         if isinstance(response, Ending):
-            return float(response.reward)
+            return self.rewards.read(response.reward)
         observation_ids = self._codec.encode_observation(response.text, after=int(completions[-1][-1]))
         said = len(self._codec.encode_prompt(problem.prompt)) + sum(map(len, completions)) + observed_tokens
         has_room = said + len(observation_ids) + self._max_tokens <= self._codec.context_tokens
-        return observation_ids if has_room else float(response.reward_if_cut)
+        return observation_ids if has_room else self.rewards.read(response.reward_if_cut)
 
     def _encode(self, group_id: int) -> NDArray[np.int32]:
         return self._codec.encode_prompt(self._problem(group_id).prompt)

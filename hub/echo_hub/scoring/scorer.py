@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -100,8 +99,6 @@ def _verdict(job: ScoringJob, response: float | NDArray[np.int32] | ScorerError)
         detail = str(response)
     elif isinstance(response, np.ndarray):
         return RolloutContinued(rollout_id=job.rollout_id, observation_ids=response)
-    elif not math.isfinite(response):
-        detail = f"the reward is {response}"
     else:
         return RolloutScored(rollout_id=job.rollout_id, reward=response)
     return RolloutRejected(

@@ -1,4 +1,4 @@
-"""A scoring process: `python -m echo_hub.scoring.worker`, driven by `echo_hub.scoring.pool`. Loads no torch.
+"""A scoring process: `python -m echo_hub.scoring.worker [WARDEN_PID]`, driven by `echo_hub.scoring.pool`; no torch.
 
 Scorers are plug-ins and completions come from strangers, so whatever a call does must end here: what it raises is
 answered, what takes too long is ended by the system's own timer even where no Python runs any more (a power of large
@@ -23,6 +23,7 @@ import psutil
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.warden import end_with
 from echo_hub.tasks.math_answers import is_equal
 from echo_shared.child import OUT_OF_MEMORY_STATUS, Frame, ParentPipe
 from echo_shared.errors import ConfigError, EchoError
@@ -111,4 +112,6 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if sys.platform != "win32":
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if len(sys.argv) > 1:
+        end_with(int(sys.argv[1]), signal.SIGKILL)
     sys.exit(serve(ParentPipe()))

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from echo_shared.errors import ConfigError, StorageError
+from echo_shared.installation import how_to_install, how_to_upgrade
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_MS: Final = 5_000
@@ -64,8 +65,8 @@ def connect(url: str) -> Engine:
         raise ConfigError(
             "The store's URL cannot be used.",
             got=str(error),
-            do='Set store.url to "sqlite:////absolute/path/echo.db" or "postgresql://user@host/database" (for the '
-            'latter: pip install "psycopg[binary]").',
+            do='Set store.url to "sqlite:////absolute/path/echo.db" or "postgresql://user@host/database"; for the '
+            f"latter: {how_to_install('postgresql')}",
         ) from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
@@ -98,7 +99,7 @@ def migrate(engine: Engine) -> None:
             raise StorageError(
                 "The hub's database was made by a newer version of this software.",
                 got=f"schema {current}; this software knows {max(known)}",
-                do="Upgrade: pip install --upgrade echo-swarm",
+                do=f"Upgrade this hub. {how_to_upgrade()}",
             )
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

@@ -103,7 +103,7 @@ def read_snapshot(connection: Connection) -> Snapshot:
         select(groups.c.group_id, groups.c.seed)
         .where(groups.c.drop_reason.is_(None), or_(groups.c.step.is_(None), groups.c.step > trained))
         .order_by(groups.c.group_id)
-    )
+    ).all()
     planned = connection.execute(
         select(steps.c.step, steps.c.group_ids, steps.c.rollout_ids).where(steps.c.step == trained + 1)
     ).one_or_none()
@@ -125,6 +125,7 @@ def read_snapshot(connection: Connection) -> Snapshot:
         next_lease_id=1 if newest_lease is None else newest_lease + 1,
         groups=tuple(GroupRow(group_id=row.group_id, seed=row.seed) for row in open_groups),
         rollouts=_unfinished(connection),
+        scorer_failures=_scorer_failures(connection, [row.group_id for row in open_groups]),
         newest_planned_group=newest_planned,
         flat_groups=tuple(flat_groups),
         trained_steps=trained,
@@ -183,6 +184,19 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             reward=row.reward,
         )
         for row in rows
+    )
+
+
+def _scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    query = (
+        select(rollouts.c.group_id, rollouts.c.index.label("at"), rollouts.c.turn)
+        .where(rollouts.c.drop_reason == DropReason.SCORER_FAILED)
+        .order_by(rollouts.c.lease_id, rollouts.c.index)
+    )
+    return tuple(
+        (row.group_id, row.at, row.turn)
+        for part in _in_parts(group_ids)
+        for row in connection.execute(query.where(rollouts.c.group_id.in_(part)))
     )
 
 

@@ -74,9 +74,8 @@ def write(connection: Connection, records: Sequence[Record], now: float) -> None
     by_kind: dict[type, list[Any]] = {}
     for record in records:
         by_kind.setdefault(type(record), []).append(record)
-    for kind, writer in _WRITERS.items():
-        if kind in by_kind:
-            writer(connection, by_kind[kind], now)
+    for kind in sorted(by_kind, key=_ORDER.__getitem__):
+        WRITERS[kind](connection, by_kind[kind], now)
 
 
 def forget_payloads(connection: Connection, rollout_ids: Iterable[str]) -> None:
@@ -244,7 +243,7 @@ def _publish(connection: Connection, records: Sequence[VersionRecorded], now: fl
             )
 
 
-_WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]] = {
+WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]] = {
     GroupOpened: _open_groups,
     RolloutsLeased: _lease,
     RolloutReceived: _receive,
@@ -256,4 +255,5 @@ _WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]
     GroupDropped: _drop_groups,
     VersionRecorded: _publish,
 }
-"""In the order in which they are applied."""
+"""Of each record; in the order in which they are applied."""
+_ORDER: Final = {kind: place for place, kind in enumerate(WRITERS)}

@@ -24,7 +24,19 @@ class Task(Protocol):
         """The problem of `seed` (0 .. 2**64 - 1)."""
 
     def score(self, problem: Problem, completion: str) -> float:
-        """The reward of `completion` (decoded, no special tokens), usually in 0..1. When it raises, there is none."""
+        """The reward of `completion` (decoded, no special tokens), in 0..1 unless the task is a `BoundedTask`.
+
+        When it raises, or returns anything else, there is none.
+        """
+
+
+@runtime_checkable
+class BoundedTask(Protocol):
+    """A task, or an environment, that says itself between which bounds its rewards are."""
+
+    @property
+    def reward_bounds(self) -> tuple[float, float]:
+        """The lowest and the highest reward; all others are the scorer's failure."""
 
 
 @runtime_checkable

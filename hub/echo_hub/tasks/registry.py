@@ -11,6 +11,7 @@ from echo_hub.tasks.base import Task
 from echo_hub.tasks.environments.base import Environment
 from echo_hub.tasks.environments.guess import make_guess
 from echo_hub.tasks.jsonl import make_jsonl
+from echo_hub.tasks.names import FORMS, nearest_name
 from echo_hub.tasks.reasoning_gym import make_reasoning_gym
 from echo_shared.errors import ConfigError
 
@@ -32,10 +33,11 @@ def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
             return make_reasoning_gym(dataset, options)
         case "environment" if dataset == "guess":
             return make_guess(options)
+    nearest = nearest_name(name)
     raise ConfigError(
         "There is no such task.",
-        got=f"task.name = {name!r}",
-        do="Use arithmetic, jsonl, reasoning-gym:<dataset>, environment:guess or python:<module>:<function>.",
+        got=f"task.name = {name!r}" + (f"; did you mean {nearest}?" if nearest else ""),
+        do=f"Use one of {', '.join(FORMS)}.",
     )
 
 

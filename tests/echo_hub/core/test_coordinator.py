@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from echo_hub.core.effects import (
     SendReceipts,
 )
 from echo_hub.core.events import GroupPrepared, LeaseGivenBack, RolloutRejected, RolloutScored, Tick
+from echo_hub.core.leasing import turn_seed
 from echo_hub.core.nodes.ready import MAX_REST_S
 from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot
 from echo_shared.messages import DropReason, Receipt, ReceiptState
@@ -129,15 +131,18 @@ def test_a_verdict_that_comes_too_late_is_harmless(bench: BenchOf) -> None:
 def test_a_problem_that_breaks_the_scorer_is_given_up(bench: BenchOf) -> None:
     b = bench(groups_per_step=1)
     b.node("a")
+    seeds: set[int] = set()
     for attempt in range(3):
         lease = next(lease for lease in reversed(b.leases.values()) if lease.group_id == 0)
         b.tell(b.arrival(lease, 0))
         assert b.of(GroupDropped) == []
+        seeds.add(lease.seed)
         b.tell(
             RolloutRejected(
                 rollout_id=f"{lease.lease_id}-0", reason=DropReason.SCORER_FAILED, detail=f"attempt {attempt}"
             )
         )
+    assert len(seeds) == 3, "three different completions"
     assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.SCORER_FAILED)]
     assert b.of(PrepareGroup) == [PrepareGroup(group_id=1)], "another problem takes its place"
     assert b.coordinator.status().in_flight == 2
@@ -230,6 +235,41 @@ def test_a_lease_from_before_a_restart_is_still_good(bench: BenchOf) -> None:
     lease = SendLease(node_id="a", lease_id=7, group_id=6, indices=(0, 1), seed=66, policy_version=0, deadline_s=60.0)
     b.tell(b.arrival(lease, 1))
     assert b.receipts("a") == [Receipt(rollout_id="7-1", state=ReceiptState.RECEIVED)]
+
+
+def test_a_restart_goes_on_with_the_seed_that_has_not_failed_yet(bench: BenchOf) -> None:
+    before = bench(mode="sequential", groups_per_step=1, prepare=False)
+    before.tell(GroupPrepared(group_id=0, seed=66))
+    before.node("a")
+    (lease,) = before.leases.values()
+    before.deliver(lease, score=False)
+    before.tell(RolloutRejected(rollout_id="1-1", reason=DropReason.SCORER_FAILED, detail="no"))
+    (again,) = before.of(SendLease)
+    assert again.indices == (1,) and again.seed != lease.seed == 66
+
+    failed = replace(restarted(), scorer_failures=((6, 1, 0),))
+    after = bench(failed, mode="sequential", groups_per_step=1, prepare=False)
+    after.node("b")
+    assert [(lease.indices, lease.seed) for lease in after.of(SendLease)] == [((0,), 66), ((1,), again.seed)]
+
+
+def test_a_failure_of_an_earlier_turn_is_none_of_the_turn_in_progress(bench: BenchOf) -> None:
+    answered = RolloutRow(
+        rollout_id="7-0",
+        lease_id=7,
+        node_id="a",
+        group_id=6,
+        index=0,
+        policy_version=0,
+        deadline=1_050.0,
+        state=ReceiptState.SCORED,
+        reward=None,
+    )
+    for turn, expected in ((0, turn_seed(66, 1)), (1, turn_seed(66, 1, 1))):
+        snapshot = replace(restarted(answered), scorer_failures=((6, 0, turn),))
+        b = bench(snapshot, group_size=1, multi_turn=True, prepare=False)
+        b.node("b")
+        assert [(lease.turn, lease.seed) for lease in b.of(SendLease)] == [(1, expected)]
 
 
 def test_what_the_learner_was_sampling_before_a_restart_is_leased_anew(bench: BenchOf) -> None:

@@ -78,11 +78,11 @@ from echo_hub.core.events import (
     Tick,
     VersionPublished,
 )
+from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import HUB_NODE_ID, CoordinatorSettings
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
-from echo_shared.draws import derive_seed
 from echo_shared.messages import DropReason, FinishReason, Receipt, ReceiptState, rollout_id
 
 
@@ -124,6 +124,8 @@ class Leased:
     turn: int
     version: int
     deadline: float
+    failures: int = 0
+    """Of the scorer, on this turn, before it was leased."""
     received: bool = False
     num_tokens: int = 0
     answered: bool = False
@@ -252,6 +254,8 @@ class World(RuleBasedStateMachine):
             case RolloutReceived():
                 row = self.rows[record.rollout_id]
                 assert not row.end
+                failures = self._failures(row.group_id, row.index, row.turn)
+                assert row.failures == failures, "what is drawn with a seed that has failed is not scored again"
                 row.received, row.num_tokens = True, len(record.payload.completion_ids)
             case ScoreRecorded():
                 row = self.rows[record.rollout_id]
@@ -304,6 +308,7 @@ class World(RuleBasedStateMachine):
         for index in record.indices:
             assert record.turn == len(self._answered(record.group_id, index)), "turns are leased one after the other"
             row = Leased(record.node_id, record.group_id, index, record.turn, record.policy_version, record.deadline)
+            row.failures = self._failures(record.group_id, index, record.turn)
             name = rollout_id(record.lease_id, index)
             assert self.rows.setdefault(name, row) is row
             self.names.setdefault((record.group_id, index), []).append(name)
@@ -337,6 +342,11 @@ class World(RuleBasedStateMachine):
         assert sorted(turns) == list(range(len(turns)))
         return [turns[turn] for turn in sorted(turns)]
 
+    def _failures(self, group_id: int, index: int, turn: int) -> int:
+        """So often the scorer has failed on this turn of the episode."""
+        rows = [self.rows[name] for name in self.names.get((group_id, index), [])]
+        return sum(row.turn == turn and row.end is DropReason.SCORER_FAILED for row in rows)
+
     def _num_turns(self, group_id: int, index: int) -> int:
         return 1 + (group_id + index) % self.turns
 
@@ -362,7 +372,9 @@ class World(RuleBasedStateMachine):
             case SendLease():
                 about = EvaluationGroup.of(action.group_id)
                 seed = evaluation_seed(11, about.number) if about else 2**64 - 1 - action.group_id
-                assert action.seed == (derive_seed(seed, action.turn) if action.turn else seed)
+                for index in action.indices:
+                    failures = self._failures(action.group_id, index, action.turn)
+                    assert action.seed == turn_seed(seed, action.turn, failures)
                 played = self.store.load_turns({(action.group_id, action.indices[0])})
                 assert len(played.get((action.group_id, action.indices[0]), ())) == action.turn
                 node = self.nodes[action.node_id]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import RevokeLease, RolloutsDropped, RolloutsLeased, SendLease
+from echo_hub.core.effects import RevokeLease, RolloutsDropped, RolloutsLeased, ScoreRollout, SendLease
 from echo_hub.core.events import (
     GroupPrepared,
     LeaseGivenBack,
@@ -21,6 +21,7 @@ from echo_hub.core.events import (
     RolloutScored,
     Tick,
 )
+from echo_hub.core.leasing import turn_seed
 from echo_shared.draws import derive_seed
 from echo_shared.messages import DropReason, ReceiptState
 
@@ -156,6 +157,46 @@ def test_a_scored_rollout_ends_a_rest(bench: BenchOf) -> None:
     assert b.of(SendLease) == []
     b.tell(b.arrival(b.leases[1], 0), RolloutScored(rollout_id="1-0", reward=1.0))
     assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("a", (1,))]
+
+
+def test_what_the_scorer_fails_on_is_drawn_again_with_a_seed_of_its_own(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1, group_size=4)
+    b.node("a", capacity=4)
+    b.deliver(b.leases[1], score=False)
+    failed = [RolloutRejected(rollout_id=f"1-{i}", reason=DropReason.SCORER_FAILED, detail="no") for i in (1, 2)]
+    b.tell(NodeReported(node_id="a", capacity=0, policy_version=0), *failed)
+    b.tell(NodeReported(node_id="a", capacity=9, policy_version=0))
+    (again,) = b.of(SendLease)
+    assert (again.indices, again.seed) == ((1, 2), turn_seed(100, 0, 1)), "as often failed, so of one seed"
+    b.tell(b.arrival(again, 1), b.arrival(again, 2))
+    b.tell(NodeReported(node_id="a", capacity=0, policy_version=0))
+    b.tell(RolloutRejected(rollout_id="2-2", reason=DropReason.SCORER_FAILED, detail="no"))
+    b.tell(RolloutRejected(rollout_id="1-3", reason=DropReason.SCORER_FAILED, detail="no"))
+    b.tell(NodeReported(node_id="a", capacity=9, policy_version=0))
+    leases = [(lease.indices, lease.seed) for lease in b.of(SendLease)]
+    assert leases == [((2,), turn_seed(100, 0, 2)), ((3,), turn_seed(100, 0, 1))]
+    assert len({turn_seed(100, turn, attempt) for turn in range(9) for attempt in range(9)}) == 81
+
+
+def test_a_late_draw_of_the_seed_that_failed_is_not_scored_again(bench: BenchOf) -> None:
+    """The index was leased to two nodes. The draw of one fails; that of the other would be the same."""
+    b = bench(groups_per_step=1, steps=1, deadline_s=60.0)
+    b.node("a")
+    b.node("b")
+    b.now += 61.0
+    b.tell(Tick())
+    both = [lease for lease in b.leases.values() if 0 in lease.indices]
+    assert [lease.node_id for lease in both] == ["a", "b"]
+    b.tell(b.arrival(both[0], 0))
+    b.tell(RolloutRejected(rollout_id="1-0", reason=DropReason.SCORER_FAILED, detail="no"))
+    dropped = [(one.rollout_ids, one.reason) for one in b.of(RolloutsDropped)]
+    assert dropped == [(("2-0",), DropReason.EXPIRED), (("1-0",), DropReason.SCORER_FAILED)]
+    (again,) = b.of(SendLease)
+    assert (again.indices, again.seed) == ((0,), turn_seed(100, 0, 1))
+    b.tell(b.arrival(both[1], 0))
+    assert b.of(ScoreRollout) == []
+    status = b.coordinator.status()
+    assert status.leased_since_start == 5 == sum(status.dropped_since_start.values()) + status.in_flight
 
 
 @pytest.mark.parametrize("reason", [DropReason.INVALID, DropReason.SCORER_FAILED])

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from echo_hub.config.sections import EvaluationConfig, HubConfig, TrainingConfig
 from echo_hub.evaluation.by_hub import (
-    Evaluations,
     Generated,
     HeldOut,
     Ids,
     Played,
     evaluate,
     local,
-    pass_at,
-    standard_error,
 )
 from echo_hub.run.directory import RunDirectory
-from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_hub.store.reports import EvaluationKind
+from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -69,6 +64,7 @@ def heldout(problems: int, samples: int) -> HeldOut:
         temperature=0.8,
         max_tokens=5,
         stop_ids=(1,),
+        rewards=RewardBounds(),
     )
 
 
@@ -77,18 +73,6 @@ def judged(answer: Callable[[int, Sequence[Ids]], Answer]) -> Callable[..., Awai
         return [answer(number, turns) for number, turns, _ in played]
 
     return judge
-
-
-@pytest.mark.parametrize(("samples", "solved", "k"), [(5, 2, 1), (5, 2, 3), (5, 0, 5), (5, 5, 2), (6, 3, 4), (8, 1, 8)])
-def test_pass_at_k_is_the_share_of_all_subsets(samples: int, solved: int, k: int) -> None:
-    subsets = list(combinations([True] * solved + [False] * (samples - solved), k))
-    assert pass_at(solved, samples, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
-
-
-def test_the_standard_error_is_that_of_a_mean_over_problems() -> None:
-    assert standard_error([1.0, 0.0, 0.0, 1.0]) == pytest.approx(math.sqrt((4 * 0.25 / 3) / 4))
-    assert standard_error([0.5, 0.5]) == 0.0
-    assert standard_error([1.0]) == 0.0
 
 
 async def test_every_figure_by_hand() -> None:
@@ -170,86 +154,3 @@ async def test_a_local_generator_takes_the_named_versions_adapter(tmp_path: Path
     for version in (0, 12):
         await evaluate(version, heldout(1, 0), generate=generate, judge=judged(lambda number, turns: 0.0))
     assert asked == [None, tmp_path / "adapters" / "v000012"]
-
-
-class Run:
-    """A run of 10 steps whose evaluations are due at every third version, as a hub sees them."""
-
-    def __init__(self, root: Path, *, every: int = 3) -> None:
-        self.config = HubConfig(training=TrainingConfig(steps=10), evaluation=EvaluationConfig(every=every))
-        self.directory = RunDirectory(root)
-        self.recorded: list[int] = []
-        self.may_measure = asyncio.Event()
-        self.may_measure.set()
-        self.news = asyncio.Event()
-
-    def export(self, *versions: int) -> None:
-        for version in versions:
-            self.directory.adapter(version).mkdir(parents=True)
-
-    def evaluations(self) -> Evaluations:
-        """As after a start: what is recorded is known."""
-        return Evaluations(
-            self.config, self.directory, done=set(self.recorded), measure=self._measure, record=self._record
-        )
-
-    async def _measure(self, policy_version: int) -> list[Evaluation]:
-        await self.may_measure.wait()
-        judge = judged(lambda number, turns: 1.0)
-        return await evaluate(policy_version, heldout(1, 0), generate=Engine(), judge=judge)
-
-    async def _record(self, measured: Sequence[Evaluation]) -> None:
-        self.recorded.append(measured[0].policy_version)
-        self.news.set()
-
-    async def until(self, *recorded: int) -> None:
-        async with asyncio.timeout(20):
-            while self.recorded != list(recorded):
-                self.news.clear()
-                await self.news.wait()
-
-
-async def test_what_is_due_is_evaluated_once_and_in_order(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    evaluations = run.evaluations()
-    assert [version for version in range(11) if evaluations.is_due(version)] == [0, 3, 6, 9, 10]
-    assert [version for version in range(11) if Run(tmp_path, every=0).evaluations().is_due(version)] == [0, 10]
-    working = asyncio.create_task(evaluations.run())
-    evaluations.reached(0)
-    await run.until(0)
-    run.may_measure.clear()
-    run.export(2, 3, 6, 9)
-    for step in (2, 3, 6, 6):
-        evaluations.reached(step)
-    assert evaluations.waiting == {3, 6}, "version 9 is on the disk, from before the learner died, and not reached yet"
-    run.may_measure.set()
-    await run.until(0, 3, 6)
-    evaluations.reached(6)
-    evaluations.reached(9)
-    await run.until(0, 3, 6, 9)
-    assert not evaluations.waiting
-    working.cancel()
-    await asyncio.wait([working])
-
-
-async def test_what_a_restart_interrupted_is_done_after_it(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.export(3, 6)
-    first = run.evaluations()
-    working = asyncio.create_task(first.run())
-    first.reached(3)
-    await run.until(0, 3)
-    run.may_measure.clear()
-    first.reached(6)
-    await asyncio.sleep(0)
-    working.cancel()
-    await asyncio.wait([working])
-    assert run.recorded == [0, 3]
-    run.may_measure.set()
-    second = run.evaluations()
-    working = asyncio.create_task(second.run())
-    second.reached(7)
-    await run.until(0, 3, 6)
-    assert not second.waiting
-    working.cancel()
-    await asyncio.wait([working])

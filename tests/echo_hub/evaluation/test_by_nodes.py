@@ -12,6 +12,7 @@ from echo_hub.evaluation import by_nodes
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE, NodeEvaluations, figures
 from echo_hub.store.reading import EvaluatedEpisode
 from echo_hub.store.reports import EvaluationKind
+from echo_hub.tasks.rewards import RewardBounds
 from echo_node.backends.draw_rows import draw_rows
 from echo_shared import draws
 
@@ -36,7 +37,7 @@ EPISODES = [
 
 
 def test_the_figures_by_hand() -> None:
-    greedy, sampled = figures(6, EPISODES)
+    greedy, sampled = figures(6, EPISODES, rewards=RewardBounds())
     assert (greedy.kind, greedy.samples, greedy.num_problems, greedy.accuracy) == (EvaluationKind.GREEDY, 1, 2, 0.5)
     assert (greedy.seconds, greedy.share_truncated, greedy.mean_tokens) == (5.0, 0.5, 4.0)
     assert (sampled.samples, sampled.num_unscored, sampled.seconds) == (3, 1, 2.0)
@@ -47,11 +48,14 @@ def test_the_figures_by_hand() -> None:
 class World:
     """A coordinator that answers, or not, and the hub around it."""
 
+    episodes = EPISODES
+
     def __init__(self, *, finishes: bool, alone: bool = False, over: bool = True) -> None:
         self.finishes, self.alone, self.over = finishes, alone, over
         self.said: list[Any] = []
         self.looks = 0
         self.evaluations = NodeEvaluations(
+            rewards=RewardBounds(),
             report=self.report,
             publish=self.publish,
             load=self.load,
@@ -69,7 +73,7 @@ class World:
         self.said.append(policy_version)
 
     async def load(self, policy_version: int) -> list[EvaluatedEpisode]:
-        return EPISODES
+        return self.episodes
 
     def num_received(self) -> int:
         """Rollouts come in until the tenth look."""
@@ -85,6 +89,20 @@ async def test_it_is_published_first_and_measured_once_it_is_done() -> None:
     assert measured is not None and [one.policy_version for one in measured] == [6, 6]
     assert world.said == [6, EvaluationWanted(policy_version=6)]
     world.evaluations.done(6)  # Nobody waits for it any more.
+
+
+@pytest.mark.parametrize("stored", [None, 1e30, -1.0])
+async def test_an_evaluation_of_which_nothing_is_scored_is_left_to_the_hub_and_its_scorer_of_today(
+    stored: float | None,
+) -> None:
+    """Its rollouts are final, so after a restart they are all that there is of it."""
+    world = World(finishes=True)
+    world.episodes = [episode(0, stored, greedy=True), episode(1, stored, greedy=True)]
+    assert await world.evaluations.measure(6, patience_s=0.0) is None
+    world.episodes = [episode(0, stored, greedy=True), episode(1, 1.0, greedy=True)]
+    measured = await world.evaluations.measure(6, patience_s=0.0)
+    assert measured is not None
+    assert [(one.num_unscored, one.accuracy, one.mean_reward) for one in measured] == [(1, 1.0, 1.0)]
 
 
 @pytest.mark.parametrize(("alone", "over"), [(True, True), (False, True), (True, False)])

@@ -305,7 +305,7 @@ async def test_a_delta_against_what_all_hold_and_a_keyframe_for_who_asks(
 async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
     await nodes.join("a")
     await nodes.publish(2, make_adapter(2))
-    await nodes.distributor.lend(1, make_adapter(1))
+    await nodes.distributor.keep_for_evaluation(1, make_adapter(1))
     await nodes.distributor.node_said("a", KeyframeWanted(policy_version=1))
     await nodes.until(lambda: any(told.policy_version == 1 for told in nodes.of("a", PolicyPublished)))
     assert nodes.distributor.has(1)
@@ -323,7 +323,7 @@ async def test_who_asks_for_the_keyframe_of_a_damaged_version_gets_it(
     run = RunDirectory(nodes.hub.run_dir)
     (file,) = run.artefacts.glob("*-v000002/adapter_config.json")
     file.write_text("{}")
-    await nodes.distributor.lend(1, make_adapter(1))
+    await nodes.distributor.keep_for_evaluation(1, make_adapter(1))
     await nodes.join("early", "other", "late")
     await nodes.distributor.node_said("early", KeyframeWanted(policy_version=2))
     await nodes.distributor.node_said("other", KeyframeWanted(policy_version=1))

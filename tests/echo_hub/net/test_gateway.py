@@ -172,8 +172,8 @@ async def make_hub() -> AsyncIterator[MakeHub]:
             config = ServerConfig.model_validate({"port": 0, "heartbeat_s": 60.0, **settings})
             identity, book = Identity.generate(), Book()
             gateway = Gateway(me=identity, settings=config)
-            server = Server(config, gateway.routes(book))
-            await server.open()
+            server = Server(config)
+            await server.open(gateway.routes(book))
             stack.push_async_callback(server.close)
 
             async def connect(me: Identity | None = None, **options: Any) -> Node:

@@ -17,14 +17,17 @@ async def hello(request: web.Request) -> web.Response:
     return web.Response(text="hello")
 
 
+ROUTES = (web.get("/hello", hello),)
+
+
 def server(**settings: Any) -> Server:
-    return Server(ServerConfig.model_validate(settings), [web.get("/hello", hello)])
+    return Server(ServerConfig.model_validate(settings))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_port_0_becomes_a_real_one(host: str) -> None:
     serving = server(host=host, port=0)
-    await serving.open()
+    await serving.open(ROUTES)
     try:
         assert serving.port > 0
         async with aiohttp.ClientSession() as http, http.get(f"{serving.url}/hello") as answer:
@@ -39,16 +42,16 @@ async def test_a_port_in_use_is_a_setting_to_change() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"(?s)port is in use.*127\.0\.0\.1:{port}.*--port PORT"):
-            await server(port=port).open()
+            await server(port=port).open(ROUTES)
     later = server(port=port)
-    await later.open()
+    await later.open(ROUTES)
     assert later.port == port
     await later.close()
 
 
 async def test_an_address_of_another_machine_is_a_setting_to_change() -> None:
     with pytest.raises(ConfigError, match=r"(?s)cannot listen.*192\.0\.2\.1:0.*server\.host"):
-        await server(host="192.0.2.1", port=0).open()
+        await server(host="192.0.2.1", port=0).open(ROUTES)
 
 
 async def test_closing_what_was_never_opened_is_harmless() -> None:

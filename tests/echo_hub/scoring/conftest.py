@@ -19,11 +19,24 @@ NUMBERS = '''
 """Any plug-in: the reward is the completion read as a number; some numbers are bad luck."""
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 from echo_hub.tasks.base import Problem
 
 KEPT = []
+ODD_REWARDS = {1: float("inf"), 2: 1e30, 3: "0.5", 4: True, 5: None, 6: -0.01, 14: float("nan")}
+
+
+def start_two():
+    """Processes in sessions of their own; the parent of the second is gone already."""
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    one = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL, **quiet)
+    script = "setsid sleep 1000 > /dev/null & echo $!"
+    two = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, check=True, **quiet)
+    with Path(__file__).with_name("started").open("a") as started:
+        print(one.pid, int(two.stdout), file=started)
 
 
 class Numbers:
@@ -34,6 +47,12 @@ class Numbers:
 
     def score(self, problem, completion):
         number = int(completion)
+        if number in ODD_REWARDS:
+            return ODD_REWARDS[number]
+        if number in (7, 8):
+            start_two()
+        if number == 8:
+            os._exit(0) if completion == "08" else time.sleep(10**6)
         if number == 10:
             KEPT.append(bytearray(2**27))
         if number == 11:
@@ -41,8 +60,6 @@ class Numbers:
             os._exit(0)
         if number == 13:
             raise LookupError("13 brings bad luck")
-        if number == 14:
-            return float("nan")
         if number == 15:
             os._exit(0)
         if number == 16:
@@ -56,7 +73,7 @@ class Numbers:
         if number == 20:
             raise SystemExit(3)
         if number == 21:
-            return os.getpid()
+            return os.getpid() / 2**22  # Linux has no higher number.
         return number / 100
 
 

@@ -4,17 +4,25 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from echo_hub.config.sections import HubConfig, TaskConfig
+from echo_hub.evaluation.by_hub import Generated, HeldOut, evaluate, scored_by
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.store.store import Store
+from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ScorerError
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout, GroupRequest
 from tests.echo_hub.scoring.conftest import Opens
 
 CODEC = PromptCodec.load(resolve_base("builtin:tiny"))
@@ -45,6 +53,58 @@ async def test_held_out_problems_are_scored_there_too(numbers_pool: Opens) -> No
         assert await pool.call("heldout_respond", [(1, [CODEC.encode_prompt("30")])]) == [0.3]
 
 
+@pytest.mark.parametrize("method", ["respond", "heldout_respond"])
+async def test_what_is_no_reward_of_the_task_is_an_error_in_training_and_evaluation(
+    numbers_pool: Opens, method: str
+) -> None:
+    """inf, 1e30, text, nothing, one below the lowest, NaN; but True is 1."""
+    texts = ["1", "2", "3", "5", "6", "14", "4", "50"]
+    async with numbers_pool(scorer_processes=1) as pool:
+        given = await pool.call(method, [(1, [CODEC.encode_prompt(text)]) for text in texts])
+    assert [isinstance(each, ScorerError) for each in given] == [True] * 6 + [False] * 2
+    assert given[6:] == [1.0, 0.5]
+
+
+async def test_an_evaluation_with_such_rewards_is_in_the_store(numbers_pool: Opens) -> None:
+    texts = ["14", "1", "2", "50", "4"]
+
+    async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
+        drawn = [
+            FinishedRollout(
+                lease_id=request.lease_id,
+                group_id=request.group_id,
+                index=index,
+                policy_version=request.policy_version,
+                completion_ids=CODEC.encode_prompt(texts[index]),
+                behavior_logprobs=np.zeros(len(texts[index]), np.float32),
+                finish_reason=FinishReason.STOP,
+                sampling_s=0.0,
+            )
+            for request in requests
+            for index in ((3,) if greedy else request.indices)
+        ]
+        return Generated(rollouts=[replace(one, index=0) if greedy else one for one in drawn], seconds=1.0)
+
+    prompts = [CODEC.encode_prompt("7="), CODEC.encode_prompt("8=")]
+    heldout = HeldOut(
+        prompts=prompts,
+        run_seed=3,
+        samples=5,
+        temperature=1.0,
+        max_tokens=4,
+        stop_ids=(1,),
+        rewards=RewardBounds(),
+    )
+    async with numbers_pool(scorer_processes=1) as pool:
+        measured = await evaluate(0, heldout, generate=generate, judge=scored_by(pool))
+    store = Store.open("sqlite://")
+    store.record_evaluations(measured)
+    (_, sampled) = store.evaluations()
+    store.close()
+    assert (sampled.num_problems, sampled.num_unscored) == (2, 6)
+    assert (sampled.accuracy, sampled.mean_reward) == (0.5, 0.75)
+
+
 @pytest.mark.parametrize(
     ("number", "why"),
     [
@@ -69,7 +129,7 @@ async def test_a_failure_is_that_calls_alone(numbers_pool: Opens, number: int, w
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no memory limit")
 async def test_who_took_the_memory_is_not_known_so_a_call_is_repeated_in_a_new_process(numbers_pool: Opens) -> None:
-    async with numbers_pool(scorer_processes=1, scorer_memory_mb=512) as pool:
+    async with numbers_pool(scorer_processes=1, scorer_memory_mb=512, scorer_timeout_s=30.0) as pool:
         assert await rewards(pool, *[10] * 10, 50) == [0.1] * 10 + [0.5]
         (alone,) = await rewards(pool, 19)
         assert isinstance(alone, ScorerDeath) and "scorer_memory_mb = 512" in str(alone)
@@ -83,8 +143,9 @@ async def test_one_call_after_the_other_may_end_its_process(numbers_pool: Opens)
 
 async def test_calls_run_in_other_processes_without_torch(numbers_pool: Opens) -> None:
     async with numbers_pool(scorer_processes=1) as pool:
-        assert await rewards(pool, 21) == pool.pids
-        (pid,) = pool.pids
+        (reward,) = await rewards(pool, 21)
+        pid = int(reward * 2**22)
+        assert pool.pids == [psutil.Process(pid).ppid() if sys.platform == "linux" else pid]
         assert pid != os.getpid()
         assert not [each.path for each in psutil.Process(pid).memory_maps() if "libtorch" in each.path]
 
@@ -93,8 +154,9 @@ async def test_a_process_that_dies_with_nothing_to_do_costs_no_call(numbers_pool
     async with numbers_pool(scorer_processes=1) as pool:
         await rewards(pool, 50)
         process = psutil.Process(pool.pids[0])
-        process.kill()
-        await asyncio.to_thread(psutil.wait_procs, [process], 20)
+        processes = [process, *process.children()]
+        processes[-1].kill()
+        await asyncio.to_thread(psutil.wait_procs, processes, 20)
         assert await rewards(pool, 51, 52) == [0.51, 0.52]
 
 

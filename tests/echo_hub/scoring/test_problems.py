@@ -9,11 +9,11 @@ import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, RunConfig, SamplingConfig, TaskConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.scoring.problems import Problems, accuracy
+from echo_hub.scoring.problems import Problems
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Observation, Response
 from echo_hub.tasks.stream import ProblemStream
-from echo_shared.errors import ConfigError
+from echo_shared.errors import ConfigError, ScorerError
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,11 @@ class Count:
     """Answers every turn with `?`; the one that was promised ends the episode."""
 
     name = "count"
+    reward_bounds = (0.0, 4.0)
     asked = 0
+
+    def __init__(self, reward_if_cut: float = 0.25) -> None:
+        self.reward_if_cut = reward_if_cut
 
     def sample(self, seed: int) -> Problem:
         return Problem(prompt=f"{seed % 1000}=")
@@ -78,7 +82,7 @@ class Count:
         self.asked += 1
         if replies[-1] == "9":
             return Ending(reward=len(replies))
-        return Observation(text="?=", reward_if_cut=0.25)
+        return Observation(text="?=", reward_if_cut=self.reward_if_cut)
 
 
 def test_an_environment_answers_until_the_episode_ends(codec: PromptCodec) -> None:
@@ -89,6 +93,8 @@ def test_an_environment_answers_until_the_episode_ends(codec: PromptCodec) -> No
     assert isinstance(answered, np.ndarray) and codec.decode(answered) == "?="
     assert mine.respond(3, [again, again, nine]) == 3.0
     assert mine.heldout_respond(0, [again, nine]) == 2.0
+    with pytest.raises(ScorerError, match="from 0 to 4"):
+        mine.respond(3, [again] * 4 + [nine])
 
 
 def test_a_conversation_that_has_no_room_for_another_turn_ends(codec: PromptCodec) -> None:
@@ -98,6 +104,9 @@ def test_a_conversation_that_has_no_room_for_another_turn_ends(codec: PromptCode
     most = (codec.context_tokens - 4 - len(mine.prompt_ids(3))) // turn_tokens
     assert isinstance(mine.respond(3, [again] * most, 2 * (most - 1)), np.ndarray)
     assert mine.respond(3, [again] * (most + 1), 2 * most) == 0.25
+    mine = counting(codec, Count(reward_if_cut=float("nan")))
+    with pytest.raises(ScorerError, match="The reward is nan"):
+        mine.respond(3, [again] * (most + 1), 2 * most)
 
 
 def test_an_environment_is_asked_once_whatever_was_said_before(codec: PromptCodec) -> None:
@@ -138,10 +147,6 @@ def test_another_that_is_told_the_held_out_prompts_has_the_same_problems(codec: 
     right = [answer(codec, ids) for ids in first.heldout_prompt_ids()]
     assert [second.heldout_respond(number, [ids]) for number, ids in enumerate(right)] == [1.0] * 4
     assert [second.prompt_ids(n).tolist() for n in range(9)] == [first.prompt_ids(n).tolist() for n in range(9)]
-
-
-def test_accuracy_counts_what_is_solved() -> None:
-    assert accuracy([1.0, 0.99, 0.0, 1.0 - 1e-9]) == 0.5
 
 
 def test_a_task_that_does_not_exist(codec: PromptCodec) -> None:

@@ -105,7 +105,17 @@ async def test_an_impossible_completion_is_rejected_without_a_score(bench: Bench
 
 @pytest.mark.parametrize(
     ("text", "detail"),
-    [("13", "13 brings bad luck"), ("14", "the reward is nan"), ("15", "exit status 0"), ("x", "ValueError")],
+    [
+        ("13", "13 brings bad luck"),
+        ("15", "exit status 0"),
+        ("x", "ValueError"),
+        ("14", "The reward is nan"),
+        ("1", "The reward is inf"),
+        ("2", "The reward is 1e+30"),
+        ("3", "The reward is '0.5'"),
+        ("5", "The reward is None"),
+        ("6", "The reward is -0.01; this task's are numbers from 0 to 1"),
+    ],
 )
 async def test_a_scorers_failure_is_an_error_and_never_a_reward(
     bench: Bench, text: str, detail: str, caplog: pytest.LogCaptureFixture

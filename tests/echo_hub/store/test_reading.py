@@ -59,6 +59,16 @@ def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -
     )
 
 
+def test_the_snapshot_holds_what_the_scorer_failed_on_in_groups_that_are_open(store: Store, records: Any) -> None:
+    store.apply([*records.opened(1, 2), records.leased(2, 1, 0, 1), records.leased(3, 2, 0)], now=1.0)
+    store.apply(records.received("2-0", "2-1", "3-0"), now=2.0)
+    failed = RolloutsDropped(rollout_ids=("2-1", "3-0"), reason=DropReason.SCORER_FAILED)
+    store.apply([failed, RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.INVALID)], now=3.0)
+    store.apply([GroupDropped(group_id=2, reason=DropReason.SCORER_FAILED), records.leased(4, 1, 1)], now=4.0)
+    store.apply([RolloutsDropped(rollout_ids=("4-1",), reason=DropReason.SCORER_FAILED)], now=5.0)
+    assert store.snapshot().scorer_failures == ((1, 1, 0), (1, 1, 0))
+
+
 def test_payloads_come_back_as_they_were(store: Store, records: Any) -> None:
     store.apply([*records.opened(4), records.leased(1, 4, 0, 1), *records.received("1-0", "1-1")], now=1.0)
     (stored,) = store.load_payloads(["1-1"])

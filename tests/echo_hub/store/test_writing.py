@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from echo_hub.core.effects import (
+    RECORDS,
     GroupDropped,
     RolloutsDropped,
     RolloutsEvaluated,
@@ -16,7 +17,7 @@ from echo_hub.core.effects import (
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
-from echo_hub.store.writing import key_of
+from echo_hub.store.writing import WRITERS, key_of
 from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
 
@@ -184,3 +185,13 @@ def test_an_evaluations_episodes_are_there_until_its_result_is(store: Store, rec
     store.record_evaluations([evaluation(3)])
     assert store.snapshot().evaluated == frozenset() and store.load_evaluated(3) == []
     assert store.load_payloads(["1-0", "2-0", "2-1", "3-0"]) == []
+
+
+def test_every_record_has_a_writer() -> None:
+    assert set(WRITERS) == set(RECORDS)
+
+
+def test_a_record_without_a_writer_is_not_passed_over(store: Store, records: Any) -> None:
+    with pytest.raises(KeyError):
+        store.apply([*records.opened(0), object()], now=1.0)  # type: ignore[list-item]
+    assert store.snapshot().next_group_id == 0, "nothing of the turn is written"

@@ -5,10 +5,12 @@ import sys
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from echo_hub.scoring.problems import FULL_REWARD
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.reasoning_gym import make_reasoning_gym
+from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ConfigError
+
+is_solved = RewardBounds().is_solved
 
 REFUSED = {
     "composite",
@@ -158,9 +160,9 @@ def test_the_right_answer_in_tags_earns_one_and_wrong_ones_less(dataset: str) ->
         problem = task.sample(seed)
         right, wrong = problem.metadata["answer"], wrong_answers(dataset, problem)
         for other in wrong:
-            assert task.score(problem, f"<answer>{other}</answer>") < FULL_REWARD, (seed, other)
+            assert not is_solved(task.score(problem, f"<answer>{other}</answer>")), (seed, other)
         assert task.score(problem, f"<think>Let me see.</think>\n<answer>{right}</answer>") == 1.0
-        assert task.score(problem, f"<answer>{right}</answer> No: <answer>{wrong[0]}</answer>") < FULL_REWARD
+        assert not is_solved(task.score(problem, f"<answer>{right}</answer> No: <answer>{wrong[0]}</answer>"))
 
 
 def wrong_answers(dataset: str, problem: Problem) -> list[str]:
@@ -190,8 +192,8 @@ def wrong_answers(dataset: str, problem: Problem) -> list[str]:
 )
 def test_hostile_answers_earn_nothing_to_speak_of(dataset: str, hostile: str) -> None:
     task = make_reasoning_gym(dataset, PROVEN[dataset])
-    assert task.score(task.sample(0), hostile) < FULL_REWARD
-    assert task.score(task.sample(0), f"<answer>{hostile}</answer>") < FULL_REWARD
+    assert not is_solved(task.score(task.sample(0), hostile))
+    assert not is_solved(task.score(task.sample(0), f"<answer>{hostile}</answer>"))
 
 
 AUDIT = """

@@ -17,7 +17,7 @@ def test_a_task_bears_the_name_it_was_asked_for(name: str) -> None:
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError, match="no such task") as caught:
         make_task(name, {})
-    assert "reasoning-gym:<dataset>" in str(caught.value)
+    assert "reasoning-gym:DATASET" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["reasoning-gym", "reasoning-gym:"])

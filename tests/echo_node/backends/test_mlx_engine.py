@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'echo-swarm[mlx]'")
+pytest.importorskip("mlx_lm", reason="MLX is not installed: make env")
 
 import mlx.core as mx
 

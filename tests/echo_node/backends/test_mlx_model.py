@@ -14,7 +14,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'echo-swarm[mlx]'")
+pytest.importorskip("mlx_lm", reason="MLX is not installed: make env")
 
 from echo_node.backends import mlx_model
 from echo_node.backends.mlx_model import MlxModel

@@ -132,7 +132,7 @@ def test_what_cannot_be_opened_is_refused_before_vllm_is_imported(base: Path, tm
 
 @pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None or not torch.cuda.is_available(),
-    reason="vLLM or CUDA is not here: on Linux with a CUDA GPU, pip install 'echo-swarm[vllm]'",
+    reason="vLLM or CUDA is not here: on Linux with a CUDA GPU, pip install '.[vllm]'",
 )
 def test_rollouts_follow_the_reference(base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path) -> None:
     """The base, an adapter, another one, the base again: close to the float32 reference, in 16 bits."""

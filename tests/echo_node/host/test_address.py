@@ -18,6 +18,36 @@ def test_the_websocket_follows_from_the_address(url: str, websocket: str) -> Non
     assert HubAddress.parse(url, insecure=False).websocket == websocket
 
 
+@pytest.mark.parametrize("prefix", ["", "/echo", "/a/b"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "/",
+        "//",
+        "/leaderboard",
+        "/leaderboard/",
+        "/leaderboard?sort=-trained&team=a%2Fb#top",
+        "/operator",
+        "/operator#fleet",
+        "/?page=2",
+        "/#curves",
+        "/metrics",
+        "/healthz",
+        "/node",
+        "/api/v1/run",
+        "/api/v1/leaderboard?limit=10",
+    ],
+)
+def test_a_page_of_the_hub_is_the_hub_s_address(prefix: str, page: str) -> None:
+    pasted = f"https://Hub.example.org:8710{prefix}{page}"
+    assert HubAddress.parse(pasted, insecure=False).origin == f"https://hub.example.org:8710{prefix}"
+
+
+@pytest.mark.parametrize("path", ["/leaderboards", "/my-operator", "/leaderboard/echo", "/api", "/api/v2/run"])
+def test_what_is_no_page_of_a_hub_is_where_the_hub_is(path: str) -> None:
+    assert HubAddress.parse(f"https://hub.example.org{path}", insecure=False).origin.endswith(path)
+
+
 def test_paths_that_the_hub_names_are_below_its_address() -> None:
     address = HubAddress.parse("https://hub.example.org/echo", insecure=False)
     assert address.url("/announce/k") == "https://hub.example.org/echo/announce/k"
@@ -33,7 +63,6 @@ def test_paths_that_the_hub_names_are_below_its_address() -> None:
         ("http://", "no host"),
         ("https://hub:port", "port"),
         ("https://user:pw@hub", "more than"),
-        ("https://hub/?a=b", "more than"),
         ("https://[::1", "IPv6"),
     ],
 )

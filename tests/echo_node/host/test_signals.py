@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from echo_node.host.signals import stop_signals
+from echo_node.host.signals import run_until_stopped, stop_signals
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill that a handler sees")
@@ -21,3 +21,43 @@ async def test_each_signal_is_told() -> None:
             os.kill(os.getpid(), number)
             assert await asyncio.wait_for(told.get(), 10) == signal.Signals(number).name
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill that a handler sees")
+async def test_who_was_told_before_is_told_again() -> None:
+    outer: asyncio.Queue[str] = asyncio.Queue()
+    inner: asyncio.Queue[str] = asyncio.Queue()
+    before = signal.getsignal(signal.SIGINT)
+    with stop_signals(outer.put_nowait, (signal.SIGINT,)):
+        with stop_signals(inner.put_nowait):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert await asyncio.wait_for(inner.get(), 10) == "SIGINT"
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await asyncio.wait_for(outer.get(), 10) == "SIGINT"
+        assert inner.empty()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill that a handler sees")
+def test_ctrl_c_cancels_what_runs_until_stopped() -> None:
+    cleaned_up = []
+    before = signal.getsignal(signal.SIGINT)
+
+    async def main() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned_up.append(True)
+
+    with pytest.raises(asyncio.CancelledError):
+        run_until_stopped(main())
+    assert cleaned_up == [True]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_what_ends_by_itself_has_its_result() -> None:
+    async def main() -> int:
+        return 3
+
+    assert run_until_stopped(main()) == 3

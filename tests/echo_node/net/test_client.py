@@ -1,8 +1,10 @@
 """The client against a real websocket server; what that server says is the test's, honest or not."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from echo_node.core.events import Disconnected
 from echo_node.host.address import HubAddress
+from echo_node.lending.pairing import Pairing
 from echo_node.net.client import HubClient, Introduction
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
@@ -226,6 +229,35 @@ async def test_a_hub_that_is_not_there(bare_hub: Any) -> None:
 async def test_a_web_server_that_is_no_hub(bare_hub: Any) -> None:
     error = await failure(client_of(bare_hub.url + "/elsewhere"))
     assert isinstance(error, ConnectError) and "404" in (error.got or "")
+
+
+async def test_https_to_a_hub_that_speaks_http(hub: Any) -> None:
+    error = await failure(client_of(hub.url.replace("http://", "https://")))
+    assert isinstance(error, ConnectError)
+    assert "not trusted" not in str(error) and "does not speak TLS" in error.what
+    assert error.do == f"Use {hub.url}"
+
+
+async def test_https_to_a_server_that_hangs_up_in_the_handshake() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    listening = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with listening:
+        error = await failure(client_of(f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"))
+    assert isinstance(error, ConnectError) and "not trusted" not in str(error)
+
+
+async def test_a_certificate_that_nobody_vouches_for(tmp_path: Path) -> None:
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    pairing = Pairing.load_or_create(tmp_path / "own.pem")
+    server_side.load_cert_chain(tmp_path / "own.pem")
+    assert pairing.code
+    async with serve(lambda _: asyncio.sleep(0), "127.0.0.1", 0, ssl=server_side) as listening:
+        error = await failure(client_of(f"https://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"))
+    assert isinstance(error, ConnectError)
+    assert "certificate is not trusted" in error.what and "self-signed" in (error.got or "")
 
 
 async def test_a_server_that_speaks_no_websocket() -> None:

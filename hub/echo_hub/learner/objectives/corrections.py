@@ -16,6 +16,7 @@ veto: https://yingru.notion.site/When-Speed-Kills-Stability-271211a558b7808d8b12
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -45,6 +46,8 @@ def correct(tokens: Tokens, settings: ObjectiveConfig) -> Correction:
         case "masked_is":
             bounded_N = (ratio_N < low) | (ratio_N > high)
             weights_N = ratio_N.masked_fill(bounded_N, 0)
+        case _:
+            assert_never(settings.correction)
     below_N = (ratio_N < settings.sequence_veto).to(ratio_N.dtype)
     below_R = ratio_N.new_zeros(tokens.num_rollouts).index_add(0, tokens.rollouts_N, below_N)
     return Correction(weights_N=weights_N, bounded_N=bounded_N, vetoed_R=below_R > 0)

@@ -20,7 +20,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The episode is over. `reward` is usually in 0..1."""
+    """The episode is over. `reward` is in 0..1 unless the environment is an `echo_hub.tasks.base.BoundedTask`."""
 
     reward: float
 

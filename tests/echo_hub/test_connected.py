@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from echo_hub.connected import ConnectedNodes, LiveNode
 from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
-from echo_hub.fleet import Fleet, LiveNode
 from echo_hub.net.gateway import NodeInfo
 from echo_shared.errors import LocalProtocolError, RefusedError, StorageError
 from echo_shared.messages import (
@@ -40,13 +40,13 @@ STATUS = NodeStatus(activity="sampling", capacity=5, policy_version=3, tokens_pe
 
 
 class Hub:
-    """What lies around a fleet, and the order in which it was called."""
+    """What lies around them, and the order in which it was called."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
         self.full = False
         self.banned = False
-        self.fleet = Fleet(
+        self.nodes = ConnectedNodes(
             report=self.report,
             remember=self.remember,
             distributor=self,
@@ -79,7 +79,7 @@ class Hub:
         self.calls.append(("look_up", (node_id, rollout_ids)))
 
     def welcome(self, node: NodeInfo) -> Welcome:
-        assert node.node_id in self.fleet.nodes, "a version that is announced from here on must reach it"
+        assert node.node_id in self.nodes.live, "a version that is announced from here on must reach it"
         self.calls.append(("welcome", node))
         offer = ArtefactOffer(manifest=b"", signature=bytes(64), torrent=b"", web_seed_path="/x")
         return Welcome(
@@ -101,17 +101,17 @@ def hub() -> Hub:
 
 
 async def test_a_node_is_remembered_then_reported_then_welcomed(hub: Hub) -> None:
-    assert (await hub.fleet.node_joined(NODE)).node_id == "a"
+    assert (await hub.nodes.node_joined(NODE)).node_id == "a"
     steps = ["remember", "report", "joined", "welcome"]
     assert hub.calls == list(zip(steps, [NODE, NodeConnected(node_id="a"), NODE, NODE], strict=True))
-    assert hub.fleet.nodes == {"a": LiveNode(info=NODE)}
+    assert hub.nodes.live == {"a": LiveNode(info=NODE)}
 
 
 async def test_a_node_that_cannot_be_remembered_is_not_there(hub: Hub) -> None:
     hub.full = True
     with pytest.raises(StorageError):
-        await hub.fleet.node_joined(NODE)
-    assert (hub.fleet.nodes, hub.calls) == ({}, [])
+        await hub.nodes.node_joined(NODE)
+    assert (hub.nodes.live, hub.calls) == ({}, [])
 
 
 async def test_a_node_that_is_banned_while_it_joins_is_not_there(hub: Hub) -> None:
@@ -121,32 +121,32 @@ async def test_a_node_that_is_banned_while_it_joins_is_not_there(hub: Hub) -> No
         hub.banned = True
         await remember(node)
 
-    hub.fleet._remember = ban_meanwhile
+    hub.nodes._remember = ban_meanwhile
     with pytest.raises(RefusedError):
-        await hub.fleet.node_joined(NODE)
-    assert hub.fleet.nodes == {}
+        await hub.nodes.node_joined(NODE)
+    assert hub.nodes.live == {}
     events = [NodeConnected(node_id="a"), NodeDisconnected(node_id="a")]
     assert hub.calls == [("remember", NODE), *(("report", event) for event in events)]
 
 
 async def test_a_node_that_left_is_not_there(hub: Hub) -> None:
-    await hub.fleet.node_joined(NODE)
-    await hub.fleet.node_left("a")
-    assert hub.fleet.nodes == {}
+    await hub.nodes.node_joined(NODE)
+    await hub.nodes.node_left("a")
+    assert hub.nodes.live == {}
     assert hub.calls[-2:] == [("left", "a"), ("report", NodeDisconnected(node_id="a"))]
 
 
 async def test_a_banned_node_is_not_even_remembered(hub: Hub) -> None:
     hub.banned = True
     with pytest.raises(RefusedError):
-        await hub.fleet.node_joined(NODE)
-    assert (hub.fleet.nodes, hub.calls) == ({}, [])
+        await hub.nodes.node_joined(NODE)
+    assert (hub.nodes.live, hub.calls) == ({}, [])
 
 
 async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
-    await hub.fleet.node_joined(NODE)
-    await hub.fleet.node_said("a", STATUS)
-    live = hub.fleet.nodes["a"]
+    await hub.nodes.node_joined(NODE)
+    await hub.nodes.node_said("a", STATUS)
+    live = hub.nodes.live["a"]
     assert (live.activity, live.capacity, live.policy_version, live.tokens_per_s) == ("sampling", 5, 3, 9.5)
     assert hub.calls[-1] == ("report", NodeReported(node_id="a", capacity=5, policy_version=3))
 
@@ -163,14 +163,14 @@ async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
 async def test_what_concerns_distribution_is_no_event_of_the_coordinators(
     hub: Hub, message: Fetched | Have | Links | KeyframeWanted
 ) -> None:
-    await hub.fleet.node_joined(NODE)
-    await hub.fleet.node_said("a", message)
+    await hub.nodes.node_joined(NODE)
+    await hub.nodes.node_said("a", message)
     assert hub.calls[-1] == ("said", ("a", message))
 
 
 async def test_receipts_that_a_node_wants_are_looked_up(hub: Hub) -> None:
-    await hub.fleet.node_joined(NODE)
-    await hub.fleet.node_said("a", ReceiptsWanted(rollout_ids=("4-1", "3-0")))
+    await hub.nodes.node_joined(NODE)
+    await hub.nodes.node_said("a", ReceiptsWanted(rollout_ids=("4-1", "3-0")))
     assert hub.calls[-1] == ("look_up", ("a", ("4-1", "3-0")))
 
 
@@ -187,7 +187,7 @@ async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
         finish_reason=FinishReason.LENGTH,
         sampling_s=0.25,
     )
-    await hub.fleet.node_said("a", rollout)
+    await hub.nodes.node_said("a", rollout)
     (_, arrived) = hub.calls[-1]
     assert isinstance(arrived, RolloutArrived)
     names = ("node_id", "rollout_id", "lease_id", "group_id", "index", "policy_version_start", "policy_version_end")
@@ -195,12 +195,12 @@ async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
     assert arrived.payload.completion_ids is rollout.completion_ids
     assert arrived.payload.behavior_logprobs is rollout.behavior_logprobs
     assert (arrived.payload.finish_reason, arrived.payload.sampling_s) == (FinishReason.LENGTH, 0.25)
-    await hub.fleet.node_said("a", LeaseReturned(lease_id=4, indices=(0, 2), reason="on battery"))
+    await hub.nodes.node_said("a", LeaseReturned(lease_id=4, indices=(0, 2), reason="on battery"))
     expected = LeaseGivenBack(node_id="a", lease_id=4, indices=(0, 2), reason="on battery")
     assert hub.calls[-1] == ("report", expected)
 
 
 async def test_a_message_that_the_gateway_keeps_is_our_bug(hub: Hub) -> None:
     with pytest.raises(LocalProtocolError, match="goodbye"):
-        await hub.fleet.node_said("a", Goodbye())
+        await hub.nodes.node_said("a", Goodbye())
     assert hub.calls == []

@@ -1,0 +1,182 @@
+"""The connected nodes as people see them, and the translation of what they say into the coordinator's events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from echo_hub.core.events import Event, LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.net.distributor import Distributor
+from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.tracker import Tracker
+from echo_hub.store.async_store import AsyncStore
+from echo_shared.errors import LocalProtocolError, RefusedError
+from echo_shared.messages import (
+    Fetched,
+    FromNode,
+    Goodbye,
+    Have,
+    Hello,
+    KeyframeWanted,
+    LeaseReturned,
+    Links,
+    NodeStatus,
+    Proof,
+    ReceiptsWanted,
+    Rollout,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveNode:
+    """What a connected node last said of itself. Claims, for display only: nothing is credited from here."""
+
+    info: NodeInfo
+    activity: str = "preparing"
+    capacity: int = 0
+    policy_version: int | None = None
+    tokens_per_s: float = 0.0
+
+
+class Distribution(Protocol):
+    """Who may be here, and what of: `echo_hub.net.distributor`."""
+
+    def admit(self, node_id: str) -> None:
+        """Raises RefusedError for a node that may not join."""
+
+    def node_joined(self, node: NodeInfo) -> None: ...
+
+    def node_left(self, node_id: str) -> None: ...
+
+    async def node_said(self, node_id: str, message: Fetched | Have | Links | KeyframeWanted) -> None: ...
+
+
+class ConnectedNodes:
+    """The gateway's inbox. `welcome` makes the answer to a node that joins; `remember` commits who it is; `look_up`
+    answers a node that asks what became of its rollouts, with what the store says of each."""
+
+    def __init__(
+        self,
+        *,
+        report: Callable[[Event], Awaitable[None]],
+        remember: Callable[[NodeInfo], Awaitable[None]],
+        look_up: Callable[[str, Sequence[str]], Awaitable[None]],
+        welcome: Callable[[NodeInfo], Welcome],
+        distributor: Distribution,
+    ) -> None:
+        self._report = report
+        self._remember = remember
+        self._look_up = look_up
+        self._welcome = welcome
+        self._distributor = distributor
+        self.live: dict[str, LiveNode] = {}
+
+    async def node_joined(self, node: NodeInfo) -> Welcome:
+        self._distributor.admit(node.node_id)
+        await self._remember(node)
+        await self._report(NodeConnected(node_id=node.node_id))
+        try:
+            self._distributor.admit(node.node_id)  # It may have been banned meanwhile.
+        except RefusedError:
+            await self._report(NodeDisconnected(node_id=node.node_id))
+            raise
+        self.live[node.node_id] = LiveNode(info=node)
+        self._distributor.node_joined(node)
+        # Last, with nothing awaited behind it: no version may be announced between this answer and the open session.
+        return self._welcome(node)
+
+    async def node_left(self, node_id: str) -> None:
+        self.live.pop(node_id, None)
+        self._distributor.node_left(node_id)
+        await self._report(NodeDisconnected(node_id=node_id))
+
+    async def node_said(self, node_id: str, message: FromNode) -> None:
+        match message:
+            case Fetched() | Have() | Links() | KeyframeWanted():
+                await self._distributor.node_said(node_id, message)
+            case ReceiptsWanted():
+                await self._look_up(node_id, message.rollout_ids)
+            case NodeStatus():
+                live = self.live[node_id]
+                live.activity, live.capacity = message.activity, message.capacity
+                live.policy_version, live.tokens_per_s = message.policy_version, message.tokens_per_s
+                await self._report(
+                    NodeReported(node_id=node_id, capacity=message.capacity, policy_version=message.policy_version)
+                )
+            case Rollout():
+                await self._report(_arrived(node_id, message))
+            case LeaseReturned():
+                await self._report(
+                    LeaseGivenBack(
+                        node_id=node_id, lease_id=message.lease_id, indices=message.indices, reason=message.reason
+                    )
+                )
+            case Hello() | Proof() | Goodbye():
+                raise LocalProtocolError("A message of the session itself has no meaning here.", got=message.type)
+            case _:
+                assert_never(message)
+
+
+def _arrived(node_id: str, rollout: Rollout) -> RolloutArrived:
+    return RolloutArrived(
+        node_id=node_id,
+        rollout_id=rollout.rollout_id,
+        lease_id=rollout.lease_id,
+        group_id=rollout.group_id,
+        index=rollout.index,
+        policy_version_start=rollout.policy_version_start,
+        policy_version_end=rollout.policy_version_end,
+        payload=RolloutPayload(
+            completion_ids=rollout.completion_ids,
+            behavior_logprobs=rollout.behavior_logprobs,
+            finish_reason=rollout.finish_reason,
+            sampling_s=rollout.sampling_s,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcoming:
+    """What a node is told when it joins, or comes back."""
+
+    run_id: str
+    run_name: str
+    heartbeat_s: float
+    tracker: Tracker
+    distributor: Distributor
+    published_version: Callable[[], int]
+
+    def __call__(self, node: NodeInfo) -> Welcome:
+        version = self.published_version()
+        return Welcome(
+            run_id=self.run_id,
+            run_name=self.run_name,
+            node_id=node.node_id,
+            base=self.distributor.offer(0, node),
+            policy=None if version == 0 else self.distributor.offer(version, node),
+            policy_version=version,
+            tracker_path=f"/announce/{self.tracker.passkey(node.node_id)}",
+            heartbeat_s=self.heartbeat_s,
+            run_keys=self.distributor.run_keys(),
+            mesh=self.distributor.mesh_for(node),
+        )
+
+
+async def remember(store: AsyncStore, node: NodeInfo) -> None:
+    """Commits who a node is."""
+    await store.node_seen(
+        node_id=node.node_id,
+        public_key=node.public_key,
+        name=node.name,
+        backend=node.backend,
+        device=node.device,
+        now=time.time(),
+    )
+    log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend)

@@ -1,0 +1,62 @@
+"""Which versions are evaluated, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.run.directory import RunDirectory
+from echo_hub.store.reports import Evaluation
+
+log = logging.getLogger(__name__)
+
+
+def is_due(config: HubConfig, policy_version: int) -> bool:
+    """The base, the last version of the run, and those between at the interval that is set."""
+    every = config.evaluation.every
+    return policy_version in (0, config.training.steps) or (every > 0 and policy_version % every == 0)
+
+
+class Evaluations:
+    """Which versions are due, and their evaluations, one after the other, lowest version first.
+
+    What was due and is not in the store is due again after a restart; what is in it never is.
+    """
+
+    def __init__(
+        self,
+        config: HubConfig,
+        directory: RunDirectory,
+        *,
+        done: Collection[int],
+        measure: Callable[[int], Awaitable[Sequence[Evaluation]]],
+        record: Callable[[Sequence[Evaluation]], Awaitable[None]],
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._measure = measure
+        self._record = record
+        self._queue: asyncio.Queue[int] = asyncio.Queue()
+        self._done = set(done)
+        self.waiting: set[int] = set()
+        """Versions whose adapters are still needed."""
+
+    def reached(self, policy_version: int) -> None:
+        """The learner holds this version, so that it and those before it can be evaluated."""
+        for version in sorted({0, *self._directory.adapter_versions()}):
+            known = version in self._done or version in self.waiting
+            if version <= policy_version and not known and is_due(self._config, version):
+                self.waiting.add(version)
+                self._queue.put_nowait(version)
+
+    async def run(self) -> None:
+        """Evaluates for ever. Raises what makes it impossible."""
+        while True:
+            version = await self._queue.get()
+            measured = await self._measure(version)
+            await self._record(measured)
+            self.waiting.discard(version)
+            self._done.add(version)
+            log.info("version %d solves %s", version, "; ".join(evaluation.text for evaluation in measured))

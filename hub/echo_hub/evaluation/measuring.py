@@ -1,0 +1,48 @@
+"""Who evaluates a version: the run's nodes where the settings say so and there are any, else the hub's own device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.evaluation.by_hub import HeldOut, VersionSampler, evaluate, local, scored_by
+from echo_hub.evaluation.by_nodes import PATIENCE_DEADLINES, NodeEvaluations
+from echo_hub.run.directory import RunDirectory
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
+from echo_hub.store.reports import Evaluation
+
+
+class Measuring:
+    """`sample` is the hub's own device."""
+
+    def __init__(
+        self,
+        config: HubConfig,
+        directory: RunDirectory,
+        *,
+        stop_ids: tuple[int, ...],
+        problems: Problems,
+        scoring: ScoringPool,
+        sample: VersionSampler,
+        by_nodes: NodeEvaluations,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._stop_ids = stop_ids
+        self._problems = problems
+        self._scoring = scoring
+        self._sample = sample
+        self._by_nodes = by_nodes
+
+    async def __call__(self, policy_version: int) -> Sequence[Evaluation]:
+        """Every kind that is asked for, greedy first. Raises ScorerError when not one completion could be scored."""
+        if self._config.evaluation.by == "nodes":
+            patience_s = PATIENCE_DEADLINES * self._config.leases.deadline_s
+            measured = await self._by_nodes.measure(policy_version, patience_s=patience_s)
+            if measured is not None:
+                return measured
+        heldout = await asyncio.to_thread(HeldOut.of_run, self._config, self._problems, stop_ids=self._stop_ids)
+        generate = local(self._sample, self._directory)
+        return await evaluate(policy_version, heldout, generate=generate, judge=scored_by(self._scoring))

@@ -1,0 +1,56 @@
+"""Versions on their way out, one after the other: exported adapters become artefacts that every node can fetch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+
+from echo_hub.core.events import VersionPublished
+from echo_hub.net.distributor import Distributor
+from echo_hub.run.directory import RunDirectory
+
+
+class Publishing:
+    """`report` tells the coordinator of each version that is out."""
+
+    def __init__(
+        self,
+        *,
+        distributor: Distributor,
+        directory: RunDirectory,
+        report: Callable[[VersionPublished], Awaitable[None]],
+    ) -> None:
+        self._distributor = distributor
+        self._directory = directory
+        self._report = report
+        self._waiting: asyncio.Queue[int] = asyncio.Queue()
+
+    async def reopen(
+        self, base_dir: Path, *, base_source: str | None, published_version: int, banned: Collection[str]
+    ) -> None:
+        """What the run has published, at once unless an artefact was damaged or removed; at its first start, the base.
+
+        `base_source`: where nodes find the base on a model hub, if they are to look there first.
+        """
+        await self._distributor.open()
+        self._distributor.bar(frozenset(banned))
+        await self._distributor.publish_base(base_dir, source=base_source)
+        if published_version:
+            await self._distributor.publish(published_version, self._directory.adapter(published_version))
+
+    def submit(self, policy_version: int) -> None:
+        """At most one version waits for each step that the learner is ahead, so the queue needs no bound."""
+        self._waiting.put_nowait(policy_version)
+
+    async def run(self) -> None:
+        """Publishes for ever."""
+        while True:
+            version = await self._waiting.get()
+            await self._distributor.publish(version, self._directory.adapter(version))
+            await self._report(VersionPublished(policy_version=version))
+
+    async def keep_for_evaluation(self, policy_version: int) -> None:
+        """Nodes can fetch this version from now on, however old it is; the base they have."""
+        if policy_version:
+            await self._distributor.keep_for_evaluation(policy_version, self._directory.adapter(policy_version))

@@ -1,0 +1,27 @@
+"""Problems for the groups that the coordinator is about to open: sampled and tokenised off the event loop, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from echo_hub.core.events import GroupPrepared
+from echo_hub.scoring.problems import Problems
+
+
+class GroupPreparation:
+    """The queue holds at most the groups that may be open, so it needs no bound of its own."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self._waiting: asyncio.Queue[int] = asyncio.Queue()
+
+    def submit(self, group_id: int) -> None:
+        self._waiting.put_nowait(group_id)
+
+    async def run(self, report: Callable[[GroupPrepared], Awaitable[None]]) -> None:
+        """Prepares for ever."""
+        while True:
+            group_id = await self._waiting.get()
+            await asyncio.to_thread(self._problems.prompt_ids, group_id)  # Fills the cache: sampling may be slow.
+            await report(GroupPrepared(group_id=group_id, seed=self._problems.seed(group_id)))

@@ -1,0 +1,98 @@
+"""The store for the event loop: its methods as coroutines, carried out one at a time on a thread of its own.
+
+SQLite has one writer, and what is told to it in order is committed in order. Pages and curves read `store` directly, on
+threads of theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from echo_hub.core.effects import Record
+from echo_hub.core.snapshot import Snapshot
+from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
+from echo_hub.store.reports import Evaluation
+from echo_hub.store.store import Store
+from echo_shared.messages import Receipt
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class AsyncStore:
+    """Each method is the store's of that name, and raises what it raises."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    async def _run(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: method(*args, **kwargs))
+
+    async def close(self) -> None:
+        await self._run(self.store.close)
+        self._executor.shutdown()
+
+    async def apply(self, records: Sequence[Record], now: float) -> None:
+        await self._run(self.store.apply, records, now)
+
+    async def snapshot(self) -> Snapshot:
+        return await self._run(self.store.snapshot)
+
+    async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
+        return await self._run(self.store.receipts, node_id, rollout_ids)
+
+    async def load_payloads(self, rollout_ids: Sequence[str]) -> list[StoredPayload]:
+        return await self._run(self.store.load_payloads, rollout_ids)
+
+    async def load_turns(
+        self, episodes: Collection[tuple[int, int]]
+    ) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
+        return await self._run(self.store.load_turns, episodes)
+
+    async def load_batch(self, step: int) -> list[BatchGroup]:
+        return await self._run(self.store.load_batch, step)
+
+    async def load_evaluated(self, policy_version: int) -> list[EvaluatedEpisode]:
+        return await self._run(self.store.load_evaluated, policy_version)
+
+    async def prune(self, checkpoint_step: int) -> None:
+        await self._run(self.store.prune, checkpoint_step)
+
+    async def node_seen(
+        self, *, node_id: str, public_key: bytes, name: str, backend: str, device: str, now: float
+    ) -> None:
+        await self._run(
+            self.store.node_seen,
+            node_id=node_id,
+            public_key=public_key,
+            name=name,
+            backend=backend,
+            device=device,
+            now=now,
+        )
+
+    async def nodes_still_here(self, node_ids: Sequence[str], now: float) -> None:
+        await self._run(self.store.nodes_still_here, node_ids, now)
+
+    async def banned_nodes(self) -> frozenset[str]:
+        return await self._run(self.store.banned_nodes)
+
+    async def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
+        await self._run(self.store.record_distribution, news, now)
+
+    async def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
+        await self._run(self.store.record_evaluations, measured)
+
+    async def evaluated_versions(self) -> set[int]:
+        return await self._run(self.store.evaluated_versions)
+
+    async def run_meta(self) -> dict[str, str]:
+        return await self._run(self.store.run_meta)
+
+    async def set_run_meta(self, key: str, value: str) -> None:
+        await self._run(self.store.set_run_meta, key, value)

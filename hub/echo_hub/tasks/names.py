@@ -1,0 +1,43 @@
+"""What `task.name` may be. Imports no task, so that settings can be checked without any."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Final
+
+FORMS: Final = {
+    "arithmetic": r"arithmetic",
+    "jsonl": r"jsonl",
+    "environment:guess": r"environment:guess",
+    "reasoning-gym:DATASET": r"reasoning-gym:[a-z0-9_]+",
+    "python:MODULE:FUNCTION": r"python:[\w.]+:\w+",
+}
+"""Each form of a name for people, and its pattern."""
+
+_FIXED: Final = tuple(form for form, pattern in FORMS.items() if form == pattern)
+_KINDS: Final = tuple(form.partition(":")[0] for form in FORMS if form not in _FIXED)
+_LONGEST_GUESSED: Final = 200
+
+
+def check_name(name: str) -> str:
+    """`name`. Raises ValueError, with the nearest name and with all forms, unless it has one of these."""
+    if _is_name(name):
+        return name
+    nearest = nearest_name(name)
+    hint = f"; did you mean {nearest}?" if nearest else "."
+    raise ValueError(f"there is no such task{hint} Tasks are {', '.join(FORMS)}")
+
+
+def nearest_name(name: str) -> str | None:
+    """The task that was probably meant."""
+    wanted = name.strip()[:_LONGEST_GUESSED]
+    if fixed := difflib.get_close_matches(wanted.lower(), _FIXED, n=1):
+        return fixed[0]
+    kind, _, rest = wanted.partition(":")
+    guesses = (f"{close}:{rest}" for close in difflib.get_close_matches(kind.lower(), _KINDS, n=1))
+    return next(filter(_is_name, guesses), None)
+
+
+def _is_name(name: str) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in FORMS.values())

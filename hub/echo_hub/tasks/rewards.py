@@ -1,0 +1,60 @@
+"""The rewards that a task may give: finite numbers from its lowest to its highest, by default from 0 to 1.
+
+Whatever else a scorer returns is its failure, never a reward: one NaN, or one 1e30 among zeros and ones, would drown
+the mean of its group and of its evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from dataclasses import dataclass
+from typing import Final, SupportsFloat
+
+from echo_hub.tasks.base import BoundedTask, Task
+from echo_hub.tasks.environments.base import Environment
+from echo_shared.errors import ConfigError, ScorerError
+
+MAX_REWARD: Final = 1e6
+"""Of any task, in size: the learner's float32 squares differences of rewards."""
+ROUNDING: Final = 1e-6
+"""Of the span between the bounds: so far beyond a bound a reward still counts as the bound, and so far below the
+highest a problem still counts as solved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardBounds:
+    """Both bounds are possible rewards."""
+
+    lowest: float = 0.0
+    highest: float = 1.0
+
+    @classmethod
+    def of(cls, task: Task | Environment) -> RewardBounds:
+        """What the task declares. Raises ConfigError unless it is two finite numbers, the lower one first."""
+        declared: object = task.reward_bounds if isinstance(task, BoundedTask) else (0.0, 1.0)
+        match declared:
+            case (int() | float() as low, int() | float() as high) if -MAX_REWARD <= low < high <= MAX_REWARD:
+                return cls(lowest=float(low), highest=float(high))
+        raise ConfigError(
+            "The task does not say between which bounds its rewards are.",
+            got=f"reward_bounds = {reprlib.repr(declared)} of {task.name}",
+            do=f"Declare two numbers from {-MAX_REWARD:,.0f} to {MAX_REWARD:,.0f}, the lower one first: (0.0, 1.0).",
+        )
+
+    def read(self, given: object) -> float:
+        """What a scorer has returned, as a reward. Raises ScorerError for what is none."""
+        reward = float(given) if isinstance(given, SupportsFloat) else math.nan  # Text is no number, even "1".
+        if not self.hold(reward):
+            bounds = f"from {self.lowest:g} to {self.highest:g}"
+            raise ScorerError(f"The reward is {reprlib.repr(given)}; this task's are numbers {bounds}.")
+        return min(max(reward, self.lowest), self.highest)
+
+    def hold(self, reward: float) -> bool:
+        """Whether it is finite and within the bounds, but for rounding."""
+        slack = ROUNDING * (self.highest - self.lowest)
+        return self.lowest - slack <= reward <= self.highest + slack
+
+    def is_solved(self, reward: float) -> bool:
+        """Whether a held-out problem with this reward is solved: graders give less for a right form alone."""
+        return reward >= self.highest - ROUNDING * (self.highest - self.lowest)

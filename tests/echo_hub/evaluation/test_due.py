@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from echo_hub.config.sections import EvaluationConfig, HubConfig, TrainingConfig
+from echo_hub.evaluation.due import Evaluations, is_due
+from echo_hub.run.directory import RunDirectory
+from echo_hub.store.reports import Evaluation, EvaluationKind
+
+
+class Run:
+    """A run of 10 steps whose evaluations are due at every third version, as a hub sees them."""
+
+    def __init__(self, root: Path, *, every: int = 3) -> None:
+        self.config = HubConfig(training=TrainingConfig(steps=10), evaluation=EvaluationConfig(every=every))
+        self.directory = RunDirectory(root)
+        self.recorded: list[int] = []
+        self.may_measure = asyncio.Event()
+        self.may_measure.set()
+        self.news = asyncio.Event()
+
+    def export(self, *versions: int) -> None:
+        for version in versions:
+            self.directory.adapter(version).mkdir(parents=True)
+
+    def evaluations(self) -> Evaluations:
+        """As after a start: what is recorded is known."""
+        return Evaluations(
+            self.config, self.directory, done=set(self.recorded), measure=self._measure, record=self._record
+        )
+
+    async def _measure(self, policy_version: int) -> list[Evaluation]:
+        await self.may_measure.wait()
+        return [
+            Evaluation(
+                policy_version=policy_version,
+                kind=EvaluationKind.GREEDY,
+                num_problems=1,
+                samples=1,
+                num_unscored=0,
+                accuracy=1.0,
+                accuracy_error=0.0,
+                pass_at={},
+                mean_reward=1.0,
+                mean_tokens=3.0,
+                share_truncated=0.0,
+                seconds=0.5,
+                evaluated_at=1.0,
+            )
+        ]
+
+    async def _record(self, measured: Sequence[Evaluation]) -> None:
+        self.recorded.append(measured[0].policy_version)
+        self.news.set()
+
+    async def until(self, *recorded: int) -> None:
+        async with asyncio.timeout(20):
+            while self.recorded != list(recorded):
+                self.news.clear()
+                await self.news.wait()
+
+
+async def test_what_is_due_is_evaluated_once_and_in_order(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    evaluations = run.evaluations()
+    assert [version for version in range(11) if is_due(run.config, version)] == [0, 3, 6, 9, 10]
+    assert [version for version in range(11) if is_due(Run(tmp_path, every=0).config, version)] == [0, 10]
+    working = asyncio.create_task(evaluations.run())
+    evaluations.reached(0)
+    await run.until(0)
+    run.may_measure.clear()
+    run.export(2, 3, 6, 9)
+    for step in (2, 3, 6, 6):
+        evaluations.reached(step)
+    assert evaluations.waiting == {3, 6}, "version 9 is on the disk, from before the learner died, and not reached yet"
+    run.may_measure.set()
+    await run.until(0, 3, 6)
+    evaluations.reached(6)
+    evaluations.reached(9)
+    await run.until(0, 3, 6, 9)
+    assert not evaluations.waiting
+    working.cancel()
+    await asyncio.wait([working])
+
+
+async def test_what_a_restart_interrupted_is_done_after_it(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.export(3, 6)
+    first = run.evaluations()
+    working = asyncio.create_task(first.run())
+    first.reached(3)
+    await run.until(0, 3)
+    run.may_measure.clear()
+    first.reached(6)
+    await asyncio.sleep(0)
+    working.cancel()
+    await asyncio.wait([working])
+    assert run.recorded == [0, 3]
+    run.may_measure.set()
+    second = run.evaluations()
+    working = asyncio.create_task(second.run())
+    second.reached(7)
+    await run.until(0, 3, 6)
+    assert not second.waiting
+    working.cancel()
+    await asyncio.wait([working])

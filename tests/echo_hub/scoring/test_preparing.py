@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import asyncio
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.events import GroupPrepared
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.preparing import GroupPreparation
+from echo_hub.scoring.problems import Problems
+
+
+async def test_groups_are_answered_in_order_with_their_own_seeds() -> None:
+    config = HubConfig()
+    problems = Problems.of_run(config, PromptCodec.of_run(config, resolve_base("builtin:tiny")))
+    prepared: asyncio.Queue[GroupPrepared] = asyncio.Queue()
+    preparation = GroupPreparation(problems)
+    for group_id in (0, 1, 2):
+        preparation.submit(group_id)
+    working = asyncio.create_task(preparation.run(prepared.put))
+    async with asyncio.timeout(20):
+        events = [await prepared.get() for _ in range(3)]
+    working.cancel()
+    await asyncio.wait([working])
+    assert events == [GroupPrepared(group_id=number, seed=problems.seed(number)) for number in (0, 1, 2)]
+    assert len({event.seed for event in events}) == 3

@@ -1,0 +1,146 @@
+"""What scorers start in sessions of their own, with their parent alive and with it gone, ends with their process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.pool import ScorerDeath, ScoringPool
+from echo_shared.errors import ScorerError
+from tests.echo_hub.scoring.conftest import Opens
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no subreaper")
+
+CODEC = PromptCodec.load(resolve_base("builtin:tiny"))
+Started = Callable[[], list[psutil.Process]]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    """What scorers have started, dead or alive; none of it is left after the test."""
+
+    since = time.time() - 1.0
+
+    def read() -> list[psutil.Process]:
+        written = tmp_path / "started"
+        processes = []
+        for pid in written.read_text().split() if written.exists() else []:
+            try:
+                process = psutil.Process(int(pid))
+                if process.create_time() >= since:  # Else the number is another's by now.
+                    processes.append(process)
+            except psutil.NoSuchProcess:
+                pass  # Ended.
+        return processes
+
+    yield read
+    for process in read():
+        process.kill()
+
+
+async def score(pool: ScoringPool, *texts: str) -> list[Any]:
+    async with asyncio.timeout(60):
+        return await pool.call("respond", [(3, [CODEC.encode_prompt(text)]) for text in texts])
+
+
+async def test_nothing_is_left_when_the_pool_is_closed(numbers_pool: Opens, started: Started) -> None:
+    async with numbers_pool() as pool:
+        assert await score(pool, "7", "7") == [0.07, 0.07]
+        assert len(started()) == 4, "they live as long as the process does"
+    assert started() == []
+
+
+@pytest.mark.parametrize(("text", "why"), [("8", "scorer_timeout_s = 1"), ("08", "exit status 0")])
+async def test_nothing_is_left_of_a_process_that_its_call_has_ended(
+    numbers_pool: Opens, started: Started, tmp_path: Path, text: str, why: str
+) -> None:
+    async with numbers_pool(scorer_processes=1) as pool:
+        (died,) = await score(pool, text)
+        assert isinstance(died, ScorerDeath) and why in str(died)
+        assert (tmp_path / "started").read_text().count(" ") == 1
+        assert await score(pool, "50") == [0.5]
+        assert started() == []
+
+
+@pytest.mark.parametrize("whose", ["scorer", "warden"])
+async def test_one_that_is_killed_from_outside_ends_with_all_below_it(
+    numbers_pool: Opens, started: Started, whose: str
+) -> None:
+    """A warden that is killed can end nothing below it but the scoring process, by its parent death signal."""
+    async with numbers_pool(scorer_processes=1) as pool:
+        assert await score(pool, "7" if whose == "scorer" else "50")
+        (pid,) = pool.pids
+        warden = psutil.Process(pid)
+        (worker,) = (process for process in warden.children() if "echo_hub.scoring.worker" in process.cmdline())
+        (worker if whose == "scorer" else warden).kill()
+        _, left = await asyncio.to_thread(psutil.wait_procs, [warden, worker], 20)
+        assert left == [] and started() == []
+        assert await score(pool, "50") == [0.5]
+
+
+HUB = """
+import asyncio, pathlib, sys
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.config.sections import HubConfig
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
+
+async def main():
+    base = resolve_base("builtin:tiny")
+    codec = PromptCodec.load(base)
+    config = HubConfig.model_validate({"task": {"name": "python:numbers_task:make", "scorer_timeout_s": 600.0}})
+    problems = Problems.of_run(config, codec)
+    async with ScoringPool.open(config, problems, base_dir=base, logs=pathlib.Path(sys.argv[1])) as pool:
+        await pool.call("respond", [(0, [codec.encode_prompt("7")])])
+        print(*pool.pids, flush=True)
+        await pool.call("respond", [(0, [codec.encode_prompt(sys.argv[2])])])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("doing", ["17", "18"])
+async def test_nothing_is_left_of_a_hub_that_is_killed(
+    numbers_pool: Opens, started: Started, tmp_path: Path, doing: str
+) -> None:
+    """Whatever its scorers do, and long before their time limit."""
+    hub = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HUB, str(tmp_path), doing, stdout=asyncio.subprocess.PIPE
+    )
+    assert hub.stdout is not None
+    async with asyncio.timeout(60):
+        wardens = [psutil.Process(int(pid)) for pid in (await hub.stdout.readline()).split()]
+    below = [process for warden in wardens for process in warden.children(recursive=True)]
+    assert len(wardens) == 2 and len(started()) == 2 and len(below) == 4
+    hub.send_signal(signal.SIGKILL)
+    await hub.wait()
+    _, left = await asyncio.to_thread(psutil.wait_procs, [*wardens, *below], 60)
+    assert left == []
+
+
+async def test_a_process_that_cannot_make_the_task_says_why_through_its_warden(
+    numbers_pool: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = numbers_pool()
+    monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].partition(os.pathsep)[2])
+    async with pool as opened:
+        with pytest.raises(ScorerError, match="cannot make the run's task"):
+            await score(opened, "50")
+
+
+def test_a_warden_whose_hub_is_gone_already_ends_at_once() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "echo_hub.scoring.warden", "0"], stdin=subprocess.DEVNULL, timeout=60, check=False
+    )
+    assert ended.returncode == 0

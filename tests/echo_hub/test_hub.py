@@ -1,0 +1,62 @@
+"""The whole hub in this process, its port open: what only the wiring can get wrong. tests/end_to_end has whole runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, RunConfig, ServerConfig, TrainingConfig
+from echo_hub.hub import export_path
+from echo_hub.main import make_run
+from echo_hub.opening import open_hub
+from echo_hub.run.directory import RunDirectory
+
+
+def settings(**sections: object) -> HubConfig:
+    return HubConfig.model_validate(
+        {
+            "run": RunConfig(mode="colocated"),
+            "training": TrainingConfig(steps=2, groups_per_step=2, group_size=2, lora_rank=2),
+            "evaluation": EvaluationConfig(problems=2),
+            "learner": LearnerConfig(threads=1),
+            "server": ServerConfig(port=0),
+            **sections,
+        }
+    )
+
+
+async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) -> None:
+    config, directory = settings(), RunDirectory(tmp_path / "run")
+    make_run(directory, config)
+    async with open_hub(config, directory) as hub:
+        assert hub.join_command == f"echo-node join {hub.url}"
+        serving = asyncio.create_task(hub.serve())
+        finished = asyncio.create_task(hub.ending.finished.wait())
+        async with asyncio.timeout(120):
+            await asyncio.wait([serving, finished], return_when=asyncio.FIRST_COMPLETED)
+        assert finished.done(), serving.exception()
+        view = await hub.pages.run_view()
+        assert (view.trained_step, view.published_version) == (2, 2)
+        assert [evaluation.policy_version for evaluation in view.evaluations] == [0, 2]
+        async with aiohttp.ClientSession() as http, http.get(f"{hub.url}/healthz") as answer:
+            assert answer.status == 200
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
+@pytest.mark.parametrize(
+    ("publish_every", "every", "exported"), [(1, 0, [1, 2, 3, 4]), (3, 0, [3, 4]), (3, 2, [2, 3, 4])]
+)
+def test_a_version_is_exported_to_be_published_or_evaluated(
+    tmp_path: Path, publish_every: int, every: int, exported: list[int]
+) -> None:
+    config = HubConfig(
+        training=TrainingConfig(steps=4, publish_every=publish_every), evaluation=EvaluationConfig(every=every)
+    )
+    directory = RunDirectory(tmp_path)
+    paths = {step: export_path(config, directory, step) for step in range(1, 5)}
+    assert [step for step, path in paths.items() if path is not None] == exported
+    assert all(path == directory.adapter(step) for step, path in paths.items() if path is not None)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from echo_hub.config.sections import DisseminationConfig
+from echo_hub.core.events import VersionPublished
+from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.net.broadcaster import Broadcaster
+from echo_hub.net.distributor import Distributor
+from echo_hub.net.host_memory import HostMemory
+from echo_hub.net.publisher import Publisher
+from echo_hub.net.send_queue import Rank
+from echo_hub.net.tracker import Tracker
+from echo_hub.publishing import Publishing
+from echo_hub.run.base_model import resolve_base
+from echo_hub.run.directory import RunDirectory
+from echo_shared.errors import RefusedError
+from echo_shared.identity import Identity
+from echo_shared.messages import FromHub, RefusalCode
+from echo_shared.swarm import Swarm, SwarmSettings
+
+
+class Nobody:
+    """No node is connected."""
+
+    def send(self, node_id: str, message: FromHub) -> bool:
+        return False
+
+    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
+        return False
+
+    def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None: ...
+
+
+class Run:
+    """A run's real publisher and distributor, and what its coordinator is told."""
+
+    def __init__(self, directory: RunDirectory, swarm: Swarm) -> None:
+        self.directory = directory
+        me = Identity.load_or_create(directory.key)
+        publisher = Publisher(
+            directory.root, "r", me, swarm=swarm, tracker=Tracker(me), memory=HostMemory(enabled=False)
+        )
+        self.distributor = Distributor(
+            settings=DisseminationConfig(),
+            publisher=publisher,
+            broadcaster=Broadcaster(Nobody()),
+            connections=Nobody(),
+            record=self._record,
+        )
+        self.reported: asyncio.Queue[VersionPublished] = asyncio.Queue()
+        self.publishing = Publishing(distributor=self.distributor, directory=directory, report=self.reported.put)
+
+    async def _record(self, news: Sequence[Release | Arrival]) -> None: ...
+
+    def export(self, version: int) -> None:
+        """What the learner leaves."""
+        directory = self.directory.adapter(version)
+        directory.mkdir(parents=True)
+        (directory / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))
+        save_file({"lora": np.full((8, 8), version, np.float32)}, directory / "adapter_model.safetensors")
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+    yield Run(RunDirectory(tmp_path), swarm)
+    await swarm.close()
+
+
+async def test_versions_go_out_in_order_and_the_coordinator_hears_of_each(run: Run) -> None:
+    await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=0, banned=())
+    for version in (1, 2):
+        run.export(version)
+        run.publishing.submit(version)
+    working = asyncio.create_task(run.publishing.run())
+    async with asyncio.timeout(20):
+        assert [(await run.reported.get()).policy_version for _ in range(2)] == [1, 2]
+    assert run.distributor.has(1) and run.distributor.has(2)
+    working.cancel()
+    await asyncio.wait([working])
+
+
+async def test_after_a_restart_the_newest_version_is_there_at_once_and_who_is_banned_stays_out(run: Run) -> None:
+    run.export(3)
+    await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=3, banned={"bad"})
+    assert run.distributor.has(0) and run.distributor.has(3) and not run.distributor.has(2)
+    with pytest.raises(RefusedError):
+        run.distributor.admit("bad")
+    run.distributor.admit("good")
+
+
+async def test_an_evaluation_can_have_an_older_version_and_the_base_as_it_is(run: Run) -> None:
+    run.export(1)
+    await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=0, banned=())
+    await run.publishing.keep_for_evaluation(0)
+    assert not run.distributor.has(1)
+    await run.publishing.keep_for_evaluation(1)
+    assert run.distributor.has(1)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from echo_hub import receipts as receipts_module
+from echo_hub.core.effects import LookUpReceipt, SendLease
+from echo_hub.receipts import ReceiptLookUps
+from echo_shared.messages import DropReason, FromHub, Receipts, ReceiptState
+
+Drive = Callable[..., Awaitable[Any]]
+
+
+class Sent:
+    """What each node was sent, in order."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, Receipts]] = []
+        self.news = asyncio.Event()
+
+    def send(self, node_id: str, message: FromHub) -> None:
+        assert isinstance(message, Receipts)
+        self.messages.append((node_id, message))
+        self.news.set()
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.messages) < count:
+                self.news.clear()
+                await self.news.wait()
+
+
+async def test_a_node_hears_what_the_store_knows_of_its_rollouts(drive: Drive) -> None:
+    driven = await drive()
+    await driven.node("a")
+    await driven.until(lambda: driven.of(SendLease) != [])
+    lease = driven.of(SendLease)[0]
+    sent = Sent()
+    look_ups = ReceiptLookUps(store=driven.async_store, send=sent.send)
+    await look_ups.answer("a", [f"{lease.lease_id}-0", "999-0"])
+    ((node_id, message),) = sent.messages
+    assert node_id == "a"
+    assert [(one.state, one.drop_reason) for one in message.receipts] == [
+        (ReceiptState.LEASED, None),
+        (ReceiptState.DROPPED, DropReason.INVALID),
+    ]
+
+
+async def test_look_ups_are_answered_in_order_and_bounded(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts_module, "LOOK_UPS_WAITING", 2)
+    driven = await drive(running=False)
+    sent = Sent()
+    look_ups = ReceiptLookUps(store=driven.async_store, send=sent.send)
+    for number in range(3):
+        look_ups.submit(LookUpReceipt(node_id=f"n{number}", rollout_id="1-0"))
+    working = asyncio.create_task(look_ups.run())
+    await sent.until(2)
+    look_ups.submit(LookUpReceipt(node_id="n3", rollout_id="1-0"))
+    await sent.until(3)
+    assert [node_id for node_id, _ in sent.messages] == ["n0", "n1", "n3"], "the third of three found no room"
+    working.cancel()
+    await asyncio.wait([working])

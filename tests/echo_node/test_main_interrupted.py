@@ -1,0 +1,139 @@
+"""Ctrl-C at any moment of a command's first seconds: it ends, and says nothing that its user could not read.
+
+As a terminal does, the signal goes to the whole process group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.paths import Paths
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and process groups")
+
+DEADLINE_S = 60.0
+BEGUN = "asyncio.constants"
+"""The first module of many that a command imports; what comes before it is Python's own start."""
+NOISE = ("Traceback", "KeyboardInterrupt", "CancelledError", "Exception ignored", "never retrieved", "never awaited")
+
+
+@pytest.fixture
+def silent_hub() -> Iterator[str]:
+    """Takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+class Command:
+    """`echo-node` as the leader of a process group, which reports each import; `moment` is in what it has said then."""
+
+    def __init__(self, home: Path, *arguments: str, moment: str = BEGUN) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-X", "importtime", "-m", "echo_node", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "ECHO_NODE_HOME": str(home), "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        self._moment = moment
+        self._begun = threading.Event()
+        self._said: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            for line in said:
+                if self._moment in line:
+                    self._begun.set()
+                if not line.startswith("import time:"):
+                    self._said.append(line)
+        self._begun.set()
+
+    def interrupted(self, *, after_s: float) -> tuple[int, str]:
+        """Status and all that was said, when Ctrl-C comes so long after its moment, if it still runs then."""
+        assert self._begun.wait(DEADLINE_S)
+        try:
+            self._process.wait(after_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGINT)
+        try:
+            status = self._process.wait(DEADLINE_S)
+        finally:
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            self._reader.join()
+        return status, "".join(self._said)
+
+
+def ends_quietly(home: Path, *arguments: str, moment: str = BEGUN, after_s: float) -> None:
+    status, said = Command(home, *arguments, moment=moment).interrupted(after_s=after_s)
+    where = f"{arguments[0]}, {after_s:.2f} s after {moment}: status {status}\n{said}"
+    assert [word for word in NOISE if word in said] == [], where
+    if "Stopping: got SIGINT." in said or "No node is running here." in said:  # It worked already; it had ended.
+        assert status in (0, 1), where
+    else:
+        assert status in (130, -signal.SIGINT), where
+
+
+def arguments_of(name: str, hub: str, home: Path) -> list[str]:
+    if name not in ("doctor", "status"):
+        pytest.importorskip("llama_cpp")
+    paths = Paths.find(home)
+    if name == "run":
+        Hubs(paths).save(HubRecord(url=hub, hub_key_hex="ab" * 32, joined_at=1.0, run_id="run", run_name="a run"))
+    more = {
+        "join": [hub, "--swarm-host", "127.0.0.1"],
+        "run": ["--swarm-host", "127.0.0.1"],
+        "lend": ["--host", "127.0.0.1", "--port", "0"],
+        "bench": ["--seconds", "5"],
+        "doctor": [hub],
+        "status": [],
+    }
+    return [name, *more[name], "--data-dir", str(home)]
+
+
+@pytest.mark.parametrize("name", ["join", "run", "lend", "bench", "doctor", "status"])
+def test_ctrl_c_in_the_first_second_is_quiet(name: str, silent_hub: str, tmp_path: Path) -> None:
+    for number, after_s in enumerate((0.0, 0.15, 0.4, 0.8)):
+        home = tmp_path / str(number)
+        ends_quietly(home, *arguments_of(name, silent_hub, home), after_s=after_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [
+        ("join", "Engine: "),
+        ("join", "libtorrent"),
+        ("lend", "llama.cpp "),
+        ("lend", "Lending "),
+        ("bench", "Measuring "),
+        ("doctor", "echo_node.doctor"),
+    ],
+)
+def test_ctrl_c_while_it_starts_what_it_needs_is_quiet(name: str, moment: str, silent_hub: str, tmp_path: Path) -> None:
+    for number, after_s in enumerate((0.0, 0.2)):
+        home = tmp_path / str(number)
+        ends_quietly(home, *arguments_of(name, silent_hub, home), moment=moment, after_s=after_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["join", "run", "lend", "bench", "doctor"])
+def test_ctrl_c_at_any_moment_is_quiet(name: str, silent_hub: str, tmp_path: Path) -> None:
+    for number in range(40):
+        home = tmp_path / str(number)
+        ends_quietly(home, *arguments_of(name, silent_hub, home), after_s=0.05 * number)
