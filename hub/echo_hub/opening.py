@@ -26,6 +26,7 @@ from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
+from echo_shared import key_file
 from echo_shared.errors import ConfigError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.swarm import SwarmSettings, open_swarm
@@ -39,7 +40,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.locked())
-        me = Identity.load(directory.key)
+        me = key_file.load(directory.key)
         base_dir = await asyncio.to_thread(resolve_base, config.model.base)
         codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
         problems = await asyncio.to_thread(Problems.of_run, config, codec)

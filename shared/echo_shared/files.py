@@ -1,10 +1,9 @@
-"""Files of this host: written whole or not at all, safe on the disk, with names that every system takes."""
+"""Files of this host: written whole or not at all, and safe on the disk."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,6 @@ from typing import Final, Protocol
 from echo_shared.errors import StorageError
 
 _DISK_FULL: Final = {39, 112, errno.ENOSPC} if sys.platform == "win32" else {errno.ENOSPC, errno.EDQUOT}
-_DEVICE: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\.|$)", re.IGNORECASE)
-"""https://learn.microsoft.com/windows/win32/fileio/naming-a-file: a device, whatever follows the point."""
 
 
 class Readable(Protocol):
@@ -40,16 +37,6 @@ def sync(path: Path) -> None:
     """Returns once the file's content is on the disk, where it outlives a power cut. Blocks."""
     with path.open("r+b") as file:  # Windows syncs only what may be written.
         os.fsync(file.fileno())
-
-
-def is_portable_name(name: str) -> bool:
-    """Whether this is one name below a directory, the same on every system; Windows takes fewer than others."""
-    return (
-        0 < len(name) <= 255
-        and not name.endswith((" ", "."))
-        and not any(character in '<>:"/\\|?*' or character < " " for character in name)
-        and not _DEVICE.match(name)
-    )
 
 
 @contextmanager

@@ -15,15 +15,9 @@ from safetensors.numpy import save_file
 
 from echo_node.backends import process
 from echo_shared import delta, sealing
-from echo_shared.artefacts import (
-    PAYLOAD_NAME,
-    SEALED_SUFFIX,
-    Manifest,
-    artefact_name,
-    describe_files,
-    sign_offer,
-)
+from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, artefact_name, sign_offer
 from echo_shared.errors import RefusedError
+from echo_shared.hashed_files import describe_files
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     ArtefactOffer,

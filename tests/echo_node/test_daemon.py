@@ -23,7 +23,7 @@ from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
 from echo_node.net.mesh import Mesh
 from echo_node.view import PlainView
-from echo_shared import process_memory
+from echo_shared import key_file, process_memory
 from echo_shared.artefacts import open_offer
 from echo_shared.errors import ConnectError, RefusedError, StorageError
 from echo_shared.identity import Identity
@@ -69,7 +69,7 @@ class Node:
         config = NodeConfig(
             backend="llama_cpp", threads=1, width=8, swarm_host="127.0.0.1", reconnect_first_s=0.05, name="tester"
         )
-        me = Identity.load_or_create(self.paths.identity_key)
+        me = key_file.load_or_create(self.paths.identity_key)
         return Daemon(
             paths=self.paths, config=config, me=me, joining=Joining(address=address, **options), view=PlainView()
         )

@@ -15,7 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from echo_shared import bencode
 from echo_shared.errors import CodecError, SwarmError
-from echo_shared.files import disk_errors, is_portable_name
+from echo_shared.file_names import is_portable_name
+from echo_shared.files import disk_errors
 
 BLOCK_BYTES: Final = 16 * 1024
 """What a peer asks for at once, in every BitTorrent client."""
