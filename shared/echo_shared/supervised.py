@@ -90,24 +90,33 @@ class SupervisedChild:
     async def start(
         cls, command: Command, opening: Mapping[str, object], limits: Limits = NO_HEARTBEAT
     ) -> SupervisedChild:
-        """Starts it, sends `opening` and waits for the answer. Raises ChildExited; then, or cancelled, none is left."""
+        """`spawn` and `open` in one. Raises ChildExited; then, or cancelled, none is left."""
+        child = await cls.spawn(command, limits)
+        await child.open(opening)
+        return child
+
+    @classmethod
+    async def spawn(cls, command: Command, limits: Limits = NO_HEARTBEAT) -> SupervisedChild:
+        """The process, which waits for its opening frame. Raises ChildExited when the system does not start it."""
         try:
-            process = await Child.start(
+            child = await Child.start(
                 command.module, *command.arguments, name=command.name, log=command.log, env=command.env
             )
         except OSError as error:
             unstarted = ChildExited(command.name, returncode=None, log=command.log)
             raise unstarted.because(Death.UNSTARTED, "cannot be started", got=str(error)) from error
-        child = cls(process, command, limits)
+        return cls(child, command, limits)
+
+    async def open(self, opening: Mapping[str, object]) -> None:
+        """Sends the opening frame and waits for the answer: `ready`. Raises ChildExited; also cancelled, it ends it."""
         try:
-            await child.send(opening)
-            child.ready = await child.receive(within_s=limits.ready_s)
-            child._is_ready = True
+            await self.send(opening)
+            self.ready = await self.receive(within_s=self._limits.ready_s)
         except BaseException:
-            child.kill()
-            await child.stop()
+            self.kill()
+            await self.stop()
             raise
-        return child
+        self._is_ready = True
 
     @property
     def pid(self) -> int:

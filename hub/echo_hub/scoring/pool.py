@@ -163,8 +163,9 @@ class ScoringPool:
             "content_hash": self._problems.content_hash,
             "heldout_prompts": self._problems.heldout_prompts,
         }
-        child = self._children[number] = await SupervisedChild.start(command, opening)
+        child = self._children[number] = await SupervisedChild.spawn(command)
         try:
+            await child.open(opening)
             if "failed" in child.ready:
                 raise ScorerError("A process for scoring cannot make the run's task.", got=child.ready["failed"])
             yield child

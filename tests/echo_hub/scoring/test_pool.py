@@ -163,7 +163,7 @@ async def test_a_process_that_dies_with_nothing_to_do_costs_no_call(numbers_pool
 async def test_none_is_left_even_when_one_is_in_an_endless_loop(numbers_pool: Opens) -> None:
     async with numbers_pool(scorer_timeout_s=1000.0) as pool:
         await rewards(pool, *[50] * PART_CALLS * 4)
-        processes = psutil.Process().children()
+        processes = [psutil.Process(pid) for pid in pool.pids]
         stuck = asyncio.create_task(pool.call("respond", calls(17, 18)))
         assert len(processes) == 2
     assert psutil.wait_procs(processes, timeout=20)[1] == []
@@ -171,7 +171,7 @@ async def test_none_is_left_even_when_one_is_in_an_endless_loop(numbers_pool: Op
 
 
 HUB = """
-import asyncio, pathlib, psutil, sys
+import asyncio, pathlib, sys
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.config.sections import HubConfig
 from echo_hub.scoring.pool import ScoringPool
@@ -184,7 +184,7 @@ async def main():
     problems = Problems.of_run(config, PromptCodec.load(base))
     async with ScoringPool.open(config, problems, base_dir=base, logs=pathlib.Path(sys.argv[1])) as pool:
         await pool.call("respond", [(0, [PromptCodec.load(base).encode_prompt("50")])] * 200)
-        print(*(child.pid for child in psutil.Process().children()), flush=True)
+        print(*pool.pids, flush=True)
         await pool.call("respond", [(0, [ids])])
 
 asyncio.run(main())
