@@ -41,7 +41,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def disk_errors(what: str, place: Path) -> Iterator[None]:
-    """What the disk of `place` refuses as StorageError: `what`, or that the disk is full."""
+    """A block in which what the disk of `place` refuses is raised as StorageError: `what`, or that the disk is full."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def disk_errors(what: str, place: Path) -> Iterator[None]:
 
 
 def disk_error(what: str, place: Path, *, got: str, code: int | None) -> StorageError:
-    """As `disk_errors`; `code` is the system's, or C's."""
+    """The StorageError that `disk_errors` raises; `code` is the error's number to the system, or to C."""
     if code in _DISK_FULL:
         return StorageError("The disk is full.", got=got, do=f"Free some space on the disk of {place}.")
     return StorageError(what, got=got, do=f"Check that {place} can be read and written.")

@@ -45,7 +45,7 @@ class Identity:
         return node_id(self.public_key)
 
     def sign(self, data: bytes) -> bytes:
-        """64 bytes."""
+        """This key's signature over `data`, 64 bytes."""
         return self._key.sign(data)
 
 

@@ -104,7 +104,7 @@ class RolloutTable:
     def record(
         self, rows_R: NDArray[np.int64], tokens_R: NDArray[np.int64], logprobs_R: NDArray[np.float64], now: float
     ) -> dict[int, FinishedRollout]:
-        """Notes one drawn token a row, and its log-probability in nats.
+        """Notes one drawn token a row [R], and their log-probabilities [R] in nats.
 
         Returns the rollouts that this ends, by row, rising where `rows_R` is; these rows are free from now on.
         """

@@ -60,7 +60,7 @@ def greedy(
     max_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> list[NDArray[np.int32]]:
-    """The most likely completion, token by token, of each prompt, in order; a stop token is its last token."""
+    """The most likely completion [T], token by token, of each prompt [T], in order; a stop token is its last token."""
     completions: list[NDArray[np.int32]] = [np.zeros(0, dtype=np.int32)] * len(prompts)
     groups = [
         GroupRequest(

@@ -98,7 +98,7 @@ class Swarm(ABC):
 
     @abstractmethod
     async def stats(self) -> Mapping[bytes, TorrentStats]:
-        """By info-hash."""
+        """All torrents that are served or fetched now, by info-hash."""
 
     @abstractmethod
     async def close(self) -> None:
