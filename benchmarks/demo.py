@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measurement import Measurement
+from echo_shared.step_figures import CLIP_FRACTION, COMPUTED_TOKENS, GRAD_NORM, MISMATCH_KL, TRAIN_S
 
 DESCRIPTION: Final = "Held-out greedy accuracy before and after `echo-hub demo`, with two nodes on this machine"
 TIMEOUT_S: Final = 900
-METRICS: Final = ("train_s", "computed_tokens", "mismatch_kl", "clip_fraction", "grad_norm")
+METRICS: Final = tuple(f.key for f in (TRAIN_S, COMPUTED_TOKENS, MISMATCH_KL, CLIP_FRACTION, GRAD_NORM))
 
 
 def measure(seed: int) -> Measurement:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from echo_node.host.paths import HOME_VARIABLE
 from echo_node.lending.pairing import HelperAddress
 from echo_shared.errors import ConfigError
+from echo_shared.settings import load_settings
 
 BackendName = Literal["auto", "llama_cpp", "mlx", "torch", "vllm"]
 
@@ -79,3 +83,11 @@ class NodeConfig(BaseSettings):
     def wanted_backend(self) -> BackendName:
         """The engine to choose."""
         return "llama_cpp" if self.helpers else self.backend
+
+
+def load_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
+    """The settings that hold. `path` None = no file; `overrides` are flags, None = not given.
+
+    Raises ConfigError, which names the setting, its value and the line, variable or flag that set it.
+    """
+    return load_settings(NodeConfig, path, overrides, other_variables=(HOME_VARIABLE,))

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 
 from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice, Possibility
-from echo_node.config import NodeConfig
+from echo_node.config import NodeConfig, load_config
 from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import measured_rates, place_of, settings_of
 from echo_node.host import control, hardware
@@ -35,7 +35,6 @@ from echo_node.host.paths import Paths
 from echo_node.net.tls import handshake_failure
 from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
 from echo_shared.fields import printable_line
-from echo_shared.settings import load_settings
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -95,7 +94,7 @@ def examine(paths: Paths, url: str | None) -> Diagnosis:
     try:
         hub = Hubs(paths).last()
         file = paths.config_file if paths.config_file.exists() else None
-        config = load_settings(NodeConfig, file, {} if hub is None else hub.flags)
+        config = load_config(file, {} if hub is None else hub.flags)
     except (ConfigError, StorageError) as error:
         findings.append(Finding(subject="settings", level="problem", what=_said(error), do=error.do or ""))
     patient = _Patient(paths=paths, config=config, hardware=hardware.detect(), hub=hub, url=url)
@@ -303,30 +302,34 @@ def _answer(address: HubAddress) -> Finding:
         do = "Check the address, this machine's connection, and with the operator whether the hub runs."
         what = f"{address.origin} cannot be reached: {printable_line(str(reason) or type(reason).__name__)}"
         return Finding(subject="hub", level="problem", what=what, do=do)
-    problems = _problems(body) if status in (200, 503) else None
-    if problems is None:
+    health = _health(body) if status in (200, 503) else None
+    if health is None:
         what = f"{address.origin} answers with status {status}, but not as a hub does"
         return Finding(subject="hub", level="problem", what=what, do="Check the address; ask the operator for it.")
+    starting, problems = health
     if problems:
         what = f"{address.origin} answers, but is not well: {printable_line('; '.join(problems))[:_MOST_SAID]}"
         return Finding(
             subject="hub", level="warning", what=what, do="Tell its operator. This node can join all the same."
         )
-    return Finding(subject="hub", level="ok", what=f"{address.origin} answers")
+    what = f"{address.origin} answers{'; it is still starting' if starting else ''}"
+    return Finding(subject="hub", level="ok", what=what)
 
 
 def _open(address: HubAddress) -> http.client.HTTPResponse:
     proxies: dict[str, str] | None = {} if address.is_loopback else None  # None: as the environment says.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
-    answer: http.client.HTTPResponse = opener.open(address.url("/healthz"), timeout=HUB_S)
+    answer: http.client.HTTPResponse = opener.open(address.url("/readyz"), timeout=HUB_S)
     return answer
 
 
-def _problems(body: bytes) -> list[str] | None:
-    """What the hub says is broken; None when this is no hub."""
+def _health(body: bytes) -> tuple[bool, list[str]] | None:
+    """Whether the hub is still starting, and what it says is broken; None when this is no hub."""
     try:
         health = json.loads(body)
-        return [str(problem) for problem in health["problems"]] if health["status"] in ("ok", "failing") else None
+        if health["status"] not in ("starting", "ready", "failing"):
+            return None
+        return health["status"] == "starting", [str(problem) for problem in health["problems"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 

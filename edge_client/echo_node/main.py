@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from echo_node.config import NodeConfig
+from echo_node.config import NodeConfig, load_config
 from echo_node.host import control, service
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
@@ -29,7 +29,6 @@ from echo_shared import key_file
 from echo_shared.errors import ConfigError, ConnectError, EchoError, StorageError
 from echo_shared.files import write_private
 from echo_shared.identity import fingerprint
-from echo_shared.settings import load_settings
 
 STOP_S: Final = 30.0
 LOG_BYTES: Final = 2**20
@@ -338,7 +337,7 @@ def _given(**flags: Flag | None) -> dict[str, Flag]:
 
 
 def _settings(paths: Paths, flags: Mapping[str, Flag]) -> NodeConfig:
-    return load_settings(NodeConfig, paths.config_file if paths.config_file.exists() else None, flags)
+    return load_config(paths.config_file if paths.config_file.exists() else None, flags)
 
 
 def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -> None:

@@ -99,6 +99,7 @@ class Hub:
         self.config = config
         self.directory = directory
         self.key = opened.me.public_key
+        self.run_id = opened.run_id
         self.server = Server(config.server)
         self.ending = Ending(last_version=config.training.steps, evaluated=opened.evaluated)
         self._opened = opened
@@ -197,7 +198,7 @@ class Hub:
             nodes=self._nodes.live,
             distribution=self._distributor.status,
             join_command=partial(join_command, config, self.server),
-            learner_pid=lambda: self._trainer.pid,
+            learner_state=lambda: self._trainer.state,
             finished=self.ending.finished.is_set,
             started_at=opened.started_at,
         )
@@ -268,6 +269,7 @@ class Hub:
     async def _learner_said(self, event: LearnerEvent) -> None:
         """What it holds or has trained can be evaluated from now on."""
         await self._driver.report(event)
+        self._changes.notify()
         if isinstance(event, LearnerReady):
             self._evaluations.reached(event.policy_version)
         elif isinstance(event, StepDone):

@@ -34,12 +34,15 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import Source, Transport
+from echo_hub.trainer import LearnerState
+from echo_shared import step_figures
 
 EVENTS_KEPT: Final = 50
 MOST_CHARACTERS: Final = 500
 VERSIONS_SHOWN: Final = 30
 EVALUATIONS_SHOWN: Final = 120
 RATE_WINDOW_S: Final = 30.0
+LEARNER_IS_DOWN: Final = "The learner process has died; it is being started again."
 
 
 class NotableLog(logging.Handler):
@@ -74,7 +77,7 @@ class LivePages:
         nodes: Mapping[str, LiveNode],
         distribution: Callable[[], DistributionStatus],
         join_command: Callable[[], str],
-        learner_pid: Callable[[], int | None],
+        learner_state: Callable[[], LearnerState],
         finished: Callable[[], bool],
         started_at: float,
     ) -> None:
@@ -87,7 +90,7 @@ class LivePages:
         self._live_nodes = nodes
         self._distribution = distribution
         self._join_command = join_command
-        self._learner_pid = learner_pid
+        self._learner_state = learner_state
         self._finished = finished
         self._started_at = started_at
         self._received: deque[tuple[float, int]] = deque([(time.time(), 0)])
@@ -126,8 +129,8 @@ class LivePages:
     def _run_view(self, status: CoordinatorStatus, distribution: DistributionStatus, rollouts_per_s: float) -> RunView:
         config = self._config
         books = self._store.accounting()
-        newest = self._store.steps_history(status.trained_steps - 1)[-1:]
-        step = _step_view(newest[0]) if newest else None
+        newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
+        step = _step_view(newest) if newest else None
         versions = self._store.versions_history(VERSIONS_SHOWN)
         evaluations = self._read_evaluations()
         return RunView(
@@ -140,11 +143,12 @@ class LivePages:
             join_command=self._join_command(),
             state=RunState.FINISHED if self._finished() else RunState.RUNNING,
             state_detail=self._detail(status),
-            problems=() if self._learner_pid() else ("The learner process is not running; it is being started.",),
+            problems=(LEARNER_IS_DOWN,) if self._learner_state() is LearnerState.DOWN else (),
+            starting=self._learner_state() is LearnerState.STARTING,
             started_at=self._started_at,
             finished_at=evaluations[-1].evaluated_at if self._finished() else None,
             steps_total=config.training.steps,
-            trained_step=status.trained_steps,
+            trained_step=step.step if step else 0,
             published_version=status.published_version,
             group_size=config.training.group_size,
             max_staleness=config.training.max_staleness if config.run.mode == "async" else 0,
@@ -184,6 +188,8 @@ class LivePages:
     def _detail(self, status: CoordinatorStatus) -> str:
         if self._finished():
             return ""
+        if self._learner_state() is LearnerState.STARTING:
+            return "starting the learner"
         if status.finished:
             return "evaluating"
         if not status.nodes_connected:
@@ -276,9 +282,7 @@ def _thinned(views: Sequence[EvaluationView], most: int) -> tuple[EvaluationView
 
 
 def _step_view(row: StepRecord) -> StepView:
-    metrics = row.metrics
-    seconds = metrics.get("train_s", row.trained_at - row.planned_at)
-    computed = metrics.get("computed_tokens")
+    known = step_figures.with_derived(row.metrics, lasted_s=row.trained_at - row.planned_at)
     return StepView(
         step=row.step,
         trained_at=row.trained_at,
@@ -287,18 +291,7 @@ def _step_view(row: StepRecord) -> StepView:
         mean_reward=row.mean_reward,
         staleness_mean=row.staleness_mean,
         staleness_max=row.staleness_max,
-        seconds=seconds,
-        loss=metrics.get("loss"),
-        grad_norm=metrics.get("grad_norm"),
-        mismatch_kl=metrics.get("mismatch_kl"),
-        clip_fraction=metrics.get("clip_fraction"),
-        ratio_mean=metrics.get("ratio_mean"),
-        ratio_max=metrics.get("ratio_max"),
-        base_kl=metrics.get("base_kl"),
-        share_without_advantage=metrics.get("share_without_advantage"),
-        share_truncated=metrics.get("share_truncated"),
-        tokens_per_s=computed / seconds if computed is not None and seconds > 0 else None,
-        eval_s=metrics.get("eval_s"),
+        figures={figure.key: known.get(figure.key) for figure in step_figures.STEP_FIGURES},
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from sqlalchemy import make_url
+
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
@@ -25,9 +27,10 @@ from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.database import holds_run
 from echo_hub.store.store import Store
 from echo_shared import key_file
-from echo_shared.errors import ConfigError
+from echo_shared.errors import ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.swarm import SwarmSettings, open_swarm
 
@@ -45,7 +48,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
         problems = await asyncio.to_thread(Problems.of_run, config, codec)
         await asyncio.to_thread(problems.prepare)
-        store = AsyncStore(await asyncio.to_thread(Store.open, config.store.url or directory.database_url))
+        store = AsyncStore(await asyncio.to_thread(_open_store, config, directory))
         stack.push_async_callback(store.close)
         await _check_unchanged(store, config, problems.content_hash)
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
@@ -87,6 +90,24 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub
+
+
+def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
+    """Raises StorageError when the run has trained and its database is empty or not there: served
+    with it, the directory would become another run, and nodes would delete what they hold of this one."""
+    url = config.store.url or directory.database_url
+    trained = directory.trained()
+    if trained and not holds_run(url):
+        names = ", ".join(path.relative_to(directory.root).as_posix() for path in trained)
+        where = make_url(url).database if url.startswith("sqlite") else make_url(url).render_as_string()
+        raise StorageError(
+            "This run has trained, but its database is missing or empty.",
+            got=f"{names} in {directory.root}; no run in {where}",
+            do="Restore the run directory, checkpoints and database together, from one backup, or set store.url to the "
+            "run's own database. Without them: its adapters are whole (echo-hub export RUN DIRECTORY), but a new run "
+            "must be made (echo-hub init OTHER_DIRECTORY).",
+        )
+    return Store.open(url)
 
 
 async def _check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:

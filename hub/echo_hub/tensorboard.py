@@ -1,6 +1,6 @@
 """RUN/tensorboard: the run's curves as event files. Watch them with `tensorboard --logdir RUN/tensorboard`.
 
-    train/*    all that the learner says of a step, its duration and the seconds that evaluations took before it
+    train/*    the figures of `echo_shared.step_figures`, and the mean reward
     rollouts/* what the step was made of: number, tokens, staleness, and how many a second were trained on
     drops/*    rollouts dropped since the step before, by reason
     eval/*     held-out problems; step is the version that was evaluated
@@ -25,6 +25,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from echo_hub.dashboard.model import Changes
 from echo_hub.store.reports import Evaluation, EvaluationKind, StepRecord
 from echo_hub.store.store import Store
+from echo_shared.step_figures import with_derived
 
 WRITE_EVERY_S: Final = 2.0
 """At most this often, and on the disk at once."""
@@ -86,8 +87,9 @@ def _of_step(record: StepRecord, before: StepRecord | None) -> dict[str, float]:
         for reason, number in record.dropped.items()
     }
     seconds = record.trained_at - before.trained_at if before else 0.0
+    figures = with_derived(record.metrics, lasted_s=record.trained_at - record.planned_at)
     return {
-        **{f"train/{name}": value for name, value in record.metrics.items()},
+        **{f"train/{name}": value for name, value in figures.items()},
         "train/mean_reward": record.mean_reward,
         "rollouts/number": record.num_rollouts,
         "rollouts/tokens": record.num_tokens,

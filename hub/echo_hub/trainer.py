@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -30,6 +31,7 @@ from echo_shared.child import ChildExited
 from echo_shared.errors import LearnerError
 from echo_shared.messages import rollout_id
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.step_figures import EVAL_S
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,17 @@ DEATHS_IN_A_ROW: Final = 5
 
 RESTART_S: Final = 1.0
 """Before the first new start, or up to half less; doubled with every further death, up to half a minute."""
+
+
+class LearnerState(StrEnum):
+    """How the learner process is doing."""
+
+    STARTING = "starting"
+    """For the first time: it loads the base model, or waits for the learner's other hosts."""
+    RUNNING = "running"
+    DOWN = "down"
+    """It has died, and is started again."""
+
 
 LearnerEvent = LearnerReady | LearnerLost | StepDone | RolloutArrived
 
@@ -65,7 +78,8 @@ _Job = _Train | _Generate | GroupRequest
 class Trainer:
     """`load_batch` gives a step's batch, `export_path` where its adapter goes, if anywhere.
 
-    A step's metrics are the learner's and eval_s, the seconds that evaluations took since the step before.
+    A step's metrics are the learner's and eval_s, the seconds that evaluations took since the step before; eval_s is
+    not known of a step that only a checkpoint tells of.
     """
 
     def __init__(
@@ -82,6 +96,7 @@ class Trainer:
         self._export_path = export_path
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._pid: int | None = None
+        self.state = LearnerState.STARTING
         self._train_s = 0.0
         """Of the last step."""
         self._eval_s = 0.0
@@ -116,13 +131,15 @@ class Trainer:
                     log.info("the learner waits at %s for %d other hosts", self._settings.learner.address, hosts - 1)
                 learner = await Learner.start(self._settings, self._run_dir)
                 self._pid = learner.pid
+                self.state = LearnerState.RUNNING
                 self._drop_what_is_asked_for_again()
-                await report(LearnerReady(policy_version=learner.policy_version))
+                await report(LearnerReady(policy_version=learner.policy_version, metrics=learner.last_metrics))
                 while True:
                     await self._work(learner, report)
                     restarts.succeeded()
             except ChildExited as error:
                 wait_s = restarts.died()
+                self.state = LearnerState.DOWN
                 log.warning("the learner died (%d in a row): %s", restarts.deaths, error)
                 if wait_s is None:
                     what = f"The learner process dies again and again. {error.what}"
@@ -141,7 +158,7 @@ class Trainer:
                 batch, started = await self._load_batch(job.step), time.monotonic()
                 metrics = await learner.train(job.step, batch, self._export_path(job.step))
                 self._train_s = time.monotonic() - started
-                metrics["eval_s"], self._eval_s = self._eval_s, 0.0
+                metrics[EVAL_S.key], self._eval_s = self._eval_s, 0.0
                 await report(StepDone(step=job.step, metrics=metrics))
             case _Generate():
                 await self._generate(learner, job)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -24,15 +24,23 @@ _Location = tuple[int | str, ...]
 
 
 def load_settings(
-    cls: type[_Settings], path: Path | None, overrides: Mapping[str, Any], *, moved: Mapping[str, str] = {}
+    cls: type[_Settings],
+    path: Path | None,
+    overrides: Mapping[str, Any],
+    *,
+    moved: Mapping[str, str] = {},
+    other_variables: Collection[str] = (),
 ) -> _Settings:
     """The settings that hold. `path` None = no file; `overrides` are the flags, nested like `cls`, None = not given.
-    `moved`: where settings are found that had another name.
+    `moved`: where settings are found that had another name. `other_variables`: environment variables with the prefix of
+    `cls` that are no settings.
 
-    Raises ConfigError when the file cannot be read or is no TOML, and for every setting that is unknown or not valid.
+    Raises ConfigError when the file cannot be read or is no TOML, for every setting that is unknown or not valid, and
+    for every variable with the prefix of `cls` that names nothing: a misspelt one would go unnoticed for a whole run.
     """
     text = "" if path is None else _read(path)
     from_file = {} if path is None else _parse(text, path)
+    _refuse_unknown_variables(cls, other_variables)
     from_environment = _environment(cls)
     flags = _given(overrides)
     try:
@@ -85,6 +93,53 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
         ) from error
 
 
+def _refuse_unknown_variables(cls: type[BaseSettings], others: Collection[str]) -> None:
+    prefix = cls.model_config.get("env_prefix", "")
+    known = {name.upper(): f"{prefix}{name}".upper() for name in _variables(cls, _delimiter(cls))}
+    unknown = []
+    for variable in sorted(os.environ):
+        name = variable[len(prefix) :].upper()
+        if variable.upper().startswith(prefix) and variable not in others and not _is_read(name.lower(), cls):
+            # Compared without what all of them begin with, which would make any two alike.
+            in_a_section = [full for full in known if full.endswith(f"{_delimiter(cls)}{name}")]
+            close = in_a_section or difflib.get_close_matches(name, known, n=1)
+            unknown.append(f"{variable}; did you mean {known[close[0]]}?" if close else variable)
+    if unknown:
+        several = f"{len(unknown)} environment variables name no setting."
+        raise ConfigError(
+            "An environment variable names no setting." if len(unknown) == 1 else several,
+            got="\n       ".join(unknown),
+            do="Correct or unset it and start again.",
+        )
+
+
+def _delimiter(cls: type[BaseSettings]) -> str | None:
+    return cls.model_config.get("env_nested_delimiter")
+
+
+def _variables(model: type[BaseModel], delimiter: str | None) -> Iterator[str]:
+    """The names of all variables that set something, without the prefix."""
+    for name, field in model.model_fields.items():
+        yield name
+        if delimiter and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from (f"{name}{delimiter}{below}" for below in _variables(field.annotation, delimiter))
+
+
+def _is_read(name: str, cls: type[BaseSettings]) -> bool:
+    """Whether the variable of this name, without the prefix, becomes part of the settings, and is validated there."""
+    model: type[BaseModel] = cls
+    parts = name.split(delimiter) if (delimiter := _delimiter(cls)) else [name]
+    for place, part in enumerate(parts):
+        field = model.model_fields.get(part)
+        if field is None:
+            return place > 0
+        annotation = field.annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return place == len(parts) - 1 or get_origin(annotation) is dict
+        model = annotation
+    return True
+
+
 def _environment(cls: type[BaseSettings]) -> dict[str, Any]:
     try:
         return EnvSettingsSource(cls)()
@@ -135,7 +190,7 @@ def _place(
     if _holds(flags, location):
         return "command line"
     if _holds(environment, location):
-        delimiter = cls.model_config.get("env_nested_delimiter") or "__"
+        delimiter = _delimiter(cls) or "__"
         name = cls.model_config.get("env_prefix", "") + delimiter.join(str(part) for part in location).upper()
         return name if name in os.environ else "environment"
     line = line_of(text, location) if path is not None else None

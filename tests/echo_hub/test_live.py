@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -10,19 +12,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from echo_hub import live as live_module
 from echo_hub.config.sections import HubConfig, RunConfig, ServerConfig, TrainingConfig
 from echo_hub.connected import ConnectedNodes
-from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
-from echo_hub.core.events import LearnerReady
+from echo_hub.core.effects import AnnounceVersion, FinishRun, PublishVersion, SendLease, TrainStep
+from echo_hub.core.events import LearnerReady, StepDone
 from echo_hub.core.spread.holdings import Arrival, DistributionStatus, Progress, Release
-from echo_hub.dashboard.model import Accounting, Changes, DisseminationView, EvaluationView, RunState
+from echo_hub.dashboard.model import Accounting, Changes, DisseminationView, EvaluationView, Readiness, RunState
+from echo_hub.dashboard.pages import routes
 from echo_hub.live import LivePages
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.tallies import SOURCES, TRANSPORTS
+from echo_hub.tensorboard import EventFiles
+from echo_hub.trainer import LearnerState
+from echo_shared import step_figures
 from echo_shared.messages import (
     ArtefactOffer,
     Fetched,
@@ -37,6 +46,7 @@ from echo_shared.messages import (
     Welcome,
     rollout_id,
 )
+from echo_shared.step_figures import Chart, StepFigure
 
 STARTED = 900.0
 
@@ -68,7 +78,7 @@ class Hub:
     def __init__(self, driven: Any, directory: RunDirectory, **run: Any) -> None:
         self.driven = driven
         self.directory = directory
-        self.learner_pid: int | None = 4711
+        self.learner_state = LearnerState.RUNNING
         self.is_finished = False
         self.distribution = DistributionStatus()
         self.nodes = ConnectedNodes(
@@ -93,7 +103,7 @@ class Hub:
             nodes=self.nodes.live,
             distribution=lambda: self.distribution,
             join_command=lambda: "echo-node join http://hub",
-            learner_pid=lambda: self.learner_pid,
+            learner_state=lambda: self.learner_state,
             finished=lambda: self.is_finished,
             started_at=STARTED,
         )
@@ -277,10 +287,37 @@ async def test_a_whole_run(hub: Hub) -> None:
 
     steps = await hub.pages.steps(0)
     assert [(step.step, step.num_rollouts, step.num_tokens) for step in steps] == [(1, 4, 12), (2, 4, 12)]
-    assert [(step.loss, step.seconds, step.grad_norm) for step in steps] == [(0.5, 1.5, None)] * 2
+    shown = [[step.figures[name] for name in ("loss", "seconds", "grad_norm")] for step in steps]
+    assert shown == [[0.5, 1.5, None]] * 2
     assert await hub.pages.steps(1) == steps[1:]
     (row,) = await hub.pages.leaderboard()
     assert (row.rank, row.node_id, row.trained_rollouts, row.trained_tokens, row.share) == (1, "a", 8, 24, 1.0)
+
+
+async def test_a_step_is_shown_as_soon_as_it_is_committed_and_no_sooner(hub: Hub) -> None:
+    driven = hub.driven
+    driven.answered.add(PublishVersion)
+    await hub.join("a")
+    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.work(lambda: bool(driven.of(TrainStep)), hub.deliver)
+    await driven.driver.report(StepDone(step=1, metrics={"loss": 0.5}))
+    await driven.work(lambda: len(driven.of(TrainStep)) == 2 and bool(driven.of(AnnounceVersion)), hub.deliver)
+    may_commit = threading.Event()
+    held = asyncio.ensure_future(driven.thread(may_commit.wait))
+    await driven.driver.report(StepDone(step=2, metrics={"loss": 0.25}))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert driven.driver.coordinator.status().trained_steps == 2, "it is on its way into the store"
+    view = await hub.pages.run_view()
+    may_commit.set()
+    assert view.newest_step is not None, "the figures of step 1 stay until those of step 2 are there"
+    assert (view.trained_step, view.newest_step.step, view.newest_step.loss) == (1, 1, 0.5)
+    assert (view.mean_reward, view.staleness_mean, view.staleness_max) == (0.5, 0.0, 0)
+    assert await held
+    await driven.until(lambda: bool(driven.of(FinishRun)))
+    view = await hub.pages.run_view()
+    assert view.newest_step is not None
+    assert (view.trained_step, view.newest_step.step, view.newest_step.loss) == (2, 2, 0.25)
 
 
 async def test_a_version_on_its_way(hub: Hub) -> None:
@@ -328,10 +365,16 @@ async def test_ranks_count_only_those_who_have_trained_rollouts(hub: Hub) -> Non
     assert {node.node_id for node in await hub.pages.nodes()} == {"idle", "a", "b"}
 
 
-async def test_a_dead_learner_is_a_problem(hub: Hub) -> None:
-    hub.learner_pid = None
-    (problem,) = (await hub.pages.run_view()).problems
-    assert "learner" in problem
+async def test_a_dead_learner_is_a_problem_and_one_that_starts_is_not(hub: Hub) -> None:
+    view = await hub.pages.run_view()
+    assert (view.problems, view.readiness) == ((), Readiness.READY)
+    hub.learner_state = LearnerState.STARTING
+    view = await hub.pages.run_view()
+    assert (view.problems, view.state_detail, view.readiness) == ((), "starting the learner", Readiness.STARTING)
+    hub.learner_state = LearnerState.DOWN
+    view = await hub.pages.run_view()
+    (problem,) = view.problems
+    assert "learner" in problem and view.readiness is Readiness.FAILING
 
 
 @pytest.mark.parametrize("mode", ["sequential", "colocated"])
@@ -367,3 +410,44 @@ async def test_the_newest_log_lines_are_shown_first(hub: Hub) -> None:
         ("the learner died", True),
         (f"node {live_module.EVENTS_KEPT - 1} joined", False),
     ]
+
+
+async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the page with its chart and column, in JSON, at /metrics and in TensorBoard: no reader is told of it."""
+    added = StepFigure(
+        key="entropy",
+        label="of the policy",
+        about="Mean entropy.",
+        unit="nats/token",
+        prometheus="echo_learner_entropy",
+        chart="entropy",
+        column="Entropy",
+    )
+    monkeypatch.setattr(step_figures, "STEP_FIGURES", (*step_figures.STEP_FIGURES, added))
+    chart = Chart(key="entropy", title="Entropy", about="Entropy by step")
+    monkeypatch.setattr(step_figures, "CHARTS", (*step_figures.CHARTS, chart))
+    await hub.join("a")
+    await hub.train_to_the_end()
+
+    application = web.Application()
+    application.add_routes(routes(hub.pages))
+    async with TestClient(TestServer(application)) as client:
+        page = await (await client.get("/")).text()
+        metrics = await (await client.get("/metrics")).text()
+        (first, _) = (await (await client.get("/api/v1/steps")).json())["steps"]
+        (point, _) = (await (await client.get("/api/v1/curves")).json())["points"]
+        newest = (await (await client.get("/api/v1/run")).json())["newest_step"]
+    assert 'id="chart-entropy"' in page and "&#34;entropy&#34;, &#34;of the policy&#34;" in page
+    assert ">Entropy</th>" in page and ">1.2</td>" in page
+    assert "\necho_learner_entropy 1.25\n" in metrics
+    assert (first["entropy"], newest["entropy"], point["entropy"]) == (1.25, 1.25, 1.25)
+
+    files = EventFiles(tmp_path / "tensorboard", hub.driven.store)
+    writer = files.open()
+    files.catch_up(writer)
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("train/entropy")] == [1.25, 1.25]

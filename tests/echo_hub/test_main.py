@@ -237,9 +237,20 @@ def test_nodes_are_listed_with_the_ids_that_ban_takes(run: Path) -> None:
     assert all(re.search(r"torch +CPU +2001-09-0\d \d\d:46:40 +0", row) for row in rows)
 
 
-def test_a_run_that_was_never_served_has_no_nodes(run: Path) -> None:
-    error = refusal("nodes", run)
-    assert (error.got, "echo-hub serve" in (error.do or "")) == ("an empty database", True)
+@pytest.mark.parametrize("command", [("nodes",), ("ban", ALICE), ("unban", ALICE)])
+def test_a_run_that_was_never_served_has_no_nodes(run: Path, command: tuple[str, ...]) -> None:
+    before = sorted(run.iterdir())
+    error = refusal(command[0], run, *command[1:])
+    assert error.what == "This run has not been served yet: it has no nodes."
+    assert "echo-hub serve" in (error.do or "")
+    assert sorted(run.iterdir()) == before, "and looking leaves nothing behind"
+
+
+def test_an_empty_database_stays_empty(run: Path) -> None:
+    (run / "echo.db").touch()
+    before = sorted(run.iterdir())
+    assert "not been served yet" in refusal("nodes", run).what
+    assert sorted(run.iterdir()) == before and (run / "echo.db").stat().st_size == 0
 
 
 def test_a_ban_reaches_a_hub_that_serves_and_can_be_lifted(run: Path, serving: Store) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.config.sections import EvaluationConfig, HubConfig
-from echo_hub.opening import _check_unchanged
+from echo_hub.config.sections import EvaluationConfig, HubConfig, ServerConfig, StoreConfig
+from echo_hub.opening import _check_unchanged, open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
-from echo_shared.errors import ConfigError
+from echo_shared import key_file
+from echo_shared.errors import ConfigError, StorageError
 
 
 async def test_held_out_problems_are_fixed_for_the_training_prompts_avoid_them(tmp_path: Path) -> None:
@@ -31,3 +32,41 @@ async def test_a_setting_that_was_not_noted_down_at_first_is_fixed_from_then_on(
     with pytest.raises(ConfigError, match=r"evaluation\.problems = 256, was 64"):
         await _check_unchanged(store, HubConfig(), "")
     await store.close()
+
+
+@pytest.mark.parametrize("left", ["checkpoints/step-000003", "adapters/v000003"])
+@pytest.mark.parametrize("database", ["missing", "empty", "of another run", "elsewhere"])
+async def test_a_run_that_has_trained_does_not_begin_anew_without_its_database(
+    tmp_path: Path, left: str, database: str
+) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    (directory.root / left).mkdir(parents=True)
+    key_file.load_or_create(directory.key)
+    file = tmp_path / "elsewhere.db" if database == "elsewhere" else directory.root / "echo.db"
+    if database == "empty":
+        file.touch()
+    if database == "of another run":
+        Store.open(directory.database_url).close()
+    store = StoreConfig(url=f"sqlite:///{file}" if database == "elsewhere" else "")
+    config = HubConfig(server=ServerConfig(port=0), store=store)
+    before = file.read_bytes() if file.exists() else None
+    with pytest.raises(StorageError) as refused:
+        async with open_hub(config, directory):
+            pass
+    assert str(file) in refused.value.got and left in refused.value.got
+    assert "from one backup" in refused.value.do and "echo-hub init OTHER_DIRECTORY" in refused.value.do
+    assert (file.read_bytes() if file.exists() else None) == before, "nothing was made"
+    assert not directory.artefacts.exists()
+
+
+async def test_a_run_that_has_not_trained_yet_begins_in_any_empty_database(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    for name in ("checkpoints/.unfinished-step-000001", "adapters/.unfinished-v000001"):
+        (directory.root / name).mkdir(parents=True)
+    key_file.load_or_create(directory.key)
+    (directory.root / "echo.db").touch()
+    async with open_hub(HubConfig(server=ServerConfig(port=0)), directory) as hub:
+        run_id = hub.run_id
+    (directory.root / "checkpoints" / "step-000001").mkdir()
+    async with open_hub(HubConfig(server=ServerConfig(port=0)), directory) as hub:
+        assert hub.run_id == run_id, "and goes on in it once it has trained"

@@ -23,7 +23,7 @@ from echo_hub.dashboard.model import Changes
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.trainer import DEATHS_IN_A_ROW, LearnerEvent, Trainer
+from echo_hub.trainer import DEATHS_IN_A_ROW, LearnerEvent, LearnerState, Trainer
 from echo_shared.errors import LearnerError
 from echo_shared.sampling import GroupRequest
 
@@ -109,6 +109,10 @@ class Hub:
             while not condition():
                 await self._changes.wait(self._changes.number)
 
+    def is_ready_again(self, version: int) -> bool:
+        newest = self.events[-1]
+        return isinstance(newest, LearnerReady) and newest.policy_version == version
+
     def steps(self) -> list[int]:
         return [event.step for event in self.events if isinstance(event, StepDone)]
 
@@ -129,12 +133,13 @@ def hub(tmp_path: Path) -> Hub:
 async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     trainer = hub.trainer
-    assert trainer.pid is None
+    assert (trainer.pid, trainer.state) == (None, LearnerState.STARTING)
     base = asyncio.ensure_future(trainer.generate(heldout(0), adapter=None, greedy=True))
     async with hub.running():
         async with asyncio.timeout(60):
             assert len((await base).rollouts) == 3
         assert hub.events == [LearnerReady(policy_version=0)]
+        assert trainer.state is LearnerState.RUNNING
         trainer.train(1)
         trainer.sample(request(5, 1))
         trainer.sample(request(6, 1))
@@ -158,19 +163,21 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
 
         def give_one_too_late() -> None:
             """The coordinator has not heard of the loss yet."""
-            assert trainer.pid == first_pid
+            assert (trainer.pid, trainer.state) == (first_pid, LearnerState.DOWN)
             trainer.train(2)
 
         hub.at_batch, hub.at_loss = kill, give_one_too_late
         trainer.train(2)
         trainer.sample(request(7, 1))
-        await hub.until(lambda: hub.events[-1] == LearnerReady(policy_version=1))
-        assert hub.events[8:] == [LearnerLost(), LearnerReady(policy_version=1)]
+        await hub.until(lambda: hub.is_ready_again(1))
+        told = {name: value for name, value in hub.events[1].metrics.items() if name != "eval_s"}
+        assert hub.events[8:] == [LearnerLost(), LearnerReady(policy_version=1, metrics=told)], "of step 1, as before"
         assert trainer.pid not in (None, first_pid)
         trainer.train(2)
         await hub.until(lambda: hub.steps() == [1, 2])
         assert len(hub.events) == 11, "what was lost waits until the coordinator asks for it again"
         assert not (hub.run_dir / "v2").exists()
+        assert trainer.state is LearnerState.RUNNING
     assert trainer.pid is None
 
 
@@ -206,7 +213,7 @@ async def test_an_evaluation_is_of_its_version_whatever_happens_to_the_learner(
         await asyncio.sleep(0)
         (evaluation,) = trainer._jobs._queue  # type: ignore[attr-defined]
         trainer.train(2)
-        await hub.until(lambda: hub.events[-1] == LearnerReady(policy_version=1))
+        await hub.until(lambda: hub.is_ready_again(1))
         trainer.train(2)
         await hub.until(lambda: hub.steps() == [1, 2])
         assert 0 < at_work_on[0] < len(heldout(1)), "the step went in between"
@@ -235,6 +242,7 @@ async def test_a_learner_that_cannot_live_ends_the_run(
         await hub.trainer.run(hub.report)
     assert hub.events == [LearnerLost()] * (DEATHS_IN_A_ROW - 1)
     assert caplog.text.count("the learner died") == DEATHS_IN_A_ROW
+    assert hub.trainer.state is LearnerState.DOWN
     assert "no-python-here" in (hub.run_dir / "logs" / "learner.log").read_text()
     assert hub.trainer.pid is None
 

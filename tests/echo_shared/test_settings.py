@@ -86,6 +86,51 @@ def test_a_wrong_variable_or_flag_is_named_before_the_file(tmp_path: Path, monke
         load_settings(Settings, file, {"engine": {"steps": -5}})
 
 
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("ECHO_TEST_ENGNE__STEPS", "; did you mean ECHO_TEST_ENGINE__STEPS?"),
+        ("ECHO_TEST_ENGINE_STEPS", "; did you mean ECHO_TEST_ENGINE__STEPS?"),
+        ("ECHO_TEST__ENGINE__STEPS", "; did you mean ECHO_TEST_ENGINE__STEPS?"),
+        ("ECHO_TEST_NAM", "; did you mean ECHO_TEST_NAME?"),
+        ("ECHO_TEST_", ""),
+        ("ECHO_TEST_PORT_8710_TCP", ""),
+    ],
+)
+def test_a_variable_that_sets_nothing_is_refused_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, variable: str, hint: str
+) -> None:
+    monkeypatch.setenv(variable, "5")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(Settings, None, {})
+    assert caught.value.got == f"{variable}{hint}"
+
+
+def test_all_variables_that_set_nothing_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("ECHO_TEST_ENGNE__STEPS", "ECHO_TEST_HOME", "ECHO_TEST_NAM"):
+        monkeypatch.setenv(variable, "")
+    with pytest.raises(ConfigError, match="2 environment variables") as caught:
+        load_settings(Settings, None, {}, other_variables=("ECHO_TEST_HOME",))
+    assert "ENGNE" in (caught.value.got or "") and "NAM" in (caught.value.got or "")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("ECHO_TEST_ENGINE", '{"steps": 7}'), ("echo_test_engine__steps", "7"), ("Echo_Test_Engine__Steps", "7")],
+)
+def test_a_setting_has_several_spellings_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert load_settings(Settings, None, {}).engine.steps == 7
+
+
+def test_a_variable_of_an_unknown_key_in_a_section_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_TEST_ENGINE__STEP", "5")
+    with pytest.raises(ConfigError, match=r"ECHO_TEST_ENGINE__STEP: there is no setting engine\.step; did you mean"):
+        load_settings(Settings, None, {})
+
+
 def test_a_variable_that_should_be_json_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_TEST_ENGINE__TOKENS", "plain")
     with pytest.raises(ConfigError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from collections import Counter
@@ -37,6 +38,48 @@ def check_books(database: sqlite3.Connection) -> None:
     trained = Counter(rollout_id for _, ids in steps for rollout_id in json.loads(ids))
     assert set(trained.values()) == {1}
     assert len(trained) == states["trained"] == STEPS * 8 * 4
+
+
+async def kill_between_checkpoint_and_commit(hub: Any, run: Path, database: sqlite3.Connection) -> int:
+    """Stops the hub while its learner is at a step, lets the learner write that step's checkpoint, kills both."""
+    process = psutil.Process(hub.process.pid)
+    untrained = "SELECT max(step) FROM steps WHERE trained_at IS NULL"
+    async with asyncio.timeout(120):
+        while True:
+            (step,) = database.execute(untrained).fetchone()
+            if step is not None:
+                process.suspend()
+                for _ in range(500):
+                    checkpointed = (run / "checkpoints" / f"step-{step:06d}").exists()
+                    if checkpointed or database.execute(untrained).fetchone() != (step,):
+                        break
+                    await asyncio.sleep(0.01)
+                if checkpointed and database.execute(untrained).fetchone() == (step,):
+                    learner = learner_of(hub)
+                    await hub.kill()
+                    psutil.wait_procs([learner], timeout=60)
+                    return int(step)
+                process.resume()
+            await asyncio.sleep(0.01)
+
+
+async def test_a_step_that_only_a_checkpoint_knows_leaves_no_hole_in_the_curves(
+    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
+) -> None:
+    run = await site.make_run("run", training={"steps": 12}, learner={"checkpoint_every": 1})
+    hub, url = await site.hub(run)
+    await site.node(url, "node-1")
+    await until(url, lambda view: view["trained_step"] >= 2)
+    step = await kill_between_checkpoint_and_commit(hub, run, books(run))
+    assert step < 12, "too late to kill anything"
+
+    hub, url = await site.hub(run, "--port", url.rpartition(":")[2])
+    await until(url, lambda view: view["state"] == "finished")
+    trained = books(run).execute("SELECT step, metrics FROM steps WHERE trained_at IS NOT NULL ORDER BY step")
+    figures = {step: json.loads(metrics) for step, metrics in trained}
+    assert list(figures) == list(range(1, 13))
+    assert figures[step].keys() == figures[1].keys() - {"eval_s"}, "the learner's own figures of that step"
+    assert (await hub.end())[0] == 0
 
 
 @pytest.mark.parametrize("mode", ["async", "sequential"])

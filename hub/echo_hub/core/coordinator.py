@@ -277,7 +277,7 @@ class Coordinator:
     # --- learner
 
     def _learner_ready(self, event: LearnerReady, now: float) -> None:
-        self._training.learner_ready(event.policy_version, now)
+        self._training.learner_ready(event.policy_version, event.metrics, now)
 
     def _learner_lost(self, event: LearnerLost, now: float) -> None:
         self._training.learner_lost()

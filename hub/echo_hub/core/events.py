@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,9 +97,11 @@ class LeaseGivenBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerReady:
-    """The learner is up, with the checkpoint of this version loaded."""
+    """The learner is up, with the checkpoint of this version loaded. `metrics`: of the step that made the version; the
+    checkpoint keeps them."""
 
     policy_version: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@
     training          what the learner is at work on
 
 A step is written before it is trained and counted once: a learner that comes back with the planned step already in its
-checkpoint has trained it, one that comes back without it gets the very same batch again.
+checkpoint has trained it and brings its metrics, one that comes back without it gets the very same batch again.
 
 Which groups a step takes:
 - `groups_per_step` complete ones, oldest first;
@@ -101,7 +101,7 @@ class Training:
         waiting, complete = self._ledger.waiting, self._ledger.complete
         return min(len(waiting), len(complete)) >= count and waiting[count - 1] == complete[count - 1]
 
-    def learner_ready(self, policy_version: int, now: float) -> None:
+    def learner_ready(self, policy_version: int, metrics: Mapping[str, float], now: float) -> None:
         """Raises LocalProtocolError when checkpoint and store cannot be of one run."""
         trained_unseen = self.planned is not None and policy_version == self.trained_steps + 1
         missing = [step for step in range(policy_version + 1, self.trained_steps + 1) if step not in self._replayable]
@@ -113,7 +113,7 @@ class Training:
                 do="Restore the run directory, checkpoints and database together, from one backup.",
             )
         if trained_unseen:
-            self._count_step({}, now)
+            self._count_step(metrics, now)
         self.learner_version, self.training = policy_version, None
         self._publish_if_due()
 

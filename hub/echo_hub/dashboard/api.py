@@ -7,7 +7,9 @@ GET /api/v1/steps?since=N   {"steps": [`StepView`, ...]}, the first 1,000 steps 
 GET /api/v1/curves          {"width": W, "points": [...]}, all steps in 600 points at most: see `curves`
 GET /api/v1/leaderboard     {"leaderboard": [`LeaderboardRow`, ...]}, in rank order
 GET /api/v1/events          server-sent `changed` {"state", "trained_step", "published_version"}, comments between
-GET /healthz                {"status": "ok" | "failing", "problems": [text, ...]}; 503 when failing
+GET /healthz                {"status": "ok"} as soon as the hub serves, whatever else it does: it is live
+GET /readyz                 {"status": "starting" | "ready" | "failing", "problems": [text, ...], "detail": text}:
+                            200 when it is ready to train, 503 while it starts or something is broken
 
 Fields are only ever added. Answers are a moment old at most; a `changed` is never ahead of the answers that follow it.
 """
@@ -21,9 +23,10 @@ from typing import Final
 from aiohttp import web
 from aiohttp_sse import sse_response
 
-from echo_hub.dashboard.model import PagesSource
+from echo_hub.dashboard.model import PagesSource, Readiness
 from echo_hub.dashboard.responses import SECURITY_HEADERS, json_response, jsonable, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
+from echo_shared.errors import StorageError
 
 STEPS_PER_ANSWER: Final = 1_000
 MAX_VIEWERS: Final = 2_000
@@ -51,10 +54,17 @@ class Api:
     async def leaderboard(self, _request: web.Request) -> web.Response:
         return json_response({"leaderboard": (await self._snapshots.get()).leaderboard})
 
-    async def health(self, _request: web.Request) -> web.Response:
-        problems = (await self._snapshots.get()).run.problems
-        status = {"status": "failing" if problems else "ok", "problems": problems}
-        return json_response(status, status=503 if problems else 200)
+    async def live(self, _request: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        try:
+            run = (await self._snapshots.get()).run
+        except StorageError as error:
+            said = {"status": Readiness.FAILING, "problems": [error.what], "detail": ""}
+            return json_response(said, status=503)
+        said = {"status": run.readiness, "problems": run.problems, "detail": run.state_detail}
+        return json_response(said, status=200 if run.readiness is Readiness.READY else 503)
 
 
 class EventStream:

@@ -14,15 +14,20 @@ from aiohttp import web
 
 from echo_hub.dashboard.model import PagesSource, StepView
 from echo_hub.dashboard.responses import json_response, whole_number
+from echo_shared import step_figures
 
 MOST_POINTS: Final = 600
 """About as many as a chart has pixels for."""
 
-MEANS: Final = (
-    *("mean_reward", "staleness_mean", "seconds", "eval_s", "loss", "grad_norm", "mismatch_kl", "base_kl"),
-    *("clip_fraction", "ratio_mean", "share_without_advantage", "share_truncated", "tokens_per_s"),
-)
-LARGEST: Final = ("staleness_max", "ratio_max")
+
+def _means() -> tuple[str, ...]:
+    """What a point has the mean of: of its steps that have the figure."""
+    return ("mean_reward", "staleness_mean", *(f.key for f in step_figures.STEP_FIGURES if not f.largest))
+
+
+def _largest() -> tuple[str, ...]:
+    """What a point has the largest value of."""
+    return ("staleness_max", *(f.key for f in step_figures.STEP_FIGURES if f.largest))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,8 +59,8 @@ class _Point:
         return {
             "step": self.step,
             "rollouts_per_s": self.rollouts / self.seconds if self.seconds > 0 else None,
-            **{name: self.sums[name] / self.counts[name] if name in self.sums else None for name in MEANS},
-            **{name: self.largest.get(name) for name in LARGEST},
+            **{name: self.sums[name] / self.counts[name] if name in self.sums else None for name in _means()},
+            **{name: self.largest.get(name) for name in _largest()},
         }
 
 
@@ -97,14 +102,19 @@ class Curves:
 
 
 def _point(step: StepView, before: StepView | None) -> _Point:
-    known = {name: getattr(step, name) for name in (*MEANS, *LARGEST)}
+    of_the_books = {
+        "mean_reward": step.mean_reward,
+        "staleness_mean": step.staleness_mean,
+        "staleness_max": step.staleness_max,
+    }
+    known = {name: value for name, value in {**of_the_books, **step.figures}.items() if value is not None}
     seconds = step.trained_at - before.trained_at if before else 0.0
     return _Point(
         first_step=step.step,
         step=step.step,
-        sums={name: known[name] for name in MEANS if known[name] is not None},
-        counts={name: 1 for name in MEANS if known[name] is not None},
-        largest={name: known[name] for name in LARGEST if known[name] is not None},
+        sums={name: known[name] for name in _means() if name in known},
+        counts={name: 1 for name in _means() if name in known},
+        largest={name: known[name] for name in _largest() if name in known},
         rollouts=step.num_rollouts if before else 0,
         seconds=seconds,
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, assert_never
+
+from echo_shared.step_figures import StepFigure, Unit
 
 UNKNOWN: Final = "–"
 _THIN_SPACE: Final = "\u202f"
@@ -38,6 +42,26 @@ def rate(value: float | None) -> str:
 def scientific(value: float | None) -> str:
     """0.0031, or 2.1e-05 where that is shorter."""
     return UNKNOWN if value is None else f"{value:.2g}"
+
+
+def in_unit(value: float | None, unit: Unit) -> str:
+    """As people read a figure of this unit."""
+    match unit:
+        case "s":
+            return duration(value)
+        case "share":
+            return percent(value)
+        case "tokens" | "tokens/s":
+            return rate(value)
+        case "" | "nats/token":
+            return scientific(value)
+        case _:
+            assert_never(unit)
+
+
+def lines(figures: Iterable[StepFigure]) -> str:
+    """For charts.js: what a chart draws of /api/v1/curves, as [[key, label, colour], ...]."""
+    return json.dumps([[figure.key, figure.label, figure.colour] for figure in figures])
 
 
 def percent(value: float | None, digits: int = 1) -> str:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from echo_hub.dashboard.model import EvaluationView, NodeView, RunState, RunView, StepView, VersionView
+from echo_hub.dashboard.model import EvaluationView, NodeView, Readiness, RunState, RunView, StepView, VersionView
 from echo_hub.dashboard.responses import SECURITY_HEADERS
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
+from echo_shared import step_figures
+
+_VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
+"""Of a format. The library fails on other versions, and repeats the one that it was asked for in its answer."""
 
 
 class Metrics:
@@ -23,9 +29,19 @@ class Metrics:
         """GET /metrics"""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_OfSnapshot(await self._snapshots.get()))
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        encode, content_type = choose_encoder(_understood(request.headers.get("Accept", "")))
         headers = {**SECURITY_HEADERS, "Content-Type": content_type, "Cache-Control": "no-store"}
         return web.Response(body=encode(registry), headers=headers)
+
+
+def _understood(accept: str) -> str:
+    """The Accept header without the formats whose version is none."""
+    formats = []
+    for wanted in accept.split(","):
+        parameters = (part.strip().partition("=") for part in wanted.split(";")[1:])
+        if all(_VERSION.fullmatch(value) for name, _, value in parameters if name == "version"):
+            formats.append(wanted)
+    return ",".join(formats)
 
 
 class _OfSnapshot:
@@ -63,7 +79,9 @@ def _run(run: RunView) -> Iterator[Metric]:
     yield InfoMetricFamily("echo_run", "The run that this hub serves.", about)
     states = GaugeMetricFamily("echo_run_state", "1 for the state that the run is in.", labels=["state"])
     yield _labelled(states, (([state], float(state is run.state)) for state in RunState))
-    yield _gauge("echo_healthy", "0 while something is broken; /healthz says what.", float(not run.problems))
+    yield _gauge("echo_healthy", "0 while something is broken; /readyz says what.", float(not run.problems))
+    ready = float(run.readiness is Readiness.READY)
+    yield _gauge("echo_ready", "1 once the hub can train; 0 while it starts or something is broken.", ready)
     yield _gauge("echo_run_start_time_seconds", "When the run began, seconds since the epoch.", run.started_at)
     yield _gauge("echo_learner_step", "Newest trained step.", run.trained_step)
     yield _gauge("echo_learner_steps_target", "Steps of the whole run.", run.steps_total)
@@ -76,18 +94,9 @@ def _run(run: RunView) -> Iterator[Metric]:
 
 def _learner(step: StepView) -> Iterator[Metric]:
     """Of the newest step."""
-    yield _gauge("echo_learner_train_seconds", "What the newest step took, waiting not included.", step.seconds)
-    yield _gauge("echo_learner_eval_seconds", "Spent on evaluations between the two newest steps.", step.eval_s)
-    yield _gauge("echo_learner_tokens_per_second", "Tokens that got a gradient, per second of it.", step.tokens_per_s)
-    yield _gauge("echo_learner_loss", "Of the newest step, as are those below.", step.loss)
-    yield _gauge("echo_learner_grad_norm", "Before it is clipped.", step.grad_norm)
-    yield _gauge("echo_learner_importance_ratio_mean", "Over trained tokens.", step.ratio_mean)
-    yield _gauge("echo_learner_importance_ratio_max", "Over trained tokens.", step.ratio_max)
-    yield _gauge("echo_learner_clip_fraction", "Of trained tokens, 0..1.", step.clip_fraction)
-    yield _gauge("echo_learner_mismatch_kl", "Between engine and learner, nats per token.", step.mismatch_kl)
-    yield _gauge("echo_learner_base_kl", "From the base model, nats per token.", step.base_kl)
-    yield _gauge("echo_learner_share_without_advantage", "Of the groups, 0..1.", step.share_without_advantage)
-    yield _gauge("echo_learner_share_truncated", "Of the rollouts, 0..1.", step.share_truncated)
+    for figure in step_figures.STEP_FIGURES:
+        if figure.prometheus is not None:
+            yield _gauge(figure.prometheus, figure.about, step.figures.get(figure.key))
 
 
 def _evaluation(newest: EvaluationView) -> Iterator[Metric]:
@@ -134,7 +143,7 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
             "echo_version_fetched_bytes", "Of the newest version, by where nodes had them from.", labels=["source"]
         )
         yield _labelled(sources, (([source], number) for source, number in newest.bytes_by_transport.items()))
-        yield _seconds("echo_version_dissemination_seconds", "From announcement to verified, newest version.", newest)
+        yield _seconds("echo_version_dissemination_seconds", "Until this share of nodes had the newest one.", newest)
     if run.dissemination is not None:
         told, reached = run.dissemination.num_told, run.dissemination.num_reached
         yield _gauge("echo_version_nodes_told", "Nodes that are to get the newest version, or have it.", told)
@@ -143,17 +152,21 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
         if version.policy_version == run.newest_complete:
             number = version.policy_version
             yield _gauge("echo_complete_version", "The newest version that all have who were told of it.", number)
-            yield _seconds("echo_complete_version_dissemination_seconds", "From announcement to verified.", version)
+            yield _seconds("echo_complete_version_dissemination_seconds", "Until this share of nodes had it.", version)
 
 
 def _seconds(name: str, help_text: str, version: VersionView) -> Metric:
+    """From the announcement until a share of the nodes had the version and had verified it.
+
+    The label is not called `quantile`: that one belongs to summaries.
+    """
     known = {
         "0.5": version.dissemination_p50_s,
         "0.95": version.dissemination_p95_s,
         "1": version.dissemination_max_s,
     }
-    family = GaugeMetricFamily(name, help_text, labels=["quantile"])
-    return _labelled(family, (([quantile], value) for quantile, value in known.items() if value is not None))
+    family = GaugeMetricFamily(name, help_text, labels=["share"])
+    return _labelled(family, (([share], value) for share, value in known.items() if value is not None))
 
 
 def _nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:

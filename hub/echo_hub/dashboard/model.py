@@ -10,13 +10,25 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
+
+FLAT: Final = MappingProxyType({"flat": True})
+"""Marks a mapping whose items are an object's own fields in JSON."""
 
 
 class RunState(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     FINISHED = "finished"
+
+
+class Readiness(StrEnum):
+    """Whether the hub can train."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILING = "failing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,26 +157,8 @@ class StepView:
     mean_reward: float
     staleness_mean: float
     staleness_max: int
-    seconds: float
-    """Of training alone; the wait for the batch is not in it."""
-    loss: float | None = None
-    grad_norm: float | None = None
-    mismatch_kl: float | None = None
-    """Between the nodes' sampling and the learner's own probabilities, nats per token."""
-    clip_fraction: float | None = None
-    ratio_mean: float | None = None
-    """Importance ratio of the trained tokens."""
-    ratio_max: float | None = None
-    base_kl: float | None = None
-    """From the base model, nats per token; only where the objective has a term for it."""
-    share_without_advantage: float | None = None
-    """Of the groups: all rewards were equal."""
-    share_truncated: float | None = None
-    """Of the rollouts: cut off by length."""
-    tokens_per_s: float | None = None
-    """That the learner computed a gradient for, while it trained."""
-    eval_s: float | None = None
-    """Spent on evaluations since the step before."""
+    figures: Mapping[str, float | None] = field(default_factory=dict, metadata=FLAT)
+    """All of `echo_shared.step_figures` by their keys. In JSON they stand among the step's other fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +177,9 @@ class RunView:
     state_detail: str = ""
     """Why it is paused, or what it waits for."""
     problems: tuple[str, ...] = ()
-    """What is broken, for the operator; not empty = /healthz answers 503."""
+    """What is broken, for the operator."""
+    starting: bool = False
+    """The hub is not up yet: nodes may join, and nothing is trained."""
     started_at: float
     finished_at: float | None = None
     steps_total: int
@@ -218,6 +214,12 @@ class RunView:
     """What the hub can send, as set or measured."""
     events: tuple[NotableEvent, ...] = ()
     """Newest first; old ones may be left out."""
+
+    @property
+    def readiness(self) -> Readiness:
+        if self.problems:
+            return Readiness.FAILING
+        return Readiness.STARTING if self.starting else Readiness.READY
 
     @property
     def accuracy_before(self) -> float | None:

@@ -14,6 +14,7 @@ from echo_hub.dashboard.model import EvaluationView, NodeView, PagesSource, RunS
 from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
+from echo_shared import step_figures
 
 STEPS_SHOWN: Final = 12
 VERSIONS_SHOWN: Final = 8
@@ -76,6 +77,8 @@ class OperatorPage:
             run=run,
             recent=recent[::-1][:STEPS_SHOWN],
             remaining_s=remaining_s(run, recent),
+            charts=[(chart, step_figures.lines_of(chart)) for chart in step_figures.CHARTS],
+            columns=[figure for figure in step_figures.STEP_FIGURES if figure.column],
             ticks=rail_ticks(run),
             segments=accounting_segments(run),
             evaluations=newest_evaluations(run),

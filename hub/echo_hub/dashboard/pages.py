@@ -36,6 +36,7 @@ def routes(
         web.get("/api/v1/leaderboard", api.leaderboard),
         web.get("/api/v1/events", EventStream(snapshots, heartbeat_s=heartbeat_s).serve, allow_head=False),
         web.get("/metrics", Metrics(snapshots).serve),
-        web.get("/healthz", api.health),
+        web.get("/healthz", api.live),
+        web.get("/readyz", api.ready),
         web.get("/static/{name}", assets.serve),
     ]

@@ -34,9 +34,14 @@ MAX_NUMBER: Final = 2**53
 
 
 def jsonable(value: Any) -> Any:
-    """`value` in JSON's types: dataclasses become objects, numbers that are not finite become null."""
+    """`value` in JSON's types: dataclasses become objects, with the items of their `flat` fields among the others;
+    numbers that are not finite become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        found: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            item = jsonable(getattr(value, field.name))
+            found |= item if field.metadata.get("flat") else {field.name: item}
+        return found
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from echo_hub.config.sections import ObjectiveConfig, TrainingConfig
 from echo_hub.learner.batch import MicroBatch
-from echo_hub.learner.objectives.loss import STATISTICS, StepLoss
+from echo_hub.learner.objectives.loss import STATISTICS, Statistics, StepLoss
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.ranks import Ranks
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.weighting import WeightedStep, weigh
+from echo_shared import step_figures as figures
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +33,10 @@ def train_step(
 ) -> dict[str, float]:
     """Trains on `groups`, the same at every rank, and returns the step's metrics, which are the same as well.
 
-    Always: mean_reward (as the task gave it), groups_without_advantage and share_without_advantage, share_truncated
-    (of the rollouts), rollouts_masked (cut off, and so left out), rollouts_unselected, rollouts_vetoed,
-    completion_tokens, computed_tokens (those that have a gradient), loss, grad_norm (before clipping; of several
-    updates the mean), updated (how many optimizer updates were made: none without a gradient, nor with one that is
-    not finite), train_s.
-    One that is not finite is left out, with a warning: of a step whose gradient is not, loss or grad_norm.
-    Over the computed tokens, if there are any, with the weights that they were computed with: ratio_mean, ratio_max and
-    mismatch_kl against the behaviour policy; clip_fraction; with a correction, correction_weight (its mean) and
-    correction_share (of tokens truncated or masked by it); with a KL term, base_kl.
+    They are mean_reward (as the task gave it) and, by their keys, the figures of `echo_shared.step_figures` that a
+    learner knows. One that is not finite is left out, with a warning: of a step whose gradient is not, the loss or the
+    gradient's norm. Those over the computed tokens, with the weights that they were computed with, are there if there
+    are any; those of a correction or a KL term, if the objective has one.
     """
     started = time.perf_counter()
     loss = StepLoss(settings.objective)
@@ -61,9 +57,9 @@ def train_step(
     metrics = {
         **_step_metrics(groups, step),
         **_token_metrics(_total(policy.ranks, statistics), settings.objective),
-        "grad_norm": float(np.mean(norms)) if norms else 0.0,
-        "updated": float(sum(map(_is_usable, norms))),
-        "train_s": time.perf_counter() - started,
+        figures.GRAD_NORM.key: float(np.mean(norms)) if norms else 0.0,
+        figures.UPDATED.key: float(sum(map(_is_usable, norms))),
+        figures.TRAIN_S.key: time.perf_counter() - started,
     }
     return _finite(metrics)
 
@@ -132,32 +128,39 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
 def _step_metrics(groups: Sequence[TrainingGroup], step: WeightedStep) -> dict[str, float]:
     return {
         "mean_reward": float(np.mean([rollout.reward for group in groups for rollout in group.rollouts])),
-        "groups_without_advantage": float(step.groups_without_advantage),
-        "share_without_advantage": step.groups_without_advantage / len(groups),
-        "rollouts_masked": float(step.rollouts_masked),
-        "rollouts_unselected": float(step.rollouts_unselected),
-        "share_truncated": float(np.mean([rollout.truncated for group in groups for rollout in group.rollouts])),
-        "completion_tokens": float(sum(rollout.loss_mask.sum() for group in groups for rollout in group.rollouts)),
+        figures.GROUPS_WITHOUT_ADVANTAGE.key: float(step.groups_without_advantage),
+        figures.SHARE_WITHOUT_ADVANTAGE.key: step.groups_without_advantage / len(groups),
+        figures.ROLLOUTS_MASKED.key: float(step.rollouts_masked),
+        figures.ROLLOUTS_UNSELECTED.key: float(step.rollouts_unselected),
+        figures.SHARE_TRUNCATED.key: float(
+            np.mean([rollout.truncated for group in groups for rollout in group.rollouts])
+        ),
+        figures.COMPLETION_TOKENS.key: float(
+            sum(rollout.loss_mask.sum() for group in groups for rollout in group.rollouts)
+        ),
     }
 
 
 def _token_metrics(statistics: Tensor, objective: ObjectiveConfig) -> dict[str, float]:
-    values = dict(zip(STATISTICS, statistics.tolist(), strict=True))
-    tokens = values["tokens"]
-    metrics = {"loss": values["loss"], "computed_tokens": tokens, "rollouts_vetoed": values["vetoed_rollouts"]}
-    if not tokens:
+    sums = Statistics(*statistics.tolist())
+    metrics = {
+        figures.LOSS.key: sums.loss,
+        figures.COMPUTED_TOKENS.key: sums.tokens,
+        figures.ROLLOUTS_VETOED.key: sums.vetoed_rollouts,
+    }
+    if not sums.tokens:
         return metrics
     metrics |= {
-        "ratio_mean": values["ratio"] / tokens,
-        "ratio_max": values["ratio_max"],
-        "clip_fraction": values["clipped"] / tokens,
-        "mismatch_kl": values["mismatch_kl"] / tokens,
+        figures.RATIO_MEAN.key: sums.ratio / sums.tokens,
+        figures.RATIO_MAX.key: sums.ratio_max,
+        figures.CLIP_FRACTION.key: sums.clipped / sums.tokens,
+        figures.MISMATCH_KL.key: sums.mismatch_kl / sums.tokens,
     }
     if objective.correction != "none":
         metrics |= {
-            "correction_weight": values["correction_weight"] / tokens,
-            "correction_share": values["corrected"] / tokens,
+            figures.CORRECTION_WEIGHT.key: sums.correction_weight / sums.tokens,
+            figures.CORRECTION_SHARE.key: sums.corrected / sums.tokens,
         }
     if objective.kl_coefficient:
-        metrics["base_kl"] = values["base_kl"] / tokens
+        metrics[figures.BASE_KL.key] = sums.base_kl / sums.tokens
     return metrics

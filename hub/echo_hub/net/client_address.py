@@ -1,13 +1,18 @@
-"""Where a request really comes from."""
+"""Where a request really comes from, and which address it was sent to."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection
+from typing import Final
 
 from aiohttp import web
 
 from echo_shared.errors import RemoteProtocolError
+
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]{0,253}|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?")
+"""A name, an IPv4 address or nothing; or an IPv6 address and its zone."""
 
 
 def client_ip(request: web.Request, trusted_proxies: Collection[str]) -> str:
@@ -21,3 +26,17 @@ def client_ip(request: web.Request, trusted_proxies: Collection[str]) -> str:
     except ValueError as error:
         raise RemoteProtocolError("A client's address cannot be told.", got=repr(ip)) from error
     return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def hub_host(request: web.Request) -> str:
+    """The name or address under which the client reached the hub; empty where it does not say.
+
+    Raises RemoteProtocolError when it is none: other nodes are told of it.
+    """
+    try:
+        host = request.url.raw_host or ""
+    except ValueError as error:
+        raise RemoteProtocolError("The request's Host is no address.", got=repr(request.host)) from error
+    if not _HOST.fullmatch(host):
+        raise RemoteProtocolError("The request's Host is no address.", got=repr(host))
+    return host

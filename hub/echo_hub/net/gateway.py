@@ -21,7 +21,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 import echo_shared
 from echo_hub.config.sections import ServerConfig
-from echo_hub.net.client_address import client_ip
+from echo_hub.net.client_address import client_ip, hub_host
 from echo_hub.net.send_queue import Rank, SendQueue
 from echo_shared.errors import EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
@@ -223,7 +223,10 @@ class Gateway:
             compress=False,
             writer_limit=NO_LIMIT,
         )
-        stream = await socket.prepare(request)
+        try:
+            stream = await socket.prepare(request)
+        except ValueError as error:  # The library's own answer fails on headers that are no text.
+            raise web.HTTPBadRequest(text="This is no websocket handshake.\n") from error
         assert stream is not None, "a websocket's response has a stream"
         session = HubSession(me=self._me, software_version=echo_shared.__version__, nonce=secrets.token_bytes(32))
         connection = _Connection(socket, session, request.transport)
@@ -283,7 +286,7 @@ class Gateway:
             backend=proof.backend,
             device=proof.device,
             host=client_ip(request, self._settings.trusted_proxies),
-            hub_host=request.url.host or "",
+            hub_host=hub_host(request),
             swarm_port=proof.swarm_port,
             mesh_port=proof.mesh_port,
         )

@@ -18,13 +18,16 @@ class Server:
 
     def __init__(self, settings: ServerConfig) -> None:
         self._settings = settings
+        self.routes: tuple[web.AbstractRouteDef, ...] = ()
+        """Once it is open."""
         self._runner: web.AppRunner | None = None
         self.port = settings.port
 
     async def open(self, routes: Iterable[web.AbstractRouteDef]) -> None:
         """Raises ConfigError when the port cannot be had."""
+        self.routes = tuple(routes)
         application = web.Application()
-        application.add_routes(routes)
+        application.add_routes(self.routes)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._settings.host, self._settings.port)

@@ -23,7 +23,7 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
-from echo_hub.net.client_address import client_ip
+from echo_hub.net.client_address import client_ip, hub_host
 from echo_shared import bencode
 from echo_shared.errors import RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
@@ -200,7 +200,7 @@ def routes(
             query = _query(request.raw_path)
             announce = _read_announce(query, ip=client_ip(request, trusted_proxies))
             found = tracker.announce(
-                request.match_info["passkey"], announce, hub_host=request.url.host or "", now=time.monotonic()
+                request.match_info["passkey"], announce, hub_host=hub_host(request), now=time.monotonic()
             )
         except (RefusedError, RemoteProtocolError) as error:
             return _response({"failure reason": error.what})
@@ -219,9 +219,9 @@ def routes(
 
 
 def _query(raw_path: str) -> dict[str, bytes]:
-    """Hashes are raw bytes, which a server's own decoding would mangle."""
+    """Hashes are raw bytes, which a server's own decoding would mangle: it makes surrogates of what is no text."""
     pairs = (part.partition("=") for part in raw_path.partition("?")[2].split("&"))
-    return {key: unquote_to_bytes(value.replace("+", " ")) for key, _, value in pairs}
+    return {key: unquote_to_bytes(value.replace("+", " ").encode(errors="surrogateescape")) for key, _, value in pairs}
 
 
 def _read_announce(query: Mapping[str, bytes], *, ip: str) -> Announce:

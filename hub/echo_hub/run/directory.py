@@ -58,6 +58,11 @@ class RunDirectory:
         paths = (self.root / "adapters").glob("v*[0-9]")
         return sorted(int(path.name[1:]) for path in paths if path.name[1:].isdecimal())
 
+    def trained(self) -> list[Path]:
+        """What its learner has left here: the newest checkpoint, the newest adapter. Empty before the first step."""
+        checkpoints = sorted((self.root / "checkpoints").glob("step-*"))
+        return checkpoints[-1:] + [self.adapter(version) for version in self.adapter_versions()[-1:]]
+
     def forget_adapters(self, *, kept: int, published_version: int, evaluating: Collection[int]) -> None:
         """Deletes all but the newest `kept` adapters, and never `published_version`, what is yet to be published, or
         what is yet to be evaluated.

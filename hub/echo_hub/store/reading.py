@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, and_, func, or_, select, tuple_
+from sqlalchemy import Connection, and_, func, or_, select
 
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.payload import RolloutPayload
@@ -25,7 +25,7 @@ _UNFINISHED = (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)
 _WITH_PAYLOAD = and_(payloads.c.lease_id == rollouts.c.lease_id, payloads.c.index == rollouts.c.index)
 
 _KEYS_A_QUERY: Final = 1_000
-"""Far below what either database takes as parameters of one statement: one or two a key."""
+"""Far below what either database takes as parameters of one statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,7 +372,8 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
     for ids never leased."""
     keys = {key for wanted in asked if (key := _possible_key(wanted)) is not None}
     found: dict[str, Receipt] = {}
-    for part in _in_parts(keys):
+    for lease_ids in _in_parts({lease_id for lease_id, _ in keys}):
+        # By lease alone: of pairs, SQLite would look at every rollout of the run.
         rows = connection.execute(
             select(
                 rollouts.c.lease_id,
@@ -380,7 +381,7 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
                 rollouts.c.node_id,
                 rollouts.c.state,
                 rollouts.c.drop_reason,
-            ).where(tuple_(rollouts.c.lease_id, rollouts.c.index).in_(part))
+            ).where(rollouts.c.lease_id.in_(lease_ids))
         )
         for row in rows:
             if row.node_id != node_id:  # Not in the query: SQLite would walk the node's index instead of the key's.

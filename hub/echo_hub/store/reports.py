@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Row, func, select
 
@@ -95,7 +95,7 @@ class StepRecord:
     """Over groups."""
     staleness_max: int
     metrics: Mapping[str, float]
-    """The learner's; empty when the hub died before it heard of them."""
+    """The learner's, and the hub's eval_s unless the hub died before it counted the step."""
     dropped: Mapping[str, int]
     """Rollouts dropped before the step was trained, from the first day on, by reason."""
 
@@ -224,42 +224,46 @@ def _unfinished(connection: Connection) -> Sequence[Row[Any]]:
     ).all()
 
 
+_TRAINED_STEPS: Final = select(
+    steps.c.step,
+    steps.c.planned_at,
+    steps.c.trained_at,
+    steps.c.num_groups,
+    steps.c.num_rollouts,
+    steps.c.num_tokens,
+    steps.c.mean_reward,
+    steps.c.staleness,
+    steps.c.metrics,
+    steps.c.dropped,
+).where(steps.c.trained_at.is_not(None))
+
+
 def read_steps(connection: Connection, since: int, limit: int) -> list[StepRecord]:
     """The first `limit` trained steps after step `since`, in order."""
-    columns = (
-        steps.c.step,
-        steps.c.planned_at,
-        steps.c.trained_at,
-        steps.c.num_groups,
-        steps.c.num_rollouts,
-        steps.c.num_tokens,
-        steps.c.mean_reward,
-        steps.c.staleness,
-        steps.c.metrics,
-        steps.c.dropped,
+    after = _TRAINED_STEPS.where(steps.c.step > since).order_by(steps.c.step).limit(limit)
+    return [_step_record(row) for row in connection.execute(after)]
+
+
+def read_newest_step(connection: Connection) -> StepRecord | None:
+    """The last trained step; None before the first."""
+    row = connection.execute(_TRAINED_STEPS.order_by(steps.c.step.desc()).limit(1)).one_or_none()
+    return None if row is None else _step_record(row)
+
+
+def _step_record(row: Any) -> StepRecord:
+    return StepRecord(
+        step=row.step,
+        planned_at=row.planned_at,
+        trained_at=row.trained_at,
+        num_groups=row.num_groups,
+        num_rollouts=row.num_rollouts,
+        num_tokens=row.num_tokens,
+        mean_reward=row.mean_reward,
+        staleness_mean=fmean(row.staleness),
+        staleness_max=max(row.staleness),
+        metrics=row.metrics,
+        dropped=row.dropped or {},
     )
-    rows = connection.execute(
-        select(*columns)
-        .where(steps.c.step > since, steps.c.trained_at.is_not(None))
-        .order_by(steps.c.step)
-        .limit(limit)
-    )
-    return [
-        StepRecord(
-            step=row.step,
-            planned_at=row.planned_at,
-            trained_at=row.trained_at,
-            num_groups=row.num_groups,
-            num_rollouts=row.num_rollouts,
-            num_tokens=row.num_tokens,
-            mean_reward=row.mean_reward,
-            staleness_mean=fmean(row.staleness),
-            staleness_max=max(row.staleness),
-            metrics=row.metrics,
-            dropped=row.dropped or {},
-        )
-        for row in rows
-    ]
 
 
 def read_versions(connection: Connection, newest: int) -> list[VersionRecord]:
@@ -299,11 +303,8 @@ def read_versions_by_transport(connection: Connection) -> dict[Transport, int]:
 
 def read_evaluations(connection: Connection, since: float) -> list[Evaluation]:
     """Those made after `since`, in the order of versions, greedy before sampled."""
-    rows = connection.execute(
-        select(evaluations)
-        .where(evaluations.c.evaluated_at > since)
-        .order_by(evaluations.c.policy_version, evaluations.c.kind)
-    )
+    # Sorted here: asked for this order, SQLite walks all of them in it.
+    rows = connection.execute(select(evaluations).where(evaluations.c.evaluated_at > since))
     return [
         Evaluation(
             **{
@@ -312,5 +313,5 @@ def read_evaluations(connection: Connection, since: float) -> list[Evaluation]:
                 "pass_at": {int(k): share for k, share in row.pass_at.items()},
             }
         )
-        for row in rows
+        for row in sorted(rows, key=lambda row: (row.policy_version, row.kind))
     ]

@@ -18,7 +18,7 @@ from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import Snapshot
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store import reading, reports
-from echo_hub.store.database import check_migrated, connect, migrate, storage_errors
+from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.reports import Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
 from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps, versions
@@ -35,13 +35,19 @@ class Store:
 
     @classmethod
     def open(cls, url: str, *, beside_hub: bool = False) -> Store:
-        """Opens or makes the database and migrates it. Raises ConfigError for a bad URL, else StorageError.
+        """Opens or makes the database, looks for damage and migrates it. Raises ConfigError for a bad URL, else
+        StorageError.
 
-        `beside_hub`: another process may be using it. It is never migrated then; StorageError when it would have to be.
+        `beside_hub`: another process may be using it. It is never made or migrated then: ConfigError when no hub has
+        made it yet, StorageError when it would have to be migrated.
         """
         engine = connect(url)
         try:
-            check_migrated(engine) if beside_hub else migrate(engine)
+            if beside_hub:
+                check_migrated(engine)
+            else:
+                check_undamaged(engine)
+                migrate(engine)
         except BaseException:
             engine.dispose()
             raise
@@ -183,6 +189,11 @@ class Store:
         """The first `limit` trained steps after step `since`, in order."""
         with self._reading() as connection:
             return reports.read_steps(connection, since, limit)
+
+    def newest_step(self) -> StepRecord | None:
+        """The last trained step; None before the first."""
+        with self._reading() as connection:
+            return reports.read_newest_step(connection)
 
     def versions_history(self, newest: int) -> list[VersionRecord]:
         """The `newest` published versions, in order."""

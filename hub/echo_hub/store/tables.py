@@ -18,6 +18,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Dialect,
     Double,
     Index,
@@ -46,6 +47,11 @@ class Unsigned64(TypeDecorator[int]):
         return None if value is None else int(value) % 2**64
 
 
+def only_where(condition: ColumnElement[bool]) -> dict[str, Any]:
+    """Keyword arguments of an index that holds only these rows."""
+    return {"sqlite_where": condition, "postgresql_where": condition}
+
+
 run_meta = Table(
     "run_meta",
     metadata,
@@ -65,6 +71,8 @@ nodes = Table(
     Column("last_seen", Double, nullable=False),
     Column("banned_at", Double),
 )
+# The hub asks for the banned ones every second.
+Index("ix_nodes_banned", nodes.c.banned_at, **only_where(nodes.c.banned_at.is_not(None)))
 
 groups = Table(
     "groups",
@@ -127,6 +135,8 @@ steps = Table(
     Column("dropped", JSON),
     Column("pruned", Boolean, nullable=False),
 )
+# Few of a run's steps: those that may have to be repeated.
+Index("ix_steps_kept", steps.c.step, **only_where(steps.c.pruned.is_(False)))
 
 versions = Table(
     "versions",
@@ -187,5 +197,5 @@ evaluations = Table(
     Column("mean_tokens", Double, nullable=False),
     Column("share_truncated", Double, nullable=False),
     Column("seconds", Double, nullable=False),
-    Column("evaluated_at", Double, nullable=False),
+    Column("evaluated_at", Double, nullable=False, index=True),
 )

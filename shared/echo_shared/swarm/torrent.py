@@ -143,7 +143,8 @@ def make_torrent(directory: Path) -> Torrent:
 def read_torrent(torrent: bytes) -> Layout:
     """The layout that `torrent` describes.
 
-    Raises CodecError unless it is well-formed and none of its paths leaves the artefact's directory. Only its info dictionary is looked at, and only what `make_torrent` writes may be in there.
+    Raises CodecError unless it is well-formed and none of its paths leaves the artefact's directory. Only its info
+    dictionary is looked at, and only what `make_torrent` writes may be in there.
     """
     decoded = bencode.decode(torrent)
     raw_info: bencode.Value = decoded.get("info", b"") if isinstance(decoded, dict) else b""

@@ -80,6 +80,28 @@ def test_a_wrong_variable_or_flag_is_named_as_such(tmp_path: Path, monkeypatch: 
     assert "ECHO_HUB_TRAINING__STEPS: training.steps = 'many'" in str(refusal(tmp_path, "[training]\nsteps = 3\n"))
 
 
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("ECHO_HUB_TRAINNG__STEPS", "ECHO_HUB_TRAINING__STEPS"),
+        ("ECHO_HUB_TRAINING_STEPS", "ECHO_HUB_TRAINING__STEPS"),
+        ("ECHO_HUB_STEPS", "ECHO_HUB_TRAINING__STEPS"),
+        ("ECHO_HUB_TRAINING__STEPS__X", "ECHO_HUB_TRAINING__STEPS"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+) -> None:
+    monkeypatch.setenv(variable, "5")
+    with pytest.raises(ConfigError, match=f"{variable}; did you mean {meant}"):
+        load_config(None, {})
+
+
+def test_a_tasks_own_options_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_HUB_TASK__OPTIONS__DIGITS", "3")
+    assert load_config(None, {}).task.options == {"digits": "3"}
+
+
 @pytest.mark.parametrize(("name", "places"), MOVED.items())
 def test_a_setting_that_has_moved_is_named_with_its_place(tmp_path: Path, name: str, places: str) -> None:
     section, key = name.split(".")

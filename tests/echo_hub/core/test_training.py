@@ -294,6 +294,18 @@ def test_a_checkpoint_that_does_not_fit_the_store_is_an_error(
         b.tell(LearnerReady(policy_version=version))
 
 
+def test_a_step_that_only_the_checkpoint_knows_is_counted_with_its_figures(bench: BenchOf) -> None:
+    b = bench(planned_snapshot(), groups_per_step=1)
+    b.tell(LearnerReady(policy_version=3, metrics={"loss": 0.25}))
+    assert [(record.step, record.metrics) for record in b.of(StepTrained)] == [(3, {"loss": 0.25})]
+
+
+def test_a_step_that_is_in_the_books_keeps_its_figures(bench: BenchOf) -> None:
+    b = bench(planned_snapshot(), groups_per_step=1)
+    b.tell(LearnerReady(policy_version=2, metrics={"loss": 0.25}))
+    assert b.of(StepTrained) == []
+
+
 def test_a_step_that_was_not_given_is_an_error(bench: BenchOf) -> None:
     b = bench()
     b.learner()

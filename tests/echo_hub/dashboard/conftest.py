@@ -23,6 +23,7 @@ from echo_hub.dashboard.model import (
     VersionView,
 )
 from echo_hub.dashboard.pages import routes
+from echo_shared.step_figures import STEP_FIGURES
 
 STARTED = 1_780_000_000.0
 STEP_S = 4.0
@@ -48,18 +49,21 @@ def step_view(step: int) -> StepView:
         mean_reward=0.45 + 0.45 * (1 - 0.94**step) + (step * 37 % 11 - 5) / 400,
         staleness_mean=min(step - 1, 2) * 0.45 + (step * 31 % 7) / 20,
         staleness_max=min(step - 1, 2),
-        seconds=0.8 + (step * 13 % 5) / 20,
-        loss=-0.01 / step,
-        grad_norm=0.4 + 1 / step,
-        mismatch_kl=0.0004 + (step * 17 % 9) * 1e-5,
-        clip_fraction=0.01,
-        ratio_mean=1 + (step * 7 % 5 - 2) / 100,
-        ratio_max=1.5 + (step * 23 % 13) ** 2 / 10,
-        base_kl=0.02 * (1 - 0.97**step),
-        share_without_advantage=0.1 + 0.5 * (1 - 0.98**step),
-        share_truncated=0.02,
-        tokens_per_s=3_100.0 + step * 41 % 300,
-        eval_s=1.25 if step % 15 == 1 else 0.0,
+        figures={
+            **{figure.key: None for figure in STEP_FIGURES},
+            "seconds": 0.8 + (step * 13 % 5) / 20,
+            "loss": -0.01 / step,
+            "grad_norm": 0.4 + 1 / step,
+            "mismatch_kl": 0.0004 + (step * 17 % 9) * 1e-5,
+            "clip_fraction": 0.01,
+            "ratio_mean": 1 + (step * 7 % 5 - 2) / 100,
+            "ratio_max": 1.5 + (step * 23 % 13) ** 2 / 10,
+            "base_kl": 0.02 * (1 - 0.97**step),
+            "share_without_advantage": 0.1 + 0.5 * (1 - 0.98**step),
+            "share_truncated": 0.02,
+            "tokens_per_s": 3_100.0 + step * 41 % 300,
+            "eval_s": 1.25 if step % 15 == 1 else 0.0,
+        },
     )
 
 
@@ -111,6 +115,7 @@ class ScriptedSource:
         self.step = step
         self.total = 60
         self.problems: tuple[str, ...] = ()
+        self.starting = False
         self.spread: DisseminationView | None = None
         self.num_reads = 0
 
@@ -139,6 +144,7 @@ class ScriptedSource:
             state=RunState.FINISHED if self.step == self.total else RunState.RUNNING,
             state_detail="" if self.names else "Waiting for a first node.",
             problems=self.problems,
+            starting=self.starting,
             started_at=STARTED,
             finished_at=self.now if self.step == self.total else None,
             steps_total=self.total,

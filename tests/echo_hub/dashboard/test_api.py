@@ -11,10 +11,23 @@ from aiohttp.test_utils import TestServer
 from echo_hub.dashboard import api
 from echo_hub.dashboard.api import STEPS_PER_ANSWER, EventStream
 from echo_hub.dashboard.snapshots import Snapshots
+from echo_shared.errors import StorageError
 
 SCHEMA = {
     "run": {
-        *("as_of", "run_id", "name", "mode", "task", "base_model", "join_command", "state", "state_detail", "problems"),
+        *(
+            "as_of",
+            "run_id",
+            "name",
+            "mode",
+            "task",
+            "base_model",
+            "join_command",
+            "state",
+            "state_detail",
+            "problems",
+            "starting",
+        ),
         *("started_at", "finished_at", "steps_total", "trained_step", "published_version", "group_size"),
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
@@ -28,7 +41,9 @@ SCHEMA = {
     "steps": {
         *("step", "trained_at", "num_rollouts", "num_tokens", "mean_reward", "staleness_mean", "staleness_max"),
         *("seconds", "loss", "grad_norm", "mismatch_kl", "clip_fraction", "ratio_mean", "ratio_max", "base_kl"),
-        *("share_without_advantage", "share_truncated", "tokens_per_s", "eval_s"),
+        *("share_without_advantage", "share_truncated", "tokens_per_s", "eval_s", "updated", "rollouts_masked"),
+        *("groups_without_advantage", "rollouts_unselected", "rollouts_vetoed", "correction_weight"),
+        *("correction_share", "completion_tokens", "computed_tokens", "train_s"),
     },
     "leaderboard": {
         *("rank", "node_id", "name", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share", "last_seen"),
@@ -57,6 +72,7 @@ async def get(hub: ClientSession, path: str, status: int = 200) -> Any:
 async def test_the_fields_are_the_promised_ones(hub: ClientSession) -> None:
     run = await get(hub, "/api/v1/run")
     assert set(run) == SCHEMA["run"]
+    assert set(run["newest_step"]) == SCHEMA["steps"]
     assert set(run["accounting"]) == SCHEMA["accounting"]
     for name in ("evaluations", "versions", "events"):
         assert set(run[name][0]) == SCHEMA[name]
@@ -98,10 +114,33 @@ async def test_a_wrong_since_says_what_is_right(hub: ClientSession, since: str) 
     assert "a step's number" in (await get(hub, f"/api/v1/steps?since={since}", 400))["error"]
 
 
-async def test_health_is_503_with_the_reasons_while_something_is_broken(hub: ClientSession, source: Any) -> None:
-    assert await get(hub, "/healthz") == {"status": "ok", "problems": []}
+async def test_a_hub_is_live_whatever_else_it_is(hub: ClientSession, source: Any) -> None:
+    source.starting, source.problems = True, ("The learner is down.",)
+    reads = source.num_reads
+    assert await get(hub, "/healthz") == {"status": "ok"}
+    assert source.num_reads == reads, "and nothing is read for it"
+
+
+async def test_ready_starting_and_failing_are_told_apart(hub: ClientSession, source: Any) -> None:
+    assert await get(hub, "/readyz") == {"status": "ready", "problems": [], "detail": ""}
+    source.starting, source.names = True, ()
+    detail = "Waiting for a first node."
+    assert await get(hub, "/readyz", 503) == {"status": "starting", "problems": [], "detail": detail}
     source.problems = ("The learner is down.",)
-    assert await get(hub, "/healthz", 503) == {"status": "failing", "problems": ["The learner is down."]}
+    said = {"status": "failing", "problems": ["The learner is down."], "detail": detail}
+    assert await get(hub, "/readyz", 503) == said
+
+
+async def test_a_hub_that_cannot_read_its_books_is_not_ready(
+    hub: ClientSession, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> None:
+        raise StorageError("The hub's database cannot be read.", got="disk I/O error")
+
+    monkeypatch.setattr(source, "run_view", fail)
+    said = {"status": "failing", "problems": ["The hub's database cannot be read."], "detail": ""}
+    assert await get(hub, "/readyz", 503) == said
+    assert await get(hub, "/healthz") == {"status": "ok"}
 
 
 async def next_event(response: ClientResponse) -> dict[str, Any]:

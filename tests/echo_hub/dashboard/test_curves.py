@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from echo_hub.dashboard.curves import MOST_POINTS, Curves
 from echo_hub.dashboard.model import StepView
 
 
-def step(number: int, **over: Any) -> StepView:
-    made = StepView(
+def step(number: int, **figures: float | None) -> StepView:
+    return StepView(
         step=number,
         trained_at=100.0 + 2 * number,
         num_rollouts=10,
@@ -20,9 +19,8 @@ def step(number: int, **over: Any) -> StepView:
         mean_reward=float(number),
         staleness_mean=1.0,
         staleness_max=number % 4,
-        seconds=0.5,
+        figures=figures,
     )
-    return replace(made, **over)
 
 
 async def get(hub: ClientSession, query: str, status: int = 200) -> Any:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_hub.dashboard import formats
+from echo_shared.step_figures import Unit
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,19 @@ def test_a_shown_name_is_never_empty_and_never_invisible(name: str, node_id: Any
     shown = formats.display_name(name, node_id)
     assert shown.strip()
     assert not any(unicodedata.category(c) in {"Cc", "Cf", "Zl", "Zp"} for c in shown)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (42.0, "s", "42\u202fs"),
+        (0.5, "share", "50.0\u202f%"),
+        (4_820.4, "tokens/s", "4,820"),
+        (0.00312, "nats/token", "0.0031"),
+        (1.25, "", "1.2"),
+        (None, "s", formats.UNKNOWN),
+        (None, "", formats.UNKNOWN),
+    ],
+)
+def test_a_figure_is_shown_in_its_unit(value: float | None, unit: Unit, text: str) -> None:
+    assert formats.in_unit(value, unit) == text

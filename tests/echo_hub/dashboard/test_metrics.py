@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+import shutil
 from typing import Any
 
+import pytest
 from aiohttp import ClientSession
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
@@ -29,20 +32,20 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     assert samples["echo_rollouts_total", (("reason", "stale"), ("state", "dropped"))] == 296
     assert samples["echo_run_state", (("state", "running"),)] == 1
     assert samples["echo_run_state", (("state", "finished"),)] == 0
-    assert samples["echo_healthy", ()] == 1
+    assert (samples["echo_healthy", ()], samples["echo_ready", ()]) == (1, 1)
     assert samples["echo_fetches_total", (("transport", "swarm"),)] == 74
     assert samples["echo_heldout_accuracy", ()] == run.evaluations[-1].accuracy
     assert samples["echo_heldout_policy_version", ()] == 30
     assert samples["echo_heldout_mean_at_k", (("k", "8"),)] == run.evaluations[-1].mean_at_k
     assert samples["echo_heldout_pass_at_k", (("k", "4"),)] == run.evaluations[-1].pass_at[4]
-    assert samples["echo_learner_importance_ratio_max", ()] == run.newest_step.ratio_max
-    assert samples["echo_learner_train_seconds", ()] == run.newest_step.seconds
+    assert samples["echo_learner_importance_ratio_max", ()] == run.newest_step.figures["ratio_max"]
+    assert samples["echo_learner_train_seconds", ()] == run.newest_step.figures["seconds"]
     newest = run.versions[0]
     assert samples["echo_version_payload_bytes", ()] == newest.payload_bytes
-    assert samples["echo_version_dissemination_seconds", (("quantile", "0.95"),)] == newest.dissemination_p95_s
+    assert samples["echo_version_dissemination_seconds", (("share", "0.95"),)] == newest.dissemination_p95_s
     complete = run.versions[1]
     assert samples["echo_complete_version", ()] == complete.policy_version
-    assert samples["echo_complete_version_dissemination_seconds", (("quantile", "1"),)] == complete.dissemination_max_s
+    assert samples["echo_complete_version_dissemination_seconds", (("share", "1"),)] == complete.dissemination_max_s
     assert samples["echo_version_fetched_bytes", (("source", "mesh"),)] == newest.bytes_by_transport["mesh"]
     assert samples["echo_hub_uplink_bytes_per_second", ()] == run.uplink_bytes_s
     assert samples["echo_nodes_on_newest_version", ()] == run.nodes_on_newest
@@ -79,3 +82,43 @@ async def test_openmetrics_is_spoken_to_who_asks_for_it(hub: ClientSession) -> N
         assert response.content_type == "application/openmetrics-text"
         families = openmetrics_parser.text_string_to_metric_families(await response.text())  # type: ignore[no-untyped-call]
         assert "echo_rollouts" in {family.name for family in families}
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text; version=zzz",
+        "application/openmetrics-text; version=",
+        "application/openmetrics-text; version=1.0.0; version=2",
+        "application/openmetrics-text; version=99999999999999999999.0.0",
+        "application/openmetrics-text; version=1.0.0; escaping=zzz",
+        "application/openmetrics-text; version=" + "9" * 5_000 + ".0",
+        "text/plain; version=zzz; escaping=allow-utf-8",
+        "text/plain; version=",
+        "application/openmetrics-text; version=2.\udc80",
+        "application/openmetrics-text;version=²",
+        ",;=,;;==",
+        "\udcff\udcfe",
+    ],
+)
+async def test_whatever_a_scraper_accepts_it_gets_metrics(hub: ClientSession, accept: str) -> None:
+    async with hub.get("/metrics", headers={"Accept": accept}) as response:
+        assert response.status == 200
+        assert "echo_learner_step 37" in await response.text()
+
+
+@pytest.mark.parametrize("step", [0, 37])
+async def test_promtool_finds_nothing_to_complain_of(open_hub: Any, make_source: Any, step: int) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool on this machine")
+    hub = await open_hub(make_source(step=step))
+    async with hub.get("/metrics") as response:
+        text = await response.read()
+    promtool = await asyncio.create_subprocess_exec(
+        *("promtool", "check", "metrics"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await promtool.communicate(text)
+    assert (promtool.returncode, said.decode()) == (0, "")

@@ -39,6 +39,7 @@ class Tags(html.parser.HTMLParser):
         *(f"/api/v1/{name}" for name in ("run", "nodes", "steps", "curves", "leaderboard")),
         "/metrics",
         "/healthz",
+        "/readyz",
     ],
 )
 async def test_every_route_answers_with_the_security_headers(hub: ClientSession, path: str) -> None:

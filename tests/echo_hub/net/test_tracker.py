@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from echo_hub.net.tracker import EXPIRES_AFTER_S, MOST_PEERS, Announce, Tracker, reaches, routes
+from echo_hub.net.tracker import EXPIRES_AFTER_S, MOST_PEERS, Announce, Tracker, _query, reaches, routes
 from echo_shared import bencode
 from echo_shared.errors import RefusedError, SwarmError
 from echo_shared.identity import Identity
@@ -236,6 +236,47 @@ async def test_over_http_hashes_are_raw_bytes_and_peers_are_packed(hub) -> None:
 async def test_over_http_a_bad_announce_gets_a_reason(hub, query: dict[str, str]) -> None:
     hub.tracker.register_self(TORRENT, 1)
     assert set(await ask(hub.announce_url(1), **query)) == {"failure reason"}
+
+
+async def ask_raw(hub, host: bytes, more_query: bytes = b"") -> bytes:
+    """The whole answer to an announce, byte for byte as it is put here."""
+    address = URL(hub.announce_url(1))
+    query = b"info_hash=" + quote(TORRENT, safe="").encode() + b"&port=7001&left=5" + more_query
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(b"GET " + address.path.encode() + b"?" + query + b" HTTP/1.1\r\n")
+    writer.write(b"Host: " + host + b"\r\nConnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("host", [b"x:99999999", b"x:y", b"a b", b"\xff\xfe", b"x/y?z#w", b"%00", b"x\t:1", b"a" * 300])
+async def test_over_http_a_host_that_is_none_gets_a_reason(hub, host: bytes) -> None:
+    hub.tracker.register_self(TORRENT, 1)
+    status, _, body = (await ask_raw(hub, host)).partition(b"\r\n")
+    assert b" 400 " in status or b"14:failure reason" in body, status
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        (b"hub:80", b"hub"),
+        (b"xn--mnchen-3ya.de", b"xn--mnchen-3ya.de"),
+        (b"a_b.c-d:1", b"a_b.c-d"),
+        (b"[2001:db8::1]:8710", b"2001:db8::1"),
+        (b"[fe80::1%eth0]:8710", b"fe80::1%eth0"),
+    ],
+)
+async def test_over_http_nodes_are_told_of_the_hub_as_they_reach_it(hub, host: bytes, told: bytes) -> None:
+    hub.tracker.register_self(TORRENT, 6881)
+    body = (await ask_raw(hub, host, b"&compact=0")).partition(b"\r\n\r\n")[2]
+    assert bencode.decode(body)["peers"] == [{"ip": told, "port": 6881}]
+
+
+@pytest.mark.parametrize("value", ["\udcff", "\udced\udca0\udc80", "%ff\udcff+"])
+def test_a_query_is_read_byte_for_byte(value: str) -> None:
+    expected = {"\udcff": b"\xff", "\udced\udca0\udc80": b"\xed\xa0\x80", "%ff\udcff+": b"\xff\xff "}
+    assert _query(f"/announce/x?key={value}&empty") == {"key": expected[value], "empty": b""}
 
 
 async def test_over_http_an_unknown_passkey_gets_a_reason(hub) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
 from echo_hub.store import database
-from echo_hub.store.database import connect, migrate
+from echo_hub.store.database import connect, holds_run, migrate
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata
 from echo_shared.errors import ConfigError, StorageError
@@ -72,21 +73,39 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         Store.open(file_url(path))
 
 
-@pytest.mark.parametrize("revision", [None, "0001", "9999"])
-def test_beside_a_hub_another_schema_is_refused_and_left_alone(tmp_path: Path, revision: str | None) -> None:
+@pytest.mark.parametrize("revision", ["0001", "9999"])
+def test_beside_a_hub_another_schema_is_refused_and_left_alone(tmp_path: Path, revision: str) -> None:
     path = tmp_path / "echo.db"
-    if revision is not None:
-        Store.open(file_url(path)).close()
-        with sqlite3.connect(path) as raw:
-            raw.execute("UPDATE alembic_version SET version_num = ?", (revision,))
-        raw.close()
-    with pytest.raises(StorageError, match=r"(?s)not of this version.*(empty|schema \d{4}).*echo-hub serve"):
+    Store.open(file_url(path)).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    raw.close()
+    with pytest.raises(StorageError, match=r"(?s)not of this version.*schema \d{4}.*echo-hub serve"):
         Store.open(file_url(path), beside_hub=True)
     with sqlite3.connect(path) as raw:
-        if revision is None:
-            assert raw.execute("SELECT name FROM sqlite_master").fetchall() == []
-        else:
-            assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
+    raw.close()
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_beside_a_hub_that_never_ran_no_database_is_made(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "echo.db"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"(?s)not been served yet.*echo-hub serve"):
+        Store.open(file_url(path), beside_hub=True)
+    assert [found.read_bytes() for found in tmp_path.iterdir()] == ([] if content is None else [b""])
+
+
+def test_beside_a_hub_a_database_without_a_run_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as raw:
+        raw.execute("CREATE TABLE notes (text)")
+    raw.close()
+    with pytest.raises(ConfigError, match="not been served yet"):
+        Store.open(file_url(path), beside_hub=True)
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("SELECT name FROM sqlite_master").fetchall() == [("notes",)]
     raw.close()
 
 
@@ -131,6 +150,83 @@ def test_a_damaged_file_is_an_error_not_a_wrong_answer(tmp_path: Path, records: 
     with pytest.raises(StorageError):
         damaged = Store.open(file_url(path))
         damaged.accounting()
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, records: Any) -> Path:
+    """A database with twenty pages of noise in its middle, as a broken disk leaves it."""
+    path = tmp_path / "echo.db"
+    store = Store.open(file_url(path))
+    store.apply(records.opened(*range(20_000)), now=1.0)
+    store.close()
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 4096 // 2 * 4096
+    content[middle : middle + 20 * 4096] = random.Random(0).randbytes(20 * 4096)
+    path.write_bytes(content)
+    return path
+
+
+def test_damage_in_the_middle_is_found_at_the_start(damaged: Path) -> None:
+    with pytest.raises(StorageError, match=r"(?s)database is damaged.*echo\.db: .*one backup.*echo-hub export"):
+        Store.open(file_url(damaged))
+
+
+def test_looking_for_damage_ends_when_it_takes_too_long(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a large database only a part is looked at; what lies behind it is an error when it is read."""
+
+    class Impatient:
+        """A timer that is over at once and stays so: SQLite itself interrupts at its every step."""
+
+        def __init__(self, seconds: float, interrupt: Any) -> None:
+            self.connection, self.interrupt = interrupt.__self__, interrupt
+
+        def start(self) -> None:
+            self.connection.set_progress_handler(self.interrupt, 1)
+
+        def cancel(self) -> None:
+            self.connection.set_progress_handler(None, 0)
+
+        def join(self) -> None: ...
+
+    monkeypatch.setattr(database, "Timer", Impatient)
+    store = Store.open(file_url(damaged))
+    assert "was not looked at" in caplog.text
+    with pytest.raises(StorageError, match=r"(?s)malformed.*one backup.*echo-hub export"):
+        store.snapshot()
+    store.close()
+
+
+def test_a_database_that_is_whole_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        Store.open(file_url(tmp_path / "echo.db")).close()
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("server", ["sqlite", "postgresql"])
+def test_a_database_holds_a_run_once_the_run_has_its_id(
+    server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path = tmp_path / "echo.db"
+    if server == "postgresql":
+        url = str(request.getfixturevalue("postgresql_url"))
+        engine = connect(url)
+        with engine.begin() as connection:
+            connection.execute(text("DROP SCHEMA public CASCADE"))
+            connection.execute(text("CREATE SCHEMA public"))
+        engine.dispose()
+    else:
+        url = file_url(path)
+        assert not holds_run(url)
+        assert not path.exists(), "looking makes no file"
+        path.write_bytes(b"")
+    assert not holds_run(url)
+    store = Store.open(url)
+    assert not holds_run(url)
+    store.set_run_meta("run_id", "r")
+    assert holds_run(url)
+    store.close()
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:

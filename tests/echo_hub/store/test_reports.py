@@ -102,11 +102,13 @@ def test_accounting_says_where_every_rollout_is(store: Store, records: Any) -> N
 
 
 def test_the_history_of_steps(store: Store, records: Any) -> None:
+    assert store.newest_step() is None
     for step in (1, 2, 3):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1), now=1.0)
     assert [step.step for step in store.steps_history(since=1)] == [2, 3]
     assert [step.step for step in store.steps_history(limit=2)] == [1, 2], "the oldest first"
     assert store.steps_history(since=2**53) == []
+    assert store.newest_step() == store.steps_history()[-1]
     first = store.steps_history()[0]
     assert (first.num_groups, first.num_rollouts, first.num_tokens, first.mean_reward) == (1, 2, 5, 0.5)
     assert (first.planned_at, first.trained_at, first.staleness_mean, first.staleness_max) == (20.0, 31.0, 0.0, 0)

@@ -33,6 +33,7 @@ def test_the_websocket_follows_from_the_address(url: str, websocket: str) -> Non
         "/#curves",
         "/metrics",
         "/healthz",
+        "/readyz",
         "/node",
         "/api/v1/run",
         "/api/v1/leaderboard?limit=10",

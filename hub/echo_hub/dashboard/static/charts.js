@@ -121,24 +121,20 @@
     Plotly.react("chart-speed", [line(speed, "rollouts/s", color("speed"), 2)], layout(speed, { atLeast: 1 }), config);
   }
 
-  // One chart of the learner: its lines are [field, name, colour].
-  function health(id, lines, over) {
-    const traces = lines.map(([field, name, stroke]) => line(of(field), name, color(stroke), 1.5));
-    Plotly.react(id, traces, layout(lines.flatMap(([field]) => of(field)), { small: true, ...over }), config);
+  // The learner's charts: the page says which lines, [field, name, colour], each has.
+  function drawHealth() {
+    for (const chart of document.querySelectorAll("[data-lines]")) {
+      const lines = JSON.parse(chart.dataset.lines);
+      const over = "shares" in chart.dataset ? { atLeast: 0.1, format: ".0%" } : { log: "log" in chart.dataset };
+      const traces = lines.map(([field, name, stroke]) => line(of(field), name, color(stroke), 1.5));
+      const values = lines.flatMap(([field]) => of(field));
+      Plotly.react(chart, traces, layout(values, { small: true, ...over }), config);
+    }
   }
 
   function draw() {
     drawLearning();
-    health("chart-ratio", [["ratio_max", "max", "speed-faint"], ["ratio_mean", "mean", "speed"]], { log: true });
-    health("chart-kl", [["base_kl", "base model", "accuracy"], ["mismatch_kl", "engine and learner", "speed"]], {});
-    health("chart-norm", [["grad_norm", "gradient norm", "speed"]], {});
-    health(
-      "chart-shares",
-      [["share_without_advantage", "without advantage", "staleness"], ["share_truncated", "cut off", "accuracy"], ["clip_fraction", "clipped", "speed"]],
-      { atLeast: 0.1, format: ".0%" },
-    );
-    health("chart-seconds", [["eval_s", "evaluation", "accuracy"], ["seconds", "training", "speed"]], {});
-    health("chart-tokens", [["tokens_per_s", "tokens/s", "speed"]], {});
+    drawHealth();
     drawSpread();
   }
 

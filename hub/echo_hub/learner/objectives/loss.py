@@ -10,7 +10,7 @@ Departure: from log(π_ref / π_θ) = MAX_KL_LOG_RATIO on the term is a straight
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,21 +21,24 @@ from echo_hub.learner.objectives.base import Tokens, k3, ratio
 from echo_hub.learner.objectives.corrections import correct
 from echo_hub.learner.objectives.registry import make_objective
 
-STATISTICS: Final = (
-    "loss",
-    "tokens",
-    "ratio",
-    "clipped",
-    "mismatch_kl",
-    "correction_weight",
-    "corrected",
-    "vetoed_rollouts",
-    "base_kl",
-    "ratio_max",
-)
-"""What a micro-batch adds to its step, in the order of the tensor: sums over its tokens or rollouts, and at last a
-maximum."""
 
+class Statistics(NamedTuple):
+    """What a micro-batch adds to its step, in the order of the tensor: sums over its tokens or rollouts, and at last a
+    maximum."""
+
+    loss: float
+    tokens: float
+    ratio: float
+    clipped: float
+    mismatch_kl: float
+    correction_weight: float
+    corrected: float
+    vetoed_rollouts: float
+    base_kl: float
+    ratio_max: float
+
+
+STATISTICS: Final = Statistics._fields
 
 MAX_KL_LOG_RATIO: Final = 3.0
 """Up to where the KL term is exact. A token's gradient is at most e³ - 1 = 19 times β, so that at GRPO's own β = 0.04 a

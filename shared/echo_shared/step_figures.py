@@ -1,0 +1,249 @@
+"""The figures of a trained step, in one table that all read: learner, pages, Prometheus, TensorBoard.
+
+A new figure is a `StepFigure` in `STEP_FIGURES` and a value under its key in what `echo_hub.learner.step.train_step`
+returns; nothing else names it. Mean reward, staleness and the number of rollouts are not here: those are in the hub's
+books, whatever the learner says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Unit = Literal["", "s", "share", "tokens", "tokens/s", "nats/token"]
+Colour = Literal["speed", "speed-faint", "staleness", "accuracy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigure:
+    """One number that a step has, or lacks."""
+
+    key: str
+    """In a step's metrics, in the pages' JSON, and behind `train/` in TensorBoard."""
+    label: str
+    """In its chart's legend."""
+    about: str
+    """A sentence, for Prometheus."""
+    unit: Unit = ""
+    prometheus: str | None = None
+    """Its name at /metrics; None = it is told there by another figure."""
+    largest: bool = False
+    """Of several steps in one point of a chart: the largest value, not the mean."""
+    chart: str | None = None
+    """Key of the chart that it is a line of."""
+    colour: Colour = "speed"
+    column: str = ""
+    """Heading in the table of newest steps; empty = it has no column there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A small chart of the learner; its lines are the figures that name it, the last of them on top."""
+
+    key: str
+    title: str
+    about: str
+    """For who cannot see it."""
+    logarithmic: bool = False
+
+
+RATIO_MAX: Final = StepFigure(
+    key="ratio_max",
+    label="max",
+    about="Largest importance ratio of trained tokens.",
+    prometheus="echo_learner_importance_ratio_max",
+    largest=True,
+    chart="ratio",
+    colour="speed-faint",
+)
+RATIO_MEAN: Final = StepFigure(
+    key="ratio_mean",
+    label="mean",
+    about="Mean importance ratio of trained tokens.",
+    prometheus="echo_learner_importance_ratio_mean",
+    chart="ratio",
+)
+BASE_KL: Final = StepFigure(
+    key="base_kl",
+    label="base model",
+    about="Divergence from the base model, nats per token; only where the objective has a term for it.",
+    unit="nats/token",
+    prometheus="echo_learner_base_kl",
+    chart="kl",
+    colour="accuracy",
+)
+MISMATCH_KL: Final = StepFigure(
+    key="mismatch_kl",
+    label="engine and learner",
+    about="Between the nodes' sampling and the learner's own probabilities, nats per token.",
+    unit="nats/token",
+    prometheus="echo_learner_mismatch_kl",
+    chart="kl",
+    column="Mismatch KL",
+)
+GRAD_NORM: Final = StepFigure(
+    key="grad_norm",
+    label="before clipping",
+    about="Norm of the gradient before it is clipped; of several updates the mean.",
+    prometheus="echo_learner_grad_norm",
+    chart="norm",
+    column="Gradient norm",
+)
+SHARE_TRUNCATED: Final = StepFigure(
+    key="share_truncated",
+    label="rollouts cut off",
+    about="Of the rollouts, those cut off by length, 0..1.",
+    unit="share",
+    prometheus="echo_learner_share_truncated",
+    chart="shares",
+    colour="accuracy",
+)
+SHARE_WITHOUT_ADVANTAGE: Final = StepFigure(
+    key="share_without_advantage",
+    label="groups without advantage",
+    about="Of the groups, those whose rewards were all equal, 0..1.",
+    unit="share",
+    prometheus="echo_learner_share_without_advantage",
+    chart="shares",
+    colour="staleness",
+)
+CLIP_FRACTION: Final = StepFigure(
+    key="clip_fraction",
+    label="tokens clipped",
+    about="Of the trained tokens, those clipped, 0..1.",
+    unit="share",
+    prometheus="echo_learner_clip_fraction",
+    chart="shares",
+)
+EVAL_S: Final = StepFigure(
+    key="eval_s",
+    label="evaluation before it",
+    about="Spent on evaluations between the two newest steps.",
+    unit="s",
+    prometheus="echo_learner_eval_seconds",
+    chart="seconds",
+    colour="accuracy",
+)
+SECONDS: Final = StepFigure(
+    key="seconds",
+    label="training",
+    about="What the newest step took, waiting not included.",
+    unit="s",
+    prometheus="echo_learner_train_seconds",
+    chart="seconds",
+    column="Training",
+)
+TOKENS_PER_S: Final = StepFigure(
+    key="tokens_per_s",
+    label="while training",
+    about="Tokens that got a gradient, per second of it.",
+    unit="tokens/s",
+    prometheus="echo_learner_tokens_per_second",
+    chart="tokens",
+)
+LOSS: Final = StepFigure(
+    key="loss", label="loss", about="What the newest step minimised.", prometheus="echo_learner_loss"
+)
+UPDATED: Final = StepFigure(
+    key="updated",
+    label="updates",
+    about="Optimizer updates made: none without a gradient, nor with one that is not finite.",
+    prometheus="echo_learner_updates",
+)
+GROUPS_WITHOUT_ADVANTAGE: Final = StepFigure(
+    key="groups_without_advantage",
+    label="groups without advantage",
+    about="Groups whose rewards were all equal.",
+    prometheus="echo_learner_groups_without_advantage",
+)
+ROLLOUTS_MASKED: Final = StepFigure(
+    key="rollouts_masked",
+    label="rollouts masked",
+    about="Rollouts cut off by length, and so left out.",
+    prometheus="echo_learner_rollouts_masked",
+)
+ROLLOUTS_UNSELECTED: Final = StepFigure(
+    key="rollouts_unselected",
+    label="rollouts not selected",
+    about="Rollouts that the objective's selection left out.",
+    prometheus="echo_learner_rollouts_unselected",
+)
+ROLLOUTS_VETOED: Final = StepFigure(
+    key="rollouts_vetoed",
+    label="rollouts vetoed",
+    about="Rollouts left out for one token's ratio.",
+    prometheus="echo_learner_rollouts_vetoed",
+)
+CORRECTION_WEIGHT: Final = StepFigure(
+    key="correction_weight",
+    label="correction's weight",
+    about="Mean weight of a trained token by the correction; only where there is one.",
+    prometheus="echo_learner_correction_weight",
+)
+CORRECTION_SHARE: Final = StepFigure(
+    key="correction_share",
+    label="tokens corrected",
+    about="Of the trained tokens, those truncated or masked by the correction, 0..1.",
+    unit="share",
+    prometheus="echo_learner_correction_share",
+)
+COMPLETION_TOKENS: Final = StepFigure(
+    key="completion_tokens",
+    label="sampled tokens",
+    about="Sampled tokens of the newest step's batch.",
+    unit="tokens",
+    prometheus="echo_learner_completion_tokens",
+)
+COMPUTED_TOKENS: Final = StepFigure(
+    key="computed_tokens",
+    label="trained tokens",
+    about="Tokens of the newest step that got a gradient.",
+    unit="tokens",
+    prometheus="echo_learner_computed_tokens",
+)
+TRAIN_S: Final = StepFigure(
+    key="train_s", label="training", about="What the learner itself measured of SECONDS.", unit="s"
+)
+
+STEP_FIGURES: tuple[StepFigure, ...] = (
+    *(RATIO_MAX, RATIO_MEAN, BASE_KL, SHARE_TRUNCATED, SHARE_WITHOUT_ADVANTAGE, CLIP_FRACTION, EVAL_S, SECONDS),
+    *(TOKENS_PER_S, GRAD_NORM, MISMATCH_KL, LOSS, UPDATED, GROUPS_WITHOUT_ADVANTAGE, ROLLOUTS_MASKED),
+    *(ROLLOUTS_UNSELECTED, ROLLOUTS_VETOED, CORRECTION_WEIGHT, CORRECTION_SHARE, COMPLETION_TOKENS, COMPUTED_TOKENS),
+    TRAIN_S,
+)
+"""Every figure, in the order of lines and columns."""
+
+CHARTS: tuple[Chart, ...] = (
+    Chart(
+        key="ratio",
+        title="Importance ratio",
+        about="Importance ratio of trained tokens by step, mean and largest",
+        logarithmic=True,
+    ),
+    Chart(key="kl", title="Divergence", about="KL divergence in nats per token by step"),
+    Chart(key="norm", title="Gradient norm", about="Gradient norm by step"),
+    Chart(
+        key="shares",
+        title="Shares",
+        about="Shares of clipped tokens, of groups without advantage and of rollouts cut off by length, by step",
+    ),
+    Chart(key="seconds", title="Seconds a step", about="Seconds of training and of evaluation by step"),
+    Chart(key="tokens", title="Trained tokens/s", about="Tokens that the learner trained on per second, by step"),
+)
+"""In their order on the operator's page."""
+
+
+def lines_of(chart: Chart) -> tuple[StepFigure, ...]:
+    """The figures that it draws, the last on top."""
+    return tuple(figure for figure in STEP_FIGURES if figure.chart == chart.key)
+
+
+def with_derived(metrics: Mapping[str, float], *, lasted_s: float) -> dict[str, float]:
+    """A step's metrics and what follows from them. `lasted_s`: from its plan to its end, on the hub's clock; a step
+    that a checkpoint alone has told of has no metrics."""
+    seconds = metrics.get(TRAIN_S.key, lasted_s)
+    derived = {SECONDS.key: seconds}
+    if COMPUTED_TOKENS.key in metrics and seconds > 0:
+        derived[TOKENS_PER_S.key] = metrics[COMPUTED_TOKENS.key] / seconds
+    return {**metrics, **derived}

@@ -1,0 +1,271 @@
+"""What the store asks its database for costs as much on the run's last day as on its first."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Engine, text
+from sqlalchemy.event import listen, remove
+
+from echo_hub.core.effects import RECORDS, GroupDropped, Record, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.store.database import connect
+from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_hub.store.store import Store
+from echo_hub.store.tables import metadata
+from echo_shared.messages import DropReason, Fetched, Way
+
+FEW, MANY = 20, 320
+"""Steps of one group of two."""
+
+AT_OPENING: Final = {"snapshot", "evaluated_versions"}
+"""Asked for once, when the hub starts; these may take as long as the run is."""
+
+WHOLE: Final = {
+    ("leaderboard", "nodes"): "a row a node: it shows every node",
+    ("leaderboard", "tallies"): "a row a node and outcome: it shows every node",
+    ("accounting", "tallies"): "a row a node and outcome: their sum",
+    ("apply", "tallies"): "a row a node and outcome: their sum, once a step",
+    ("versions_by_transport", "fetch_tallies"): "a row a transport",
+    ("run_meta", "run_meta"): "a row a setting",
+}
+"""Who may read which table as a whole: none of these grows with rollouts, leases, fetches or steps."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A run of so many steps in a database, and what is asked of it next."""
+
+    url: str
+    steps: int
+    records: Any
+
+    def fill(self) -> None:
+        store = Store.open(self.url)
+        for node_id in "abc":
+            self._join(store, node_id)
+        done = range(1, self.steps + 1)
+        store.apply([r for step in done for r in self.records.one_step(step, lease_id=step, group_id=step - 1)], 1.0)
+        store.record_distribution([self._arrival(node_id, step) for step in done for node_id in "abc"], 1.0)
+        for version in done[::10]:
+            self._evaluate(store, version)
+        store.prune(self.steps - 2)
+        store.close()
+
+    def calls(self, store: Store) -> Mapping[str, Callable[[], object]]:
+        """One of each of the store's public methods, as the hub calls them every day."""
+        newest = self.steps
+        ids = [f"{newest}-0", f"{newest}-1"]
+        return {
+            "apply": lambda: self._one_of_each_record(store),
+            "snapshot": store.snapshot,
+            "receipt": lambda: store.receipt("a", ids[0]),
+            "receipts": lambda: store.receipts("a", ids),
+            "load_payloads": lambda: store.load_payloads(ids),
+            "load_turns": lambda: store.load_turns({(newest - 1, 0), (newest - 1, 1)}),
+            "load_batch": lambda: store.load_batch(newest),
+            "load_evaluated": lambda: store.load_evaluated(newest),
+            "prune": lambda: store.prune(newest - 1),
+            "node_seen": lambda: self._join(store, "a"),
+            "nodes_still_here": lambda: store.nodes_still_here(["a", "b"], now=2.0),
+            "ban": lambda: store.ban(["a"], now=2.0),
+            "unban": lambda: store.unban(["a"]),
+            "banned_nodes": store.banned_nodes,
+            "record_distribution": lambda: store.record_distribution(
+                [self._release(newest), self._arrival("d", newest)], now=1.0
+            ),
+            "record_evaluations": lambda: self._evaluate(store, newest + 10),
+            "set_run_meta": lambda: store.set_run_meta("run_id", "r"),
+            "run_meta": store.run_meta,
+            "leaderboard": store.leaderboard,
+            "accounting": store.accounting,
+            "steps_history": lambda: store.steps_history(newest - 3),
+            "newest_step": store.newest_step,
+            "versions_history": lambda: store.versions_history(5),
+            "versions_by_transport": store.versions_by_transport,
+            "evaluations": lambda: store.evaluations(1e9),
+            "evaluated_versions": store.evaluated_versions,
+        }
+
+    def _one_of_each_record(self, store: Store) -> None:
+        evaluation = EvaluationGroup(policy_version=self.steps, greedy=True, number=0).group_id
+        lease, group = self.steps + 1_000, self.steps + 1_000
+        turns: Sequence[Record] = [
+            *self.records.opened(group + 1, evaluation),
+            self.records.leased(lease + 1, group + 1, 0, 1),
+            self.records.leased(lease + 2, evaluation, 0),
+            *self.records.received(f"{lease + 1}-0", f"{lease + 2}-0"),
+            ScoreRecorded(
+                rollout_id=f"{lease + 1}-0", reward=None, observation_ids=self.records.payload(2).completion_ids
+            ),
+            ScoreRecorded(rollout_id=f"{lease + 2}-0", reward=1.0),
+            RolloutsEvaluated(rollout_ids=(f"{lease + 2}-0",)),
+            RolloutsDropped(rollout_ids=(f"{lease + 1}-0", f"{lease + 1}-1"), reason=DropReason.STALE),
+            GroupDropped(group_id=group + 1, reason=DropReason.STALE),
+        ]
+        records = [*self.records.one_step(self.steps + 1, lease_id=lease, group_id=group), *turns]
+        assert {type(record) for record in records} == set(RECORDS)
+        store.apply(records, now=1.0)
+
+    @staticmethod
+    def _join(store: Store, node_id: str) -> None:
+        store.node_seen(node_id=node_id, public_key=b"k", name=node_id, backend="torch", device="cpu", now=1.0)
+
+    @staticmethod
+    def _release(version: int) -> Release:
+        return Release(policy_version=version, adapter_bytes=9, payload_bytes=7, carrier="delta", way=Way.SWARM)
+
+    @staticmethod
+    def _arrival(node_id: str, version: int) -> Arrival:
+        fetched = Fetched(
+            info_hash=version.to_bytes(20), policy_version=version, seconds=1.0, swarm_bytes=7, web_seed_bytes=0
+        )
+        return Arrival(node_id=node_id, fetched=fetched, broadcast_s=1.0)
+
+    @staticmethod
+    def _evaluate(store: Store, version: int) -> None:
+        store.record_evaluations(
+            [
+                Evaluation(
+                    policy_version=version,
+                    kind=EvaluationKind.GREEDY,
+                    num_problems=4,
+                    samples=1,
+                    num_unscored=0,
+                    accuracy=0.5,
+                    accuracy_error=0.125,
+                    pass_at={},
+                    mean_reward=0.5,
+                    mean_tokens=3.0,
+                    share_truncated=0.25,
+                    seconds=2.0,
+                    evaluated_at=float(version),
+                )
+            ]
+        )
+
+
+@contextmanager
+def statements_of(calls: Mapping[str, Callable[[], object]]) -> Iterator[list[tuple[str, str, Any]]]:
+    """Carries out each call; what it asked the database for: the call's name, the statement, one set of parameters."""
+    heard: list[tuple[str, str, Any]] = []
+    name = ""
+
+    def hear(_connection: Any, _cursor: Any, sql: str, given: Any, _context: Any, many: bool) -> None:
+        if re.match(r"SELECT|UPDATE|DELETE", sql):
+            heard.append((name, sql, given[0] if many else given))
+
+    listen(Engine, "before_cursor_execute", hear)
+    try:
+        for name, call in calls.items():  # noqa: B007
+            call()
+    finally:
+        remove(Engine, "before_cursor_execute", hear)
+    yield heard
+
+
+def stops_early(sql: str) -> bool:
+    """It reads an index from one end, and ends after a few rows; the second test below shows that it does."""
+    return re.search(r"ORDER BY \S+ DESC\s+LIMIT \S+( OFFSET \S+)?$", sql) is not None
+
+
+def walks_all(node: Mapping[str, Any]) -> bool:
+    """A node of PostgreSQL's plan that reads a whole table, or a whole index of all its rows."""
+    partial = {index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs}
+    whole_index = "Index Cond" not in node and node.get("Index Name") not in {None, *partial}
+    return node["Node Type"] == "Seq Scan" or whole_index
+
+
+def test_every_public_method_is_tried(tmp_path: Path, records: Any) -> None:
+    store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
+    public = {name for name in vars(Store) if not name.startswith("_")} - {"open", "close"}
+    assert set(Filled(url="", steps=1, records=records).calls(store)) == public
+    assert AT_OPENING | {name for name, _ in WHOLE} <= public
+    assert {table for _, table in WHOLE} <= metadata.tables.keys()
+    store.close()
+
+
+def test_no_daily_statement_scans_a_table_that_grows(tmp_path: Path, records: Any) -> None:
+    run = Filled(url=f"sqlite:///{tmp_path / 'echo.db'}", steps=FEW, records=records)
+    run.fill()
+    store, engine = Store.open(run.url), connect(run.url)
+    scans = set()
+    with statements_of(run.calls(store)) as heard, engine.connect() as connection:
+        for name, sql, given in heard:
+            if name in AT_OPENING or stops_early(sql):
+                continue
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", given):
+                table = re.match(r"SCAN (\w+)", row.detail)
+                if table and table[1] in metadata.tables and (name, table[1]) not in WHOLE:
+                    scans.add(f"{name}: {row.detail}: {' '.join(sql.split())}")
+    assert {name for name, _, _ in heard} == run.calls(store).keys(), "every method asks for something"
+    assert scans == set()
+    engine.dispose()
+    store.close()
+
+
+def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str, records: Any) -> None:
+    """Of tables so small it would read all by itself; told not to, it does so only where it has no index."""
+    engine = connect(postgresql_url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    run = Filled(url=postgresql_url, steps=FEW, records=records)
+    run.fill()
+    store = Store.open(run.url)
+    scans = set()
+    with statements_of(run.calls(store)) as heard, engine.connect() as connection:
+        connection.execute(text("SET enable_seqscan = off"))
+        for name, sql, given in heard:
+            if name in AT_OPENING or stops_early(sql):
+                continue
+            plans = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {sql}", given).scalar_one()
+            nodes = [plan["Plan"] for plan in plans]
+            for node in nodes:
+                nodes += node.get("Plans", [])
+                if walks_all(node) and (name, node.get("Relation Name")) not in WHOLE:
+                    scans.add(f"{name}: {node['Node Type']} on {node.get('Relation Name')}: {' '.join(sql.split())}")
+    assert scans == set()
+    store.close()
+    engine.dispose()
+
+
+def test_a_run_sixteen_times_as_long_costs_no_more_a_call(tmp_path: Path, records: Any) -> None:
+    """Counted in SQLite's own instructions: a search that walks half an index looks like any other in a plan."""
+    costs: dict[int, Counter[str]] = {}
+    for steps in (FEW, MANY):
+        run = Filled(url=f"sqlite:///{tmp_path / f'{steps}.db'}", steps=steps, records=records)
+        run.fill()
+        costs[steps] = _instructions(run)
+    grown = {name: (few, costs[MANY][name]) for name, few in costs[FEW].items() if costs[MANY][name] > 1.5 * few}
+    assert {name: cost for name, cost in grown.items() if name not in AT_OPENING} == {}
+
+
+def _instructions(run: Filled) -> Counter[str]:
+    done: Counter[str] = Counter()
+    name = ""
+
+    def count() -> int:
+        done[name] += 1
+        return 0
+
+    def prepare(connection: Any, _record: Any) -> None:
+        connection.set_progress_handler(count, 1)
+
+    listen(Engine, "connect", prepare)
+    try:
+        store = Store.open(run.url)
+        for name, call in run.calls(store).items():  # noqa: B007
+            call()
+        store.close()
+    finally:
+        remove(Engine, "connect", prepare)
+    del done[""]
+    return done

@@ -1,0 +1,212 @@
+"""A running hub and whoever reaches its port: no request makes it fail, and what watches it is told the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from echo_hub.config.file import load_config
+from echo_hub.config.sections import HubConfig
+from echo_hub.hub import Hub
+from echo_hub.main import make_run
+from echo_hub.net.tracker import Tracker
+from echo_hub.opening import open_hub
+from echo_hub.run.directory import RunDirectory
+from echo_shared import key_file
+
+pytestmark = pytest.mark.timeout(300)
+
+NODE_ID: Final = "c0ffee" + "0" * 14
+ODD: Final = ("x", "%00", "%ff%fe", "%ed%a0%80", "..%2f..%2fhub.key", "%2e%2e", "%zz", "%", "a" * 4_000, "%C2%B2", "-1")
+QUERIES: Final = (
+    *("since", "since=", "since=%ff", "since=%C2%B2", "since=-1", "since=" + "9" * 5_000, "width=1e400&since=%00"),
+    *("sort=%ed%a0%80", "sort=-", "sort=--rank", "node=%ff%fe", "node=" + "%f0%9f%8c%8a" * 300, "v=%ff", "%ff=%ff"),
+    *("&&==&;", "a=b=c", "?", "+", "since=1&since=2", "info_hash=%ff&port=9&left=" + "9" * 5_000),
+    "info_hash=%ff&port=1_0&left=%C2%B2&event=%ff&compact=%ff",
+)
+HEADERS: Final = (
+    *(b"Host: x:99999999", b"Host: x:y", b"Host: [", b"Host: ", b"Host: \xff\xfe", b"Host: a b", b"Host: %00"),
+    *(b"Host: xn--a", b"Host: " + b"a" * 5_000, b"Host: [::1%\xff]:1", b"Host: x/../y"),
+    *(b"Accept: application/openmetrics-text; version=zzz", b"Accept: application/openmetrics-text; version=2.\xff"),
+    *(
+        b"Accept: \xff;q=x,,;=",
+        b"Accept-Encoding: \xff, gzip;q=x",
+        b"Accept-Encoding: deflate;q=nan",
+        b"Accept-Language: \0",
+    ),
+    *(b"Range: bytes=zz", b"Range: bytes=9-1", b"Range: bytes=-", b"Range: bytes=0-0,2-3", b"Range: \xff"),
+    *(b"Range: bytes=" + b"9" * 5_000 + b"-", b"Range: bytes=-" + b"9" * 5_000),
+    *(b'If-None-Match: "', b"If-None-Match: \xff", b"If-Match: W/", b"If-Range: \xff", b"If-Modified-Since: \xff"),
+    *(b"If-Modified-Since: Mon, 99 Foo 99999 99:99:99 GMT", b"If-Unmodified-Since: Thu, 01 Jan 0000 00:00:00 +9999"),
+    *(b"X-Forwarded-For: \xff", b"Cookie: \xff=\xff; ;;=", b"Last-Event-ID: \xff", b"Content-Type: \xff/;=;"),
+    *(
+        b"Content-Length: 5",
+        b"Content-Length: x",
+        b"Content-Length: -1",
+        b"Content-Encoding: gzip\r\nContent-Length: 0",
+    ),
+    *(b"Transfer-Encoding: chunked\r\n\r\nzz", b"Transfer-Encoding: \xff", b"Expect: 100-continue", b"Expect: \xff"),
+    *(
+        b"Connection: Upgrade\r\nUpgrade: websocket",
+        b"Upgrade: \xff\r\nConnection: upgrade",
+        b"Authorization: Basic \xff",
+    ),
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: \xff",
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: x\r\nSec-WebSocket-Key: eA==",
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    b"Sec-WebSocket-Extensions: permessage-deflate; server_max_window_bits=x",
+)
+METHODS: Final = (
+    *(b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"TRACE", b"PATCH"),
+    b"FOO",
+    b"G\xffT",
+    b"get",
+    b"PRI",
+)
+TARGETS: Final = (
+    *(
+        b"*",
+        b"//",
+        b"///..//%2f",
+        b"http://x:99999999/",
+        b"http://[/",
+        b"http://\xff/",
+        b"x",
+        b"?",
+        b"#",
+        b"/\xff",
+        b"/%",
+    ),
+    *(b"/static/", b"/announce/", b"/artefacts/", b"/api/v1/", b"/" + b"%2f" * 2_000, b"http:///metrics", b"/metrics/"),
+)
+
+
+@asynccontextmanager
+async def serving(root: Path) -> AsyncIterator[Hub]:
+    """A hub in this process, with a learner of its own."""
+    directory = RunDirectory(root / "run")
+    make_run(directory, HubConfig())
+    small = {
+        "server": {"port": 0},
+        "learner": {"threads": 1},
+        "evaluation": {"problems": 16},
+        "training": {"steps": 4, "groups_per_step": 8, "group_size": 4},
+    }
+    async with open_hub(load_config(directory.config, small), directory) as hub:
+        served = asyncio.create_task(hub.serve())
+        try:
+            yield hub
+        finally:
+            served.cancel()
+            await asyncio.wait([served])
+
+
+async def status_of(hub: Hub, request: bytes) -> int:
+    """Of the answer to these bytes; 0 where the hub closes the connection without one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", hub.server.port)
+    try:
+        writer.write(request)
+        async with asyncio.timeout(20):
+            line = await reader.readline()
+    except ConnectionError:
+        return 0
+    finally:
+        writer.transport.abort()
+    found = re.match(rb"HTTP/1\.[01] (\d{3}) ", line)
+    return int(found[1]) if found else 0
+
+
+def paths(hub: Hub) -> Iterator[str]:
+    """Every route's, with what a node knows in its place and with what nobody sends."""
+    identity = key_file.load(hub.directory.key)
+    carrier = next(hub.directory.artefacts.glob("*.manifest.json")).name.removesuffix(".manifest.json")
+    file = next(path.name for path in sorted((hub.directory.artefacts / carrier).iterdir()))
+    known = {"passkey": Tracker(identity).passkey(NODE_ID), "carrier": carrier, "path": file, "name": "charts.js"}
+    for route in hub.server.routes:
+        assert isinstance(route, web.RouteDef)
+        names = re.findall(r"{(\w+)(?::[^}]*)?}", route.path)
+        pattern = re.sub(r"{(\w+)(?::[^}]*)?}", r"{\1}", route.path)
+        yield pattern.format(**known)
+        for name in names:
+            yield from (pattern.format(**{**known, name: odd}) for odd in ODD)
+
+
+def requests(hub: Hub) -> Iterator[bytes]:
+    """Whole requests, each odd in one way."""
+    host = b"Host: 127.0.0.1"
+    whole = sorted({path.encode() for path in paths(hub)})
+    plain = [path for path in whole if not any(odd.encode() in path for odd in ODD if odd != "x")]
+    assert len(plain) >= len({route.path for route in hub.server.routes if isinstance(route, web.RouteDef)})
+    for path in whole:
+        yield b"GET " + path + b" HTTP/1.1\r\n" + host + b"\r\n\r\n"
+    for path in plain:
+        yield b"GET " + path + b" HTTP/1.0\r\n\r\n"
+        yield from (b"GET " + path + b"?" + query.encode() + b" HTTP/1.1\r\n" + host + b"\r\n\r\n" for query in QUERIES)
+        for header in HEADERS:
+            # A body of no type, for what says that it has one; the announce is whole, so that all of it is read.
+            whole_path = path + (b"?info_hash=%ff&port=1&left=1" if b"/announce/" in path else b"")
+            named = b"" if header.startswith(b"Host:") else host + b"\r\n"
+            yield b"GET " + whole_path + b" HTTP/1.1\r\n" + named + header + b"\r\n\r\n12345"
+        yield from (method + b" " + path + b" HTTP/1.1\r\n" + host + b"\r\n\r\n" for method in METHODS)
+    for target in TARGETS:
+        yield b"GET " + target + b" HTTP/1.1\r\n" + host + b"\r\n\r\n"
+
+
+async def test_no_route_fails_whatever_a_stranger_asks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(tmp_path) as hub:
+        failed, answered = [], 0
+        for request in requests(hub):
+            status = await status_of(hub, request)
+            answered += 200 <= status < 300
+            if status >= 500 and not (status == 503 and b" /readyz" in request):
+                failed.append((status, request[:200]))
+    assert failed == []
+    assert answered > 200, "most of it was understood"
+    errors = [record.exc_info for record in caplog.records if record.levelno >= logging.ERROR]
+    refused = HttpProcessingError  # What is no HTTP: the library answers 400, and logs it.
+    assert [error for error in errors if error is None or not isinstance(error[1], refused)] == []
+
+
+async def test_a_hub_is_live_at_once_and_ready_once_it_can_train(tmp_path: Path) -> None:
+    async with serving(tmp_path) as hub, aiohttp.ClientSession(hub.url) as http:
+        async with http.get("/healthz") as live, http.get("/readyz") as starting:
+            assert (live.status, await live.json()) == (200, {"status": "ok"})
+            said = {"status": "starting", "problems": [], "detail": "starting the learner"}
+            assert (starting.status, await starting.json()) == (503, said)
+        async with asyncio.timeout(240), http.get("/api/v1/events") as changes:
+            async for line in changes.content:
+                if not line.startswith(b"data:"):
+                    continue
+                async with http.get("/readyz") as answer:
+                    status, said = answer.status, await answer.json()
+                if status != 503:
+                    break
+        assert (status, said) == (200, {"status": "ready", "problems": [], "detail": "waiting for nodes"})
+
+
+async def test_promtool_finds_nothing_to_complain_of(tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool on this machine")
+    async with serving(tmp_path) as hub, aiohttp.ClientSession(hub.url) as http, http.get("/metrics") as answer:
+        text = await answer.read()
+    promtool = await asyncio.create_subprocess_exec(
+        *("promtool", "check", "metrics"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await promtool.communicate(text)
+    assert (promtool.returncode, said.decode()) == (0, "")
+    assert b"echo_learner_step 0" in text
