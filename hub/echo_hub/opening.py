@@ -29,9 +29,10 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import holds_run
 from echo_hub.store.store import Store
+from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
-from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.swarm import SwarmSettings, open_swarm
 
 
 @asynccontextmanager
@@ -42,7 +43,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.locked())
-        me = Identity.load(directory.key)
+        me = key_file.load(directory.key)
         base_dir = await asyncio.to_thread(resolve_base, config.model.base)
         codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
         problems = await asyncio.to_thread(Problems.of_run, config, codec)
@@ -51,7 +52,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         stack.push_async_callback(store.close)
         await _check_unchanged(store, config, problems.content_hash)
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
-        swarm = await Swarm.open(settings)
+        swarm = await open_swarm(settings)
         stack.push_async_callback(swarm.close)
         tracker = Tracker(me, public=bool(config.server.public_url))
         run_id = await _run_id(store, me)

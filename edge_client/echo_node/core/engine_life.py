@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from echo_node.core.backoff import backoff_s
 from echo_node.core.effects import StartEngine
 from echo_node.core.events import EngineLost, EngineReady
+from echo_shared.backoff import backoff_s
 
 MAX_FAILED_GROUPS: Final = 3
 """So many in a row are not the groups' fault: the node then rests before it asks for more, longer each time."""
