@@ -23,8 +23,8 @@ from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, Step
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.evaluation.by_hub import Generated
-from echo_hub.learner.parts import parts
 from echo_hub.learner.process import Learner
+from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.backoff import Restarts
 from echo_shared.child import ChildExited
@@ -187,7 +187,7 @@ class Trainer:
         settings = self._settings.learner
         budget = settings.micro_batch_tokens * settings.processes * settings.hosts
         while job.requests and not job.done.done():
-            part = job.requests[next(parts(job.requests, budget))]
+            part = job.requests[next(batches(job.requests, budget))]
             started = time.monotonic()
             try:
                 job.finished += await learner.evaluate(part, adapter=job.adapter, greedy=job.greedy)
