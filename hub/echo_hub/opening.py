@@ -50,7 +50,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         await asyncio.to_thread(problems.prepare)
         store = AsyncStore(await asyncio.to_thread(_open_store, config, directory))
         stack.push_async_callback(store.close)
-        await _check_unchanged(store, config, problems.content_hash)
+        await check_unchanged(store, config, problems.content_hash)
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
         swarm = await open_swarm(settings)
         stack.push_async_callback(swarm.close)
@@ -110,7 +110,7 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
     return Store.open(url)
 
 
-async def _check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
+async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
     """Raises ConfigError when a setting has changed on which what lies in the run's store depends."""
     fixed = {
         "run.seed": config.run.seed,
