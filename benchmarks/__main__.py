@@ -41,7 +41,6 @@ def main(
     if json_file is not None and not json_file.parent.is_dir():
         raise typer.BadParameter(f"there is no directory {json_file.parent}", param_hint="--json")
     logging.basicConfig(format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)])
-    logging.getLogger(benchmarks.__name__).setLevel(logging.INFO)
     module = importlib.import_module(f"benchmarks.{name}")
     try:
         progress = Progress(module.plan(), only or (), say=_say)

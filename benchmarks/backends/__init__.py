@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends import parts, throughput
+from benchmarks.backends import beyond_speed, throughput
 from benchmarks.backends.models import LORA_RANK, MID, Models
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
@@ -20,7 +20,7 @@ DESCRIPTION: Final = "Sampling engines on a tiny trained and a mid-size random m
 
 
 def plan() -> list[Planned]:
-    return [*throughput.plan(), *parts.plan()]
+    return [*throughput.plan(), *beyond_speed.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -30,7 +30,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
         models = Models(scratch, seed)
         rows: list[dict[str, Any]] = []
         headline: dict[str, Any] = {}
-        for part in parts.ALL:
+        for part in beyond_speed.ALL:
             figures, part_rows = part(models, scratch, progress, seed=seed, threads=threads)
             headline |= figures
             rows += part_rows

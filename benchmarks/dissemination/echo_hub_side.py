@@ -24,9 +24,9 @@ from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
-from echo_shared.identity import Identity
+from echo_shared import key_file
 from echo_shared.messages import Fetched, FromNode, Have, KeyframeWanted, Links, Welcome
-from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.swarm import SwarmSettings, open_swarm
 
 RUN: Final = "benchmark"
 
@@ -51,9 +51,9 @@ class EchoHub:
     async def open(self) -> str:
         """The URL to join."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        me = Identity.load_or_create(self._directory / "hub.key")
+        me = key_file.load_or_create(self._directory / "hub.key")
         self._run_id = f"{me.node_id}-{RUN}"
-        swarm = await Swarm.open(SwarmSettings(listen_host=self._address))
+        swarm = await open_swarm(SwarmSettings(listen_host=self._address))
         self.swarm_port = swarm.port
         self._tracker = Tracker(me)
         self._publisher = Publisher(

@@ -16,7 +16,7 @@ from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Joining
 from echo_node.host.paths import Paths
 from echo_node.panel import NodeSnapshot
-from echo_shared.identity import Identity
+from echo_shared import key_file
 from echo_shared.messages import Fetched
 
 RECONNECT_FIRST_S: Final = 0.2
@@ -31,7 +31,7 @@ class EchoNode(Daemon):
         super().__init__(
             paths=paths,
             config=NodeConfig(backend="torch", swarm_host=address, insecure=True, reconnect_first_s=RECONNECT_FIRST_S),
-            me=Identity.load_or_create(paths.identity_key),
+            me=key_file.load_or_create(paths.identity_key),
             joining=Joining(address=HubAddress.parse(url, insecure=True), pinned=None, invite_token=None, patient=True),
             panel=_Unseen(),
         )

@@ -55,7 +55,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.core.snapshot import Snapshot
+from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
@@ -100,7 +100,7 @@ class _Run:
         self._settings = LearnerSettings.of_run(config, base_dir=Path(base_dir), stop_ids=codec.stop_ids)
         self._policy = Policy.load(self._settings)
         self._optimizer = make_optimizer(self._policy, config.training)
-        self._coordinator = Coordinator(coordinator_settings(config, multi_turn=False), Snapshot())
+        self._coordinator = Coordinator(coordinator_settings(config, multi_turn=False), CoordinatorSnapshot())
         self._node_id = HUB_NODE_ID if config.run.mode == "colocated" else "node"
         self._events: deque[Event] = deque()
         self._leases: list[SendLease] = []

@@ -14,7 +14,7 @@ from echo_node.net.client import HubClient
 from echo_node.net.mesh import Mesh
 from echo_node.net.receiver import Receiver
 from echo_shared.messages import Links
-from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ async def open_connections(config: NodeConfig, about: About) -> AsyncIterator[Co
         port=config.swarm_port,
         upload_limit_bytes_s=config.upload_share_bytes_s,
     )
-    swarm, links_are_news = await Swarm.open(settings), asyncio.Event()
+    swarm, links_are_news = await open_swarm(settings), asyncio.Event()
     mesh = Mesh(about.me, upload_limit_bytes_s=config.upload_share_bytes_s)
     try:
         await mesh.open(  # Lets nobody in before the hub has told the run's keys; the receiver is there by then.

@@ -14,12 +14,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from echo_node.backends import memory, registry
+from echo_node.backends import registry
 from echo_node.host import hardware
 from echo_node.host.paths import Paths
 from echo_node.host.signals import stop_signals
 from echo_node.lending.pairing import HelperAddress, Pairing
 from echo_node.lending.tunnel import START_S, Lent, Relay
+from echo_shared import process_memory
 from echo_shared.child import Child, Frame
 from echo_shared.errors import BackendError
 
@@ -107,7 +108,7 @@ class Helper:
         """Nodes ask for no more than they are told is free; one that takes more all the same is shut out."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            used = await asyncio.to_thread(memory.own_bytes, child.pid)
+            used = await asyncio.to_thread(process_memory.own_bytes, child.pid)
             if used > self._lending.memory_bytes:
                 log.warning("The node took %.1f GiB, more than is lent: it is shut out.", used / _GIB)
                 child.kill()

@@ -25,9 +25,10 @@ from echo_node.host.signals import run_until_stopped
 from echo_node.host.spool import Spool
 from echo_node.lending.pairing import DEFAULT_PORT
 from echo_node.panel import from_json, open_panel, rows
+from echo_shared import key_file
 from echo_shared.errors import ConfigError, ConnectError, EchoError, StorageError
 from echo_shared.files import write_private
-from echo_shared.identity import Identity, fingerprint
+from echo_shared.identity import fingerprint
 
 STOP_S: Final = 30.0
 LOG_BYTES: Final = 2**20
@@ -258,7 +259,7 @@ def leave(data_dir: DataDir = None, force: Force = False) -> None:
 @id_app.command("show")
 def id_show(data_dir: DataDir = None) -> None:
     """Print who this node is."""
-    me = Identity.load_or_create(Paths.find(data_dir).identity_key)
+    me = key_file.load_or_create(Paths.find(data_dir).identity_key)
     typer.echo(f"node id      {me.node_id}")
     typer.echo(f"fingerprint  {fingerprint(me.public_key)}")
 
@@ -267,7 +268,7 @@ def id_show(data_dir: DataDir = None) -> None:
 def id_export(file: Annotated[Path, typer.Argument(help="Where to write the key.")], data_dir: DataDir = None) -> None:
     """Write the node's secret key to a file, to move the node to another computer."""
     key = Paths.find(data_dir).identity_key
-    me = Identity.load_or_create(key)
+    me = key_file.load_or_create(key)
     if file.exists():
         raise ConfigError("The file is there already.", got=str(file), do="Choose another name.")
     _copy_key(key, file)
@@ -282,10 +283,10 @@ def id_import(
 ) -> None:
     """Become the node whose key is in a file."""
     paths = Paths.find(data_dir)
-    me = Identity.load(file)
+    me = key_file.load(file)
     with paths.lock():
         if paths.identity_key.exists() and not force:
-            mine = Identity.load(paths.identity_key)
+            mine = key_file.load(paths.identity_key)
             if mine.node_id != me.node_id:
                 raise ConfigError(
                     "This node has an identity already.",
@@ -343,7 +344,7 @@ def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -
     from echo_node.daemon import Daemon  # Its imports take longer than the other commands run.
 
     with paths.lock():
-        me = Identity.load_or_create(paths.identity_key)
+        me = key_file.load_or_create(paths.identity_key)
         console = Console()
         _log_to(console, paths, file="node.log", quiet=quiet)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from echo_shared.messages import RefusalCode
 
 
-class Ending:
+class RunEnding:
     """The one place that knows it. `finished` is set when the run is over; nothing unsets it."""
 
     def __init__(self, *, last_version: int, evaluated: Collection[int]) -> None:

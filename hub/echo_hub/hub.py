@@ -38,7 +38,7 @@ from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.model import Changes
 from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driver import Driver
-from echo_hub.ending import Ending
+from echo_hub.ending import RunEnding
 from echo_hub.episodes import load_scoring_jobs, load_training_batch
 from echo_hub.evaluation.by_nodes import NodeEvaluations
 from echo_hub.evaluation.due import Evaluations, is_due
@@ -105,7 +105,7 @@ class Hub:
         self.key = opened.me.public_key
         self.run_id = opened.run_id
         self.server = Server(config.server)
-        self.ending = Ending(last_version=config.training.steps, evaluated=opened.evaluated)
+        self.ending = RunEnding(last_version=config.training.steps, evaluated=opened.evaluated)
         self._opened = opened
         self._changes = Changes()
         self._driver = Driver(coordinator=opened.coordinator, store=opened.store, clock=time.time)

@@ -25,8 +25,9 @@ import echo_shared
 from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
+from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
-from echo_shared.identity import Identity, fingerprint
+from echo_shared.identity import fingerprint
 
 if TYPE_CHECKING:
     from echo_hub.store.store import Store
@@ -78,7 +79,7 @@ def init(
     """Make a run directory: a commented config.toml and the hub's key."""
     directory = RunDirectory(run_directory)
     make_run(directory, load_config(None, _flags(host=host, port=port, steps=steps, mode=mode, seed=seed)))
-    key = Identity.load(directory.key).public_key
+    key = key_file.load(directory.key).public_key
     typer.echo(f"Made {directory.config} and the hub's key.\nKey fingerprint: {fingerprint(key)}")
     typer.echo(f"Next: edit the settings if you like, then: echo-hub serve {run_directory}")
 
@@ -263,7 +264,7 @@ def make_run(directory: RunDirectory, config: HubConfig) -> None:
         )
     try:
         directory.root.mkdir(parents=True, exist_ok=True)
-        Identity.load_or_create(directory.key)
+        key_file.load_or_create(directory.key)
         directory.config.write_text(render_config(config), encoding="utf-8")
     except OSError as error:
         raise ConfigError(

@@ -29,9 +29,10 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import holds_run
 from echo_hub.store.store import Store
+from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
-from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.swarm import SwarmSettings, open_swarm
 
 
 @asynccontextmanager
@@ -42,16 +43,16 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.locked())
-        me = Identity.load(directory.key)
+        me = key_file.load(directory.key)
         base_dir = await asyncio.to_thread(resolve_base, config.model.base)
         codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
         problems = await asyncio.to_thread(Problems.of_run, config, codec)
         await asyncio.to_thread(problems.prepare)
         store = AsyncStore(await asyncio.to_thread(_open_store, config, directory))
         stack.push_async_callback(store.close)
-        await _check_unchanged(store, config, problems.content_hash)
+        await check_unchanged(store, config, problems.content_hash)
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
-        swarm = await Swarm.open(settings)
+        swarm = await open_swarm(settings)
         stack.push_async_callback(swarm.close)
         tracker = Tracker(me, public=bool(config.server.public_url))
         run_id = await _run_id(store, me)
@@ -109,7 +110,7 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
     return Store.open(url)
 
 
-async def _check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
+async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
     """Raises ConfigError when a setting has changed on which what lies in the run's store depends."""
     fixed = {
         "run.seed": config.run.seed,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +23,10 @@ from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, Step
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.evaluation.by_hub import Generated
-from echo_hub.learner.parts import parts
 from echo_hub.learner.process import Learner
+from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_shared.backoff import Restarts
 from echo_shared.child import ChildExited
 from echo_shared.errors import LearnerError
 from echo_shared.messages import rollout_id
@@ -37,7 +39,7 @@ DEATHS_IN_A_ROW: Final = 5
 """Without one finished job in between, the learner is not started again: the run stops with its error."""
 
 RESTART_S: Final = 1.0
-"""Before the first new start; doubled with every further death, up to half a minute."""
+"""Before the first new start, or up to half less; doubled with every further death, up to half a minute."""
 
 
 class LearnerState(StrEnum):
@@ -121,7 +123,7 @@ class Trainer:
 
     async def run(self, report: Callable[[LearnerEvent], Awaitable[None]]) -> None:
         """Works for ever. Raises LearnerError when the learner cannot be kept alive."""
-        deaths = 0
+        restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
         while True:
             learner: Learner | None = None
             try:
@@ -134,16 +136,16 @@ class Trainer:
                 await report(LearnerReady(policy_version=learner.policy_version, metrics=learner.last_metrics))
                 while True:
                     await self._work(learner, report)
-                    deaths = 0
+                    restarts.succeeded()
             except ChildExited as error:
-                deaths += 1
+                wait_s = restarts.died()
                 self.state = LearnerState.DOWN
-                log.warning("the learner died (%d in a row): %s", deaths, error)
-                if deaths >= DEATHS_IN_A_ROW:
+                log.warning("the learner died (%d in a row): %s", restarts.deaths, error)
+                if wait_s is None:
                     what = f"The learner process dies again and again. {error.what}"
                     raise LearnerError(what, got=error.got, do=error.do) from error
                 await report(LearnerLost())
-                await asyncio.sleep(min(30.0, RESTART_S * 2 ** (deaths - 1)))
+                await asyncio.sleep(wait_s)
             finally:
                 self._pid = None
                 if learner is not None:
@@ -185,7 +187,7 @@ class Trainer:
         settings = self._settings.learner
         budget = settings.micro_batch_tokens * settings.processes * settings.hosts
         while job.requests and not job.done.done():
-            part = job.requests[next(parts(job.requests, budget))]
+            part = job.requests[next(batches(job.requests, budget))]
             started = time.monotonic()
             try:
                 job.finished += await learner.evaluate(part, adapter=job.adapter, greedy=job.greedy)

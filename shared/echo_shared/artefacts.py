@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from echo_shared import identity
 from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
-from echo_shared.files import is_portable_name
+from echo_shared.file_names import is_portable_name
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer
 
@@ -124,24 +124,6 @@ def content_of(name: str, files: Iterable[ManifestFile]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def describe_files(directory: Path) -> tuple[ManifestFile, ...]:
-    """Every file below `directory`, hashed, in path order."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    return tuple(describe_file(path, name=path.relative_to(directory).as_posix()) for path in paths)
-
-
-def describe_file(path: Path, *, name: str) -> ManifestFile:
-    """The file at `path`, hashed, as `name` in the artefact. Raises SwarmError when it must not be part of one."""
-    try:
-        return ManifestFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
-    except ValidationError as error:
-        raise SwarmError(
-            "This file cannot be part of an artefact.",
-            got=f"{path}: {error.errors(include_url=False)[0]['msg']}",
-            do="Take it out of the directory; models must be safetensors or GGUF.",
-        ) from error
-
-
 def open_offer(offer: ArtefactOffer, hub_key: bytes) -> Manifest:
     """The manifest in `offer`. Raises RemoteProtocolError unless `hub_key` has signed it and it is well-formed."""
     if not identity.verify(hub_key, offer.signature, offer.manifest):
@@ -165,29 +147,12 @@ def sign_offer(manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_pa
     )
 
 
-def verify_files(manifest: Manifest, directory: Path) -> None:
-    """Raises SwarmError unless every file of `manifest` lies in `directory` with the right size and hash."""
-    for file in manifest.files:
-        path = directory / file.path
-        is_there = path.is_file() and path.stat().st_size == file.size_bytes
-        _verify(manifest, file, _sha256(path) if is_there else None)
-
-
 def verify_hashes(manifest: Manifest, hashes: Mapping[str, str]) -> None:
     """Raises SwarmError unless the files of `manifest` have these SHA-256 hashes (hexadecimal), by their paths."""
     for file in manifest.files:
-        _verify(manifest, file, hashes.get(file.path))
-
-
-def _verify(manifest: Manifest, file: ManifestFile, sha256: str | None) -> None:
-    if sha256 != file.sha256:
-        raise SwarmError(
-            "A file of an artefact is missing or not what the hub signed.",
-            got=f"{file.path} of {manifest.name}",
-            do="It is fetched again by itself; if this repeats, tell the hub's operator.",
-        )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        if hashes.get(file.path) != file.sha256:
+            raise SwarmError(
+                "A file of an artefact is missing or not what the hub signed.",
+                got=f"{file.path} of {manifest.name}",
+                do="It is fetched again by itself; if this repeats, tell the hub's operator.",
+            )

@@ -1,4 +1,4 @@
-"""A child process that talks over its standard streams: the learner beside the hub, the backend beside the node.
+"""A child process that talks over its standard streams, and how it ended. `echo_shared.supervised` looks after one.
 
 Frames are a 4-byte little-endian length and one MessagePack map; numpy arrays of any shape may stand in it. Both ends
 are this project's own code on one machine, so frames are trusted. The child ends by itself when its parent dies: its
@@ -17,7 +17,8 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -32,6 +33,9 @@ _ARRAY = 1
 
 HEADER_BYTES: Final = _HEADER.size
 """Of what `pack_frame` makes; `unpack_frame` takes the rest."""
+
+OUT_OF_MEMORY_STATUS: Final = 70
+"""Exit status of a child that has no memory left for its work."""
 
 LOG_BYTES: Final = 2**20
 _LAST_WORDS_BYTES: Final = 4_096
@@ -65,16 +69,50 @@ def unpack_frame(body: bytes) -> Frame:
     return frame
 
 
+class Death(StrEnum):
+    """Why a child is gone."""
+
+    UNSTARTED = "unstarted"
+    """The system did not start it."""
+    EXITED = "exited"
+    """It ended by itself, with an exit status."""
+    SIGNALLED = "signalled"
+    """A signal ended it: it crashed, or somebody killed it."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """It had none left, took more than it may, or was killed for it by the system."""
+    LATE = "late"
+    """An answer took too long, so its parent killed it."""
+    SILENT = "silent"
+    """It showed no sign of life, so its parent killed it."""
+    STALLED = "stalled"
+    """It lived, but did not get on with its work, so its parent killed it."""
+    STOPPED = "stopped"
+    """Its parent stopped it."""
+
+
 class ChildExited(EchoError):
-    """The child ended. `returncode` < 0 is a signal; `last_words` the last line that it left in its log, or nothing."""
+    """The child is gone, for the reason `death`.
+
+    `returncode` < 0 is a signal, None a child that never was; `last_words` the last line that it left in its log, or
+    nothing.
+    """
 
     default_code = "child_exited"
 
-    def __init__(self, name: str, *, returncode: int, last_words: str, log: Path) -> None:
-        how = describe_end(returncode)
+    def __init__(
+        self, name: str, *, returncode: int | None, log: Path, last_words: str = "", death: Death | None = None
+    ) -> None:
+        how = "it never began" if returncode is None else describe_end(returncode)
         super().__init__(f"The {name} process ended: {how}.", got=last_words or how, do=f"More is in {log}.")
+        self.name = name
         self.returncode = returncode
         self.last_words = last_words
+        self.death = death or (Death.EXITED if (returncode or 0) >= 0 else Death.SIGNALLED)
+
+    def because(self, death: Death, did: str, *, got: str | None) -> ChildExited:
+        """The same end, told by who knows its reason: "The NAME process `did`."."""
+        self.death, self.what, self.got = death, f"The {self.name} process {did}.", got
+        return self
 
 
 def describe_end(returncode: int) -> str:
@@ -103,6 +141,7 @@ class Child:
         self._log = log
         self._log_begin = log_begin
         self._header: bytes | None = None
+        self._seen_ended = False
         self._over = False
 
     @classmethod
@@ -136,21 +175,26 @@ class Child:
             self._process.stdin.write(pack_frame(frame))
             await self._process.stdin.drain()
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise await self._exited() from error
+            raise await self.exited() from error
 
     async def receive(self) -> Frame:
         """The child's next frame. Raises ChildExited at its end. Cancel-safe, with one reader at a time."""
-        ended = False
-        while True:
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    return await self._read()
-            except asyncio.IncompleteReadError as error:
-                raise await self._exited() from error
-            except TimeoutError:
-                if ended:  # At the last look already, so all that it had sent has been read.
-                    raise await self._exited() from None
-                ended = self._process.returncode is not None
+        while (frame := await self.look(_LOOK_S)) is None:
+            pass
+        return frame
+
+    async def look(self, within_s: float) -> Frame | None:
+        """The child's next frame, or None when it sends none `within_s`. Otherwise as `receive`."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._read()
+        except asyncio.IncompleteReadError as error:
+            raise await self.exited() from error
+        except TimeoutError:
+            if self._seen_ended:  # At the last look already, so all that it had sent has been read.
+                raise await self.exited() from None
+            self._seen_ended = self._process.returncode is not None
+            return None
 
     async def _read(self) -> Frame:
         """Keeps its place in a frame when it is cancelled."""
@@ -161,12 +205,8 @@ class Child:
         self._header = None
         return unpack_frame(body)
 
-    async def frames(self) -> AsyncIterator[Frame]:
-        """All frames until the child ends, which raises ChildExited."""
-        while True:
-            yield await self.receive()
-
-    async def _exited(self) -> ChildExited:
+    async def exited(self) -> ChildExited:
+        """What its end was, once it has ended."""
         returncode = await self._end()
         last_words = await asyncio.to_thread(self._last_words)
         return ChildExited(self._name, returncode=returncode, last_words=last_words, log=self._log)

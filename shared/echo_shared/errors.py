@@ -57,7 +57,7 @@ class CodecError(RemoteProtocolError):
 
 
 class RefusedError(EchoError):
-    """`code` is one of `echo_shared.messages.RefusalCode`."""
+    """The peer has said no; `code` is one of `echo_shared.messages.RefusalCode`."""
 
     default_code = "refused"
 

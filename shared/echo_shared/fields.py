@@ -13,13 +13,13 @@ MAX_TOKENS: Final = 131_072
 
 
 def pack_array(array: NDArray[Any]) -> dict[str, Any]:
-    """{dtype, shape, data} of `array`, little-endian and contiguous."""
+    """{dtype, shape, data} of `array`, of any shape, its bytes little-endian and contiguous."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return {"dtype": little.dtype.str, "shape": list(little.shape), "data": little.tobytes()}
 
 
 def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
-    """The 1-D array in `value`; ValueError unless it has exactly this dtype and at most `max_length` items."""
+    """The array [N] in `value`; ValueError unless it has exactly this dtype and at most `max_length` items."""
     if isinstance(value, np.ndarray):
         value = pack_array(value)
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data"}:
@@ -54,7 +54,7 @@ _UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(text: str) -> str:
-    """A peer's text ends up in terminals and logs: what steers those, other than "\\n" and "\\t", becomes "?"."""
+    """A peer's text as it may go to terminals and logs: what steers those, other than "\\n" and "\\t", becomes "?"."""
     return "".join(char if char in "\n\t" or unicodedata.category(char) not in _UNPRINTABLE else "?" for char in text)
 
 

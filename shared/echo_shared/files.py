@@ -1,10 +1,9 @@
-"""Files of this host: written whole or not at all, safe on the disk, with names that every system takes."""
+"""Files of this host: written whole or not at all, and safe on the disk."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,6 @@ from typing import Final, Protocol
 from echo_shared.errors import StorageError
 
 _DISK_FULL: Final = {39, 112, errno.ENOSPC} if sys.platform == "win32" else {errno.ENOSPC, errno.EDQUOT}
-_DEVICE: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\.|$)", re.IGNORECASE)
-"""https://learn.microsoft.com/windows/win32/fileio/naming-a-file: a device, whatever follows the point."""
 
 
 class Readable(Protocol):
@@ -42,19 +39,9 @@ def sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def is_portable_name(name: str) -> bool:
-    """Whether this is one name below a directory, the same on every system; Windows takes fewer than others."""
-    return (
-        0 < len(name) <= 255
-        and not name.endswith((" ", "."))
-        and not any(character in '<>:"/\\|?*' or character < " " for character in name)
-        and not _DEVICE.match(name)
-    )
-
-
 @contextmanager
 def disk_errors(what: str, place: Path) -> Iterator[None]:
-    """What the disk of `place` refuses as StorageError: `what`, or that the disk is full."""
+    """A block in which what the disk of `place` refuses is raised as StorageError: `what`, or that the disk is full."""
     try:
         yield
     except OSError as error:
@@ -62,7 +49,7 @@ def disk_errors(what: str, place: Path) -> Iterator[None]:
 
 
 def disk_error(what: str, place: Path, *, got: str, code: int | None) -> StorageError:
-    """As `disk_errors`; `code` is the system's, or C's."""
+    """The StorageError that `disk_errors` raises; `code` is the error's number to the system, or to C."""
     if code in _DISK_FULL:
         return StorageError("The disk is full.", got=got, do=f"Free some space on the disk of {place}.")
     return StorageError(what, got=got, do=f"Check that {place} can be read and written.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -13,9 +12,6 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-
-from echo_shared.errors import ConfigError
-from echo_shared.files import write_private
 
 
 class Identity:
@@ -30,33 +26,26 @@ class Identity:
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
-    def load(cls, path: Path) -> Identity:
-        """Raises ConfigError when the file is missing or is no Ed25519 private key."""
-        try:
-            key = load_pem_private_key(path.read_bytes(), password=None)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                "The identity key cannot be read.", got=f"{path}: {error}", do="Restore the file from a backup."
-            ) from error
+    def from_pem(cls, pem: bytes) -> Identity:
+        """The key in a PEM file's bytes.
+
+        Raises ValueError when they are no private key, TypeError when it is encrypted or of another kind than Ed25519.
+        """
+        key = load_pem_private_key(pem, password=None)
         if not isinstance(key, Ed25519PrivateKey):
-            raise ConfigError("The identity key is of another kind.", got=str(path), do="Use an Ed25519 key.")
+            raise TypeError("the private key is not an Ed25519 key")
         return cls(key)
 
-    @classmethod
-    def load_or_create(cls, path: Path) -> Identity:
-        """The key at `path`; a new one, readable by its owner alone, where there is none."""
-        if path.exists():
-            return cls.load(path)
-        identity = cls.generate()
-        write_private(path, identity._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        return identity
+    def to_pem(self) -> bytes:
+        """The private key, unencrypted."""
+        return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     @property
     def node_id(self) -> str:
         return node_id(self.public_key)
 
     def sign(self, data: bytes) -> bytes:
-        """64 bytes."""
+        """This key's signature over `data`, 64 bytes."""
         return self._key.sign(data)
 
 

@@ -469,12 +469,12 @@ def encode(message: FromHub | FromNode) -> bytes:
 
 
 def decode_from_hub(frame: bytes) -> FromHub:
-    """Raises CodecError unless the frame is one valid message that a hub may send."""
+    """The message in `frame`. Raises CodecError unless it is one valid message that a hub may send."""
     return _decode(frame, _from_hub)
 
 
 def decode_from_node(frame: bytes) -> FromNode:
-    """Raises CodecError unless the frame is one valid message that a node may send."""
+    """The message in `frame`. Raises CodecError unless it is one valid message that a node may send."""
     return _decode(frame, _from_node)
 
 

@@ -10,7 +10,7 @@ RELATIVE_TOLERANCE: Final = 1e-9
 
 
 def all_equal(rewards: Sequence[float]) -> bool:
-    """Whether they differ by no more than rounding; true of none and of one."""
+    """Whether the rewards differ by no more than rounding; true of none and of one."""
     if not rewards:
         return True
     low, high = min(rewards), max(rewards)

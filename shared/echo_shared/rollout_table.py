@@ -1,13 +1,16 @@
-"""What a batch of rollouts in progress knows of each row on the host, as arrays, so that a step is a few array calls.
+"""What a batched engine knows of the rollouts in progress on the host: one row a rollout, as arrays, so that a step is
+a few array calls and no Python loop over tokens.
 
-Rows are 0..n-1; a row whose rollout has ended is free, and stays in the batch until it is filled or moved over.
+An engine begins rollouts in rows (`start`), and for each step feeds the model every row's last token (`next_inputs`),
+draws by every row's next uniform (`next_draws`) and notes what was drawn (`record`), which ends rows and frees them. A
+free row is filled by another rollout, or by the last rows (`close_gaps`), which the engine then moves in its own memory
+as well.
 
-Dimensions: W rows, T tokens, S stop tokens.
+Dimensions: W rows of the table, R rows that a call is about, T tokens, S stop tokens.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,19 +18,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_shared import draws
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One rollout in progress; `started` by time.perf_counter."""
+    """One rollout in progress; `started` by the clock that `record` is told the time of."""
 
     group: GroupRequest
     index: int
     started: float
 
-    def finished(self, ids_T: NDArray[np.int32], logprobs_T: NDArray[np.float32]) -> FinishedRollout:
+    def finished(self, ids_T: NDArray[np.int32], logprobs_T: NDArray[np.float32], now: float) -> FinishedRollout:
+        """Its completion: token ids [T] and their log-probabilities [T] in nats."""
         stopped = int(ids_T[-1]) in self.group.stop_ids
         return FinishedRollout(
             lease_id=self.group.lease_id,
@@ -37,103 +42,121 @@ class Rollout:
             completion_ids=ids_T,
             behavior_logprobs=logprobs_T,
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-            sampling_s=time.perf_counter() - self.started,
+            sampling_s=now - self.started,
         )
 
 
 class RolloutTable:
-    """Rollouts by row, with the tokens that they have so far."""
+    """Rollouts by row, with the tokens that they have so far. Grows as it is filled."""
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout | None] = []
-        self.temperature_W = np.zeros(0)
+        """By row; None = the row is free."""
+        self._tokens_W, self._positions_W = (np.zeros(0, dtype=np.int32) for _ in range(2))
+        self._drawn_W, self._limit_W, self._end_W = (np.zeros(0, dtype=np.int64) for _ in range(3))
+        self._temperature_W = np.zeros(0)
         self._u_WT = np.zeros((0, 0))
         self._ids_WT = np.zeros((0, 0), dtype=np.int32)
         self._logprobs_WT = np.zeros((0, 0), dtype=np.float32)
         self._stops_WS = np.zeros((0, 0), dtype=np.int64)
-        self._drawn_W, self._limit_W, self._prompt_W = (np.zeros(0, dtype=np.int64) for _ in range(3))
 
     def __len__(self) -> int:
         """Rows, free ones included."""
         return len(self.rollouts)
 
     def free(self) -> list[int]:
+        """The free rows between the others, rising."""
         return [row for row, rollout in enumerate(self.rollouts) if rollout is None]
 
     def longest(self) -> int:
-        """Tokens that the longest rollout may come to, its prompt included."""
-        rows = len(self)
-        used = np.array([rollout is not None for rollout in self.rollouts], dtype=bool)
-        return int(((self._prompt_W[:rows] + self._limit_W[:rows]) * used).max(initial=0))
+        """Tokens that the longest rollout may come to, its prompt included; 0 when there is none."""
+        used = [row for row, rollout in enumerate(self.rollouts) if rollout is not None]
+        return int(self._end_W[used].max(initial=0))
 
-    def put(self, row: int, rollout: Rollout, u_T: NDArray[np.float64], token: int, logprob: float) -> None:
-        """Begins a rollout by its first token, in a free row or behind the last."""
-        group = rollout.group
-        if row == len(self):
-            self.rollouts.append(rollout)
-        else:
-            self.rollouts[row] = rollout
-        self._make_room(row + 1, group.max_tokens, len(group.stop_ids))
-        self.temperature_W[row] = group.temperature
-        self._u_WT[row, : len(u_T)] = u_T
-        self._ids_WT[row, 0], self._logprobs_WT[row, 0] = token, logprob
-        self._stops_WS[row] = -1
-        self._stops_WS[row, : len(group.stop_ids)] = group.stop_ids
-        self._drawn_W[row], self._limit_W[row], self._prompt_W[row] = 1, group.max_tokens, len(group.prompt_ids)
+    def start(self, rows: Sequence[int], group: GroupRequest, indices: Sequence[int], started: float) -> None:
+        """Begins rollouts of `group`, one an index, in as many rows that are free or behind the last.
 
-    def next_inputs(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """[2, W]: each row's last token and its position; [2, W]: the uniform for the next one and the temperature."""
-        rows = np.arange(len(self))
-        drawn = self._drawn_W[rows]
-        inputs = np.stack([self._ids_WT[rows, drawn - 1].astype(np.int64), self._prompt_W[rows] + drawn - 1])
-        return inputs, np.stack([self._u_WT[rows, drawn], self.temperature_W[rows]])
+        They have drawn nothing yet: what is fed next is the prompt's last token.
+        """
+        rows = list(rows)  # By a tuple numpy would index dimensions.
+        self._make_room(max(rows) + 1, group.max_tokens, len(group.stop_ids))
+        self.rollouts += [None] * (max(rows) + 1 - len(self.rollouts))
+        for row, index in zip(rows, indices, strict=True):
+            self.rollouts[row] = Rollout(group, index, started)
+        self._tokens_W[rows] = group.prompt_ids[-1]
+        self._positions_W[rows] = len(group.prompt_ids) - 1
+        self._drawn_W[rows] = 0
+        self._limit_W[rows] = group.max_tokens
+        self._end_W[rows] = len(group.prompt_ids) + group.max_tokens
+        self._temperature_W[rows] = group.temperature
+        self._stops_WS[rows] = -1
+        self._stops_WS[rows, : len(group.stop_ids)] = group.stop_ids
+        self._u_WT[rows, : group.max_tokens] = draws.group_uniforms(group.seed, indices, group.max_tokens)
 
-    def add(self, tokens_W: NDArray[np.int64], logprobs_W: NDArray[np.float64]) -> list[FinishedRollout]:
-        """Appends a token to each row; the rows that this ends become free."""
-        rows = np.arange(len(self))
-        drawn = self._drawn_W[rows]
-        self._ids_WT[rows, drawn] = tokens_W
-        self._logprobs_WT[rows, drawn] = logprobs_W
-        drawn += 1
-        self._drawn_W[rows] = drawn
-        ends = (tokens_W[:, None] == self._stops_WS[rows]).any(axis=1) | (drawn == self._limit_W[rows])
-        finished = []
-        for row in np.flatnonzero(ends).tolist():
-            rollout = self.rollouts[row]
+    def next_inputs(self, rows_R: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Each row's last token [R], which is to be fed next, and its position [R]."""
+        return self._tokens_W[rows_R], self._positions_W[rows_R]
+
+    def next_draws(self, rows_R: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The uniform in [0, 1) that each row's next token is drawn by [R], and the temperature that it is drawn at."""
+        return self._u_WT[rows_R, self._drawn_W[rows_R]], self._temperature_W[rows_R]
+
+    def record(
+        self, rows_R: NDArray[np.int64], tokens_R: NDArray[np.int64], logprobs_R: NDArray[np.float64], now: float
+    ) -> dict[int, FinishedRollout]:
+        """Notes one drawn token a row [R], and their log-probabilities [R] in nats.
+
+        Returns the rollouts that this ends, by row, rising where `rows_R` is; these rows are free from now on.
+        """
+        drawn_R = self._drawn_W[rows_R]
+        self._ids_WT[rows_R, drawn_R] = tokens_R
+        self._logprobs_WT[rows_R, drawn_R] = logprobs_R
+        self._tokens_W[rows_R] = tokens_R
+        self._positions_W[rows_R] += 1
+        drawn_R += 1
+        self._drawn_W[rows_R] = drawn_R
+        ends_R = (tokens_R[:, None] == self._stops_WS[rows_R]).any(axis=1) | (drawn_R == self._limit_W[rows_R])
+        finished = {}
+        for row in rows_R[ends_R].tolist():
+            rollout, count = self.rollouts[row], self._drawn_W[row]
             assert rollout is not None
-            count = drawn[row]
-            finished.append(rollout.finished(self._ids_WT[row, :count].copy(), self._logprobs_WT[row, :count].copy()))
+            ids_T, logprobs_T = self._ids_WT[row, :count].copy(), self._logprobs_WT[row, :count].copy()
+            finished[row] = rollout.finished(ids_T, logprobs_T, now)
             self.rollouts[row] = None
         return finished
 
-    def free_lease(self, lease_id: int) -> None:
-        self.rollouts = [
-            None if rollout is not None and rollout.group.lease_id == lease_id else rollout for rollout in self.rollouts
+    def rows_of(self, lease_id: int) -> list[int]:
+        """The rows of a lease's rollouts, rising."""
+        return [
+            row
+            for row, rollout in enumerate(self.rollouts)
+            if rollout is not None and rollout.group.lease_id == lease_id
         ]
 
+    def drop(self, rows: Sequence[int]) -> None:
+        """Frees these rows, whatever they hold."""
+        for row in rows:
+            self.rollouts[row] = None
+
     def close_gaps(self) -> tuple[list[int], list[int]]:
-        """Moves the last rows into the free ones; returns from where to where."""
+        """Moves the last rows into the free ones, and ends the table behind them; returns from where to where."""
         used = [row for row, rollout in enumerate(self.rollouts) if rollout is not None]
         targets = [row for row in self.free() if row < len(used)]
         sources = used[len(used) - len(targets) :]
-        for array in self._arrays():
-            array[targets] = array[sources]
+        if targets:
+            for array in self._arrays():
+                array[targets] = array[sources]
         for source, target in zip(sources, targets, strict=True):
             self.rollouts[target] = self.rollouts[source]
         del self.rollouts[len(used) :]
         return sources, targets
 
     def _arrays(self) -> Sequence[NDArray[Any]]:
-        return (
-            self.temperature_W,
-            self._u_WT,
-            self._ids_WT,
-            self._logprobs_WT,
-            self._stops_WS,
-            self._drawn_W,
-            self._limit_W,
-            self._prompt_W,
-        )
+        return (*self._by_row(), self._stops_WS, self._u_WT, self._ids_WT, self._logprobs_WT)
+
+    def _by_row(self) -> Sequence[NDArray[Any]]:
+        integers = (self._tokens_W, self._positions_W, self._drawn_W, self._limit_W, self._end_W)
+        return (*integers, self._temperature_W)
 
     def _make_room(self, rows: int, tokens: int, stops: int) -> None:
         have_rows, have_tokens = self._ids_WT.shape
@@ -142,9 +165,14 @@ class RolloutTable:
             return
         rows = have_rows if rows <= have_rows else max(rows, 2 * have_rows)
         tokens, stops = max(tokens, have_tokens), max(stops, have_stops, 1)
-        self.temperature_W, self._drawn_W, self._limit_W, self._prompt_W = (
-            _enlarged(array, (rows,)) for array in (self.temperature_W, self._drawn_W, self._limit_W, self._prompt_W)
-        )
+        (
+            self._tokens_W,
+            self._positions_W,
+            self._drawn_W,
+            self._limit_W,
+            self._end_W,
+            self._temperature_W,
+        ) = (_enlarged(array, (rows,)) for array in self._by_row())
         self._u_WT, self._ids_WT, self._logprobs_WT = (
             _enlarged(array, (rows, tokens)) for array in (self._u_WT, self._ids_WT, self._logprobs_WT)
         )

@@ -185,7 +185,7 @@ class NodeSession:
         swarm_port: int,
         mesh_port: int = 0,
     ) -> bytes:
-        """To be sent after the Challenge, once the caller has pinned `hub_key`."""
+        """The frame to be sent after the Challenge, once the caller has pinned `hub_key`."""
         if self.state is not State.PROVEN or self._challenge is None:
             raise LocalProtocolError("Proof answers a Challenge.", got=self.state.value)
         return encode(
@@ -259,7 +259,7 @@ class HubSession:
         )
 
     def challenge(self) -> bytes:
-        """To be sent after the Hello."""
+        """The frame to be sent after the Hello."""
         if self.state is not State.CHALLENGED or self.hello is None:
             raise LocalProtocolError("Challenge answers a Hello.", got=self.state.value)
         return encode(
@@ -273,7 +273,7 @@ class HubSession:
         )
 
     def welcome(self, message: Welcome) -> bytes:
-        """To be sent after the Proof, when the join policy allows this node."""
+        """The frame to be sent after the Proof, when the join policy allows this node."""
         if self.state is not State.PROVEN:
             raise LocalProtocolError("Welcome answers a Proof.", got=self.state.value)
         self.state = State.OPEN

@@ -8,7 +8,7 @@ import socket
 
 
 def keep_unsent_short(transport: asyncio.BaseTransport, unsent_bytes: int) -> None:
-    """Where the system can (Linux, macOS): it takes no more while it has `unsent_bytes` that it has not sent.
+    """Has the system take no more of a connection's data while it holds `unsent_bytes` unsent; Linux and macOS can.
 
     What is on its way does not count, so that a connection's speed stays what it is; but what the program would send
     next waits with the program, which may still think better of it, and connections share the line.

@@ -45,7 +45,7 @@ class Layout:
 
 
 def read_layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> Layout:
-    """The layout of a file of `file_bytes` whose header lies in `content`. Raises CodecError when there is none."""
+    """The layout of a file of `file_bytes` whose header lies in the bytes `content` [N]. CodecError without one."""
     if content.size < 8:
         raise _broken(name, f"{content.size} bytes")
     header_bytes = 8 + int.from_bytes(content[:8].tobytes(), "little")

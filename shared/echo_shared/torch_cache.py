@@ -36,7 +36,7 @@ def columns_for(length: int) -> int:
 
 
 class SlotCache:
-    """Give `cache` to the model between `before_step` and `after_step`."""
+    """Keys and values by row; give `cache` to the model between `before_step` and `after_step`."""
 
     def __init__(self, device: torch.device) -> None:
         self.cache: Any = None
@@ -162,6 +162,7 @@ class _SlotLayer(DynamicLayer):
         self.held: list[Tensor] = [like.keys[:0, :, :0], like.values[:0, :, :0]]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Adds one token a row, both [rows, heads, 1, head size]; all of the rows' keys and values so far."""
         count, low, high = self._window.count, self._window.low, self._window.high
         for held, new in zip(self.held, (key_states, value_states), strict=True):
             held[:count, :, high] = new[:, :, 0]
@@ -183,12 +184,14 @@ class _SlotLayer(DynamicLayer):
             self.held[number] = new
 
     def take_prompts(self, prompts: Any, sources: Tensor, rows: Tensor, length: int) -> None:
+        """Copies the last `length` tokens of `prompts`' rows `sources` [R] into `rows` [R]."""
         high = self._window.high
         for held, new in zip(self.held, (prompts.keys, prompts.values), strict=True):
             last = new[:, :, -length:]  # Of a sliding window there may be less.
             held[rows, :, high - last.shape[2] : high] = last[sources]
 
     def move_rows(self, sources: Tensor, rows: Tensor) -> None:
+        """Copies the rows `sources` [R] over `rows` [R]."""
         low, high = self._window.low, self._window.high
         for held in self.held:
             held[rows, :, low:high] = held[sources, :, low:high]

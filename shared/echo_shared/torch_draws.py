@@ -34,7 +34,7 @@ def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor,
 
 
 def most_likely(logits_RV: Tensor, _u_R: Tensor, _temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """The greedy counterpart of `draw`."""
+    """The most likely token of each row [R], and its log-probability [R] in nats: the greedy counterpart of `draw`."""
     logprobs_R, tokens_R = logits_RV.float().log_softmax(dim=-1).max(dim=-1)
     return tokens_R, logprobs_R
 

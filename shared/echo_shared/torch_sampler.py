@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -59,7 +60,7 @@ def greedy(
     max_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> list[NDArray[np.int32]]:
-    """The most likely completion, token by token, of each prompt, in order; a stop token is its last token."""
+    """The most likely completion [T], token by token, of each prompt [T], in order; a stop token is its last token."""
     completions: list[NDArray[np.int32]] = [np.zeros(0, dtype=np.int32)] * len(prompts)
     groups = [
         GroupRequest(
@@ -140,7 +141,7 @@ class Batch:
     def cancel(self, lease_id: int) -> None:
         """Gives up the lease's rollouts; between two steps of `sample`."""
         self._waiting = deque(waiting for waiting in self._waiting if waiting.group.lease_id != lease_id)
-        self._table.free_lease(lease_id)
+        self._table.drop(self._table.rows_of(lease_id))
 
     @torch.inference_mode()
     def _admit(self, groups: Iterator[GroupRequest]) -> list[FinishedRollout]:
@@ -233,20 +234,25 @@ class Batch:
     def _begin(self, taken: Sequence[tuple[_Waiting, tuple[int, ...]]]) -> list[FinishedRollout]:
         """Draws the first tokens, and gives rows to the rollouts that need more."""
         begun = [(waiting, index) for waiting, indices in taken for index in indices]
-        uniforms = [draws.uniforms(waiting.group.seed, index, waiting.group.max_tokens) for waiting, index in begun]
-        logits = torch.cat([_expanded(waiting.logits, len(indices)) for waiting, indices in taken])
+        first_u = [draws.group_uniforms(waiting.group.seed, indices, 1)[:, 0] for waiting, indices in taken]
         temperatures = [waiting.group.temperature for waiting, _ in begun]
-        tokens, logprobs = self._draw(logits, np.array([[u_T[0] for u_T in uniforms], temperatures]))
+        logits = torch.cat([_expanded(waiting.logits, len(indices)) for waiting, indices in taken])
+        tokens, logprobs = self._draw(logits, np.stack([np.concatenate(first_u), temperatures]))
         finished = []
         staying = []
-        for (waiting, index), u_T, token, logprob in zip(begun, uniforms, tokens.tolist(), logprobs, strict=True):
-            rollout = Rollout(waiting.group, index, waiting.started)
-            if token in waiting.group.stop_ids or waiting.group.max_tokens == 1:
-                finished.append(rollout.finished(np.array([token], np.int32), logprob[None].astype(np.float32)))
+        now = time.perf_counter()
+        for number, (waiting, index) in enumerate(begun):
+            if tokens[number] in waiting.group.stop_ids or waiting.group.max_tokens == 1:
+                ids_T, logprobs_T = tokens[number : number + 1], logprobs[number : number + 1]
+                rollout = Rollout(waiting.group, index, waiting.started)
+                finished.append(rollout.finished(ids_T.astype(np.int32), logprobs_T.astype(np.float32), now))
             else:
-                staying.append((waiting, rollout, u_T, token, logprob))
-        for row, (_, *values) in zip(self._rows_for([one[0] for one in staying]), staying, strict=True):
-            self._table.put(row, *values)
+                staying.append(number)
+        rows = self._rows_for([begun[number][0] for number in staying])
+        for waiting, members in groupby(zip(rows, staying, strict=True), key=lambda member: begun[member[1]][0]):
+            places, numbers = zip(*members, strict=True)
+            self._table.start(places, waiting.group, [begun[number][1] for number in numbers], waiting.started)
+        self._table.record(np.array(rows, dtype=np.int64), tokens[staying], logprobs[staying], now)
         return finished
 
     def _rows_for(self, joining: Sequence[_Waiting]) -> list[int]:
@@ -289,11 +295,13 @@ class Batch:
     @torch.inference_mode()
     def _step(self) -> list[FinishedRollout]:
         """One token for every row."""
-        inputs, drawing = self._table.next_inputs()
+        rows = np.arange(len(self._table))
+        inputs = np.stack(self._table.next_inputs(rows), dtype=np.int64)
         mask = self._slots.before_step()
         logits, _ = self._forward(inputs[:, :, None], mask, self._slots.cache)
         self._slots.after_step()
-        return self._table.add(*self._draw(logits, drawing))
+        tokens, logprobs = self._draw(logits, np.stack(self._table.next_draws(rows)))
+        return list(self._table.record(rows, tokens, logprobs, time.perf_counter()).values())
 
     def _forward(self, inputs: NDArray[np.int64], mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
         """`inputs`: token ids and their positions [2, R, T]. Returns the last tokens' logits [R, V], and the cache."""

@@ -19,8 +19,9 @@ from echo_hub.config.file import load_config
 from echo_hub.main import app
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
+from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
-from echo_shared.identity import Identity, fingerprint
+from echo_shared.identity import fingerprint
 
 FLAGS = {
     "init": {"--port", "--host", "--steps", "--mode", "--seed"},
@@ -93,7 +94,7 @@ def test_init_makes_a_run_that_load_config_reads(tmp_path: Path) -> None:
     config = load_config(run / "config.toml", {})
     assert (config.server.host, config.server.port, config.training.steps) == ("::1", 99, 7)
     assert (config.run.mode, config.run.seed) == ("sequential", 5)
-    key = Identity.load(run / "hub.key")
+    key = key_file.load(run / "hub.key")
     assert fingerprint(key.public_key) in text
     assert f"echo-hub serve {run}" in text.replace("\n", "")
     if sys.platform != "win32":

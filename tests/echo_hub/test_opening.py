@@ -8,29 +8,29 @@ from pathlib import Path
 import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, ServerConfig, StoreConfig
-from echo_hub.opening import _check_unchanged, open_hub
+from echo_hub.opening import check_unchanged, open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
+from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
-from echo_shared.identity import Identity
 
 
 async def test_held_out_problems_are_fixed_for_the_training_prompts_avoid_them(tmp_path: Path) -> None:
     store = AsyncStore(Store.open(RunDirectory(tmp_path).database_url))
-    await _check_unchanged(store, HubConfig(), "")
-    await _check_unchanged(store, HubConfig(), "")
+    await check_unchanged(store, HubConfig(), "")
+    await check_unchanged(store, HubConfig(), "")
     with pytest.raises(ConfigError, match=r"evaluation\.problems = 64, was 256"):
-        await _check_unchanged(store, HubConfig(evaluation=EvaluationConfig(problems=64)), "")
+        await check_unchanged(store, HubConfig(evaluation=EvaluationConfig(problems=64)), "")
     await store.close()
 
 
 async def test_a_setting_that_was_not_noted_down_at_first_is_fixed_from_then_on(tmp_path: Path) -> None:
     store = AsyncStore(Store.open(RunDirectory(tmp_path).database_url))
     await store.set_run_meta("fixed_settings", json.dumps({"run.seed": 0}))
-    await _check_unchanged(store, HubConfig(evaluation=EvaluationConfig(problems=64)), "")
+    await check_unchanged(store, HubConfig(evaluation=EvaluationConfig(problems=64)), "")
     with pytest.raises(ConfigError, match=r"evaluation\.problems = 256, was 64"):
-        await _check_unchanged(store, HubConfig(), "")
+        await check_unchanged(store, HubConfig(), "")
     await store.close()
 
 
@@ -41,7 +41,7 @@ async def test_a_run_that_has_trained_does_not_begin_anew_without_its_database(
 ) -> None:
     directory = RunDirectory(tmp_path / "run")
     (directory.root / left).mkdir(parents=True)
-    Identity.load_or_create(directory.key)
+    key_file.load_or_create(directory.key)
     file = tmp_path / "elsewhere.db" if database == "elsewhere" else directory.root / "echo.db"
     if database == "empty":
         file.touch()
@@ -63,7 +63,7 @@ async def test_a_run_that_has_not_trained_yet_begins_in_any_empty_database(tmp_p
     directory = RunDirectory(tmp_path / "run")
     for name in ("checkpoints/.unfinished-step-000001", "adapters/.unfinished-v000001"):
         (directory.root / name).mkdir(parents=True)
-    Identity.load_or_create(directory.key)
+    key_file.load_or_create(directory.key)
     (directory.root / "echo.db").touch()
     async with open_hub(HubConfig(server=ServerConfig(port=0)), directory) as hub:
         run_id = hub.run_id

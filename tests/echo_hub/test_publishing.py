@@ -21,10 +21,10 @@ from echo_hub.net.tracker import Tracker
 from echo_hub.publishing import Publishing
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
+from echo_shared import key_file
 from echo_shared.errors import RefusedError
-from echo_shared.identity import Identity
 from echo_shared.messages import FromHub, RefusalCode
-from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
 
 
 class Nobody:
@@ -44,7 +44,7 @@ class Run:
 
     def __init__(self, directory: RunDirectory, swarm: Swarm) -> None:
         self.directory = directory
-        me = Identity.load_or_create(directory.key)
+        me = key_file.load_or_create(directory.key)
         publisher = Publisher(
             directory.root, "r", me, swarm=swarm, tracker=Tracker(me), memory=HostMemory(enabled=False)
         )
@@ -70,7 +70,7 @@ class Run:
 
 @pytest.fixture
 async def run(tmp_path: Path) -> AsyncIterator[Run]:
-    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+    swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
     yield Run(RunDirectory(tmp_path), swarm)
     await swarm.close()
 

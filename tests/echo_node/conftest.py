@@ -15,15 +15,9 @@ from safetensors.numpy import save_file
 
 from echo_node.backends import process
 from echo_shared import delta, sealing
-from echo_shared.artefacts import (
-    PAYLOAD_NAME,
-    SEALED_SUFFIX,
-    Manifest,
-    artefact_name,
-    describe_files,
-    sign_offer,
-)
+from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, artefact_name, sign_offer
 from echo_shared.errors import RefusedError
+from echo_shared.hashed_files import describe_files
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     ArtefactOffer,
@@ -42,7 +36,7 @@ from echo_shared.messages import (
     rollout_id,
 )
 from echo_shared.sessions import HubSession, State
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, read_torrent
+from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent
 
 PATIENCE_S = 60.0
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 32, 2, 4, 2, 8, 64, 48
@@ -161,7 +155,7 @@ class Hub:
 
     async def open(self) -> None:
         if self._swarm is None:
-            self._swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+            self._swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
         app = web.Application()
         app.add_routes(
             [

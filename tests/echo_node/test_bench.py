@@ -37,10 +37,10 @@ async def fetched(hub: Any, paths: Paths) -> HubRecord:
     """A hub whose base model is here, as the fetcher left it."""
     from echo_node.host.address import HubAddress
     from echo_node.net.fetcher import Fetcher, Source
-    from echo_shared.swarm import Swarm, SwarmSettings
+    from echo_shared.swarm import SwarmSettings, open_swarm
     from tests.echo_node.net.test_fetcher import make_receiver
 
-    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+    swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
     source = Source(
         address=HubAddress.parse(hub.url, insecure=False),
         hub_key=hub.me.public_key,

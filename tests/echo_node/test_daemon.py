@@ -12,7 +12,7 @@ from typing import Any, get_args
 import psutil
 import pytest
 
-from echo_node.backends import memory, registry
+from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.daemon import FOR_THE_CLIENT, HANDLERS, Daemon, Incoming
@@ -23,6 +23,7 @@ from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
 from echo_node.net.mesh import Mesh
 from echo_node.panel import PlainPanel
+from echo_shared import key_file, process_memory
 from echo_shared.artefacts import open_offer
 from echo_shared.errors import ConnectError, RefusedError, StorageError
 from echo_shared.identity import Identity
@@ -68,7 +69,7 @@ class Node:
         config = NodeConfig(
             backend="llama_cpp", threads=1, width=8, swarm_host="127.0.0.1", reconnect_first_s=0.05, name="tester"
         )
-        me = Identity.load_or_create(self.paths.identity_key)
+        me = key_file.load_or_create(self.paths.identity_key)
         return Daemon(
             paths=self.paths,
             config=config,
@@ -331,7 +332,7 @@ async def test_an_engine_that_the_kernel_kills_for_its_memory_is_half_as_wide(
     hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In later runs as well. A kill by hand and the kernel's own count stand for the kernel's."""
-    monkeypatch.setattr(memory, "kernel_kills", itertools.count().__next__)
+    monkeypatch.setattr(process_memory, "kernel_kills", itertools.count().__next__)
     async with node.running(hub.url):
         await hub.until(ready_for(hub, 0))
         (first,) = node.engine_pids()

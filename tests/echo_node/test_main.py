@@ -18,8 +18,8 @@ from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
 from echo_node.main import app
+from echo_shared import key_file
 from echo_shared.errors import ConfigError, ConnectError, StorageError
-from echo_shared.identity import Identity
 from echo_shared.messages import FinishReason, Goodbye, LeaseReturned, NodeStatus, Rollout
 
 JOIN_FLAGS = {
@@ -179,7 +179,7 @@ def test_a_second_daemon_on_the_same_directory_is_refused(home: Path) -> None:
 
 def test_the_identity_moves_from_one_node_to_another(home: Path, tmp_path: Path) -> None:
     shown = invoke("id", "show")
-    me = Identity.load(home / "identity.key")
+    me = key_file.load(home / "identity.key")
     assert me.node_id in shown
     assert me.node_id in invoke("id", "export", str(tmp_path / "key.pem"))
     with pytest.raises(ConfigError, match="there already"):
@@ -191,7 +191,7 @@ def test_the_identity_moves_from_one_node_to_another(home: Path, tmp_path: Path)
 
 def test_an_identity_is_not_lost_by_accident(tmp_path: Path) -> None:
     first = invoke("id", "show")
-    Identity.load_or_create(tmp_path / "another.pem")
+    key_file.load_or_create(tmp_path / "another.pem")
     with pytest.raises(ConfigError, match="has an identity already"):
         invoke("id", "import", str(tmp_path / "another.pem"))
     assert invoke("id", "show") == first

@@ -24,7 +24,7 @@ from echo_shared.artefacts import Manifest
 from echo_shared.errors import CodecError, SwarmError
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer, Fetched, FromNode, KeyframeWanted, PolicyPublished
-from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
 from echo_shared.threads import in_thread
 
 
@@ -145,7 +145,7 @@ class Site:
 @pytest.fixture
 async def site(hub: Any, tmp_path: Path) -> AsyncIterator[Site]:
     """Welcomed, and with the base."""
-    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+    swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
     site = Site(hub, swarm, tmp_path)
     await site.shell.open(0)
     await site.shell.handle(hub.welcome())

@@ -4,17 +4,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from echo_shared.artefacts import (
-    Manifest,
-    ManifestFile,
-    artefact_name,
-    describe_files,
-    open_offer,
-    sign_offer,
-    verify_files,
-    verify_hashes,
-)
+from echo_shared.artefacts import Manifest, ManifestFile, artefact_name, open_offer, sign_offer, verify_hashes
 from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
+from echo_shared.hashed_files import describe_files, verify_files
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from echo_shared.errors import StorageError
-from echo_shared.files import disk_errors, is_portable_name, sync, write_private
+from echo_shared.files import disk_errors, sync, write_private
 
 
 def test_private_files_are_replaced_whole_and_nobody_else_reads_them(tmp_path: Path) -> None:
@@ -25,19 +25,6 @@ def test_what_is_synced_stays_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"content"
     with pytest.raises(FileNotFoundError):
         sync(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("name", ["a", "a.json", "console", "com", "com10.x", ".hidden", "a b", "x" * 255, "\u00e4"])
-def test_names_that_every_system_takes(name: str) -> None:
-    assert is_portable_name(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", ".", "..", "a/b", "a\\b", "c:", "a.", "a ", "CON", "nul.tar.gz", "COM1", "lpt9.x", "aux .x", "a\0", "x" * 256],
-)
-def test_names_that_some_system_does_not_take(name: str) -> None:
-    assert not is_portable_name(name)
 
 
 def test_a_disks_refusal_is_told_in_the_projects_words(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from echo_shared import shared_memory
-from echo_shared.artefacts import Manifest, describe_files, verify_files
+from echo_shared.artefacts import Manifest
+from echo_shared.hashed_files import describe_files, verify_files
 from echo_shared.messages import SharedMemory
 from echo_shared.shared_memory import Segment, read
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import websockets
 
-from echo_shared.identity import Identity
+from echo_shared import key_file
 from echo_shared.messages import Hello, Refused, decode_from_hub, encode
 
 pytestmark = pytest.mark.timeout(600)
@@ -105,7 +105,7 @@ async def test_tokens_protocol_versions_and_keys(site: Any) -> None:
     assert (await node.end())[0] == 0
     assert (await hub.end())[0] == 0
     (run / "hub.key").unlink()
-    Identity.load_or_create(run / "hub.key")
+    key_file.load_or_create(run / "hub.key")
     status, said = await site.command("echo_hub.main", "serve", run)
     assert status == 1
     check_said(said, "store belongs to another run", "hub.key")

@@ -23,7 +23,7 @@ from echo_hub.main import make_run
 from echo_hub.net.tracker import Tracker
 from echo_hub.opening import open_hub
 from echo_hub.run.directory import RunDirectory
-from echo_shared.identity import Identity
+from echo_shared import key_file
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -130,7 +130,7 @@ async def status_of(hub: Hub, request: bytes) -> int:
 
 def paths(hub: Hub) -> Iterator[str]:
     """Every route's, with what a node knows in its place and with what nobody sends."""
-    identity = Identity.load(hub.directory.key)
+    identity = key_file.load(hub.directory.key)
     carrier = next(hub.directory.artefacts.glob("*.manifest.json")).name.removesuffix(".manifest.json")
     file = next(path.name for path in sorted((hub.directory.artefacts / carrier).iterdir()))
     known = {"passkey": Tracker(identity).passkey(NODE_ID), "carrier": carrier, "path": file, "name": "charts.js"}

@@ -12,7 +12,7 @@ import bisect
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +26,11 @@ from echo_node.backends.draw_rows import draw_rows
 from echo_node.backends.gguf_convert import find_model, read_shape, write_adapter
 from echo_node.backends.kv_layout import CELL_STEP, KvLayout, KvPlanner
 from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
-from echo_node.backends.slots import SlotTable
 from echo_node.host import hardware
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.rollout_table import RolloutTable
+from echo_shared.sampling import GroupRequest
 
 DEFAULT_WIDTH: Final = 32
 MAX_WIDTH: Final = 256
@@ -53,15 +53,6 @@ class _Group:
     prefilled: int = 0
     first_logits: NDArray[np.float32] | None = None
     """[1, vocabulary], after the whole prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A rollout in progress."""
-
-    request: GroupRequest
-    index: int
-    started_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +116,9 @@ class LlamaCppEngine:
     def _reset(self) -> None:
         """Nothing runs, and all slots are free."""
         sequences = 0 if self._layout is None else self._layout.sequences
-        self._slots = SlotTable(sequences)
+        self._table = RolloutTable()
+        """Row = slot."""
         self._numbers = np.arange(sequences)
-        self._rows: list[_Row | None] = [None] * sequences
-        """By slot."""
         self._free = list(range(sequences))
         """Rising. Empty in llama.cpp too, but for the home of a group that has rollouts to start."""
         self._current: _Group | None = None
@@ -154,15 +144,15 @@ class LlamaCppEngine:
             if self._current.home in self._free:
                 self._llama.remove_sequence(self._current.home)
             self._current = None
-        for slot, row in enumerate(self._rows):
-            if row is not None and row.request.lease_id == lease_id:
-                self._release(slot)
+        cancelled = self._table.rows_of(lease_id)
+        self._table.drop(cancelled)
+        self._release(cancelled)
 
     # Slots
 
     @property
     def _num_rows(self) -> int:
-        return len(self._rows) - len(self._free)
+        return len(self._numbers) - len(self._free)
 
     def _fill_slots(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
         """Starts rollouts while slots are free and prompts are short; then the rows have no gaps."""
@@ -216,25 +206,20 @@ class LlamaCppEngine:
         self._reset()
         return True
 
-    def _release(self, slot: int) -> None:
-        """Frees the slot of a row."""
-        self._rows[slot] = None
-        bisect.insort(self._free, slot)
-        if self._current is None or self._current.home != slot:
-            self._llama.remove_sequence(slot)
+    def _release(self, slots: Iterable[int]) -> None:
+        """Frees the slots of rows that have ended."""
+        for slot in slots:
+            bisect.insort(self._free, slot)
+            if self._current is None or self._current.home != slot:
+                self._llama.remove_sequence(slot)
 
     def _close_gaps(self) -> None:
         """Moves the last rows to free slots between the others: llama.cpp computes neighbours at once."""
-        num_rows = self._num_rows
-        gaps = [slot for slot in self._free if slot < num_rows]
-        if not gaps:
+        if len(self._table) == self._num_rows:
             return
-        movers = [slot for slot in range(num_rows, len(self._rows)) if self._rows[slot] is not None]
-        for gap, mover in zip(gaps, movers, strict=True):
+        for mover, gap in zip(*self._table.close_gaps(), strict=True):
             self._llama.copy_sequence(mover, gap)
             self._llama.remove_sequence(mover)
-            self._slots.move(mover, gap)
-            self._rows[gap], self._rows[mover] = self._rows[mover], None
             self._free.remove(gap)
             bisect.insort(self._free, mover)
 
@@ -258,23 +243,20 @@ class LlamaCppEngine:
         starting, self._free = self._free[:count], self._free[count:]
         home_is_bare = len(group.pending) == len(request.indices)
         indices = [group.pending.popleft() for _ in starting]
-        for slot, index in zip(starting, indices, strict=True):
+        for slot in starting:
             if slot != group.home:
                 self._llama.copy_sequence(group.home, slot)
             if not home_is_bare:
                 self._llama.remove_sequence(slot, len(request.prompt_ids))
-            self._rows[slot] = _Row(request, index, group.started_at)
         if not group.pending:
             self._current = None
-        slots = np.array(starting)
-        self._slots.start(slots, request, indices)
-        self._draw(first_logits, np.zeros(count, np.int64), slots, events)
+        self._table.start(starting, request, indices, group.started_at)
+        self._draw(first_logits, np.zeros(count, np.int64), np.array(starting), events)
 
     def _step(self, events: list[EngineEvent]) -> None:
         """The next token of every row."""
-        num_rows = self._num_rows
-        logits = self._llama.feed_rows(self._slots.token[:num_rows], self._slots.position[:num_rows])
-        slots = self._numbers[:num_rows]
+        slots = self._numbers[: self._num_rows]
+        logits = self._llama.feed_rows(*self._table.next_inputs(slots))
         self._draw(logits, slots, slots, events)
 
     def _draw(
@@ -285,28 +267,11 @@ class LlamaCppEngine:
         events: list[EngineEvent],
     ) -> None:
         """Draws a token for each of the slots from its row of the logits; what is complete frees its slot."""
-        slots = self._slots
-        tokens, logprobs = draw_rows(logits_NV, rows_R, slots.next_uniforms(slots_R), slots.temperature[slots_R])
+        tokens, logprobs = draw_rows(logits_NV, rows_R, *self._table.next_draws(slots_R))
         if not np.isfinite(logprobs).all():
             raise BackendError(
                 "The model computed values that are not numbers.", got=f"{len(slots_R)} rollouts in progress"
             )
-        ended = slots.record(slots_R, tokens, logprobs)
-        now = time.perf_counter()
-        for slot in ended.tolist():
-            row = self._rows[slot]
-            assert row is not None
-            completion_ids, behavior_logprobs, reason = slots.take(slot)
-            events.append(
-                FinishedRollout(
-                    lease_id=row.request.lease_id,
-                    group_id=row.request.group_id,
-                    index=row.index,
-                    policy_version=row.request.policy_version,
-                    completion_ids=completion_ids,
-                    behavior_logprobs=behavior_logprobs,
-                    finish_reason=reason,
-                    sampling_s=now - row.started_at,
-                )
-            )
-            self._release(slot)
+        finished = self._table.record(slots_R, tokens, logprobs, time.perf_counter())
+        events.extend(finished.values())
+        self._release(finished)

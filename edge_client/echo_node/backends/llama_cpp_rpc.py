@@ -25,10 +25,11 @@ import llama_cpp
 import psutil
 from llama_cpp._ctypes_extensions import load_shared_library
 
-from echo_node.backends import memory, registry
+from echo_node.backends import registry
 from echo_node.host import hardware
 from echo_node.lending.pairing import HelperAddress
 from echo_node.lending.tunnel import LOOPBACK, Lent, tunnel
+from echo_shared import process_memory
 from echo_shared.child import ParentPipe
 from echo_shared.errors import BackendError
 
@@ -210,7 +211,7 @@ def main() -> None:
     except BackendError as error:
         pipe.send({"type": "refused", "what": error.what, "got": error.got, "do": error.do, "code": error.code})
         return
-    memory.go_first()
+    process_memory.go_first()
     _yield_to_owner()
     devices = ggml.gpus() or [ggml.cpu()]
     port = _free_port()

@@ -28,9 +28,9 @@ from echo_node.backends.base import (
 )
 from echo_node.backends.draw_rows import draw_rows
 from echo_node.backends.mlx_model import MlxModel, MlxPolicy, Prompt, round_up
-from echo_node.backends.slots import SlotTable
 from echo_shared.errors import BackendError
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.rollout_table import RolloutTable
+from echo_shared.sampling import GroupRequest
 
 DEFAULT_WIDTH: Final = 64
 
@@ -48,13 +48,6 @@ class _Group:
     def length(self) -> int:
         """Tokens fed at most: a completion's last one is not."""
         return len(self.request.prompt_ids) + self.request.max_tokens - 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    group: _Group
-    index: int
-    slot: int
 
 
 class MlxEngine:
@@ -82,43 +75,41 @@ class MlxEngine:
         self._model = MlxModel()
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
-        self._slots = SlotTable(self._width)
-        self._free = list(range(self._width))
-        self._rows: list[_Row] = []
-        """Each at its number in the model."""
+        self._table = RolloutTable()
+        """Without gaps but while rollouts end; a row's number is the model's."""
         self._waiting: _Group | None = None
         """The one group with indices pending."""
         while True:
             events: list[EngineEvent] = []
             with _mlx_errors():
                 self._admit(groups, events)
-                if self._rows:
+                if len(self._table):
                     self._step(events)
-            if not events and not self._rows:
+            if not events and not len(self._table):
                 return
             yield events
 
     def cancel(self, lease_id: int) -> None:
         if self._waiting is not None and self._waiting.request.lease_id == lease_id:
             self._waiting = None
-        cancelled = [number for number, row in enumerate(self._rows) if row.group.request.lease_id == lease_id]
-        for number in cancelled:
-            self._slots.drop(self._rows[number].slot)
+        self._table.drop(self._table.rows_of(lease_id))
         with _mlx_errors():
-            self._remove(cancelled)
+            self._close_gaps()
 
     # Admission
 
     def _admit(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
         """Starts rows while they fit: of the waiting group, then of new ones."""
-        running = len(self._rows)
+        running, now = len(self._table), time.perf_counter()
         starting: list[tuple[_Group, list[int]]] = []
-        while self._free and (group := self._waiting or self._next_group(groups, events)) is not None:
-            first = len(self._rows)
+        while len(self._table) < self._width and (group := self._waiting or self._next_group(groups, events)):
+            first = len(self._table)
+            if group.prompt is None:
+                group.started_at = now
             while group.pending and self._fits(group.length):
-                self._start_row(group)
-            if first < len(self._rows):
-                starting.append((group, list(range(first, len(self._rows)))))
+                self._table.start((len(self._table),), group.request, (group.pending.popleft(),), group.started_at)
+            if first < len(self._table):
+                starting.append((group, list(range(first, len(self._table)))))
             self._waiting = group if group.pending else None
             if group.pending:
                 break
@@ -138,21 +129,15 @@ class MlxEngine:
 
     def _fits(self, length: int) -> bool:
         """Whether one more row of `length` fits. A row alone is always tried: the device then says whether it does."""
-        rows = len(self._rows) + 1
-        return bool(self._free) and (rows == 1 or rows <= self._max_rows(max(length, self._longest)))
+        rows = len(self._table) + 1
+        return rows <= self._width and (rows == 1 or rows <= self._max_rows(max(length, self._longest)))
 
     @property
     def _longest(self) -> int:
-        return max((row.group.length for row in self._rows), default=0)
+        return self._table.longest() - 1  # See `_Group.length`.
 
     def _max_rows(self, length: int) -> int:
         return min(self._width, max(1, self._max_cells // round_up(length)))
-
-    def _start_row(self, group: _Group) -> None:
-        slot, index = self._free.pop(), group.pending.popleft()
-        self._slots.start(np.array([slot]), group.request, (index,))
-        self._slots.token[slot] = group.request.prompt_ids[-1]
-        self._rows.append(_Row(group, index, slot))
 
     def _make_room(self, running: int) -> None:
         length = self._longest
@@ -163,12 +148,10 @@ class MlxEngine:
 
     def _load_prompts(self, starting: list[tuple[_Group, list[int]]]) -> None:
         fresh = [group for group, _ in starting if group.prompt is None]
-        now = time.perf_counter()
         for group, prompt in zip(
             fresh, self._model.prefill([group.request.prompt_ids for group in fresh]), strict=True
         ):
             group.prompt = prompt
-            group.started_at = now
         for group, rows in starting:
             assert group.prompt is not None
             self._model.put(group.prompt, rows)
@@ -179,49 +162,23 @@ class MlxEngine:
 
     def _step(self, events: list[EngineEvent]) -> None:
         """Draws one token for every row; those that are complete make room."""
-        slots = np.array([row.slot for row in self._rows])
-        logits = self._model.step(self._slots.token[slots], self._slots.position[slots])
-        tokens, logprobs = draw_rows(
-            logits, np.arange(len(slots)), self._slots.next_uniforms(slots), self._slots.temperature[slots]
-        )
+        rows = np.arange(len(self._table))
+        logits = self._model.step(*self._table.next_inputs(rows))
+        tokens, logprobs = draw_rows(logits, rows, *self._table.next_draws(rows))
         if not np.isfinite(logprobs).all():
             raise BackendError(
-                "The model computed values that are not numbers.", got=f"{len(slots)} rollouts in progress"
+                "The model computed values that are not numbers.", got=f"{len(rows)} rollouts in progress"
             )
-        now = time.perf_counter()
-        ended = np.flatnonzero(np.isin(slots, self._slots.record(slots, tokens, logprobs))).tolist()
-        for number in ended:
-            events.append(self._finished(self._rows[number], now))
-        self._remove(ended)
+        finished = self._table.record(rows, tokens, logprobs, time.perf_counter())
+        if finished:
+            events.extend(finished.values())
+            self._close_gaps()
 
-    def _finished(self, row: _Row, now: float) -> FinishedRollout:
-        completion_ids, behavior_logprobs, reason = self._slots.take(row.slot)
-        request = row.group.request
-        return FinishedRollout(
-            lease_id=request.lease_id,
-            group_id=request.group_id,
-            index=row.index,
-            policy_version=request.policy_version,
-            completion_ids=completion_ids,
-            behavior_logprobs=behavior_logprobs,
-            finish_reason=reason,
-            sampling_s=now - row.group.started_at,
-        )
-
-    def _remove(self, numbers: list[int]) -> None:
-        """Ends these rows; the last ones that go on take their places."""
-        if not numbers:
-            return
-        self._free += [self._rows[number].slot for number in numbers]
-        left = len(self._rows) - len(numbers)
-        gone = set(numbers)
-        holes = [number for number in numbers if number < left]
-        movers = [number for number in range(left, len(self._rows)) if number not in gone]
-        if movers:
-            self._model.move(movers, holes)
-        for hole, mover in zip(holes, movers, strict=True):
-            self._rows[hole] = self._rows[mover]
-        del self._rows[left:]
+    def _close_gaps(self) -> None:
+        """The last rows take the places of those that have ended."""
+        sources, targets = self._table.close_gaps()
+        if sources:
+            self._model.move(sources, targets)
 
 
 @contextmanager

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, assert_never
 
-from echo_node.backends import measure, memory, registry
+from echo_node.backends import measure, registry
 from echo_node.backends.base import OUT_OF_MEMORY, Engine, EngineEvent, EngineSettings, GroupFailed
 from echo_node.backends.frames import error_to_frame, group_from_frame, rollouts_to_frame
-from echo_node.backends.heartbeat import Heartbeat
 from echo_node.backends.policies import Policies
+from echo_shared import process_memory
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import BackendError, EchoError
+from echo_shared.heartbeat import Heartbeat
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
 _LISTEN_S: Final = 0.05
@@ -192,7 +193,7 @@ def serve(pipe: ParentPipe) -> None:
 
 def main() -> None:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    memory.go_first()
+    process_memory.go_first()
     pipe = ParentPipe()
     try:
         serve(pipe)

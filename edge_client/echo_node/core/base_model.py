@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from echo_node.core.backoff import backoff_s
 from echo_node.core.effects import FetchArtefact
+from echo_shared.backoff import backoff_s
 from echo_shared.messages import ArtefactOffer, Fetched
 
 

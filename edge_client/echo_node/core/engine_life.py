@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from echo_node.core.backoff import backoff_s
 from echo_node.core.effects import StartEngine
 from echo_node.core.events import EngineLost, EngineReady
+from echo_shared.backoff import backoff_s
 
 MAX_FAILED_GROUPS: Final = 3
 """So many in a row are not the groups' fault: the node then rests before it asks for more, longer each time."""
@@ -31,7 +31,7 @@ Blame = Literal["nobody", "the start", "the work"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class EngineEnding:
     """What follows from an engine's end."""
 
     start: StartEngine
@@ -79,15 +79,15 @@ class EngineLife:
             wait_s = backoff_s(self._failed_groups - MAX_FAILED_GROUPS, self._jitter())
             self._rests_until = max(self._rests_until, now + wait_s)
 
-    def lost(self, event: EngineLost, now: float) -> Ending:
+    def lost(self, event: EngineLost, now: float) -> EngineEnding:
         """The engine is gone, or did not start."""
         was_up, self.width = self.is_up, 0
         was_steady = was_up and now - self._ready_at >= STEADY_S
         if event.cause == "replaced":
-            return Ending(start=StartEngine(after_s=0.0), blame="nobody")
+            return EngineEnding(start=StartEngine(after_s=0.0), blame="nobody")
         if event.cause == "out_of_memory" and (was_steady or event.width != 1):
             half = max(1, (event.width or USUAL_WIDTH) // 2)
-            return Ending(start=StartEngine(after_s=0.0, max_width=0 if was_steady else half), blame="nobody")
+            return EngineEnding(start=StartEngine(after_s=0.0, max_width=0 if was_steady else half), blame="nobody")
         after_s = 0.0 if self._deaths == 0 else backoff_s(self._deaths - 1, self._jitter())
         self._deaths += 1
-        return Ending(start=StartEngine(after_s=after_s), blame="the work" if was_up else "the start")
+        return EngineEnding(start=StartEngine(after_s=after_s), blame="the work" if was_up else "the start")

@@ -23,9 +23,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from echo_node.core.backoff import backoff_s
 from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact, Send
 from echo_shared.artefacts import DELTA_REACH, Manifest
+from echo_shared.backoff import backoff_s
 from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Way
 
 KEPT: Final = DELTA_REACH

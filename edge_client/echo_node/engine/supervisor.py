@@ -13,7 +13,7 @@ from typing import Final, assert_never
 from echo_node.backends import registry
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
 from echo_node.backends.measure import widths_up_to
-from echo_node.backends.process import STOPPED, EngineChild, Limits
+from echo_node.backends.process import STOPPED, EngineChild
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core import events
@@ -26,6 +26,7 @@ from echo_shared.child import ChildExited
 from echo_shared.errors import BackendError
 from echo_shared.fields import printable_line
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.supervised import Limits
 
 log = logging.getLogger(__name__)
 

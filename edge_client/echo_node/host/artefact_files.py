@@ -19,11 +19,12 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from echo_node.core.policies import OnDisk
-from echo_shared.artefacts import Manifest, content_of, describe_file
+from echo_shared.artefacts import Manifest, content_of
 from echo_shared.errors import CodecError, StorageError, SwarmError
 from echo_shared.files import sync
+from echo_shared.hashed_files import describe_file
 from echo_shared.messages import Fetched, decode_from_node, encode
-from echo_shared.swarm.base import on_disk
+from echo_shared.swarm.disk import on_disk
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Final
 from echo_node.host.artefact_files import try_to_delete
 from echo_shared.artefacts import Manifest
 from echo_shared.swarm import Swarm
-from echo_shared.swarm.base import on_disk
+from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.torrent import Layout
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 import echo_shared
-from echo_node.core.backoff import backoff_s
 from echo_node.core.events import Disconnected
 from echo_node.host.address import HubAddress
 from echo_node.net.tls import handshake_failure
+from echo_shared.backoff import backoff_s
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.fields import printable_line
 from echo_shared.identity import Identity, node_id

@@ -34,13 +34,14 @@ from echo_node.host.artefact_files import (
 from echo_node.net import model_hub
 from echo_node.net.carriers import Carriers
 from echo_node.net.receiver import NOTHING, Received, Receiver
-from echo_shared import artefacts, delta, sealing, shared_memory
+from echo_shared import artefacts, delta, hashed_files, sealing, shared_memory
 from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest
 from echo_shared.errors import CodecError, EchoError, RemoteProtocolError, SwarmError
 from echo_shared.files import Readable
 from echo_shared.messages import ArtefactOffer, Fetched, RunKeys, SharedMemory, Way
 from echo_shared.swarm import Swarm, read_torrent
-from echo_shared.swarm.base import OnProgress, on_disk
+from echo_shared.swarm.base import OnProgress
+from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.piece_file import GIVEN_UP, ArrivingFile, PieceFile
 from echo_shared.swarm.torrent import Layout
 from echo_shared.threads import in_thread
@@ -409,7 +410,7 @@ def _read_from_memory(address: SharedMemory, manifest: Manifest, directory: Path
     """Whether all of the artefact is in `directory` then, with the signed hashes. Blocks."""
     try:
         shared_memory.read(address, manifest, directory)
-        artefacts.verify_files(manifest, directory)
+        hashed_files.verify_files(manifest, directory)
     except (OSError, SwarmError) as error:
         log.debug("%s is not read from the hub's memory: %s", manifest.name, error)
         return False

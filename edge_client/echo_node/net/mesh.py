@@ -21,9 +21,9 @@ from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from echo_node.core.backoff import backoff_s
 from echo_node.net.mesh_link import Link, UploadCap
 from echo_node.net.mesh_proof import Handshake, node_of
+from echo_shared.backoff import backoff_s
 from echo_shared.errors import RemoteProtocolError, SwarmError
 from echo_shared.fields import printable_line
 from echo_shared.identity import Identity

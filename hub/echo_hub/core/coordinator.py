@@ -42,7 +42,7 @@ from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import Snapshot
+from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.training import Training
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
@@ -55,7 +55,7 @@ not stall the run. Nodes that come and go give back far less."""
 class Coordinator:
     """`start` once, then `handle` every event. All effects of one call belong together: records first, then actions."""
 
-    def __init__(self, settings: CoordinatorSettings, snapshot: Snapshot) -> None:
+    def __init__(self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> None:
         self._settings = settings
         self._out = Outbox()
         self._nodes = Nodes(settings.nodes)

@@ -21,7 +21,7 @@ from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import RolloutRow, Snapshot
+from echo_hub.core.snapshot import CoordinatorSnapshot, RolloutRow
 from echo_shared.draws import derive_seed
 from echo_shared.messages import DropReason
 
@@ -37,7 +37,9 @@ class Evaluating:
 
     for_learner = False
 
-    def __init__(self, settings: CoordinatorSettings, snapshot: Snapshot, *, ledger: Ledger, out: Outbox) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot, *, ledger: Ledger, out: Outbox
+    ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._out = out

@@ -47,7 +47,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class CoordinatorSnapshot:
     """Empty for a new run."""
 
     next_group_id: int = 0

@@ -34,7 +34,7 @@ from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import RECENT_STEPS, GroupRow, Snapshot
+from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason
 
@@ -52,7 +52,9 @@ class Training:
 
     for_learner = True
 
-    def __init__(self, settings: CoordinatorSettings, snapshot: Snapshot, *, ledger: Ledger, out: Outbox) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot, *, ledger: Ledger, out: Outbox
+    ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._out = out

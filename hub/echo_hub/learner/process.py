@@ -18,20 +18,21 @@ from echo_hub.config.sections import LearnerConfig
 from echo_hub.learner import frames
 from echo_hub.learner.launch import Launch
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
-from echo_shared.child import Child, ChildExited, Frame
+from echo_shared.child import ChildExited, Frame
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.supervised import Command, SupervisedChild
 
 
 class Learner:
     """Made by `start`. Every command raises LearnerError (refused, or failed) or ChildExited (the process is gone)."""
 
-    def __init__(self, child: Child) -> None:
-        self.policy_version = 0
+    def __init__(self, child: SupervisedChild, opened: Frame) -> None:
+        self.policy_version: int = opened["policy_version"]
         """What the process holds, by its last answer; right even when nobody waited for that answer."""
-        self.last_metrics: Mapping[str, float] = {}
+        self.last_metrics: Mapping[str, float] = opened["metrics"]
         """Of the step that made `policy_version`, if this or an earlier process has trained it."""
         self._child = child
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(1)
         # Unbounded, but a call gets no more answers than it asked for rollouts.
         self._answers: dict[int, asyncio.Queue[Frame | ChildExited]] = {}
         self._ended: ChildExited | None = None
@@ -48,16 +49,16 @@ class Learner:
         environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         if settings.learner.threads:
             environment["OMP_NUM_THREADS"] = str(settings.learner.threads)
-        child = await Child.start(
-            *_command(settings.learner), name="learner", log=run_dir / "logs" / "learner.log", env=environment
+        module, *arguments = _command(settings.learner)
+        log = run_dir / "logs" / "learner.log"
+        child = await SupervisedChild.start(
+            Command(module=module, arguments=tuple(arguments), name="learner", log=log, env=environment),
+            {"call": 0, "command": "open", "settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)},
         )
-        learner = cls(child)
-        try:
-            await learner._result("open", settings=settings.model_dump(mode="json"), run_dir=str(run_dir))
-        except BaseException:
-            await learner.stop()
-            raise
-        return learner
+        if child.ready["kind"] == "error":
+            await child.stop()
+            raise frames.unpack_error(child.ready)
+        return cls(child, child.ready)
 
     @property
     def pid(self) -> int:
@@ -134,7 +135,8 @@ class Learner:
     async def _read(self) -> None:
         """The only reader of the child's frames; ends with the child."""
         try:
-            async for frame in self._child.frames():
+            while True:
+                frame = await self._child.receive()
                 if frame["kind"] == "result":
                     self.policy_version = frame["policy_version"]
                     self.last_metrics = frame.get("metrics", self.last_metrics)

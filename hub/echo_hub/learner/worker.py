@@ -29,9 +29,9 @@ from torch import distributed
 from echo_hub.learner import checkpoint, frames
 from echo_hub.learner.launch import end_with
 from echo_hub.learner.offload import Offload
-from echo_hub.learner.parts import parts
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.ranks import ALONE, Ranks
+from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_shared import torch_sampler
@@ -177,7 +177,7 @@ class Worker:
             yield from frame["rollouts"]
 
     def _draw_own(self, groups: Sequence[GroupRequest], choose: torch_sampler.Choose) -> Iterator[Frame]:
-        for part in parts(groups, self._settings.learner.micro_batch_tokens):
+        for part in batches(groups, self._settings.learner.micro_batch_tokens):
             with self._policy.autocast():
                 for rollout in torch_sampler.sample_groups(self._policy.model, groups[part], choose):
                     yield frames.pack_rollout(rollout)

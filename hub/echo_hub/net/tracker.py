@@ -197,7 +197,7 @@ def routes(
 
     async def answer(request: web.Request) -> web.Response:
         try:
-            query = _query(request.raw_path)
+            query = read_query(request.raw_path)
             announce = _read_announce(query, ip=client_ip(request, trusted_proxies))
             found = tracker.announce(
                 request.match_info["passkey"], announce, hub_host=hub_host(request), now=time.monotonic()
@@ -218,7 +218,7 @@ def routes(
     return [web.get("/announce/{passkey}", answer, allow_head=False)]
 
 
-def _query(raw_path: str) -> dict[str, bytes]:
+def read_query(raw_path: str) -> dict[str, bytes]:
     """Hashes are raw bytes, which a server's own decoding would mangle: it makes surrogates of what is no text."""
     pairs = (part.partition("=") for part in raw_path.partition("?")[2].split("&"))
     return {key: unquote_to_bytes(value.replace("+", " ").encode(errors="surrogateescape")) for key, _, value in pairs}

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -24,9 +25,10 @@ from typing import Any, Final
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.scoring.problems import Problems
-from echo_hub.scoring.worker import OUT_OF_MEMORY
-from echo_shared.child import Child, ChildExited
+from echo_shared.backoff import Restarts
+from echo_shared.child import OUT_OF_MEMORY_STATUS, ChildExited, Death
 from echo_shared.errors import ScorerError
+from echo_shared.supervised import Command, SupervisedChild
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,8 @@ GRACE_S: Final = 5.0
 """Beyond the time limit, which a process keeps by itself where it can, until it is ended from here."""
 DEATHS_AT_START: Final = 3
 """Deaths in a row before a first answer after which the pool gives up."""
-RESTART_S: Final = 0.25
+RESTART_S: Final = 0.5
+"""Before the first new start after such a death; twice that before the second."""
 _GUARDED: Final = sys.platform == "linux"
 """Each process has a warden, which must not be killed before it has ended what is below it."""
 
@@ -69,7 +72,7 @@ class ScoringPool:
         self._base_dir = base_dir
         self._logs = logs
         self._waiting: asyncio.Queue[_Part] = asyncio.Queue()
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, SupervisedChild] = {}
         self._broken: ScorerError | None = None
 
     @classmethod
@@ -113,21 +116,22 @@ class ScoringPool:
 
     async def _work(self, number: int) -> None:
         """One process after the other, until cancelled or none can be started."""
-        deaths = 0
+        restarts = Restarts(most=DEATHS_AT_START, first_s=RESTART_S, limit_s=8 * RESTART_S, jitter=random.random)
         again: _Part | None = None
         while self._broken is None:
             try:
                 async with self._process(number) as child:
-                    deaths = 0
+                    restarts.succeeded()
                     again = await self._feed(child, again)
             except ScorerError as error:
                 self._broken = error
-            except (ChildExited, OSError) as error:
-                deaths += 1
-                log.warning("a process for scoring cannot be started (%d in a row): %s", deaths, error)
-                if deaths == DEATHS_AT_START:
+            except ChildExited as error:
+                wait_s = restarts.died()
+                log.warning("a process for scoring cannot be started (%d in a row): %s", restarts.deaths, error)
+                if wait_s is None:
                     self._broken = ScorerError("No process for scoring can be started.", got=str(error))
-                await asyncio.sleep(RESTART_S * 2**deaths)
+                else:
+                    await asyncio.sleep(wait_s)
             except Exception as error:
                 # The edge of this task: nobody awaits it, and callers must not wait for ever.
                 log.exception("the scoring pool failed")
@@ -138,34 +142,39 @@ class ScoringPool:
             self._waiting.get_nowait().fail(self._broken)
 
     @contextlib.asynccontextmanager
-    async def _process(self, number: int) -> AsyncIterator[Child]:
+    async def _process(self, number: int) -> AsyncIterator[SupervisedChild]:
         """A process that is ready. Raises ScorerError when it cannot make the task, ChildExited when it dies before."""
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         log_file = self._logs / f"scorer-{number}.log"
-        command = ["echo_hub.scoring.warden", str(os.getpid())] if _GUARDED else ["echo_hub.scoring.worker"]
-        child = await Child.start(*command, name="scoring", log=log_file, env=environment)
-        self._children[number] = child
+        module, *arguments = ("echo_hub.scoring.warden", str(os.getpid())) if _GUARDED else ("echo_hub.scoring.worker",)
+        command = Command(
+            module=module,
+            arguments=tuple(arguments),
+            name="scoring",
+            log=log_file,
+            env=environment,
+            ends_its_own=_GUARDED,
+        )
+        opening = {
+            "config": self._config.model_dump(mode="json"),
+            "base_dir": str(self._base_dir),
+            "timeout_s": self._config.task.scorer_timeout_s,
+            "memory_mb": self._config.task.scorer_memory_mb,
+            "content_hash": self._problems.content_hash,
+            "heldout_prompts": self._problems.heldout_prompts,
+        }
+        child = self._children[number] = await SupervisedChild.spawn(command)
         try:
-            await child.send(
-                {
-                    "config": self._config.model_dump(mode="json"),
-                    "base_dir": str(self._base_dir),
-                    "timeout_s": self._config.task.scorer_timeout_s,
-                    "memory_mb": self._config.task.scorer_memory_mb,
-                    "content_hash": self._problems.content_hash,
-                    "heldout_prompts": self._problems.heldout_prompts,
-                }
-            )
-            answer = await child.receive()
-            if "failed" in answer:
-                raise ScorerError("A process for scoring cannot make the run's task.", got=answer["failed"])
+            await child.open(opening)
+            if "failed" in child.ready:
+                raise ScorerError("A process for scoring cannot make the run's task.", got=child.ready["failed"])
             yield child
         finally:
-            child.terminate() if _GUARDED else child.kill()
+            child.kill()
             await child.stop()
             del self._children[number]
 
-    async def _feed(self, child: Child, part: _Part | None) -> _Part | None:
+    async def _feed(self, child: SupervisedChild, part: _Part | None) -> _Part | None:
         """Gives it parts, first `part`, until it dies of one, or has died while it had nothing to do.
 
         The part that the next process must begin with, if earlier calls may have taken the memory for its call.
@@ -190,19 +199,16 @@ class ScoringPool:
                     return None
             part = None
 
-    async def _answer(self, child: Child) -> Any:
+    async def _answer(self, child: SupervisedChild) -> Any:
         """The result of the call that `child` is at: a value, ScorerError, or ScorerDeath."""
         limit_s = self._config.task.scorer_timeout_s
         too_long = f"more than task.scorer_timeout_s = {limit_s:g}"
         try:
-            async with asyncio.timeout(limit_s + GRACE_S):
-                answer = await child.receive()
-        except TimeoutError:
-            return ScorerDeath("The scorer took too long.", got=too_long)
+            answer = await child.receive(within_s=limit_s + GRACE_S)
         except ChildExited as error:
-            if sys.platform != "win32" and error.returncode == -signal.SIGALRM:
+            if error.death is Death.LATE or (sys.platform != "win32" and error.returncode == -signal.SIGALRM):
                 return ScorerDeath("The scorer took too long.", got=too_long)
-            if error.returncode == OUT_OF_MEMORY:
+            if error.returncode == OUT_OF_MEMORY_STATUS:
                 limit = f"MemoryError at task.scorer_memory_mb = {self._config.task.scorer_memory_mb}"
                 return _OutOfMemory("The scorer ran out of memory.", got=limit)
             return ScorerDeath("The scorer's process died.", got=error.got, do=error.do)

@@ -25,15 +25,13 @@ from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.warden import end_with
 from echo_hub.tasks.math_answers import is_equal
-from echo_shared.child import Frame, ParentPipe
+from echo_shared.child import OUT_OF_MEMORY_STATUS, Frame, ParentPipe
 from echo_shared.errors import ConfigError, EchoError
 
 log = logging.getLogger(__name__)
 
 DETAIL_CHARACTERS: Final = 500
 """Of an exception's text that is handed on."""
-OUT_OF_MEMORY: Final = 70
-"""Exit status of a process that had no memory left for a call."""
 _CACHED_PROBLEMS: Final = 256
 
 
@@ -106,7 +104,7 @@ def serve(pipe: ParentPipe) -> int:
             try:
                 pipe.send(_call(problems, frame["method"], arguments, timeout_s, failures))
             except MemoryError:
-                return OUT_OF_MEMORY
+                return OUT_OF_MEMORY_STATUS
     return 0
 
 

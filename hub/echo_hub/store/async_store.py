@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from echo_hub.core.effects import Record
-from echo_hub.core.snapshot import Snapshot
+from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.store import Store
@@ -40,7 +40,7 @@ class AsyncStore:
     async def apply(self, records: Sequence[Record], now: float) -> None:
         await self._run(self.store.apply, records, now)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> CoordinatorSnapshot:
         return await self._run(self.store.snapshot)
 
     async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, and_, func, or_, select
 
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.core.snapshot import RECENT_STEPS, GroupRow, RolloutRow, Snapshot, StepRow
+from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
 from echo_hub.store.tables import evaluations, groups, payloads, rollouts, steps, versions
 from echo_hub.store.writing import key_of
 from echo_shared.errors import StorageError
@@ -96,7 +96,7 @@ class EvaluatedEpisode:
     """The last turn."""
 
 
-def read_snapshot(connection: Connection) -> Snapshot:
+def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     """All that is unfinished."""
     trained = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None))) or 0
     open_groups = connection.execute(
@@ -120,7 +120,7 @@ def read_snapshot(connection: Connection) -> Snapshot:
     batch_sizes = connection.scalars(select(steps.c.num_groups).order_by(steps.c.step.desc()).limit(RECENT_STEPS)).all()
     newest_group = connection.scalar(select(func.max(groups.c.group_id)))
     newest_lease = connection.scalar(select(func.max(rollouts.c.lease_id)))
-    return Snapshot(
+    return CoordinatorSnapshot(
         next_group_id=0 if newest_group is None else newest_group + 1,
         next_lease_id=1 if newest_lease is None else newest_lease + 1,
         groups=tuple(GroupRow(group_id=row.group_id, seed=row.seed) for row in open_groups),

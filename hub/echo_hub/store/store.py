@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, sel
 
 from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
-from echo_hub.core.snapshot import Snapshot
+from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store import reading, reports
 from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
@@ -63,7 +63,7 @@ class Store:
         with self._writing() as connection:
             write(connection, records, now)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> CoordinatorSnapshot:
         """All that is unfinished, for a new coordinator."""
         with self._reading() as connection:
             return reading.read_snapshot(connection)

@@ -25,7 +25,7 @@ _WINDOW_BYTES: Final = 2 * MAX_CONTENT_BYTES
 
 
 def damaged(got: str) -> CodecError:
-    """To be raised for a payload that does not decode."""
+    """The error of a payload that does not decode."""
     return CodecError("A policy version's payload is damaged, or made against another parent.", got=got)
 
 
@@ -42,7 +42,7 @@ class FrameWriter:
         self._stream.write(_LENGTH.pack(len(content)) + content)
 
     def frame(self, content: NDArray[np.uint8], *, dictionary: bytes = b"") -> None:
-        """`content`, of MAX_CONTENT_BYTES at most, compressed; with parts of it taken from `dictionary`."""
+        """Adds `content` [N], of MAX_CONTENT_BYTES at most, compressed; parts of it may be taken from `dictionary`."""
         compressor = self._compressor
         if dictionary:
             options: dict[str, Any] = {"dict_data": _raw(dictionary), "write_checksum": True}
@@ -66,7 +66,7 @@ class FrameReader:
         return self._take(length)
 
     def frame(self, content_bytes: int, *, dictionary: bytes = b"") -> NDArray[np.uint8]:
-        """The content of the next frame, of exactly `content_bytes`."""
+        """The content of the next frame, [content_bytes]."""
         frame = self.plain(content_bytes + content_bytes // 128 + 128)
         decompressor = self._decompressor
         if dictionary:

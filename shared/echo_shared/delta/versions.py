@@ -81,7 +81,7 @@ class _Output:
 
     @property
     def sha256(self) -> str:
-        """Of what has been written; hexadecimal."""
+        """The SHA-256 of what has been written, hexadecimal."""
         return self._hash.hexdigest()
 
 
@@ -243,7 +243,7 @@ class _Chunk:
     """How many bytes, and where the parent's file has what they are compared with, if it has."""
 
     def compared_with(self, parent: _Stored) -> Patterns:
-        """The parent's bit patterns, or zeros."""
+        """The parent's bit patterns [N] where it has them, else zeros [N]."""
         patterns = np.zeros(self.end - self.begin, np.uint8)
         at = 0
         for size, place in self.pieces:

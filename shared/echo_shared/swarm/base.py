@@ -6,18 +6,15 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from echo_shared.errors import StorageError, SwarmError
-from echo_shared.files import disk_error, disk_errors
+from echo_shared.errors import SwarmError
 
 log = logging.getLogger(__name__)
 
-_CANNOT: Final = "A fetched file cannot be written or read."
 PeerAddress = tuple[str, int]
 """(host name or IP address, TCP port)."""
 OnProgress = Callable[[int, int], None]
@@ -64,24 +61,10 @@ class TorrentStats(BaseModel):
 
 
 class Swarm(ABC):
-    """This process's part in the swarm. Make one with `Swarm.open`, end it with `close`."""
+    """This process's part in the swarm. Made by `opening.open_swarm`; end it with `close`."""
 
     port: int = 0
     """Where peers can connect; 0 = nowhere."""
-
-    @staticmethod
-    async def open(settings: SwarmSettings) -> Swarm:
-        """A client that is listening. Raises SwarmError when it cannot listen there."""
-        try:
-            from echo_shared.swarm.bittorrent import BitTorrentSwarm
-        except ImportError as error:
-            from echo_shared.swarm.web_seed import WebSeedSwarm
-
-            log.warning("libtorrent is not installed (%s): artefacts come from the hub's web seed alone.", error)
-            return WebSeedSwarm(settings)
-        swarm = BitTorrentSwarm(settings)
-        await swarm.listen()
-        return swarm
 
     @abstractmethod
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
@@ -115,21 +98,11 @@ class Swarm(ABC):
 
     @abstractmethod
     async def stats(self) -> Mapping[bytes, TorrentStats]:
-        """By info-hash."""
+        """All torrents that are served or fetched now, by info-hash."""
 
     @abstractmethod
     async def close(self) -> None:
         """Leaves the swarm. Fetches that are under way fail."""
-
-
-def on_disk(path: Path) -> AbstractContextManager[None]:
-    """What the disk refuses of a fetched file as StorageError."""
-    return disk_errors(_CANNOT, path)
-
-
-def storage_error(error: str, *, code: int | None, path: Path) -> StorageError:
-    """As `on_disk`, of what libtorrent says."""
-    return disk_error(_CANNOT, path, got=error, code=code)
 
 
 def stalled(name: str, *, after_s: float, last_problem: str) -> SwarmError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from echo_shared.errors import CodecError, SwarmError
-from echo_shared.swarm.base import on_disk
+from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.torrent import FileSlice, Layout, piece_hash
 
 GIVEN_UP: Final = "given_up"

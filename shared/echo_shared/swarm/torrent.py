@@ -15,7 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from echo_shared import bencode
 from echo_shared.errors import CodecError, SwarmError
-from echo_shared.files import disk_errors, is_portable_name
+from echo_shared.file_names import is_portable_name
+from echo_shared.files import disk_errors
 
 BLOCK_BYTES: Final = 16 * 1024
 """What a peer asks for at once, in every BitTorrent client."""
@@ -140,9 +141,10 @@ def make_torrent(directory: Path) -> Torrent:
 
 
 def read_torrent(torrent: bytes) -> Layout:
-    """Raises CodecError unless `torrent` is well-formed and none of its paths leaves the artefact's directory.
+    """The layout that `torrent` describes.
 
-    Only its info dictionary is looked at, and only what `make_torrent` writes may be in there.
+    Raises CodecError unless it is well-formed and none of its paths leaves the artefact's directory. Only its info
+    dictionary is looked at, and only what `make_torrent` writes may be in there.
     """
     decoded = bencode.decode(torrent)
     raw_info: bencode.Value = decoded.get("info", b"") if isinstance(decoded, dict) else b""
@@ -169,7 +171,7 @@ def read_torrent(torrent: bytes) -> Layout:
 
 
 def piece_hash(data: bytes) -> bytes:
-    """20 bytes."""
+    """The SHA-1 of a piece, 20 bytes."""
     return hashlib.sha1(data, usedforsecurity=False).digest()
 
 

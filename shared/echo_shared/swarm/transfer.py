@@ -11,7 +11,8 @@ import libtorrent as lt
 
 from echo_shared.errors import EchoError, SwarmError
 from echo_shared.fields import printable_line
-from echo_shared.swarm.base import OnProgress, PeerAddress, storage_error
+from echo_shared.swarm.base import OnProgress, PeerAddress
+from echo_shared.swarm.disk import storage_error
 from echo_shared.swarm.torrent import Layout
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import Snapshot
+from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_shared.messages import FinishReason, Receipt, rollout_id
 
 _T = TypeVar("_T")
@@ -40,10 +40,10 @@ PAYLOAD = RolloutPayload(
 class Bench:
     """`effects` are those of the last call, of the groups that it opened too."""
 
-    def __init__(self, snapshot: Snapshot | None = None, *, prepare: bool = True, **settings: Any) -> None:
+    def __init__(self, snapshot: CoordinatorSnapshot | None = None, *, prepare: bool = True, **settings: Any) -> None:
         base = {"mode": "async", "steps": 4, "groups_per_step": 2, "group_size": 2, "deadline_s": 60.0}
         self.settings = CoordinatorSettings(**{**base, **settings})
-        self.coordinator = Coordinator(self.settings, snapshot or Snapshot())
+        self.coordinator = Coordinator(self.settings, snapshot or CoordinatorSnapshot())
         self.now = 1_000.0
         self.prepare = prepare
         self.leases: dict[int, SendLease] = {}

@@ -24,7 +24,7 @@ from echo_hub.core.effects import (
 from echo_hub.core.events import GroupPrepared, LeaseGivenBack, RolloutRejected, RolloutScored, Tick
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.nodes.conduct import MAX_REST_S
-from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_shared.messages import DropReason, Receipt, ReceiptState
 
 BenchOf = Callable[..., Any]
@@ -208,8 +208,8 @@ def row(rollout_id: str, node_id: str, state: ReceiptState, deadline: float = 5_
     )
 
 
-def restarted(*rows: RolloutRow) -> Snapshot:
-    return Snapshot(next_group_id=7, next_lease_id=8, groups=(GroupRow(group_id=6, seed=66),), rollouts=rows)
+def restarted(*rows: RolloutRow) -> CoordinatorSnapshot:
+    return CoordinatorSnapshot(next_group_id=7, next_lease_id=8, groups=(GroupRow(group_id=6, seed=66),), rollouts=rows)
 
 
 def test_a_restart_repeats_what_may_have_been_lost(bench: BenchOf) -> None:

@@ -25,7 +25,7 @@ from echo_hub.core.events import (
     Tick,
 )
 from echo_hub.core.leasing import EVALUATION_SHARE
-from echo_hub.core.snapshot import RolloutRow, Snapshot
+from echo_hub.core.snapshot import CoordinatorSnapshot, RolloutRow
 from echo_shared.draws import derive_seed
 from echo_shared.messages import DropReason, ReceiptState
 
@@ -171,7 +171,7 @@ def test_an_episode_of_several_turns_is_final_as_a_whole(bench: Callable[..., An
 
 def test_after_a_restart_it_goes_on_where_it_was_once_it_is_wanted(bench: Callable[..., Any]) -> None:
     sampled = group_id(0, 1, greedy=False)
-    snapshot = Snapshot(
+    snapshot = CoordinatorSnapshot(
         next_lease_id=9,
         rollouts=(row(sampled, 1, 8),),
         evaluated=frozenset({(group_id(0, 0), 0), (group_id(0, 1), 0), (sampled, 0)}),
@@ -185,14 +185,14 @@ def test_after_a_restart_it_goes_on_where_it_was_once_it_is_wanted(bench: Callab
 
 
 def test_one_that_was_done_before_a_restart_is_done_at_once(bench: Callable[..., Any]) -> None:
-    b = bench(Snapshot(evaluated=frozenset({(group_id(3, 0), 0)})), evaluation_problems=1)
+    b = bench(CoordinatorSnapshot(evaluated=frozenset({(group_id(3, 0), 0)})), evaluation_problems=1)
     b.tell(EvaluationWanted(policy_version=3))
     assert b.of(EvaluationDone) == [EvaluationDone(policy_version=3)]
 
 
 def test_what_the_settings_no_longer_have_is_dropped_at_the_start(bench: Callable[..., Any]) -> None:
     rows = (row(group_id(0, 1), 0, 1), row(group_id(0, 0, greedy=False), 4, 2), row(group_id(0, 0), 0, 3))
-    b = bench(Snapshot(next_lease_id=4, rollouts=rows), evaluation_problems=1, evaluation_samples=2)
+    b = bench(CoordinatorSnapshot(next_lease_id=4, rollouts=rows), evaluation_problems=1, evaluation_samples=2)
     dropped = {name for record in b.of(RolloutsDropped) for name in record.rollout_ids}
     assert dropped == {"1-0", "2-4"} and not b.of(GroupDropped)
     assert b.coordinator.status().in_flight == 1

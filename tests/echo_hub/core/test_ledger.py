@@ -22,7 +22,7 @@ from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_hub.core.training import Training
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
 
@@ -41,7 +41,7 @@ class Books:
         settings = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=1.0)
         self.nodes, self.out = Nodes(settings.nodes), Outbox()
         self.ledger = Ledger(nodes=self.nodes, out=self.out)
-        self.training = Training(settings, Snapshot(), ledger=self.ledger, out=self.out)
+        self.training = Training(settings, CoordinatorSnapshot(), ledger=self.ledger, out=self.out)
         self.lease_id = 0
 
     def lease(self, group_id: int, *indices: int, node_id: str = "a", version: int = 0, turn: int = 0) -> None:

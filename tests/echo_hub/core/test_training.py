@@ -31,7 +31,7 @@ from echo_hub.core.events import (
     Tick,
     VersionPublished,
 )
-from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot, StepRow
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
 from echo_hub.core.training import MAX_FLAT_BATCHES
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
@@ -204,7 +204,7 @@ def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf)
         for group, version in ((10, 1), (11, 4))
         for index in range(2)
     )
-    snapshot = Snapshot(
+    snapshot = CoordinatorSnapshot(
         next_group_id=12,
         next_lease_id=50,
         groups=(GroupRow(group_id=10, seed=1), GroupRow(group_id=11, seed=2)),
@@ -219,7 +219,7 @@ def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf)
     assert (planned.group_ids, planned.staleness) == ((11,), (1,))
 
 
-def planned_snapshot(**changes: Any) -> Snapshot:
+def planned_snapshot(**changes: Any) -> CoordinatorSnapshot:
     """Steps 1 and 2 trained; the batch of step 3 written."""
     values: dict[str, Any] = {
         "next_group_id": 3,
@@ -244,7 +244,7 @@ def planned_snapshot(**changes: Any) -> Snapshot:
         "published_version": 2,
         "replayable": frozenset({1, 2}),
     }
-    return Snapshot(**{**values, **changes})
+    return CoordinatorSnapshot(**{**values, **changes})
 
 
 def test_a_learner_without_the_planned_step_gets_the_same_batch_again(bench: BenchOf) -> None:
@@ -324,7 +324,7 @@ def test_a_version_that_was_due_and_is_not_out_is_published_again(bench: BenchOf
 
 def test_a_publication_that_a_crash_lost_is_made_up_for_though_training_went_on(bench: BenchOf) -> None:
     """Version 2 was due; the learner already holds version 3, and without version 2 nothing may be leased any more."""
-    snapshot = Snapshot(next_group_id=3, next_lease_id=4, trained_steps=3, published_version=0)
+    snapshot = CoordinatorSnapshot(next_group_id=3, next_lease_id=4, trained_steps=3, published_version=0)
     b = bench(snapshot, groups_per_step=1, steps=9, max_staleness=1, publish_every=2)
     b.node("a")
     assert b.of(PrepareGroup) == []
@@ -360,7 +360,7 @@ def test_the_run_ends_tidily(bench: BenchOf) -> None:
 
 
 def test_a_finished_run_says_so_again_after_a_restart(bench: BenchOf) -> None:
-    b = bench(Snapshot(next_group_id=4, next_lease_id=9, trained_steps=2, published_version=2), steps=2)
+    b = bench(CoordinatorSnapshot(next_group_id=4, next_lease_id=9, trained_steps=2, published_version=2), steps=2)
     assert b.effects == [FinishRun()]
 
 
@@ -425,7 +425,7 @@ def test_when_nothing_has_an_advantage_the_groups_are_trained_as_they_are(bench:
 
 def test_patience_with_flat_groups_survives_a_restart(bench: BenchOf) -> None:
     flat = tuple(range(MAX_FLAT_BATCHES))
-    snapshot = Snapshot(next_group_id=len(flat), flat_groups=flat)
+    snapshot = CoordinatorSnapshot(next_group_id=len(flat), flat_groups=flat)
     b = bench(snapshot, mode="sequential", dynamic_sampling=True, groups_per_step=1, steps=2)
     b.node("a")
     b.learner()
@@ -481,7 +481,7 @@ def test_admission_follows_what_steps_consume(bench: BenchOf) -> None:
 
 
 def test_more_groups_are_opened_when_the_usual_number_has_too_few_tokens(bench: BenchOf) -> None:
-    snapshot = Snapshot(batch_sizes=(1, 1, 2), trained_steps=3, published_version=3)
+    snapshot = CoordinatorSnapshot(batch_sizes=(1, 1, 2), trained_steps=3, published_version=3)
     b = bench(snapshot, tokens_per_step=14, groups_per_step=8, mode="sequential", steps=9)
     b.node("a")
     b.learner(3)
@@ -534,7 +534,7 @@ def test_flat_groups_older_than_a_planned_one_cost_no_patience(bench: BenchOf, r
     rewarded(b, 0, 1.0, 1.0)
     assert [dropped.group_id for dropped in b.of(GroupDropped)] == [0]
     if restarted:
-        snapshot = Snapshot(
+        snapshot = CoordinatorSnapshot(
             next_group_id=3, next_lease_id=4, newest_planned_group=2, trained_steps=1, published_version=1
         )
         b = bench(snapshot, **settings)

@@ -14,12 +14,13 @@ from echo_hub.net import artefact_routes, publisher, tracker
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
-from echo_shared import delta
-from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, open_offer, verify_files
+from echo_shared import delta, key_file
+from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, open_offer
+from echo_shared.hashed_files import verify_files
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer, Way
 from echo_shared.sealing import unseal
-from echo_shared.swarm import Swarm, SwarmSettings
+from echo_shared.swarm import Swarm, SwarmSettings, opening
 
 SwarmOpener = Callable[..., Awaitable[Swarm]]
 
@@ -98,7 +99,7 @@ async def open_swarm() -> AsyncIterator[SwarmOpener]:
     swarms: list[Swarm] = []
 
     async def opener(**settings: object) -> Swarm:
-        swarm = await Swarm.open(SwarmSettings.model_validate({"listen_host": "127.0.0.1", **settings}))
+        swarm = await opening.open_swarm(SwarmSettings.model_validate({"listen_host": "127.0.0.1", **settings}))
         swarms.append(swarm)
         return swarm
 
@@ -119,7 +120,7 @@ async def open_hub(
         monkeypatch.setattr(publisher, "KEPT_VERSIONS", kept_versions)
         memories.append(HostMemory(enabled=True))
         run_dir = tmp_path / "run"
-        identity = Identity.load_or_create(run_dir / "hub.key")
+        identity = key_file.load_or_create(run_dir / "hub.key")
         swarm, trk = await open_swarm(), Tracker(identity)
         published = Publisher(run_dir, "tiny run", identity, swarm=swarm, tracker=trk, memory=memories[-1])
         await published.reopen()

@@ -11,8 +11,9 @@ import pytest
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
 from echo_shared import delta, shared_memory
-from echo_shared.artefacts import open_offer, verify_files
+from echo_shared.artefacts import open_offer
 from echo_shared.errors import ConfigError, SwarmError
+from echo_shared.hashed_files import verify_files
 from echo_shared.messages import Way
 from echo_shared.sealing import CHUNK_BYTES
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from echo_hub.net.tracker import EXPIRES_AFTER_S, MOST_PEERS, Announce, Tracker, _query, reaches, routes
+from echo_hub.net.tracker import EXPIRES_AFTER_S, MOST_PEERS, Announce, Tracker, reaches, read_query, routes
 from echo_shared import bencode
 from echo_shared.errors import RefusedError, SwarmError
 from echo_shared.identity import Identity
@@ -276,7 +276,7 @@ async def test_over_http_nodes_are_told_of_the_hub_as_they_reach_it(hub, host: b
 @pytest.mark.parametrize("value", ["\udcff", "\udced\udca0\udc80", "%ff\udcff+"])
 def test_a_query_is_read_byte_for_byte(value: str) -> None:
     expected = {"\udcff": b"\xff", "\udced\udca0\udc80": b"\xed\xa0\x80", "%ff\udcff+": b"\xff\xff "}
-    assert _query(f"/announce/x?key={value}&empty") == {"key": expected[value], "empty": b""}
+    assert read_query(f"/announce/x?key={value}&empty") == {"key": expected[value], "empty": b""}
 
 
 async def test_over_http_an_unknown_passkey_gets_a_reason(hub) -> None:

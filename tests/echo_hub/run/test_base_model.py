@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from echo_hub.config.sections import HubConfig, TaskConfig
 from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.tasks.registry import make_task
-from echo_shared.artefacts import describe_files
 from echo_shared.errors import ConfigError
 from echo_shared.fields import MAX_TOKENS
+from echo_shared.hashed_files import describe_files
 
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}{% endfor %}"

@@ -260,7 +260,7 @@ def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, records: Any
     store = Store.open(file_url(tmp_path / "echo.db"))
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
     before = store.snapshot()
-    with store._reading() as connection:
+    with store.engine.connect() as connection:
         pages = connection.scalar(text("PRAGMA page_count"))
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
     with pytest.raises(StorageError, match=r"(?s)cannot be written.*full.*Make room"):

@@ -6,13 +6,13 @@ import pytest
 from sqlalchemy.event import listen
 
 from echo_hub.core.effects import GroupDropped, RolloutsDropped, VersionRecorded
-from echo_hub.core.snapshot import GroupRow, RolloutRow, Snapshot, StepRow
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
 from echo_hub.store.store import Store
 from echo_shared.messages import MAX_BATCHED, MAX_GROUP_SIZE, DropReason, Receipt, ReceiptState
 
 
 def test_an_empty_store_is_a_new_run(store: Store) -> None:
-    assert store.snapshot() == Snapshot()
+    assert store.snapshot() == CoordinatorSnapshot()
 
 
 def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -> None:
@@ -39,7 +39,7 @@ def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -
             reward=reward,
         )
 
-    assert store.snapshot() == Snapshot(
+    assert store.snapshot() == CoordinatorSnapshot(
         next_group_id=5,
         next_lease_id=4,
         groups=(GroupRow(group_id=1, seed=2**64 - 2), GroupRow(group_id=2, seed=2**64 - 3)),

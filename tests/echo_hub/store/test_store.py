@@ -77,7 +77,7 @@ def test_pages_read_while_the_hub_writes(tmp_path: Path, records: Any) -> None:
     """A reader that is in the middle of its transaction neither blocks the writer nor sees half of its turn."""
     store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
-    with store._reading() as connection:
+    with store.engine.connect() as connection:
         from echo_hub.store.reports import read_accounting
 
         assert read_accounting(connection).trained == 2

@@ -24,7 +24,7 @@ def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
     states: Counter[Any] = Counter()
     reasons: Counter[Any] = Counter()
     nodes: Counter[Any] = Counter()
-    with store._reading() as connection:
+    with store.engine.connect() as connection:
         for row in connection.execute(text("SELECT node_id, state, drop_reason, num_tokens FROM rollouts")):
             states["in flight" if row.state in ("leased", "received", "scored") else row.state] += 1
             reasons[row.drop_reason] += row.drop_reason is not None

@@ -23,10 +23,11 @@ from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.llama_cpp_engine import LlamaCppEngine
 from echo_node.backends.llama_cpp_rpc import Helpers, share_layers
-from echo_node.backends.process import DIED, EngineChild, Limits
+from echo_node.backends.process import DIED, EngineChild
 from echo_node.backends.registry import BackendChoice
 from echo_node.lending.tunnel import LOOPBACK
 from echo_shared.errors import BackendError, ConfigError
+from echo_shared.supervised import Limits
 
 WIDTH = 6
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.process import DIED, EngineChild, Limits
+from echo_node.backends.process import DIED, EngineChild
 from echo_node.backends.registry import NAMES, BackendChoice
 from echo_shared.errors import BackendError
 from echo_shared.sampling import FinishedRollout
+from echo_shared.supervised import Limits
 
 
 async def start(base: Path, tmp_path: Path, name: str = "llama_cpp") -> EngineChild:

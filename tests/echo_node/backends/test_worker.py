@@ -13,12 +13,13 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_node.backends import memory
 from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.process import DIED, SILENT, STALLED, STOPPED, EngineChild, Limits
+from echo_node.backends.process import DIED, SILENT, STALLED, STOPPED, EngineChild
 from echo_node.backends.registry import BackendChoice
+from echo_shared import process_memory
 from echo_shared.errors import BackendError
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.supervised import Limits
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
 """As in odd_worker."""
@@ -206,7 +207,7 @@ async def test_an_engine_that_stalls_is_killed(start: Starter) -> None:
     await take(engine, 1)
     await engine.submit(group(2, prompt=HANG))
     error = await end_of(engine)
-    assert (error.code, error.what) == (STALLED, "The sampling engine stalled.")
+    assert (error.code, error.what) == (STALLED, "The engine's process stalled.")
 
 
 async def test_a_measurement_that_stalls_is_the_workers_end(start: Starter, tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ async def test_a_kill_by_the_kernel_counts_as_out_of_memory(
     counts: tuple[int | None, int | None], code: str, start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps count, where it does; else nobody else is likely to kill like this."""
-    monkeypatch.setattr(memory, "kernel_kills", iter(counts).__next__)
+    monkeypatch.setattr(process_memory, "kernel_kills", iter(counts).__next__)
     engine = await start()
     os.kill(engine.pid, signal.SIGKILL)
     error = await end_of(engine)

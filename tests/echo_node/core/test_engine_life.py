@@ -1,5 +1,5 @@
 from echo_node.core.effects import StartEngine
-from echo_node.core.engine_life import MAX_FAILED_GROUPS, STEADY_S, USUAL_WIDTH, Ending, EngineLife
+from echo_node.core.engine_life import MAX_FAILED_GROUPS, STEADY_S, USUAL_WIDTH, EngineEnding, EngineLife
 from echo_node.core.events import EngineLost, EngineReady
 
 DIED = EngineLost(what="killed")
@@ -33,18 +33,18 @@ def test_it_is_up_between_ready_and_lost() -> None:
 def test_one_that_makes_way_starts_at_once_and_blames_nobody() -> None:
     life = engine()
     for _ in range(5):
-        assert life.lost(EngineLost(what="a GPU", cause="replaced"), 1.0) == Ending(start=again(), blame="nobody")
+        assert life.lost(EngineLost(what="a GPU", cause="replaced"), 1.0) == EngineEnding(start=again(), blame="nobody")
         life.ready(EngineReady(width=WIDTH), 1.0)
     assert life.lost(DIED, 1.0).start == again(), "those were no deaths"
 
 
 def test_out_of_memory_halves_the_width_until_it_is_one() -> None:
     life = engine()
-    assert life.lost(full(8), 1.0) == Ending(start=again(max_width=4), blame="nobody")
-    assert life.lost(full(3), 1.0) == Ending(start=again(max_width=1), blame="nobody")
-    assert life.lost(full(1), 1.0) == Ending(start=again(), blame="the start")
+    assert life.lost(full(8), 1.0) == EngineEnding(start=again(max_width=4), blame="nobody")
+    assert life.lost(full(3), 1.0) == EngineEnding(start=again(max_width=1), blame="nobody")
+    assert life.lost(full(1), 1.0) == EngineEnding(start=again(), blame="the start")
     life.ready(EngineReady(width=1), 1.0)
-    assert life.lost(full(1), 1.0) == Ending(start=again(1.0), blame="the work")
+    assert life.lost(full(1), 1.0) == EngineEnding(start=again(1.0), blame="the work")
 
 
 def test_out_of_memory_before_it_could_tell_its_width() -> None:
@@ -53,7 +53,7 @@ def test_out_of_memory_before_it_could_tell_its_width() -> None:
 
 def test_out_of_memory_after_long_work_keeps_the_width_even_of_one() -> None:
     for width in (8, 1):
-        assert engine().lost(full(width), STEADY_S) == Ending(start=again(), blame="nobody")
+        assert engine().lost(full(width), STEADY_S) == EngineEnding(start=again(), blame="nobody")
     assert engine().lost(full(8), STEADY_S - 1.0).start == again(max_width=4)
 
 
@@ -63,13 +63,13 @@ def test_one_that_never_started_was_not_steady() -> None:
 
 def test_deaths_in_a_row_wait_longer_each_time_until_a_rollout_is_finished() -> None:
     life = engine()
-    assert life.lost(DIED, 1.0) == Ending(start=again(), blame="the work")
+    assert life.lost(DIED, 1.0) == EngineEnding(start=again(), blame="the work")
     assert [life.lost(DIED, 1.0) for _ in range(3)] == [
-        Ending(start=again(after_s), blame="the start") for after_s in (1.0, 2.0, 4.0)
+        EngineEnding(start=again(after_s), blame="the start") for after_s in (1.0, 2.0, 4.0)
     ]
     life.ready(EngineReady(width=WIDTH), 1.0)
     life.finished_rollout()
-    assert life.lost(DIED, 1.0) == Ending(start=again(), blame="the work")
+    assert life.lost(DIED, 1.0) == EngineEnding(start=again(), blame="the work")
 
 
 def test_waits_are_jittered() -> None:

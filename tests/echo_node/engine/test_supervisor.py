@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from echo_node.backends.base import EngineSettings
-from echo_node.backends.process import Limits
 from echo_node.backends.registry import BackendChoice
 from echo_node.core.events import EngineLost, EngineReady, RolloutFinished
 from echo_node.engine.choosing import EngineChooser
@@ -23,6 +22,7 @@ from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
 from echo_shared.sampling import GroupRequest
+from echo_shared.supervised import Limits
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
@@ -148,7 +148,7 @@ async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Ben
     assert (bench.chooser.choice, bench.changes) == (LLAMA, 1)
     bench.choice = TORCH
     lost = await bench.sample(HANG)  # Whatever it does: it is ended.
-    assert (lost.cause, lost.what) == ("replaced", "The sampling engine was stopped.")
+    assert (lost.cause, lost.what) == ("replaced", "The engine's process was stopped.")
     assert isinstance(await bench.start(), EngineReady)
     assert (bench.chooser.choice, bench.changes) == (TORCH, 2)
     log = (bench.directory / "log").read_text()

@@ -12,7 +12,6 @@ import pytest
 
 from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
-from echo_node.backends.process import Limits
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core.events import EngineLost, EngineReady
@@ -30,6 +29,7 @@ from echo_node.engine.supervisor import (
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
+from echo_shared.supervised import Limits
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 

@@ -16,9 +16,10 @@ from echo_node.host.artefact_files import (
     read_marker,
     write_marker,
 )
-from echo_shared.artefacts import Manifest, describe_files
+from echo_shared.artefacts import Manifest
 from echo_shared.errors import StorageError
 from echo_shared.files import sync
+from echo_shared.hashed_files import describe_files
 from echo_shared.messages import Fetched
 
 MIB = 2**20

@@ -10,13 +10,13 @@ import pytest
 
 from echo_node.net.carriers import SERVED, Carriers
 from echo_shared.artefacts import PAYLOAD_NAME, Manifest, ManifestFile
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, read_torrent
+from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent
 from echo_shared.swarm.torrent import Layout
 
 
 @pytest.fixture
 async def swarm() -> AsyncIterator[Swarm]:
-    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+    swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
     yield swarm
     await swarm.close()
 

@@ -26,13 +26,13 @@ from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer, Fetched, FromNode, RunKey, Way
 from echo_shared.shared_memory import Segment
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, read_torrent
+from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent
 from tests.echo_node.conftest import write_adapter
 
 
 @pytest.fixture
 async def swarm() -> AsyncIterator[Swarm]:
-    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1"))
+    swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
     yield swarm
     await swarm.close()
 
@@ -73,7 +73,7 @@ async def fetch_and_share(fetcher: Fetcher, offer: ArtefactOffer, version: int |
 @asynccontextmanager
 async def restarted(hub: Any, tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Fetcher, Swarm]]:
     """What the next process finds on the same disk."""
-    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1", **options))
+    swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1", **options))
     try:
         yield make_fetcher(hub, swarm, tmp_path), swarm
     finally:

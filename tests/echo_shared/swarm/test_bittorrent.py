@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from echo_shared import bencode
 from echo_shared.errors import CodecError, LocalProtocolError, StorageError, SwarmError
-from echo_shared.swarm import FetchStats, Swarm, SwarmSettings
+from echo_shared.swarm import FetchStats, Swarm, SwarmSettings, opening
 from echo_shared.swarm.bittorrent import BitTorrentSwarm
 
 Opener = Callable[..., Awaitable[Swarm]]
@@ -33,7 +33,7 @@ async def open_swarm() -> AsyncIterator[Opener]:
     swarms: list[Swarm] = []
 
     async def opener(**settings: object) -> Swarm:
-        swarm = await Swarm.open(SwarmSettings.model_validate({"listen_host": "127.0.0.1", **settings}))
+        swarm = await opening.open_swarm(SwarmSettings.model_validate({"listen_host": "127.0.0.1", **settings}))
         swarms.append(swarm)
         return swarm
 

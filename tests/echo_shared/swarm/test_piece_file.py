@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echo_shared.errors import CodecError, StorageError, SwarmError
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, read_torrent
+from echo_shared.swarm import SwarmSettings, make_torrent, open_swarm, read_torrent
 from echo_shared.swarm.piece_file import GIVEN_UP, ArrivingFile, PieceFile
 from echo_shared.swarm.torrent import Layout
 
@@ -106,7 +106,7 @@ async def test_libtorrent_goes_on_from_it(payload, web_server, tmp_path) -> None
     for index in half:
         file.write(index, pieces[index])
     file.close()
-    swarm = await Swarm.open(SwarmSettings(listen_host="127.0.0.1", web_seed_after_s=0))
+    swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1", web_seed_after_s=0))
     stats = await swarm.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url)
     await swarm.close()
     assert payload.matches(file.directory)

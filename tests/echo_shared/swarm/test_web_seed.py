@@ -1,7 +1,6 @@
 """The client without libtorrent, against a real web server."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from echo_shared.errors import LocalProtocolError, StorageError, SwarmError
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent
+from echo_shared.swarm import SwarmSettings, make_torrent
 from echo_shared.swarm.web_seed import WebSeedSwarm, _batches
 
 
@@ -18,15 +17,6 @@ from echo_shared.swarm.web_seed import WebSeedSwarm, _batches
 async def node() -> AsyncIterator[WebSeedSwarm]:
     swarm = WebSeedSwarm(SwarmSettings(stall_timeout_s=0.2))
     yield swarm
-    await swarm.close()
-
-
-async def test_opens_where_libtorrent_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "libtorrent", None)
-    monkeypatch.delitem(sys.modules, "echo_shared.swarm.bittorrent", raising=False)
-    swarm = await Swarm.open(SwarmSettings())
-    assert isinstance(swarm, WebSeedSwarm)
-    assert swarm.port == 0
     await swarm.close()
 
 

@@ -1,4 +1,4 @@
-"""The worker's sign of life: a thread tells the parent every beat that the process runs, and whether it gets on.
+"""A child process's sign of life: a thread tells its parent every beat that it runs, and whether it gets on.
 
 Time without progress is counted in beats, not by a clock: a machine that slept has not stalled.
 """
@@ -6,12 +6,16 @@ Time without progress is counted in beats, not by a clock: a machine that slept 
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from echo_shared.child import ParentPipe
 
+ALIVE: Final = "alive"
+"""The type of a frame that is a sign of life, and no answer."""
+
 
 class Heartbeat:
-    """Sends {"type": "alive", "stalled_s": ...}: how long the sampling loop has had work and made no step."""
+    """Sends {"type": ALIVE, "stalled_s": ...}: how long the child's loop has had work and made no step."""
 
     def __init__(self, pipe: ParentPipe, beat_s: float) -> None:
         self.working = False
@@ -33,7 +37,7 @@ class Heartbeat:
         self._thread.join()
 
     def step(self) -> None:
-        """The sampling loop has got on."""
+        """The child's loop has got on."""
         self._steps += 1
 
     def beat(self) -> None:
@@ -41,11 +45,11 @@ class Heartbeat:
         steps = self._steps
         self._stalled_beats = self._stalled_beats + 1 if self.working and steps == self._seen else 0
         self._seen = steps
-        self._pipe.send({"type": "alive", "stalled_s": self._stalled_beats * self._beat_s})
+        self._pipe.send({"type": ALIVE, "stalled_s": self._stalled_beats * self._beat_s})
 
     def _run(self) -> None:
         while not self._ended.wait(self._beat_s):
             try:
                 self.beat()
             except BrokenPipeError:
-                return  # The worker's own thread sees it too.
+                return  # The child's own thread sees it too.

@@ -1,4 +1,4 @@
-"""What a worker's process takes of the machine's memory for itself."""
+"""What a process takes of the machine's memory for itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kernel_kills() -> int | None:
 
 
 def go_first() -> None:
-    """When the machine runs out of memory, the kernel should end this process, not what its user works with."""
+    """Has the kernel end this process before what its user works with, should the machine run out of memory."""
     if sys.platform == "linux":
         with suppress(OSError):  # A sandbox may forbid it.
             Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJ), encoding="ascii")

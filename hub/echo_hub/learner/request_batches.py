@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from echo_shared.sampling import GroupRequest
 
 
-def parts(requests: Sequence[GroupRequest], budget_tokens: int) -> Iterator[slice]:
+def batches(requests: Sequence[GroupRequest], budget_tokens: int) -> Iterator[slice]:
     """Slices of neighbours that take `budget_tokens` at most, prompts included; what is larger by itself goes alone."""
     start = total = 0
     for position, request in enumerate(requests):

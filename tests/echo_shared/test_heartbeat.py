@@ -8,7 +8,7 @@ from pathlib import Path
 from echo_shared.child import Child
 
 BEATING = """
-from echo_node.backends.heartbeat import Heartbeat
+from echo_shared.heartbeat import Heartbeat
 from echo_shared.child import ParentPipe
 
 pipe = ParentPipe()

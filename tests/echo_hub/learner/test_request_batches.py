@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echo_hub.learner.parts import parts
+from echo_hub.learner.request_batches import batches
 from echo_shared.sampling import GroupRequest
 
 
@@ -27,9 +27,9 @@ def request(rollouts: int, prompt: int, max_tokens: int) -> GroupRequest:
 )
 def test_neighbours_go_together_as_far_as_they_fit(sizes: list[int], expected: list[tuple[int, int]]) -> None:
     requests = [request(1, size - 1, 1) for size in sizes]
-    assert [(part.start, part.stop) for part in parts(requests, 10)] == expected
+    assert [(part.start, part.stop) for part in batches(requests, 10)] == expected
 
 
 def test_every_rollout_of_a_group_counts_with_its_prompt() -> None:
-    assert len(list(parts([request(2, 3, 2), request(2, 3, 2)], 20))) == 1
-    assert len(list(parts([request(2, 3, 2), request(2, 3, 2)], 19))) == 2
+    assert len(list(batches([request(2, 3, 2), request(2, 3, 2)], 20))) == 1
+    assert len(list(batches([request(2, 3, 2), request(2, 3, 2)], 19))) == 2

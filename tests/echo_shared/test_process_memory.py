@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.backends import memory
+from echo_shared import process_memory
 
 HOARD_BYTES = 128 * 2**20
 
@@ -18,24 +18,26 @@ HOARD_BYTES = 128 * 2**20
 def test_what_is_held_counts_and_mapped_files_do_not(tmp_path: Path) -> None:
     file = tmp_path / "model"
     file.write_bytes(bytes(HOARD_BYTES))
-    before = memory.own_bytes(os.getpid())
+    before = process_memory.own_bytes(os.getpid())
     with file.open("rb") as model, mmap.mmap(model.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert mapped.find(b"x") == -1  # All of its pages are read.
-        assert memory.own_bytes(os.getpid()) - before < HOARD_BYTES / 4
+        assert process_memory.own_bytes(os.getpid()) - before < HOARD_BYTES / 4
     hoard = bytearray(os.urandom(2**20) * (HOARD_BYTES // 2**20))
-    assert memory.own_bytes(os.getpid()) - before > HOARD_BYTES * 3 / 4
+    assert process_memory.own_bytes(os.getpid()) - before > HOARD_BYTES * 3 / 4
     assert len(hoard) == HOARD_BYTES
 
 
 def test_a_process_that_is_gone_holds_nothing() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    assert memory.own_bytes(gone.pid) == 0
+    assert process_memory.own_bytes(gone.pid) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's killer")
 def test_the_kernel_takes_it_first() -> None:
-    script = "from echo_node.backends import memory; memory.go_first(); print(open('/proc/self/oom_score').read())"
+    script = (
+        "from echo_shared import process_memory; process_memory.go_first(); print(open('/proc/self/oom_score').read())"
+    )
     plain, offered = (
         int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
         for code in ("print(open('/proc/self/oom_score').read())", script)
@@ -45,9 +47,9 @@ def test_the_kernel_takes_it_first() -> None:
 
 def test_the_kernels_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.platform == "linux":
-        assert memory.kernel_kills() is not None
+        assert process_memory.kernel_kills() is not None
     counts = tmp_path / "vmstat"
     for text, expected in (("nr_free 12\noom_kill 3\n", 3), ("nr_free 12\n", None), ("?", None)):
         counts.write_text(text)
-        monkeypatch.setattr(memory, "_KERNEL_COUNTS", counts)
-        assert memory.kernel_kills() == expected
+        monkeypatch.setattr(process_memory, "_KERNEL_COUNTS", counts)
+        assert process_memory.kernel_kills() == expected

@@ -1,0 +1,32 @@
+"""An identity's private key in a PEM file that its owner alone may read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from echo_shared.errors import ConfigError
+from echo_shared.files import write_private
+from echo_shared.identity import Identity
+
+
+def load(path: Path) -> Identity:
+    """The key at `path`. Raises ConfigError when the file is missing or is no Ed25519 private key."""
+    try:
+        return Identity.from_pem(path.read_bytes())
+    except TypeError as error:
+        raise ConfigError(
+            "The identity key is of another kind.", got=f"{path}: {error}", do="Use an Ed25519 key without a password."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "The identity key cannot be read.", got=f"{path}: {error}", do="Restore the file from a backup."
+        ) from error
+
+
+def load_or_create(path: Path) -> Identity:
+    """The key at `path`; a new one, readable by its owner alone, where there is none. Otherwise as `load`."""
+    if path.exists():
+        return load(path)
+    identity = Identity.generate()
+    write_private(path, identity.to_pem())
+    return identity
