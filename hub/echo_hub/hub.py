@@ -285,7 +285,7 @@ class Hub:
         self._changes.notify()
 
     async def _learner_said(self, event: LearnerEvent) -> None:
-        """What it holds or has trained can be evaluated from now on."""
+        """Reports what the learner did; the version that it holds or has trained can be evaluated from now on."""
         await self._driver.report(event)
         self._changes.notify()
         if isinstance(event, LearnerReady):

@@ -164,7 +164,7 @@ async def _run_id(store: AsyncStore, me: Identity) -> str:
 
 
 async def _started_at(store: AsyncStore) -> float:
-    """Noted down when the run is served for the first time."""
+    """When the run was served for the first time, which is noted down then."""
     known = (await store.run_meta()).get("started_at")
     if known is None:
         known = repr(time.time())

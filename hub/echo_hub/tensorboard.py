@@ -27,7 +27,7 @@ from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, EvaluationKind, StepRecord
 
 WRITE_EVERY_S: Final = 2.0
-"""At most this often, and on the disk at once."""
+"""Writes at most this often, and on the disk at once."""
 
 STEPS_A_READ: Final = 1_000
 
@@ -63,7 +63,7 @@ class EventFiles:
         return EventFileWriter(str(self._directory))
 
     def catch_up(self, writer: EventFileWriter) -> bool:
-        """Writes what the store has and the file has not, and flushes it; whether there is more."""
+        """Writes what the store has and the file has not, and flushes it; returns whether there is more."""
         records = self._store.steps_history(self._newest.step if self._newest else 0, STEPS_A_READ)
         for record in records:
             _write(writer, record.step, record.trained_at, _of_step(record, self._newest))

@@ -22,18 +22,18 @@ MOST_POINTS: Final = 600
 
 
 def _means() -> tuple[str, ...]:
-    """What a point has the mean of: of its steps that have the figure."""
+    """The figures of which a point has the mean, over its steps that have the figure."""
     return ("mean_reward", "staleness_mean", *(f.key for f in step_figures.STEP_FIGURES if not f.largest))
 
 
 def _largest() -> tuple[str, ...]:
-    """What a point has the largest value of."""
+    """The figures of which a point has the largest value."""
     return ("staleness_max", *(f.key for f in step_figures.STEP_FIGURES if f.largest))
 
 
 @dataclass(slots=True, kw_only=True)
 class _Point:
-    """Sums over its steps, so that two points make one."""
+    """A point's sums over its steps, so that two points make one."""
 
     first_step: int
     step: int

@@ -19,7 +19,8 @@ from echo_shared import step_figures
 from echo_shared.books import StepRecord, VersionRecord
 
 _VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
-"""Of a format. The library fails on other versions, and repeats the one that it was asked for in its answer."""
+"""The version of a format. The library fails on other versions, and repeats the one that it was asked for in its
+answer."""
 
 
 class Metrics:
@@ -61,7 +62,7 @@ class _OfSnapshot:
 
 
 def _gauge(name: str, help_text: str, value: float | None) -> Metric:
-    """A gauge whose value is not known has no sample."""
+    """A gauge, without a sample where its value is not known."""
     family = GaugeMetricFamily(name, help_text)
     if value is not None:
         family.add_metric([], value)
@@ -94,7 +95,7 @@ def _run(run: RunView) -> Iterator[Metric]:
 
 
 def _learner(step: StepRecord) -> Iterator[Metric]:
-    """Of the newest step."""
+    """The figures of the newest step."""
     for figure in step_figures.STEP_FIGURES:
         if figure.prometheus is not None:
             yield _gauge(figure.prometheus, figure.about, step.figures.get(figure.key))
@@ -160,7 +161,7 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
 
 
 def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
-    """From the announcement until a share of the nodes had the version and had verified it.
+    """A gauge of the seconds from the announcement until a share of the nodes had the version, complete and intact.
 
     The label is not called `quantile`: that one belongs to summaries.
     """

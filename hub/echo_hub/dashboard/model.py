@@ -47,7 +47,7 @@ class EvaluationView:
 
     @property
     def pass_at_k(self) -> float | None:
-        """For all samples."""
+        """The probability that one of all samples solves a problem."""
         return self.pass_at.get(self.samples)
 
 
@@ -166,12 +166,12 @@ class RunView:
 
     @property
     def accuracy_before(self) -> float | None:
-        """Of the base model."""
+        """Held-out accuracy of the base model."""
         return next((e.greedy.accuracy for e in self.evaluations if e.greedy.policy_version == 0), None)
 
     @property
     def accuracy_after(self) -> float | None:
-        """Of the newest version that was evaluated."""
+        """Held-out accuracy of the newest version that was evaluated."""
         return next((e.greedy.accuracy for e in reversed(self.evaluations) if e.greedy.policy_version > 0), None)
 
 
@@ -212,7 +212,7 @@ class Changes:
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """Cheap: call it at every change."""
+        """Says that something has changed. Cheap: call it at every change."""
         self.number += 1
         woken, self._next = self._next, asyncio.Event()
         woken.set()
@@ -225,7 +225,7 @@ class Changes:
 
 
 class PagesSource(Protocol):
-    """What the hub supplies. Reads may overlap; each returns the newest state that is there."""
+    """What the hub supplies to the pages. Reads may overlap; each returns the newest state that is there."""
 
     @property
     def changes(self) -> Changes: ...
@@ -239,5 +239,5 @@ class PagesSource(Protocol):
         ...
 
     async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
-        """In rank order; nodes without a share may be left out."""
+        """The leaderboard in rank order; nodes without a share may be left out."""
         ...

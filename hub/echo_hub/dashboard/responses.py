@@ -66,7 +66,8 @@ def json_response(value: Mapping[str, Any], *, status: int = 200) -> web.Respons
 
 
 def html_response(text: str, *, inline_styles: bool = False) -> web.Response:
-    """`inline_styles` for pages with charts: plotly puts style elements of its own, which vary with its version."""
+    """A page. `inline_styles` for pages with charts: plotly puts style elements of its own, which vary with its
+    version."""
     response = web.Response(text=text, content_type="text/html", headers=SECURITY_HEADERS)
     if inline_styles:
         policy = SECURITY_HEADERS["Content-Security-Policy"]

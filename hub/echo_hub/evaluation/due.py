@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def is_due(config: HubConfig, policy_version: int) -> bool:
-    """The base, the last version of the run, and those between at the interval that is set."""
+    """True for the base, the last version of the run, and those between at the interval that is set."""
     every = config.evaluation.every
     return policy_version in (0, config.training.steps) or (every > 0 and policy_version % every == 0)
 

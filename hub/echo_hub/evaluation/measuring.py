@@ -37,7 +37,8 @@ class Measuring:
         self._by_nodes = by_nodes
 
     async def __call__(self, policy_version: int) -> Sequence[Evaluation]:
-        """Every kind that is asked for, greedy first. Raises ScorerError when not one completion could be scored."""
+        """Measures every kind that is asked for, greedy first. Raises ScorerError when not one completion could be
+        scored."""
         if self._config.evaluation.by == "nodes":
             patience_s = PATIENCE_DEADLINES * self._config.leases.deadline_s
             measured = await self._by_nodes.measure(policy_version, patience_s=patience_s)

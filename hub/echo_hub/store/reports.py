@@ -25,7 +25,7 @@ from echo_shared.step_figures import figures_of
 
 
 def read_leaderboard(connection: Connection) -> list[NodeTotals]:
-    """Most rollouts that were trained on or evaluated first."""
+    """Every node, that with most rollouts that were trained on or evaluated first."""
     final: dict[str, dict[str, Row[Any]]] = {}
     for row in connection.execute(select(tallies)):
         final.setdefault(row.node_id, {})[row.outcome] = row

@@ -13,14 +13,14 @@ EVALUATIONS_SHOWN: Final = 120
 
 
 class EvaluationViews:
-    """Every evaluation is read from the store once. `read` may run on several threads at a time."""
+    """The evaluations as views; every one is read from the store once. `read` may run on several threads at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[tuple[int, EvaluationKind], Evaluation] = {}
 
     def read(self) -> list[EvaluationView]:
-        """All of them, in the order of their versions."""
+        """The views of all evaluations, in the order of their versions."""
         known = self._known
         since = max((row.evaluated_at for row in known.values()), default=0.0)
         known = known | {(row.policy_version, row.kind): row for row in self._store.evaluations(since)}

@@ -25,7 +25,7 @@ def seen_now(totals: Sequence[NodeTotals], connected: Collection[str], now: floa
 
 
 def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int) -> NodeView:
-    """One node; `said` is None for one that is away."""
+    """The view of one node; `said` is None for one that is away."""
     return NodeView(
         totals=totals,
         connected=said is not None,
@@ -40,5 +40,5 @@ def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int)
 def node_views(
     totals: Sequence[NodeTotals], connected: Mapping[str, ConnectedNode], leased: Mapping[str, int]
 ) -> tuple[NodeView, ...]:
-    """All of them; `leased`: rollouts leased to each and not yet received."""
+    """The views of all nodes. `leased`: rollouts leased to each and not yet received."""
     return tuple(node_view(row, connected.get(row.node_id), in_flight=leased.get(row.node_id, 0)) for row in totals)

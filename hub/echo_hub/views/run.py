@@ -25,7 +25,7 @@ class Moment:
     status: CoordinatorStatus
     distribution: DistributionStatus
     num_received: int
-    """Rollouts, since the hub's start."""
+    """Rollouts received since the hub's start."""
     learner_is_starting: bool
     """For the first time: nothing can be trained yet."""
     learner_is_down: bool
