@@ -52,7 +52,7 @@ def check_what_was_trained(run: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from echo_hub.config.sections import load_config
+    from echo_hub.config.file import load_config
 
     config, base = load_config(run / "config.toml", {}), resolve_base("builtin:tiny")
     codec = PromptCodec.load(base)

@@ -390,7 +390,7 @@ class World(RuleBasedStateMachine):
             case SendReceipts():
                 self._receive(action.node_id, action.receipts)
             case LookUpReceipt():
-                self._receive(action.node_id, (self.store.receipt(action.node_id, action.rollout_id),))
+                self._receive(action.node_id, tuple(self.store.receipts(action.node_id, [action.rollout_id])))
             case ScoreRollout():
                 self.scoring.append(action.rollout_id)
             case TrainStep():
