@@ -1,7 +1,7 @@
 """The machine-readable room, /api/v1/: the views of `model` as JSON, and a stream that says when to read them again.
 
-GET /api/v1/run             one object: `RunView`, with what follows from its newest step and its evaluations
-GET /api/v1/nodes           {"nodes": [`NodeView`, ...]}, and of each `banned`, `trained`, `evaluated`
+GET /api/v1/run             one object: `RunView`
+GET /api/v1/nodes           {"nodes": [`NodeView`, ...]}
 GET /api/v1/steps?since=N   {"steps": [`StepRecord`, ...]}, the first 1,000 steps after N in order; N is 0 if left out.
                             Full answers have a sequel: ask again with N = the last step, until one has fewer
 GET /api/v1/curves          {"width": W, "points": [...]}, all steps in 600 points at most: see `curves`
@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 from aiohttp_sse import sse_response
 
 from echo_hub.dashboard.model import PagesSource, Readiness
-from echo_hub.dashboard.responses import SECURITY_HEADERS, json_response, jsonable, whole_number
+from echo_hub.dashboard.responses import SECURITY_HEADERS, json_response, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
-from echo_shared.books import NodeTotals
 from echo_shared.errors import StorageError
 
 STEPS_PER_ANSWER: Final = 1_000
@@ -39,19 +38,10 @@ class Api:
         self._snapshots = snapshots
 
     async def run(self, _request: web.Request) -> web.Response:
-        run = (await self._snapshots.get()).run
-        derived = {
-            "mean_reward": run.mean_reward,
-            "staleness_mean": run.staleness_mean,
-            "staleness_max": run.staleness_max,
-            "accuracy_before": run.accuracy_before,
-            "accuracy_after": run.accuracy_after,
-        }
-        return json_response(jsonable(run) | jsonable(derived))
+        return json_response((await self._snapshots.get()).run)
 
     async def nodes(self, _request: web.Request) -> web.Response:
-        nodes = (await self._snapshots.get()).nodes
-        return json_response({"nodes": [jsonable(node) | _of_totals(node.totals) for node in nodes]})
+        return json_response({"nodes": (await self._snapshots.get()).nodes})
 
     async def steps(self, request: web.Request) -> web.Response:
         since = whole_number(request.query.get("since", "0"))
@@ -73,15 +63,6 @@ class Api:
             return json_response(said, status=503)
         said = {"status": run.readiness, "problems": run.problems, "detail": run.state_detail}
         return json_response(said, status=200 if run.readiness is Readiness.READY else 503)
-
-
-def _of_totals(totals: NodeTotals) -> dict[str, Any]:
-    """What `NodeTotals` says under other names, which readers of /api/v1/nodes know."""
-    return {
-        "banned": totals.banned_at is not None,
-        "trained": totals.trained_rollouts,
-        "evaluated": totals.evaluated_rollouts,
-    }
 
 
 class EventStream:

@@ -190,8 +190,8 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:
     received = CounterMetricFamily("echo_node_rollouts_received", "Rollouts received from the node.", labels=["node"])
     yield _labelled(received, (([n.totals.node_id], n.totals.received) for n in nodes))
     ended = CounterMetricFamily("echo_node_rollouts", "The node's rollouts in a final state.", labels=["node", "state"])
-    for node in (view.totals for view in nodes):
-        ended.add_metric([node.node_id, "trained"], node.trained_rollouts)
-        ended.add_metric([node.node_id, "evaluated"], node.evaluated_rollouts)
-        ended.add_metric([node.node_id, "dropped"], node.dropped)
+    for node in nodes:
+        ended.add_metric([node.totals.node_id, "trained"], node.trained)
+        ended.add_metric([node.totals.node_id, "evaluated"], node.evaluated)
+        ended.add_metric([node.totals.node_id, "dropped"], node.totals.dropped)
     yield ended

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from echo_shared.books import FLAT, Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
 
@@ -96,6 +96,8 @@ class NotableEvent:
 class RunView:
     """The run at one moment, `as_of`; every age on the pages is counted from it."""
 
+    ALSO_IN_JSON: ClassVar = ("mean_reward", "staleness_mean", "staleness_max", "accuracy_before", "accuracy_after")
+
     as_of: float
     run_id: str
     name: str
@@ -179,6 +181,8 @@ class RunView:
 class NodeView:
     """One node that has ever joined: what it did, by the books, and what it does, by its own last report."""
 
+    ALSO_IN_JSON: ClassVar = ("banned", "trained", "evaluated")
+
     totals: NodeTotals = field(metadata=FLAT)
     connected: bool
     activity: str
@@ -189,6 +193,20 @@ class NodeView:
     in_flight: int
     """Rollouts leased to it and not yet received."""
     tokens_per_s: float
+
+    @property
+    def banned(self) -> bool:
+        return self.totals.banned_at is not None
+
+    @property
+    def trained(self) -> int:
+        """How many of its rollouts were trained on."""
+        return self.totals.trained_rollouts
+
+    @property
+    def evaluated(self) -> int:
+        """How many of its rollouts an evaluation used."""
+        return self.totals.evaluated_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

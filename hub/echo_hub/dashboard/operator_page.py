@@ -39,9 +39,7 @@ NODE_COLUMNS: Final[tuple[Column[NodeView], ...]] = (
     Column(
         key="received", title="Received", order=lambda node: node.totals.received, descending=True, css="number wide"
     ),
-    Column(
-        key="trained", title="Trained", order=lambda node: node.totals.trained_rollouts, descending=True, css="number"
-    ),
+    Column(key="trained", title="Trained", order=lambda node: node.trained, descending=True, css="number"),
     Column(key="dropped", title="Dropped", order=lambda node: node.totals.dropped, descending=True, css="number wide"),
     Column(key="seen", title="Last seen", order=lambda node: node.totals.last_seen, descending=True, css="number wide"),
 )

@@ -136,8 +136,8 @@ class Policy:
             return self.logprobs(batch)
 
     def published(self) -> dict[str, Tensor]:
-        """The adapter as nodes get it, A [R, I] and B [O, R] by PEFT's names: in bfloat16, if that is wanted, rounded to
-        nearest, ties to even."""
+        """The adapter as nodes get it, A [R, I] and B [O, R] by PEFT's names: in bfloat16, if that is wanted, rounded
+        to nearest, ties to even."""
         return {name: parameter.detach().to(self._published_dtype) for name, parameter in self.parameters.items()}
 
     def save_adapter(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:

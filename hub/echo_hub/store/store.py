@@ -120,8 +120,8 @@ class Store:
                 )
 
     def ban(self, node_ids: Collection[str], now: float) -> None:
-        """Bans these nodes from now on; those that are banned already stay so since when they were. Other processes than the hub's
-        may say so: no other method writes this."""
+        """Bans these nodes from now on; of those that are banned already nothing changes. Other processes than the
+        hub's may say so: no other method writes this."""
         with self._writing() as connection:
             of_these = nodes.c.node_id.in_(node_ids)
             connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
