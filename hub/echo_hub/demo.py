@@ -219,8 +219,8 @@ def _table(progress: Progress, view: RunView, nodes: tuple[NodeView, ...]) -> Gr
     for node in nodes:
         doing = node.activity if node.connected else "away"
         version = "-" if node.policy_version is None else str(node.policy_version)
-        counts = (str(node.received), str(node.trained), f"{node.tokens_per_s:.0f}")
-        fleet.add_row(escape(node.name), escape(node.backend), doing, version, *counts)
+        counts = (str(node.totals.received), str(node.trained), f"{node.tokens_per_s:.0f}")
+        fleet.add_row(escape(node.totals.name), escape(node.totals.backend), doing, version, *counts)
     return Group(progress, numbers, fleet)
 
 
@@ -237,8 +237,8 @@ async def _report(hub: Hub, *, seconds: float) -> DemoReport:
         accuracy_after=accuracy_after,
         seconds=seconds,
         policy_versions=view.published_version,
-        trained_by_node={node.name: node.trained for node in nodes},
-        backend_by_node={node.name: node.backend for node in nodes},
+        trained_by_node={node.totals.name: node.trained for node in nodes},
+        backend_by_node={node.totals.name: node.totals.backend for node in nodes},
         versions_by_transport={"swarm": 0, "web_seed": 0, **view.fetches_by_transport},
         leased=view.accounting.leased,
         trained=view.accounting.trained,

@@ -23,7 +23,7 @@ TICK_S: Final = 1.0
 
 
 class Driver:
-    """`report` from anywhere on the loop, also before `run`."""
+    """The coordinator's driver. `report` from anywhere on the loop, also before `run`."""
 
     def __init__(self, *, coordinator: Coordinator, store: AsyncStore, clock: Callable[[], float]) -> None:
         self.coordinator = coordinator

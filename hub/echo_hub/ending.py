@@ -9,7 +9,7 @@ from echo_shared.messages import RefusalCode
 
 
 class RunEnding:
-    """The one place that knows it. `finished` is set when the run is over; nothing unsets it."""
+    """The one place that knows whether the run is over. `finished` is set when the run is over; nothing unsets it."""
 
     def __init__(self, *, last_version: int, evaluated: Collection[int]) -> None:
         """`evaluated`: the versions whose accuracy is known from before a restart."""
@@ -20,12 +20,12 @@ class RunEnding:
         self._last_is_evaluated = last_version in evaluated
 
     def published(self) -> None:
-        """The last version is out."""
+        """Hears that the last version is out."""
         self.last_is_published = True
         self._settle()
 
     def evaluated(self, policy_version: int) -> None:
-        """The accuracy of this version is in the store."""
+        """Hears that the accuracy of this version is in the store."""
         self._last_is_evaluated |= policy_version == self._last_version
         self._settle()
 

@@ -17,7 +17,7 @@ from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
-from echo_hub.store.reports import Evaluation
+from echo_shared.books import Evaluation
 from echo_shared.errors import ConfigError
 from echo_shared.sampling import GroupRequest
 

@@ -46,7 +46,6 @@ from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping
 from echo_hub.learner.settings import LearnerSettings
-from echo_hub.live import LivePages
 from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
@@ -65,9 +64,14 @@ from echo_hub.scoring.preparing import GroupPreparation
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.reports import Evaluation
 from echo_hub.tensorboard import EventFiles
-from echo_hub.trainer import LearnerEvent, Trainer
+from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
+from echo_hub.views.evaluations import EvaluationViews
+from echo_hub.views.notable import NotableLog
+from echo_hub.views.pages_source import HubPages
+from echo_hub.views.run import Moment, RunViews
+from echo_hub.views.versions import VersionViews
+from echo_shared.books import Evaluation
 from echo_shared.identity import Identity
 from echo_shared.messages import Receipts
 
@@ -188,19 +192,33 @@ class Hub:
             bar=self._distributor.bar,
         )
         self._event_files = EventFiles(directory.root / "tensorboard", opened.store.store)
-        self.pages = LivePages(
-            config=config,
+        self.notable = NotableLog()
+        self.pages = HubPages(
             changes=self._changes,
-            directory=directory,
-            run_id=opened.run_id,
             store=opened.store.store,
-            driver=self._driver,
+            run=RunViews(
+                config,
+                run_id=opened.run_id,
+                started_at=opened.started_at,
+                store=opened.store.store,
+                versions=VersionViews(opened.store.store, directory),
+                evaluations=EvaluationViews(opened.store.store),
+            ),
             nodes=self._nodes.live,
-            distribution=self._distributor.status,
-            join_command=partial(join_command, config, self.server),
-            learner_state=lambda: self._trainer.state,
-            finished=self.ending.finished.is_set,
-            started_at=opened.started_at,
+            notable=self.notable,
+            moment=self._moment,
+        )
+
+    def _moment(self) -> Moment:
+        return Moment(
+            status=self._opened.coordinator.status(),
+            distribution=self._distributor.status(),
+            num_received=self._driver.num_received,
+            learner_is_starting=self._trainer.state is LearnerState.STARTING,
+            learner_is_down=self._trainer.state is LearnerState.DOWN,
+            last_is_published=self.ending.last_is_published,
+            finished=self.ending.finished.is_set(),
+            join_command=self.join_command,
         )
 
     async def open(self) -> None:
@@ -267,7 +285,7 @@ class Hub:
         self._changes.notify()
 
     async def _learner_said(self, event: LearnerEvent) -> None:
-        """What it holds or has trained can be evaluated from now on."""
+        """Reports what the learner did; the version that it holds or has trained can be evaluated from now on."""
         await self._driver.report(event)
         self._changes.notify()
         if isinstance(event, LearnerReady):

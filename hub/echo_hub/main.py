@@ -303,7 +303,7 @@ def _when(seconds: float) -> str:
 
 
 def _check_writable(figures: Path | None) -> None:
-    """Before the work, not behind it."""
+    """Raises ConfigError before the work, not behind it, when its figures cannot be written."""
     if figures is not None and not figures.parent.is_dir():
         raise ConfigError("The figures cannot be written there.", got=str(figures), do="Name a directory that exists.")
 

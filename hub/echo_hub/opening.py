@@ -85,8 +85,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             published_version=snapshot.published_version,
             banned=await store.banned_nodes(),
         )
-        logging.getLogger("echo_hub").addHandler(hub.pages.notable)
-        stack.callback(logging.getLogger("echo_hub").removeHandler, hub.pages.notable)
+        logging.getLogger("echo_hub").addHandler(hub.notable)
+        stack.callback(logging.getLogger("echo_hub").removeHandler, hub.notable)
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub
@@ -164,7 +164,7 @@ async def _run_id(store: AsyncStore, me: Identity) -> str:
 
 
 async def _started_at(store: AsyncStore) -> float:
-    """Noted down when the run is served for the first time."""
+    """When the run was served for the first time, which is noted down then."""
     known = (await store.run_meta()).get("started_at")
     if known is None:
         known = repr(time.time())

@@ -10,7 +10,7 @@ from echo_hub.core.nodes.node import HUB_NODE_ID
 
 
 class OwnSampler:
-    """It takes a whole step's rollouts at once, by the newest published version."""
+    """A node that takes a whole step's rollouts at once, by the newest published version."""
 
     def __init__(
         self, settings: TrainingConfig, *, report: Callable[[NodeConnected | NodeReported], Awaitable[None]]
@@ -19,10 +19,10 @@ class OwnSampler:
         self._report = report
 
     async def join(self, policy_version: int) -> None:
-        """It is there from now on."""
+        """Reports that it is there from now on."""
         await self._report(NodeConnected(node_id=HUB_NODE_ID))
         await self.holds(policy_version)
 
     async def holds(self, policy_version: int) -> None:
-        """This version is out, so it can be sampled from."""
+        """Reports that this version is out, so that it can be sampled from."""
         await self._report(NodeReported(node_id=HUB_NODE_ID, capacity=self._capacity, policy_version=policy_version))

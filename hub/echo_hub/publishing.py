@@ -29,7 +29,8 @@ class Publishing:
     async def reopen(
         self, base_dir: Path, *, base_source: str | None, published_version: int, banned: Collection[str]
     ) -> None:
-        """What the run has published, at once unless an artefact was damaged or removed; at its first start, the base.
+        """Publishes again what the run has published: at once unless an artefact was damaged or removed; at its first
+        start, the base.
 
         `base_source`: where nodes find the base on a model hub, if they are to look there first.
         """
@@ -40,7 +41,7 @@ class Publishing:
             await self._distributor.publish(published_version, self._directory.adapter(published_version))
 
     def submit(self, policy_version: int) -> None:
-        """At most one version waits for each step that the learner is ahead, so the queue needs no bound."""
+        """Queues a version. At most one waits for each step that the learner is ahead, so the queue needs no bound."""
         self._waiting.put_nowait(policy_version)
 
     async def run(self) -> None:

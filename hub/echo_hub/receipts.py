@@ -22,7 +22,7 @@ class ReceiptLookUps:
         self._waiting: asyncio.Queue[LookUpReceipt] = asyncio.Queue(LOOK_UPS_WAITING)
 
     def submit(self, action: LookUpReceipt) -> None:
-        """Ignored when `LOOK_UPS_WAITING` wait: the node asks again after its next connection."""
+        """Queues a look-up; ignored when `LOOK_UPS_WAITING` wait: the node asks again after its next connection."""
         if not self._waiting.full():
             self._waiting.put_nowait(action)
 
@@ -33,6 +33,6 @@ class ReceiptLookUps:
             await self.answer(asked.node_id, (asked.rollout_id,))
 
     async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> None:
-        """Tells the node what became of these, in one message."""
+        """Tells the node what became of these rollouts, in one message."""
         receipts = await self._store.receipts(node_id, rollout_ids)
         self._send(node_id, Receipts(receipts=tuple(receipts)))

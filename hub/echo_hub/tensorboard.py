@@ -23,12 +23,11 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from echo_hub.dashboard.model import Changes
-from echo_hub.store.reports import Evaluation, EvaluationKind, StepRecord
 from echo_hub.store.store import Store
-from echo_shared.step_figures import with_derived
+from echo_shared.books import Evaluation, EvaluationKind, StepRecord
 
 WRITE_EVERY_S: Final = 2.0
-"""At most this often, and on the disk at once."""
+"""Writes at most this often, and on the disk at once."""
 
 STEPS_A_READ: Final = 1_000
 
@@ -64,7 +63,7 @@ class EventFiles:
         return EventFileWriter(str(self._directory))
 
     def catch_up(self, writer: EventFileWriter) -> bool:
-        """Writes what the store has and the file has not, and flushes it; whether there is more."""
+        """Writes what the store has and the file has not, and flushes it; returns whether there is more."""
         records = self._store.steps_history(self._newest.step if self._newest else 0, STEPS_A_READ)
         for record in records:
             _write(writer, record.step, record.trained_at, _of_step(record, self._newest))
@@ -87,9 +86,8 @@ def _of_step(record: StepRecord, before: StepRecord | None) -> dict[str, float]:
         for reason, number in record.dropped.items()
     }
     seconds = record.trained_at - before.trained_at if before else 0.0
-    figures = with_derived(record.metrics, lasted_s=record.trained_at - record.planned_at)
     return {
-        **{f"train/{name}": value for name, value in figures.items()},
+        **{f"train/{name}": value for name, value in record.figures.items() if value is not None},
         "train/mean_reward": record.mean_reward,
         "rollouts/number": record.num_rollouts,
         "rollouts/tokens": record.num_tokens,

@@ -36,10 +36,11 @@ from echo_shared.step_figures import EVAL_S
 log = logging.getLogger(__name__)
 
 DEATHS_IN_A_ROW: Final = 5
-"""Without one finished job in between, the learner is not started again: the run stops with its error."""
+"""So many deaths without one finished job in between, and the learner is not started again: the run stops with its
+error."""
 
 RESTART_S: Final = 1.0
-"""Before the first new start, or up to half less; doubled with every further death, up to half a minute."""
+"""Seconds before the first new start, or up to half less; doubled with every further death, up to half a minute."""
 
 
 class LearnerState(StrEnum):
@@ -76,7 +77,7 @@ _Job = _Train | _Generate | GroupRequest
 
 
 class Trainer:
-    """`load_batch` gives a step's batch, `export_path` where its adapter goes, if anywhere.
+    """The learner's keeper. `load_batch` gives a step's batch, `export_path` where its adapter goes, if anywhere.
 
     A step's metrics are the learner's and eval_s, the seconds that evaluations took since the step before; eval_s is
     not known of a step that only a checkpoint tells of.
@@ -98,20 +99,20 @@ class Trainer:
         self._pid: int | None = None
         self.state = LearnerState.STARTING
         self._train_s = 0.0
-        """Of the last step."""
+        """Seconds of the last step."""
         self._eval_s = 0.0
-        """Since the last step."""
+        """Seconds of evaluations since the last step."""
 
     @property
     def pid(self) -> int | None:
-        """Of the learner process; None while there is none."""
+        """The learner process's id; None while there is none."""
         return self._pid
 
     def train(self, step: int) -> None:
         self._jobs.put_nowait(_Train(step=step))
 
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
-        """All rollouts of `requests`, by the adapter in a directory or, None, by the base; beside training."""
+        """Draws all rollouts of `requests`, by the adapter in a directory or, None, by the base; beside training."""
         if not requests:
             return Generated(rollouts=(), seconds=0.0)
         job = _Generate(requests=requests, adapter=adapter, greedy=greedy)
@@ -182,7 +183,8 @@ class Trainer:
         return requests
 
     async def _generate(self, learner: Learner, job: _Generate) -> None:
-        """Part by part, until it is done, nobody waits for it any more, or another job has waited long enough."""
+        """Draws part by part, until the job is done, nobody waits for it any more, or another job has waited long
+        enough."""
         began = time.monotonic()
         settings = self._settings.learner
         budget = settings.micro_batch_tokens * settings.processes * settings.hosts

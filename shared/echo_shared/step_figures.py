@@ -239,11 +239,14 @@ def lines_of(chart: Chart) -> tuple[StepFigure, ...]:
     return tuple(figure for figure in STEP_FIGURES if figure.chart == chart.key)
 
 
-def with_derived(metrics: Mapping[str, float], *, lasted_s: float) -> dict[str, float]:
-    """A step's metrics and what follows from them. `lasted_s`: from its plan to its end, on the hub's clock; a step
-    that a checkpoint alone has told of has no metrics."""
+def figures_of(metrics: Mapping[str, float], *, lasted_s: float) -> dict[str, float | None]:
+    """All of the table by their keys: a step's metrics, and what follows from them; None = it lacks the figure.
+
+    `lasted_s`: from its plan to its end, on the hub's clock; a step that a checkpoint alone has told of has no metrics.
+    """
     seconds = metrics.get(TRAIN_S.key, lasted_s)
     derived = {SECONDS.key: seconds}
     if COMPUTED_TOKENS.key in metrics and seconds > 0:
         derived[TOKENS_PER_S.key] = metrics[COMPUTED_TOKENS.key] / seconds
-    return {**metrics, **derived}
+    known = {**metrics, **derived}
+    return {figure.key: known.get(figure.key) for figure in STEP_FIGURES}

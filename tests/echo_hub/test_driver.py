@@ -44,7 +44,7 @@ async def test_a_run_from_its_first_lease_to_its_end(drive: Drive) -> None:
     assert driven.driver.num_received == sum(len(lease.indices) for lease in driven.of(SendLease))
     assert driven.driver.coordinator.status().finished
     books = driven.store.accounting()
-    assert (books.trained, books.in_flight, books.leased) == (8, 0, books.trained + books.dropped)
+    assert (books.trained, books.in_flight, books.leased) == (8, 0, books.trained + books.num_dropped)
 
 
 async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive) -> None:

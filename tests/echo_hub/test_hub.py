@@ -40,7 +40,7 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
         assert finished.done(), serving.exception()
         view = await hub.pages.run_view()
         assert (view.trained_step, view.published_version) == (2, 2)
-        assert [evaluation.policy_version for evaluation in view.evaluations] == [0, 2]
+        assert [evaluation.greedy.policy_version for evaluation in view.evaluations] == [0, 2]
         async with aiohttp.ClientSession() as http, http.get(f"{hub.url}/healthz") as answer:
             assert answer.status == 200
         serving.cancel()

@@ -27,9 +27,9 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.dashboard.model import Changes
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
 from echo_hub.tensorboard import EventFiles
+from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.messages import DropReason, FinishReason
 
 

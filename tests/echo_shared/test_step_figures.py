@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echo_shared import step_figures
-from echo_shared.step_figures import CHARTS, STEP_FIGURES, StepFigure, lines_of, with_derived
+from echo_shared.step_figures import CHARTS, STEP_FIGURES, StepFigure, figures_of, lines_of
 
 HUB = Path(__file__).resolve().parents[2] / "hub" / "echo_hub"
 
@@ -52,6 +52,7 @@ def test_no_figure_is_named_by_hand_beside_the_table() -> None:
     ],
 )
 def test_what_follows_from_metrics(metrics: dict[str, float], seconds: float, tokens_per_s: float | None) -> None:
-    found = with_derived(metrics, lasted_s=9.0)
-    assert (found["seconds"], found.get("tokens_per_s")) == (seconds, tokens_per_s)
+    found = figures_of(metrics, lasted_s=9.0)
+    assert (found["seconds"], found["tokens_per_s"]) == (seconds, tokens_per_s)
     assert metrics.items() <= found.items()
+    assert list(found) == [figure.key for figure in STEP_FIGURES], "the others are None"

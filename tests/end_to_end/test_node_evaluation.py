@@ -14,8 +14,8 @@ from echo_hub.config.file import load_config
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup
 from echo_hub.export import evaluate_versions
 from echo_hub.run.directory import RunDirectory
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
+from echo_shared.books import Evaluation, EvaluationKind
 
 pytestmark = pytest.mark.timeout(600)
 

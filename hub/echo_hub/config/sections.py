@@ -160,7 +160,7 @@ class ObjectiveConfig(Section):
         return PUBLISHED[self.name].advantage if self.advantage == "published" else self.advantage
 
     def resolved(self) -> ObjectiveConfig:
-        """With the paper's own choices and numbers in place of "published" and 0."""
+        """These settings with the paper's own choices and numbers in place of "published" and 0."""
         paper = PUBLISHED[self.name]
         return self.model_copy(
             update={

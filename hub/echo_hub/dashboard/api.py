@@ -1,8 +1,8 @@
 """The machine-readable room, /api/v1/: the views of `model` as JSON, and a stream that says when to read them again.
 
-GET /api/v1/run             one object: `RunView`, and `accuracy_before`, `accuracy_after`
+GET /api/v1/run             one object: `RunView`
 GET /api/v1/nodes           {"nodes": [`NodeView`, ...]}
-GET /api/v1/steps?since=N   {"steps": [`StepView`, ...]}, the first 1,000 steps after N in order; N is 0 if left out.
+GET /api/v1/steps?since=N   {"steps": [`StepRecord`, ...]}, the first 1,000 steps after N in order; N is 0 if left out.
                             Full answers have a sequel: ask again with N = the last step, until one has fewer
 GET /api/v1/curves          {"width": W, "points": [...]}, all steps in 600 points at most: see `curves`
 GET /api/v1/leaderboard     {"leaderboard": [`LeaderboardRow`, ...]}, in rank order
@@ -24,7 +24,7 @@ from aiohttp import web
 from aiohttp_sse import sse_response
 
 from echo_hub.dashboard.model import PagesSource, Readiness
-from echo_hub.dashboard.responses import SECURITY_HEADERS, json_response, jsonable, whole_number
+from echo_hub.dashboard.responses import SECURITY_HEADERS, json_response, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_shared.errors import StorageError
 
@@ -38,9 +38,7 @@ class Api:
         self._snapshots = snapshots
 
     async def run(self, _request: web.Request) -> web.Response:
-        run = (await self._snapshots.get()).run
-        derived = {"accuracy_before": run.accuracy_before, "accuracy_after": run.accuracy_after}
-        return json_response(jsonable(run) | derived)
+        return json_response((await self._snapshots.get()).run)
 
     async def nodes(self, _request: web.Request) -> web.Response:
         return json_response({"nodes": (await self._snapshots.get()).nodes})

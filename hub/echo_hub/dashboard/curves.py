@@ -12,27 +12,28 @@ from typing import Final
 
 from aiohttp import web
 
-from echo_hub.dashboard.model import PagesSource, StepView
+from echo_hub.dashboard.model import PagesSource
 from echo_hub.dashboard.responses import json_response, whole_number
 from echo_shared import step_figures
+from echo_shared.books import StepRecord
 
 MOST_POINTS: Final = 600
 """About as many as a chart has pixels for."""
 
 
 def _means() -> tuple[str, ...]:
-    """What a point has the mean of: of its steps that have the figure."""
+    """The figures of which a point has the mean, over its steps that have the figure."""
     return ("mean_reward", "staleness_mean", *(f.key for f in step_figures.STEP_FIGURES if not f.largest))
 
 
 def _largest() -> tuple[str, ...]:
-    """What a point has the largest value of."""
+    """The figures of which a point has the largest value."""
     return ("staleness_max", *(f.key for f in step_figures.STEP_FIGURES if f.largest))
 
 
 @dataclass(slots=True, kw_only=True)
 class _Point:
-    """Sums over its steps, so that two points make one."""
+    """A point's sums over its steps, so that two points make one."""
 
     first_step: int
     step: int
@@ -70,13 +71,13 @@ class Curves:
     def __init__(self) -> None:
         self.width = 1
         self._points: list[_Point] = []
-        self._newest: StepView | None = None
+        self._newest: StepRecord | None = None
 
     @property
     def last_step(self) -> int:
         return self._newest.step if self._newest else 0
 
-    def add(self, step: StepView) -> None:
+    def add(self, step: StepRecord) -> None:
         point = _point(step, self._newest)
         self._newest = step
         if self._points and (step.step - 1) // self.width == (self._points[-1].first_step - 1) // self.width:
@@ -101,7 +102,7 @@ class Curves:
         self._points = halved
 
 
-def _point(step: StepView, before: StepView | None) -> _Point:
+def _point(step: StepRecord, before: StepRecord | None) -> _Point:
     of_the_books = {
         "mean_reward": step.mean_reward,
         "staleness_mean": step.staleness_mean,

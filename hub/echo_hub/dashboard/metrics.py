@@ -12,13 +12,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from echo_hub.dashboard.model import EvaluationView, NodeView, Readiness, RunState, RunView, StepView, VersionView
+from echo_hub.dashboard.model import EvaluationView, NodeView, Readiness, RunState, RunView
 from echo_hub.dashboard.responses import SECURITY_HEADERS
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_shared import step_figures
+from echo_shared.books import StepRecord, VersionRecord
 
 _VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
-"""Of a format. The library fails on other versions, and repeats the one that it was asked for in its answer."""
+"""The version of a format. The library fails on other versions, and repeats the one that it was asked for in its
+answer."""
 
 
 class Metrics:
@@ -60,7 +62,7 @@ class _OfSnapshot:
 
 
 def _gauge(name: str, help_text: str, value: float | None) -> Metric:
-    """A gauge whose value is not known has no sample."""
+    """A gauge, without a sample where its value is not known."""
     family = GaugeMetricFamily(name, help_text)
     if value is not None:
         family.add_metric([], value)
@@ -92,20 +94,21 @@ def _run(run: RunView) -> Iterator[Metric]:
     yield _gauge("echo_staleness_bound", "Largest staleness that is trained on, in steps.", run.max_staleness)
 
 
-def _learner(step: StepView) -> Iterator[Metric]:
-    """Of the newest step."""
+def _learner(step: StepRecord) -> Iterator[Metric]:
+    """The figures of the newest step."""
     for figure in step_figures.STEP_FIGURES:
         if figure.prometheus is not None:
             yield _gauge(figure.prometheus, figure.about, step.figures.get(figure.key))
 
 
 def _evaluation(newest: EvaluationView) -> Iterator[Metric]:
-    yield _gauge("echo_heldout_policy_version", "The newest evaluated version.", newest.policy_version)
-    yield _gauge("echo_heldout_problems", "How many it was evaluated on.", newest.num_problems)
-    yield _gauge("echo_heldout_accuracy", "Of the newest evaluated version, greedy, 0..1.", newest.accuracy)
-    yield _gauge("echo_heldout_accuracy_error", "Its standard error.", newest.accuracy_error)
-    yield _gauge("echo_heldout_mean_reward", "Greedy.", newest.mean_reward)
-    yield _gauge("echo_heldout_share_truncated", "Of the greedy completions, 0..1.", newest.share_truncated)
+    greedy = newest.greedy
+    yield _gauge("echo_heldout_policy_version", "The newest evaluated version.", greedy.policy_version)
+    yield _gauge("echo_heldout_problems", "How many it was evaluated on.", greedy.num_problems)
+    yield _gauge("echo_heldout_accuracy", "Of the newest evaluated version, greedy, 0..1.", greedy.accuracy)
+    yield _gauge("echo_heldout_accuracy_error", "Its standard error.", greedy.accuracy_error)
+    yield _gauge("echo_heldout_mean_reward", "Greedy.", greedy.mean_reward)
+    yield _gauge("echo_heldout_share_truncated", "Of the greedy completions, 0..1.", greedy.share_truncated)
     yield _gauge("echo_heldout_eval_seconds", "Of the sampling engine's time.", newest.seconds)
     mean = GaugeMetricFamily("echo_heldout_mean_at_k", "Share of k samples that solve a problem.", labels=["k"])
     error = GaugeMetricFamily("echo_heldout_mean_at_k_error", "Its standard error.", labels=["k"])
@@ -138,25 +141,27 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
     yield _gauge("echo_nodes_on_newest_version", "Connected nodes that hold the newest version.", run.nodes_on_newest)
     for newest in run.versions[:1]:
         yield _gauge("echo_version_size_bytes", "Adapter of the newest version.", newest.size_bytes)
-        yield _gauge("echo_version_payload_bytes", "What travels in its place.", newest.payload_bytes)
+        yield _gauge("echo_version_payload_bytes", "What travels in its place.", newest.record.payload_bytes)
         sources = GaugeMetricFamily(
             "echo_version_fetched_bytes", "Of the newest version, by where nodes had them from.", labels=["source"]
         )
-        yield _labelled(sources, (([source], number) for source, number in newest.bytes_by_transport.items()))
-        yield _seconds("echo_version_dissemination_seconds", "Until this share of nodes had the newest one.", newest)
+        yield _labelled(sources, (([source], number) for source, number in newest.record.bytes_by_transport.items()))
+        yield _seconds(
+            "echo_version_dissemination_seconds", "Until this share of nodes had the newest one.", newest.record
+        )
     if run.dissemination is not None:
         told, reached = run.dissemination.num_told, run.dissemination.num_reached
         yield _gauge("echo_version_nodes_told", "Nodes that are to get the newest version, or have it.", told)
-        yield _gauge("echo_version_nodes_reached", "Of them: those that have it.", reached)
-    for version in run.versions:
+        yield _gauge("echo_version_nodes_reached", "How many of the nodes told have it.", reached)
+    for version in (view.record for view in run.versions):
         if version.policy_version == run.newest_complete:
             number = version.policy_version
             yield _gauge("echo_complete_version", "The newest version that all have who were told of it.", number)
             yield _seconds("echo_complete_version_dissemination_seconds", "Until this share of nodes had it.", version)
 
 
-def _seconds(name: str, help_text: str, version: VersionView) -> Metric:
-    """From the announcement until a share of the nodes had the version and had verified it.
+def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
+    """A gauge of the seconds from the announcement until a share of the nodes had the version, complete and intact.
 
     The label is not called `quantile`: that one belongs to summaries.
     """
@@ -175,18 +180,18 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:
     about = GaugeMetricFamily(
         "echo_node_info", "What the node says of itself.", labels=["node", "name", "backend", "device"]
     )
-    yield _labelled(about, (([n.node_id, n.name, n.backend, n.device], 1.0) for n in nodes))
+    yield _labelled(about, (([n.totals.node_id, n.totals.name, n.totals.backend, n.totals.device], 1.0) for n in nodes))
     up = GaugeMetricFamily("echo_node_connected", "1 while the node is connected.", labels=["node"])
-    yield _labelled(up, (([n.node_id], float(n.connected)) for n in nodes))
+    yield _labelled(up, (([n.totals.node_id], float(n.connected)) for n in nodes))
     speed = GaugeMetricFamily("echo_node_tokens_per_second", "Sampling speed, by the node's report.", labels=["node"])
-    yield _labelled(speed, (([n.node_id], n.tokens_per_s) for n in nodes))
+    yield _labelled(speed, (([n.totals.node_id], n.tokens_per_s) for n in nodes))
     version = GaugeMetricFamily("echo_node_policy_version", "Newest version it can sample from.", labels=["node"])
-    yield _labelled(version, (([n.node_id], n.policy_version) for n in nodes if n.policy_version is not None))
+    yield _labelled(version, (([n.totals.node_id], n.policy_version) for n in nodes if n.policy_version is not None))
     received = CounterMetricFamily("echo_node_rollouts_received", "Rollouts received from the node.", labels=["node"])
-    yield _labelled(received, (([n.node_id], n.received) for n in nodes))
+    yield _labelled(received, (([n.totals.node_id], n.totals.received) for n in nodes))
     ended = CounterMetricFamily("echo_node_rollouts", "The node's rollouts in a final state.", labels=["node", "state"])
     for node in nodes:
-        ended.add_metric([node.node_id, "trained"], node.trained)
-        ended.add_metric([node.node_id, "evaluated"], node.evaluated)
-        ended.add_metric([node.node_id, "dropped"], node.dropped)
+        ended.add_metric([node.totals.node_id, "trained"], node.trained)
+        ended.add_metric([node.totals.node_id, "evaluated"], node.evaluated)
+        ended.add_metric([node.totals.node_id, "dropped"], node.totals.dropped)
     yield ended

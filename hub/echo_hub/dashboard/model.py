@@ -1,7 +1,8 @@
 """All that the pages read: frozen views of the run, and the protocol of whoever makes them.
 
-The same dataclasses are the JSON of /api/v1/: a field's name is a promise. Times are seconds since the epoch on the
-hub's clock, durations end in `_s`, sizes in `_bytes`, shares and accuracies lie in 0..1. None = not known yet.
+What the books say is shown as it is (`echo_shared.books`); a view adds what no book knows. The same dataclasses are the
+JSON of /api/v1/: a field's name is a promise. Times are seconds since the epoch on the hub's clock, durations end in
+`_s`, sizes in `_bytes`, shares and accuracies lie in 0..1. None = not known yet.
 """
 
 from __future__ import annotations
@@ -10,16 +11,13 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Final, Protocol
+from typing import ClassVar, Protocol
 
-FLAT: Final = MappingProxyType({"flat": True})
-"""Marks a mapping whose items are an object's own fields in JSON."""
+from echo_shared.books import FLAT, Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
 
 
 class RunState(StrEnum):
     RUNNING = "running"
-    PAUSED = "paused"
     FINISHED = "finished"
 
 
@@ -32,41 +30,11 @@ class Readiness(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accounting:
-    """Where every rollout ever leased is now: leased = trained + evaluated + dropped + in flight."""
-
-    leased: int = 0
-    trained: int = 0
-    evaluated: int = 0
-    """By nodes, on held-out problems."""
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    """By `DropReason` value."""
-    in_flight: int = 0
-    """Leased, received or scored, and not yet trained on or evaluated."""
-
-    @property
-    def num_dropped(self) -> int:
-        return sum(self.dropped.values())
-
-    @property
-    def balanced(self) -> bool:
-        return self.leased == self.trained + self.evaluated + self.num_dropped + self.in_flight
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationView:
     """How one version does on the held-out problems: greedy, and by several samples where the run asks for them."""
 
-    policy_version: int
-    accuracy: float
-    """Greedy, as are the other figures that do not say otherwise."""
-    accuracy_error: float = 0.0
-    """Standard error."""
-    num_problems: int
-    mean_reward: float
-    mean_tokens: float
-    """Of a completion."""
-    share_truncated: float
+    greedy: Evaluation = field(metadata=FLAT)
+    """In JSON its fields stand among those below, which go before."""
     samples: int = 0
     """Completions of each problem at the run's temperature; 0 = only the greedy one."""
     mean_at_k: float | None = None
@@ -76,41 +44,20 @@ class EvaluationView:
     """k -> the probability that one of k samples solves a problem."""
     seconds: float
     """Of the sampling engine's time, for all of it."""
-    evaluated_at: float
 
     @property
     def pass_at_k(self) -> float | None:
-        """For all samples."""
+        """The probability that one of all samples solves a problem."""
         return self.pass_at.get(self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionView:
-    """One published version and how it reached the nodes."""
+    """One published version, how it reached the nodes, and what it takes on the hub's disk."""
 
-    policy_version: int
-    published_at: float
+    record: VersionRecord = field(metadata=FLAT)
     size_bytes: int
     """Of the whole adapter."""
-    payload_bytes: int | None = None
-    """Of what travels in its place."""
-    carrier: str | None = None
-    """`keyframe` or `delta`."""
-    way: str | None = None
-    """How the hub sent it: `inline`, `broadcast`, `swarm` or `web_seed`."""
-    dissemination_p50_s: float | None = None
-    """From the announcement to the node's report that it is verified, on the hub's clock, as are the two below; over
-    the nodes that were connected at the announcement."""
-    dissemination_p95_s: float | None = None
-    dissemination_max_s: float | None = None
-    fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
-    """How many nodes fetched it, by `swarm`, `web_seed`, `shared_memory`, `inline` and `broadcast`."""
-    bytes_by_transport: Mapping[str, int] = field(default_factory=dict)
-    """From `swarm`, `web_seed`, `shared_memory`, from the hub's hand (`pushed`) and handed on by nodes (`mesh`)."""
-
-    @property
-    def num_fetched(self) -> int:
-        return sum(self.fetches_by_transport.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +74,9 @@ class DisseminationView:
     num_told: int
     """Nodes that were connected at the announcement and have it, or are still there to get it."""
     num_reached: int
-    """Of them: those that have it."""
+    """Of the nodes told: how many have it."""
     share_arrived: float
-    """Of all bytes that they are to get."""
+    """Of all bytes that the nodes told are to get."""
 
     @property
     def under_way(self) -> bool:
@@ -146,24 +93,10 @@ class NotableEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepView:
-    """One trained step. It turned version `step` - 1 into `step`."""
-
-    step: int
-    trained_at: float
-    num_rollouts: int
-    num_tokens: int
-    """Of the completions."""
-    mean_reward: float
-    staleness_mean: float
-    staleness_max: int
-    figures: Mapping[str, float | None] = field(default_factory=dict, metadata=FLAT)
-    """All of `echo_shared.step_figures` by their keys. In JSON they stand among the step's other fields."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """The run at one moment, `as_of`; every age on the pages is counted from it."""
+
+    ALSO_IN_JSON: ClassVar = ("mean_reward", "staleness_mean", "staleness_max", "accuracy_before", "accuracy_after")
 
     as_of: float
     run_id: str
@@ -175,7 +108,7 @@ class RunView:
     """The one line with which a volunteer joins, this hub's address in it."""
     state: RunState
     state_detail: str = ""
-    """Why it is paused, or what it waits for."""
+    """What it does, or waits for."""
     problems: tuple[str, ...] = ()
     """What is broken, for the operator."""
     starting: bool = False
@@ -187,16 +120,13 @@ class RunView:
     published_version: int = 0
     group_size: int
     max_staleness: int
-    mean_reward: float | None = None
-    """Of the newest trained step, as are the three below."""
-    staleness_mean: float | None = None
-    staleness_max: int | None = None
-    newest_step: StepView | None = None
+    newest_step: StepRecord | None = None
+    """None before the first is trained."""
     rollouts_per_s: float = 0.0
     """Received, over the last minute or so."""
     buffered_groups: int = 0
     """Complete, scored, and waiting for the learner."""
-    accounting: Accounting = Accounting()
+    accounting: Accounting = field(default_factory=Accounting)
     evaluations: tuple[EvaluationView, ...] = ()
     """In the order of their versions; of many, some between are left out."""
     versions: tuple[VersionView, ...] = ()
@@ -222,26 +152,39 @@ class RunView:
         return Readiness.STARTING if self.starting else Readiness.READY
 
     @property
+    def mean_reward(self) -> float | None:
+        """Of the newest trained step."""
+        return self.newest_step.mean_reward if self.newest_step else None
+
+    @property
+    def staleness_mean(self) -> float | None:
+        """Of the newest trained step."""
+        return self.newest_step.staleness_mean if self.newest_step else None
+
+    @property
+    def staleness_max(self) -> int | None:
+        """Of the newest trained step."""
+        return self.newest_step.staleness_max if self.newest_step else None
+
+    @property
     def accuracy_before(self) -> float | None:
-        """Of the base model."""
-        return next((e.accuracy for e in self.evaluations if e.policy_version == 0), None)
+        """Held-out accuracy of the base model."""
+        return next((e.greedy.accuracy for e in self.evaluations if e.greedy.policy_version == 0), None)
 
     @property
     def accuracy_after(self) -> float | None:
-        """Of the newest version that was evaluated."""
-        return next((e.accuracy for e in reversed(self.evaluations) if e.policy_version > 0), None)
+        """Held-out accuracy of the newest version that was evaluated."""
+        return next((e.greedy.accuracy for e in reversed(self.evaluations) if e.greedy.policy_version > 0), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node that has ever joined. `name`, `backend` and `device` are what it says of itself: hostile input."""
+    """One node that has ever joined: what it did, by the books, and what it does, by its own last report."""
 
-    node_id: str
-    name: str
-    backend: str
-    device: str
+    ALSO_IN_JSON: ClassVar = ("banned", "trained", "evaluated")
+
+    totals: NodeTotals = field(metadata=FLAT)
     connected: bool
-    banned: bool = False
     activity: str
     """As it last reported: preparing, waiting, fetching, sampling, draining."""
     policy_version: int | None
@@ -250,11 +193,20 @@ class NodeView:
     in_flight: int
     """Rollouts leased to it and not yet received."""
     tokens_per_s: float
-    received: int
-    trained: int
-    evaluated: int = 0
-    dropped: int
-    last_seen: float
+
+    @property
+    def banned(self) -> bool:
+        return self.totals.banned_at is not None
+
+    @property
+    def trained(self) -> int:
+        """How many of its rollouts were trained on."""
+        return self.totals.trained_rollouts
+
+    @property
+    def evaluated(self) -> int:
+        """How many of its rollouts an evaluation used."""
+        return self.totals.evaluated_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,16 +214,8 @@ class LeaderboardRow:
     """One node's work that was trained on or evaluated, counted on the hub from receipts."""
 
     rank: int
-    """From 1, by `share`."""
-    node_id: str
-    name: str
-    trained_rollouts: int
-    trained_tokens: int
-    evaluated_rollouts: int = 0
-    """Drawn to see how good a version is."""
-    share: float
-    """Of all rollouts that were trained on or evaluated."""
-    last_seen: float
+    """From 1, by share."""
+    totals: NodeTotals = field(metadata=FLAT)
 
 
 class Changes:
@@ -286,7 +230,7 @@ class Changes:
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """Cheap: call it at every change."""
+        """Says that something has changed. Cheap: call it at every change."""
         self.number += 1
         woken, self._next = self._next, asyncio.Event()
         woken.set()
@@ -299,7 +243,7 @@ class Changes:
 
 
 class PagesSource(Protocol):
-    """What the hub supplies. Reads may overlap; each returns the newest state that is there."""
+    """What the hub supplies to the pages. Reads may overlap; each returns the newest state that is there."""
 
     @property
     def changes(self) -> Changes: ...
@@ -308,10 +252,10 @@ class PagesSource(Protocol):
 
     async def nodes(self) -> tuple[NodeView, ...]: ...
 
-    async def steps(self, since: int) -> tuple[StepView, ...]:
+    async def steps(self, since: int) -> tuple[StepRecord, ...]:
         """The trained steps after step `since`, in order; where there are many, at least the first 1,000."""
         ...
 
     async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
-        """In rank order; nodes without a share may be left out."""
+        """The leaderboard in rank order; nodes without a share may be left out."""
         ...

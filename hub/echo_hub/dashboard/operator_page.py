@@ -10,11 +10,12 @@ from typing import Final
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard.model import EvaluationView, NodeView, PagesSource, RunState, RunView, StepView
+from echo_hub.dashboard.model import EvaluationView, NodeView, PagesSource, RunState, RunView
 from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
 from echo_shared import step_figures
+from echo_shared.books import StepRecord
 
 STEPS_SHOWN: Final = 12
 VERSIONS_SHOWN: Final = 8
@@ -24,7 +25,7 @@ TICKS_SHOWN: Final = 60
 NODES_SHOWN: Final = 500
 
 NODE_COLUMNS: Final[tuple[Column[NodeView], ...]] = (
-    Column(key="name", title="Node", order=lambda node: (node.name.casefold(), node.node_id)),
+    Column(key="name", title="Node", order=lambda node: (node.totals.name.casefold(), node.totals.node_id)),
     Column(key="activity", title="Doing", order=lambda node: (not node.connected, node.activity)),
     Column(
         key="version",
@@ -35,10 +36,12 @@ NODE_COLUMNS: Final[tuple[Column[NodeView], ...]] = (
     ),
     Column(key="speed", title="Tokens/s", order=lambda node: node.tokens_per_s, descending=True, css="number"),
     Column(key="held", title="Holds", order=lambda node: node.in_flight, descending=True, css="number wide"),
-    Column(key="received", title="Received", order=lambda node: node.received, descending=True, css="number wide"),
+    Column(
+        key="received", title="Received", order=lambda node: node.totals.received, descending=True, css="number wide"
+    ),
     Column(key="trained", title="Trained", order=lambda node: node.trained, descending=True, css="number"),
-    Column(key="dropped", title="Dropped", order=lambda node: node.dropped, descending=True, css="number wide"),
-    Column(key="seen", title="Last seen", order=lambda node: node.last_seen, descending=True, css="number wide"),
+    Column(key="dropped", title="Dropped", order=lambda node: node.totals.dropped, descending=True, css="number wide"),
+    Column(key="seen", title="Last seen", order=lambda node: node.totals.last_seen, descending=True, css="number wide"),
 )
 
 
@@ -67,9 +70,11 @@ class OperatorPage:
         text = snapshot.rendered(("operator", sort), lambda: self._render(snapshot, recent, sort))
         return html_response(text, inline_styles=True)
 
-    def _render(self, snapshot: Snapshot, recent: Sequence[StepView], sort: str) -> str:
+    def _render(self, snapshot: Snapshot, recent: Sequence[StepRecord], sort: str) -> str:
         run = snapshot.run
-        by_default = sorted(snapshot.nodes, key=lambda node: (not node.connected, -node.tokens_per_s, node.node_id))
+        by_default = sorted(
+            snapshot.nodes, key=lambda node: (not node.connected, -node.tokens_per_s, node.totals.node_id)
+        )
         nodes = sort_rows(by_default, NODE_COLUMNS, sort)
         connected = [node for node in nodes if node.connected]
         return self._template.render(
@@ -94,7 +99,7 @@ class OperatorPage:
         )
 
 
-def remaining_s(run: RunView, recent: Sequence[StepView]) -> float | None:
+def remaining_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
     """What the steps still to come take at the pace of the recent ones, waiting included."""
     if run.state is not RunState.RUNNING or len(recent) < 3:
         return None
@@ -104,7 +109,7 @@ def remaining_s(run: RunView, recent: Sequence[StepView]) -> float | None:
 
 def rail_ticks(run: RunView) -> tuple[tuple[float, float], ...]:
     """(place along the run in thousandths, accuracy) of the evaluations, as far as they can be told apart."""
-    shown = run.evaluations[:: 1 + len(run.evaluations) // TICKS_SHOWN]
+    shown = [view.greedy for view in run.evaluations[:: 1 + len(run.evaluations) // TICKS_SHOWN]]
     return tuple((1000 * min(e.policy_version / run.steps_total, 1.0), e.accuracy) for e in shown)
 
 

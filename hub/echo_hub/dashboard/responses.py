@@ -34,14 +34,16 @@ MAX_NUMBER: Final = 2**53
 
 
 def jsonable(value: Any) -> Any:
-    """`value` in JSON's types: dataclasses become objects, with the items of their `flat` fields among the others;
-    numbers that are not finite become null."""
+    """`value` in JSON's types: dataclasses become objects, with the items of their `flat` fields among the others and
+    the properties that their `ALSO_IN_JSON` names; numbers that are not finite become null."""
+    if value is None or isinstance(value, (str, int)):
+        return value  # Most of all that there is, so first.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found: dict[str, Any] = {}
         for field in dataclasses.fields(value):
             item = jsonable(getattr(value, field.name))
             found |= item if field.metadata.get("flat") else {field.name: item}
-        return found
+        return found | {name: jsonable(getattr(value, name)) for name in getattr(value, "ALSO_IN_JSON", ())}
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -57,7 +59,7 @@ def whole_number(text: str) -> int | None:
     return number if number <= MAX_NUMBER else None
 
 
-def json_response(value: Mapping[str, Any], *, status: int = 200) -> web.Response:
+def json_response(value: Any, *, status: int = 200) -> web.Response:
     text = json.dumps(jsonable(value), allow_nan=False, separators=(",", ":"))
     response = web.Response(text=text, status=status, content_type="application/json", headers=SECURITY_HEADERS)
     response.headers["Cache-Control"] = "no-store"
@@ -66,7 +68,8 @@ def json_response(value: Mapping[str, Any], *, status: int = 200) -> web.Respons
 
 
 def html_response(text: str, *, inline_styles: bool = False) -> web.Response:
-    """`inline_styles` for pages with charts: plotly puts style elements of its own, which vary with its version."""
+    """A page. `inline_styles` for pages with charts: plotly puts style elements of its own, which vary with its
+    version."""
     response = web.Response(text=text, content_type="text/html", headers=SECURITY_HEADERS)
     if inline_styles:
         policy = SECURITY_HEADERS["Content-Security-Policy"]

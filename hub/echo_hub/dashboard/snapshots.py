@@ -37,7 +37,7 @@ class Snapshots:
         self._newest: Snapshot | None = None
 
     async def get(self) -> Snapshot:
-        """At most `min_interval_s` old."""
+        """The newest snapshot, at most `min_interval_s` old."""
         async with self._lock:
             newest = self._newest
             if newest is None or asyncio.get_running_loop().time() - newest.taken_at >= self._min_interval_s:

@@ -26,8 +26,8 @@ from echo_hub.evaluation.figures import Attempt, summary
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.tasks.rewards import RewardBounds
+from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -47,13 +47,14 @@ class Generated:
 
 
 class Generator(Protocol):
-    """Who draws. All requests of one call name the same version, and every completion is by exactly that one."""
+    """The engine that draws. All requests of one call name the same version, and every completion is by exactly that
+    one."""
 
     async def __call__(self, requests: Sequence[GroupRequest], *, greedy: bool) -> Generated: ...
 
 
 class Judge(Protocol):
-    """Who answers each (problem, completions of its turns so far, tokens of what was said to these), in order.
+    """Gives an answer to each (problem, completions of its turns so far, tokens of what was said to these), in order.
 
     With the reward of an episode that has ended; with the ids between this completion and the next turn, if it goes on;
     or with the error of a scorer that failed.
@@ -89,7 +90,7 @@ def scored_by(pool: ScoringPool) -> Judge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """What is asked: problem n is `prompts[n]`."""
+    """The held-out problems, and how they are asked: problem n is `prompts[n]`."""
 
     prompts: Sequence[Ids]
     run_seed: int
@@ -97,13 +98,13 @@ class HeldOut:
     """Completions of each problem at `temperature`, beside the greedy one; 0 = none."""
     temperature: float
     max_tokens: int
-    """Of a turn."""
+    """Most tokens of one turn's completion."""
     stop_ids: tuple[int, ...]
     rewards: RewardBounds
 
     @classmethod
     def of_run(cls, config: HubConfig, problems: Problems, *, stop_ids: tuple[int, ...]) -> HeldOut:
-        """What the run's settings say. Samples the problems: off the event loop."""
+        """The held-out problems of a run by its settings. Samples them: off the event loop."""
         return cls(
             prompts=problems.heldout_prompt_ids(),
             run_seed=config.run.seed,
@@ -117,11 +118,11 @@ class HeldOut:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Episode(Attempt):
-    """While it is played."""
+    """One episode while it is played."""
 
     index: int
     prompt_ids: Ids
-    """Of the next turn: the whole conversation so far."""
+    """The next turn's prompt: the whole conversation so far."""
     turns: list[Ids] = field(default_factory=list)
     observed_tokens: int = 0
 
@@ -136,7 +137,8 @@ class _Episode(Attempt):
 
 
 async def evaluate(policy_version: int, heldout: HeldOut, *, generate: Generator, judge: Judge) -> list[Evaluation]:
-    """Every kind that is asked for, greedy first. Raises ScorerError when not one completion could be scored."""
+    """Measures every kind that is asked for, greedy first. Raises ScorerError when not one completion could be
+    scored."""
     results = []
     for kind, samples in ((EvaluationKind.GREEDY, 1), (EvaluationKind.SAMPLED, heldout.samples)):
         if samples:
@@ -162,7 +164,7 @@ async def _play(
     generate: Generator,
     judge: Judge,
 ) -> float:
-    """Plays all to their end, turn by turn; the seconds that the engine worked."""
+    """Plays all episodes to their end, turn by turn; returns the seconds that the engine worked."""
     seconds, turn, playing = 0.0, 0, list(episodes)
     while playing:
         requests, who = _requests(playing, policy_version, heldout, turn)

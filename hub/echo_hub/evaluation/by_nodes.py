@@ -21,8 +21,8 @@ from typing import Final
 from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
 from echo_hub.evaluation.figures import Attempt, summary
 from echo_hub.store.reading import EvaluatedEpisode
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.tasks.rewards import RewardBounds
+from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
 
 log = logging.getLogger(__name__)
@@ -60,13 +60,14 @@ class NodeEvaluations:
         self._done: dict[int, asyncio.Event] = {}
 
     def done(self, policy_version: int) -> None:
-        """The coordinator says so."""
+        """Takes the coordinator's word that the nodes have finished with this version."""
         if policy_version in self._done:
             self._done[policy_version].set()
 
     async def measure(self, policy_version: int, *, patience_s: float) -> list[Evaluation] | None:
-        """Every kind that is asked for, greedy first; None when nodes have not finished it, and will not, or when not
-        one of their completions could be scored: by a scorer that was mended since, the hub's own can be."""
+        """The figures of every kind that is asked for, greedy first; None when nodes have not finished it, and will
+        not, or when not one of their completions could be scored: by a scorer that was mended since, the hub's own can
+        be."""
         done = self._done[policy_version] = asyncio.Event()
         try:
             await self._publish(policy_version)
@@ -98,7 +99,7 @@ class NodeEvaluations:
 
 
 def figures(policy_version: int, episodes: Sequence[EvaluatedEpisode], *, rewards: RewardBounds) -> list[Evaluation]:
-    """As of an evaluation by the hub. Raises ScorerError when not one completion could be scored.
+    """Figures as an evaluation by the hub has them. Raises ScorerError when not one completion could be scored.
 
     An episode's stored reward may be none of the task's: the task's code can change between two starts of a run.
     """

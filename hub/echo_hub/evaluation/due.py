@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
-from echo_hub.store.reports import Evaluation
+from echo_shared.books import Evaluation
 
 log = logging.getLogger(__name__)
 
 
 def is_due(config: HubConfig, policy_version: int) -> bool:
-    """The base, the last version of the run, and those between at the interval that is set."""
+    """True for the base, the last version of the run, and those between at the interval that is set."""
     every = config.evaluation.every
     return policy_version in (0, config.training.steps) or (every > 0 and policy_version % every == 0)
 

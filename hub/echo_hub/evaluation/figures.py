@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.tasks.rewards import RewardBounds
+from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class Attempt:
 
     number: int
     num_tokens: int = 0
-    """Drawn, over all turns."""
+    """Tokens drawn, over all turns."""
     truncated: bool = False
     """Any of its turns was cut off by length."""
     reward: float | None = None
@@ -39,7 +39,8 @@ def pass_at(solved: int, samples: int, k: int) -> float:
 
 
 def standard_error(means: Sequence[float]) -> float:
-    """Of the mean of `means`, one a problem: problems are the independent draws, their completions are not.
+    """The standard error of the mean of `means`, one a problem: problems are the independent draws, their completions
+    are not.
 
     Clustered by problem as in Miller, https://arxiv.org/abs/2411.00640, section 2.2; 0 for a single problem.
     """

@@ -11,7 +11,7 @@ from echo_hub.evaluation.by_nodes import PATIENCE_DEADLINES, NodeEvaluations
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
-from echo_hub.store.reports import Evaluation
+from echo_shared.books import Evaluation
 
 
 class Measuring:
@@ -37,7 +37,8 @@ class Measuring:
         self._by_nodes = by_nodes
 
     async def __call__(self, policy_version: int) -> Sequence[Evaluation]:
-        """Every kind that is asked for, greedy first. Raises ScorerError when not one completion could be scored."""
+        """Measures every kind that is asked for, greedy first. Raises ScorerError when not one completion could be
+        scored."""
         if self._config.evaluation.by == "nodes":
             patience_s = PATIENCE_DEADLINES * self._config.leases.deadline_s
             measured = await self._by_nodes.measure(policy_version, patience_s=patience_s)

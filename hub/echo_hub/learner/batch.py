@@ -41,7 +41,7 @@ class MicroBatch:
     behavior_logprobs_N: Tensor
     advantages_N: Tensor
     weights_N: Tensor
-    """Of each token's loss in the step's: the loss is the sum of weight times loss over all micro-batches."""
+    """Weight of each token's loss in the step's: the loss is the sum of weight times loss over all micro-batches."""
     rollouts_N: Tensor
     """Which rollout of this micro-batch the token belongs to, 0 .. num_rollouts - 1. No rollout is split."""
     num_rollouts: int

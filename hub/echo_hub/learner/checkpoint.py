@@ -45,7 +45,7 @@ class Checkpoint:
     directory: Path
     step: int
     metrics: Mapping[str, float]
-    """Of this step."""
+    """What the step has told of itself."""
 
 
 @contextmanager

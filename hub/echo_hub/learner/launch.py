@@ -41,10 +41,10 @@ class Launch(Section):
     """The part of a learner that one host runs."""
 
     processes: int
-    """On this host, as on every other."""
+    """Processes on this host, as on every other."""
     hosts: int = 1
     host_rank: int = 0
-    """0 = the hub's."""
+    """The host's number; 0 = the hub's."""
     address: str = ""
     """HOST:PORT at the hub's host; may be empty when there is no other."""
     base_dir: Path | None = None

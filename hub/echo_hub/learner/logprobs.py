@@ -24,7 +24,7 @@ CHUNK_ELEMENTS: Final = {"cpu": 2**23, "cuda": 2**27, "mps": 2**25}
 """Logits that exist at once, by device: 32 MiB in float32 on a CPU, whose caches are small; 512 MiB on CUDA, where a
 product needs about a thousand rows to keep the device busy."""
 CAST_ELEMENTS: Final = 2**20
-"""Of a bfloat16 head in float32 at once, where the device has no product of mixed precision: 4 MiB."""
+"""Elements of a bfloat16 head in float32 at once, where the device has no product of mixed precision: 4 MiB."""
 
 
 def selected_logprobs(

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 
 def use_in(config: LoraConfig) -> None:
-    """PEFT makes these layers, instead of its own, where the base model has plain linear ones."""
+    """Has PEFT make these layers, instead of its own, where the base model has plain linear ones."""
     config._register_custom_module({nn.Linear: LoraLinear})
 
 
@@ -27,6 +27,7 @@ class LoraLinear(lora.Linear):
     """PEFT's layer with one adapter, without dropout; what PEFT does with it beside the computation is unchanged."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The layer's outputs [..., O] for its inputs `x` [..., I]."""
         if self.disable_adapters or self.merged:
             result: Tensor = self.base_layer(x, *args, **kwargs)
             return result
@@ -43,6 +44,7 @@ class _LoraLinear(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lora_a: Tensor, lora_b: Tensor, scaling: float
     ) -> Tensor:
+        """x [..., I], weight [O, I], bias [O], lora_a [R, I] and lora_b [O, R] to outputs [..., O]."""
         x_NI = x.to(weight.dtype).flatten(0, -2)
         a_RI, b_OR = lora_a.to(weight.dtype), lora_b.to(weight.dtype)
         h_NR = x_NI @ a_RI.T

@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 class Offload:
-    """Of one optimizer. Both methods do nothing when they are called again, and change no value."""
+    """The state of one optimizer, here or there. Both methods do nothing when they are called again, and change no
+    value."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._optimizer = optimizer

@@ -71,7 +71,7 @@ def packed_attention(
     rows: Rows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Of transformers' interface: [1, heads, T, size] each in, [1, T, heads, size] out."""
+    """Attention by transformers' interface: [1, heads, T, size] each in, [1, T, heads, size] out."""
     if rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     packed = [states[0].transpose(0, 1) for states in (query, key, value)]
@@ -101,7 +101,8 @@ def packed_states(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, rows: 
 
 
 def separate_states(body: Any, input_ids_T: Tensor, rows: Rows) -> Tensor:
-    """The same, each row computed by itself: for models that mix tokens other than by attention."""
+    """The last hidden states [T, H], each row computed by itself: for models that mix tokens other than by
+    attention."""
     results = [
         body(input_ids=input_ids_T[positions_RL], use_cache=False).last_hidden_state.flatten(0, 1)
         for positions_RL in rows.positions_RL

@@ -131,12 +131,13 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> Tensor:
-        """Those of the base with the adapter off, float32 nats [N]."""
+        """The base's log-probabilities of the batch's drawn tokens, the adapter off: float32 nats [N]."""
         with self.model.disable_adapter():
             return self.logprobs(batch)
 
     def published(self) -> dict[str, Tensor]:
-        """The adapter as nodes get it: in bfloat16, if that is wanted, rounded to nearest, ties to even."""
+        """The adapter as nodes get it, A [R, I] and B [O, R] by PEFT's names: in bfloat16, if that is wanted, rounded
+        to nearest, ties to even."""
         return {name: parameter.detach().to(self._published_dtype) for name, parameter in self.parameters.items()}
 
     def save_adapter(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -170,7 +171,7 @@ class Policy:
 
     @contextmanager
     def holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Weights of `read_adapter` or `published` in place of the policy's own, for as long as the block runs."""
+        """Puts weights of `read_adapter` or `published` in place of the policy's own, for as long as the block runs."""
         own = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.set_adapter(weights)
         try:
@@ -180,7 +181,7 @@ class Policy:
 
 
 def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dtype) -> PeftModel:
-    """In the host's memory, but for a base of fewer bits, which is made on its device."""
+    """Loads the base into the host's memory, but for one of fewer bits, which is made on its device."""
     base = _load_base(settings, device, dtype)
     _check(base.config)
     config = LoraConfig(

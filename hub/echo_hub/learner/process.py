@@ -30,7 +30,7 @@ class Learner:
         self.policy_version: int = opened["policy_version"]
         """What the process holds, by its last answer; right even when nobody waited for that answer."""
         self.last_metrics: Mapping[str, float] = opened["metrics"]
-        """Of the step that made `policy_version`, if this or an earlier process has trained it."""
+        """Metrics of the step that made `policy_version`, if this or an earlier process has trained it."""
         self._child = child
         self._numbers = itertools.count(1)
         # Unbounded, but a call gets no more answers than it asked for rollouts.
@@ -89,7 +89,7 @@ class Learner:
     async def evaluate(
         self, groups: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool
     ) -> list[FinishedRollout]:
-        """All rollouts of `groups`, by the PEFT `adapter` in a directory or, None, by the base; whatever is held.
+        """Draws all rollouts of `groups`, by the PEFT `adapter` in a directory or, None, by the base; whatever is held.
 
         Greedy, or drawn from the requests' seeds.
         """

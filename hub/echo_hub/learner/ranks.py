@@ -53,12 +53,12 @@ class Ranks:
         return cls(rank=distributed.get_rank(), count=distributed.get_world_size(), base_dir=base_dir)
 
     def leave(self) -> None:
-        """At the end, by all."""
+        """Leaves the others; all ranks call it, at the end."""
         if self.count > 1:
             distributed.destroy_process_group()
 
     def place(self, settings: LearnerSettings) -> LearnerSettings:
-        """What holds in this process: its own GPU, its share of the processor, the base model of its host.
+        """The settings as they hold in this process: its own GPU, its share of the processor, its host's base model.
 
         Raises LearnerError when there is no GPU for it.
         """
@@ -108,7 +108,7 @@ class Ranks:
         return told
 
     def agree(self, make: Callable[[], T]) -> T:
-        """`make()`, if it succeeds at every rank; else the first rank's EchoError, at every rank."""
+        """What `make()` gives, if it succeeds at every rank; else the first rank's EchoError, at every rank."""
         if self.count == 1:
             return make()
         problem: Frame = {}
@@ -196,7 +196,7 @@ class Ranks:
 
     @contextmanager
     def whole(self, model: torch.nn.Module) -> Iterator[None]:
-        """The base gathered at every rank for as long as the block runs, in which each may compute what it likes."""
+        """Gathers the base at every rank for as long as the block runs, in which each may compute what it likes."""
         sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for module in sharded:
             module.set_reshard_after_forward(False, recurse=False)

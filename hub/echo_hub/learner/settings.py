@@ -25,7 +25,7 @@ class LearnerSettings(Section):
     temperature: Annotated[float, Field(gt=0)]
     """What rollouts are sampled at, and so what the learner's own log-probabilities are taken at."""
     max_tokens: Annotated[int, Field(ge=1)]
-    """Of a completion, the stop token included."""
+    """Tokens of a completion, the stop token included."""
     stop_ids: tuple[int, ...]
     """Each of these ends a completion in an evaluation."""
     training: TrainingConfig
@@ -35,13 +35,13 @@ class LearnerSettings(Section):
     learner: LearnerConfig = LearnerConfig()
     """How it is computed, and what is kept."""
     publish_precision: Precision = "auto"
-    """dissemination.precision: of the adapter that it exports."""
+    """The precision of the adapters that it exports: dissemination.precision."""
     lock_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """How long to wait for a predecessor that still finishes its step in the same run directory."""
 
     @classmethod
     def of_run(cls, config: HubConfig, *, base_dir: Path, stop_ids: tuple[int, ...]) -> LearnerSettings:
-        """What the run's settings say."""
+        """What the learner is told of the run's settings."""
         base = config.model.base
         return cls(
             base_dir=base_dir,
@@ -68,7 +68,7 @@ class TrainingRollout:
     """[T] nats at the sampling temperature; 0 where the policy drew nothing."""
     reward: float
     truncated: bool
-    """It, or any of its turns, was cut off at sampling.max_tokens."""
+    """Whether the completion, or any of its turns, was cut off at sampling.max_tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ def _is_usable(norm: float) -> bool:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Without those that are not numbers: JSON and PostgreSQL have no word for them."""
+    """The metrics without those that are not numbers: JSON and PostgreSQL have no word for them."""
     lost = {name: value for name, value in metrics.items() if not math.isfinite(value)}
     if lost:
         log.warning("metrics that are not finite are left out: %s", lost)

@@ -59,13 +59,13 @@ class WeightedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedStep:
-    """A whole step's; groups of which nothing is computed are not in `groups`."""
+    """The rollouts of a whole step that are computed; a group without any is not in `groups`."""
 
     groups: tuple[WeightedGroup, ...]
     groups_without_advantage: int
-    """Whose rewards, less any penalty, are all equal, but for rounding."""
+    """How many groups there are whose rewards, less any penalty, are all equal, but for rounding."""
     rollouts_masked: int
-    """Left out because they were cut off."""
+    """How many rollouts are left out because they were cut off."""
     rollouts_unselected: int
 
 

@@ -76,7 +76,7 @@ class Worker:
         return worker
 
     def _resume(self) -> None:
-        """At every rank from rank 0's newest checkpoint, if there is one."""
+        """Resumes every rank from rank 0's newest checkpoint, if there is one."""
         found = checkpoint.complete(self._checkpoints)[:1] if self._ranks.rank == 0 else []
         tensors = self._ranks.agree(lambda: checkpoint.read(found[0], self._policy) if found else {})
         newest = {"step": found[0].step, "metrics": dict(found[0].metrics)} if found else {"step": 0, "metrics": {}}
@@ -149,7 +149,7 @@ class Worker:
         return metrics
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:
-        """By the very weights that a node would get."""
+        """Draws by the very weights that a node would get."""
         if self._settings.learner.offload_optimizer and self._policy.device.type == "cuda":
             self._offload.make_room()
         with self._policy.holding(self._policy.published()):
@@ -158,7 +158,7 @@ class Worker:
     def _evaluate(
         self, groups: Sequence[GroupRequest], adapter: Mapping[str, NDArray[np.float32]] | None, *, greedy: bool
     ) -> Iterator[Frame]:
-        """By the given adapter, or by the base: never by what the learner happens to hold."""
+        """Draws by the given adapter, or by the base: never by what the learner happens to hold."""
         if adapter is None:
             held: AbstractContextManager[Any] = self._policy.model.disable_adapter()
         else:
@@ -287,7 +287,7 @@ def follow(ranks: Ranks) -> int:
 
 
 def main() -> int:
-    """The process's own: the exit status."""
+    """Runs the process to its end; its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if not distributed.is_torchelastic_launched():
         return serve(ParentPipe())

@@ -55,7 +55,7 @@ _BASE_FILES: Final = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Taken where they are there; the weights come to them."""
+"""Files of a base model that are taken where they are there, beside its weights."""
 _WEIGHTS: Final = "model.safetensors"
 _WEIGHTS_INDEX: Final = "model.safetensors.index.json"
 
@@ -67,7 +67,7 @@ class Carrier:
     manifest: Manifest
     directory: Path
     layout: Layout
-    """Of the sealed files: what travels."""
+    """The layout of the sealed files: what travels."""
 
     @property
     def torrent(self) -> bytes:
@@ -174,7 +174,7 @@ class ArtefactStore:
         return self._root / manifest.name
 
     def delete(self, carriers: Collection[Carrier]) -> None:
-        """All there is of a version. Manifests first: what is left without one goes at the next `read_all`."""
+        """Deletes all there is of a version. Manifests first: what is left without one goes at the next `read_all`."""
         for carrier in carriers:
             _remove(_beside(carrier.directory, _MANIFEST_SUFFIX))
         for carrier in carriers:
@@ -216,7 +216,7 @@ class ArtefactStore:
 
     @staticmethod
     def _copy_adapter(adapter_dir: Path, directory: Path) -> None:
-        """Copied, not linked: the learner may write its files again in place."""
+        """Copies, and does not link: the learner may write its files again in place."""
         directory.mkdir(parents=True, exist_ok=True)
         for file in _POLICY_FILES:
             shutil.copyfile(adapter_dir / file, directory / file)
@@ -285,7 +285,8 @@ def _beside(directory: Path, suffix: str) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Leaves it there when the system does not let go of it: Windows, while a file is being served."""
+    """Removes a file, or leaves it there when the system does not let go of it: Windows, while a file is being
+    served."""
     try:
         _delete(path)
     except OSError as error:

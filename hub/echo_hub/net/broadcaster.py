@@ -25,15 +25,15 @@ from echo_shared.swarm.torrent import Layout
 log = logging.getLogger(__name__)
 
 PIECES_KEPT: Final = 64
-"""Read from disk once for the nodes that get them directly one after the other; at most 16 MiB."""
+"""Pieces that are read from disk once for the nodes that get them directly one after the other; at most 16 MiB."""
 
 
 PUSHED_VERSIONS: Final = 2
-"""That are on their way at a time: the newest, and one that may be closer to its end."""
+"""Versions that are on their way at a time: the newest, and one that may be closer to its end."""
 
 
 class Sender(Protocol):
-    """The gateway."""
+    """What pushes need of the gateway."""
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
         """Calls `make` when there is room for its message, if any. False when the node is not connected."""
@@ -48,9 +48,9 @@ class _Push:
     hand_on: bool
     layout: Layout
     piece: Callable[[int], bytes]
-    """Its data, by number."""
+    """A piece's data, by its number."""
     forget: Callable[[], None]
-    """Frees what is kept of it."""
+    """Frees what is kept of the artefact."""
 
 
 class Broadcaster:
@@ -86,7 +86,7 @@ class Broadcaster:
         self._news.set()
 
     def end(self, info_hash: bytes) -> None:
-        """Nobody wants this artefact any more."""
+        """Stops pushing an artefact that nobody wants any more."""
         if (push := self._pushes.get(info_hash)) is not None:
             push.plan.end(time.monotonic())
         self._news.set()
@@ -98,7 +98,8 @@ class Broadcaster:
                 self.end(info_hash)
 
     def said(self, node_id: str, message: Have | Links) -> None:
-        """What a node has, and whom it is linked with. One that was gone for a while joins what it still wants."""
+        """Takes in what a node has, and whom it is linked with. One that was gone for a while joins what it still
+        wants."""
         match message:
             case Links():
                 self._paths.set_links(node_id, message.node_ids)
@@ -118,7 +119,7 @@ class Broadcaster:
                 push.plan.turn_away(node_id, now)
 
     def node_left(self, node_id: str) -> None:
-        """Its connection is gone."""
+        """Takes in that the node's connection is gone."""
         for push in self._pushes.values():
             push.plan.leave(node_id, time.monotonic())
         self._paths.forget(node_id)
@@ -148,7 +149,7 @@ class Broadcaster:
                 del self._pushes[info_hash]
 
     def _piece(self, push: _Push, send: Send) -> Piece | None:
-        """None when it has become useless since it was planned, or cannot be read."""
+        """The frame of a planned piece; None when it has become useless since it was planned, or cannot be read."""
         left = push.plan.left_of(send)
         if left is None:
             return None

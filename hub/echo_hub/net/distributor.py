@@ -101,14 +101,14 @@ class Distributor:
         self._spread = Dissemination(parents_back=settings.delta_reach)
         self._nodes: dict[str, NodeInfo] = {}
         self._linkable: dict[str, NodeInfo] = {}
-        """Of them: those that do not read versions from this host's memory."""
+        """Of the connected nodes, those that do not read versions from this host's memory."""
         self._with_base: set[str] = set()
-        """Those that have said that the base is theirs: the others do not take pieces yet."""
+        """Nodes that have said that the base is theirs: the others do not take pieces yet."""
         self._links: dict[str, frozenset[str]] = {}
         self._told_mesh: dict[str, tuple[MeshPeer, ...]] = {}
         self._told_unwanted: dict[str, frozenset[int]] = {}
         self._hashes: dict[int, tuple[bytes, ...]] = {}
-        """By published version: of its carriers."""
+        """Info-hashes of its carriers, by published version."""
         self._retired: dict[int, tuple[bytes, ...]] = {}
         self._newest = 0
         self._announced = 0
@@ -131,16 +131,18 @@ class Distributor:
         self._note_published()
 
     async def publish_base(self, model_dir: Path, *, source: str | None = None) -> None:
-        """`source`: where nodes find the same files on a model hub, if they are to look there first."""
+        """Publishes the base model. `source`: where nodes find the same files on a model hub, if they are to look there
+        first."""
         await self._publisher.publish_base(model_dir, source=source)
 
     async def publish(self, version: int, adapter_dir: Path) -> None:
-        """Nodes that join from now on are offered it; those that are connected, when it is announced."""
+        """Publishes a version. Nodes that join from now on are offered it; those that are connected, when it is
+        announced."""
         await self._publish(version, adapter_dir)
         self._newest = max(self._newest, version)
 
     async def keep_for_evaluation(self, version: int, adapter_dir: Path) -> None:
-        """This version, in place of the one kept before, stays published, however old it gets."""
+        """Keeps this version published, in place of the one kept before, however old it gets."""
         self._publisher.keep(version)
         self._evaluated = version
         await self._publish(version, adapter_dir)
@@ -166,7 +168,7 @@ class Distributor:
         self._changed.set()
 
     def has(self, version: int) -> bool:
-        """Whether nodes can fetch it now."""
+        """Whether nodes can fetch this version now."""
         return self._publisher.has(version)
 
     def announce(self, version: int) -> None:
@@ -207,7 +209,8 @@ class Distributor:
         return way if any(offer.shared_memory is None for offer in offers.values()) else None
 
     def offer(self, version: int, node: NodeInfo, *, keyframe: bool = False) -> ArtefactOffer:
-        """This version, or the base (0), for a node that fetches it by itself: one that joins, or has a lease."""
+        """The offer of this version, or of the base (0), for a node that fetches it by itself: one that joins, or has a
+        lease."""
         way = Way.WEB_SEED if self._settings.way == "web_seed" else Way.SWARM
         return self._publisher.offer_for(
             version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way, keyframe=keyframe
@@ -242,7 +245,8 @@ class Distributor:
         return self._broadcaster.uplink_bytes_s
 
     def node_joined(self, node: NodeInfo) -> None:
-        """The session opens next, with nothing awaited in between: the caller offers it the newest version."""
+        """Takes in a node whose session opens next, with nothing awaited in between: the caller offers it the newest
+        version."""
         self._nodes[node.node_id] = node
         self._linkable[node.node_id] = node
         self._told_mesh[node.node_id] = self.mesh_for(node)
@@ -338,7 +342,7 @@ class Distributor:
             )
 
     def bar(self, node_ids: Collection[str]) -> None:
-        """These nodes, and no others, are banned from now on: what is published next they cannot read.
+        """Bans these nodes, and no others, from now on: what is published next they cannot read.
 
         Cheap; call it after `open` and before anything is published, and whenever it may have changed.
         """
@@ -352,7 +356,7 @@ class Distributor:
             self._connections.send(node_id, news)
 
     def run_keys(self) -> tuple[RunKey, ...]:
-        """Those of everything that is published."""
+        """The keys of everything that is published."""
         return self._publisher.run_keys()
 
     def introduce(self, info_hash: bytes, peer: tuple[str, int], node_ids: tuple[str, ...]) -> None:
@@ -379,7 +383,7 @@ class Distributor:
                 self._to_record.task_done()
 
     async def _send_keyframes(self) -> None:
-        """To those that ask, all that do so within a short while together."""
+        """Sends keyframes to those that ask, all that do so within a short while together."""
         while True:
             asked = [await self._keyframes_wanted.get()]
             await asyncio.sleep(KEYFRAME_COLLECT_S)
@@ -394,7 +398,7 @@ class Distributor:
                     await self._send_keyframe(version, node_ids)
 
     async def _send_keyframe(self, version: int, node_ids: Sequence[str]) -> None:
-        """Making one takes a while, once a version."""
+        """Sends one keyframe to the nodes that asked. Making it takes a while, once a version."""
         carrier = self._publisher.carrier(version)
         parent = carrier.manifest.delta_parent
         if parent is not None:
@@ -419,7 +423,7 @@ class Distributor:
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _tell_mesh(self) -> None:
-        """Everybody whose peers are others than it was told last."""
+        """Tells each node its peers, where these are others than it was told last."""
         for node_id, node in self._nodes.items():
             peers = self.mesh_for(node)
             if peers != self._told_mesh[node_id] and self._connections.send(node_id, Mesh(peers=peers)):

@@ -42,15 +42,17 @@ log = logging.getLogger(__name__)
 _M = TypeVar("_M", Hello, Proof)
 
 HANDSHAKE_BYTES: Final = 4_096
-"""Of one message before a node has proven who it is."""
+"""Most bytes of one message before a node has proven who it is."""
 
 HANDSHAKE_S: Final = 20.0
 FAREWELL_S: Final = 2.0
 """How long a node has to take the hub's last word."""
 UNSENT_BYTES: Final = 8 * 1024
-"""That the system has taken for one node: a message waits behind so much of what was pushed, and one push."""
+"""Unsent bytes that the system has taken for one node: a message waits behind so much of what was pushed, and one
+push."""
 NO_LIMIT: Final = 2**62
-"""Of what may wait in a connection: only the writer waits for room. Reading, which answers pings, never does."""
+"""No limit of what may wait in a connection: only the writer waits for room. Reading, which answers pings, never
+does."""
 HEARTBEATS_MISSED: Final = 6
 """A node that says nothing for this many heartbeats is taken for gone."""
 
@@ -77,13 +79,13 @@ class Inbox(Protocol):
     """Where the gateway's news goes."""
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
-        """The answer to a node that may join. Its messages follow only after it is sent."""
+        """Gives the answer to a node that may join. Its messages follow only after it is sent."""
 
     async def node_said(self, node_id: str, message: FromNode) -> None:
-        """A message of an open session, in order."""
+        """Takes a message of an open session, in order."""
 
     async def node_left(self, node_id: str) -> None:
-        """The connection is gone, for whatever reason."""
+        """Hears that the node's connection is gone, for whatever reason."""
 
 
 class _Connection:
@@ -105,8 +107,8 @@ class _Connection:
         self.writer = asyncio.create_task(self._write(stream), name=f"write to {node_id}")
 
     async def _write(self, stream: AbstractStreamWriter) -> None:
-        """Until the queue ends or the connection breaks, which its reader sees as well. Never cancel what may wait for
-        room in a connection: all that do wait on one future of aiohttp's, and are cancelled with it."""
+        """Writes until the queue ends or the connection breaks, which its reader sees as well. Never cancel what may
+        wait for room in a connection: all that do wait on one future of aiohttp's, and are cancelled with it."""
         try:
             while (frame := await self.queue.next()) is not None:
                 await self.socket.send_bytes(frame)
@@ -166,16 +168,12 @@ class Gateway:
         self._farewells: set[asyncio.Task[None]] = set()
 
     def routes(self, inbox: Inbox) -> list[web.AbstractRouteDef]:
-        """What nodes say goes to `inbox`."""
+        """The address of the nodes' websockets; what they say goes to `inbox`."""
 
         async def answer(request: web.Request) -> web.WebSocketResponse:
             return await self._serve(request, inbox)
 
         return [web.get("/node", answer)]
-
-    def connected(self) -> frozenset[str]:
-        """Ids of the nodes whose session is open."""
-        return frozenset(self._open)
 
     def send(self, node_id: str, message: FromHub) -> bool:
         """Queues the message; False when the node is not connected (it will be told anew after it reconnects)."""

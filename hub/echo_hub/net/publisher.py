@@ -37,7 +37,7 @@ KEPT_VERSIONS: Final = 8
 class _Published:
     carrier: Carrier
     offer: ArtefactOffer
-    """Without what differs from node to node."""
+    """The offer without what differs from node to node."""
 
 
 class Publisher:
@@ -114,7 +114,7 @@ class Publisher:
                 await self._publish(lambda key: self._store.make_keyframe(manifest, adapter_dir, key))
 
     def keep(self, version: int) -> None:
-        """This version, in place of the one named before, stays published however old it gets."""
+        """Keeps this version published, in place of the one named before, however old it gets."""
         self._kept = version
 
     def published(self) -> tuple[int, ...]:
@@ -122,11 +122,11 @@ class Publisher:
         return tuple(sorted(self._published.keys() - {0}))
 
     def has(self, version: int) -> bool:
-        """Whether nodes can fetch it now."""
+        """Whether nodes can fetch this version now."""
         return version in self._published
 
     def info_hashes(self, version: int) -> tuple[bytes, ...]:
-        """Of all the carriers of this version; none when it is not published, or no longer."""
+        """Info-hashes of all the carriers of this version; none when it is not published, or no longer."""
         return tuple(published.carrier.info_hash for published in self._published.get(version, ()))
 
     def knows(self, info_hash: bytes, policy_version: int | None) -> bool:
@@ -134,7 +134,8 @@ class Publisher:
         return policy_version != 0 and info_hash in self.info_hashes(policy_version or 0)
 
     def carrier(self, version: int, *, keyframe: bool = False) -> Carrier:
-        """As the version was published, or its keyframe. Raises SwarmError when that is not published, or no longer."""
+        """The carrier as which the version was published, or its keyframe. Raises SwarmError when that is not
+        published, or no longer."""
         return self._find(version, keyframe=keyframe).carrier
 
     def offer_for(
@@ -166,12 +167,12 @@ class Publisher:
         return None
 
     def run_keys(self) -> tuple[RunKey, ...]:
-        """Those that anything published is sealed with, and the newest, in order."""
+        """The keys that anything published is sealed with, and the newest, in order."""
         return self._keys.named(self._keys_in_use() | {self._keys.current.key_id})
 
     def bar(self, node_ids: Collection[str]) -> bool:
-        """These nodes, and no others, get nothing from here any more. True when the run has a new key by that, which
-        all that is published from now on is sealed with."""
+        """Bars these nodes, and no others: they get nothing from here any more. True when the run has a new key by
+        that, which all that is published from now on is sealed with."""
         self._tracker.bar(node_ids)
         return self._keys.bar(node_ids)
 
@@ -200,7 +201,7 @@ class Publisher:
         )
 
     def _register(self, carrier: Carrier) -> None:
-        """From now on it is published."""
+        """Counts an artefact among the published from now on."""
         self._tracker.register_self(carrier.info_hash, self._swarm.port)
         self._published.setdefault(carrier.manifest.policy_version, []).append(self._signed(carrier))
 

@@ -34,7 +34,7 @@ INTERVAL_S: Final = 120
 """How often nodes announce again. The hub tells them of new peers itself, so this only keeps the list fresh."""
 EXPIRES_AFTER_S: Final = 2.5 * INTERVAL_S
 MOST_PEERS: Final = 50
-"""Of one answer; a random choice among more."""
+"""Most peers in one answer; a random choice among more."""
 _NODE_ID_DIGITS: Final = 20
 _MAC_BYTES: Final = 16
 
@@ -88,7 +88,7 @@ class Tracker:
         return f"{node_id}{mac}"
 
     def node_of(self, passkey: str) -> str:
-        """Whose passkey this is. Raises RefusedError when it is nobody's, or that of a node that is barred."""
+        """The node whose passkey this is. Raises RefusedError when it is nobody's, or that of a node that is barred."""
         node_id = passkey[:_NODE_ID_DIGITS]
         if not hmac.compare_digest(passkey.encode(errors="replace"), self.passkey(node_id).encode(errors="replace")):
             raise RefusedError("This passkey is not known.", do="Join the hub again.", code=RefusalCode.BAD_TOKEN)
@@ -97,7 +97,7 @@ class Tracker:
         return node_id
 
     def bar(self, node_ids: Collection[str]) -> None:
-        """These nodes, and no others, are refused from now on, and nobody is told of them any more."""
+        """Refuses these nodes, and no others, from now on, and tells nobody of them any more."""
         self._barred = frozenset(node_ids)
         for swarm in self._swarms.values():
             for node_id in self._barred & swarm.keys():
@@ -143,7 +143,7 @@ class Tracker:
         )
 
     def peers(self, info_hash: bytes, *, node_ip: str, hub_host: str, now: float) -> tuple[PeerAddress, ...]:
-        """Whom a node at `node_ip` can fetch this torrent from; the hub's own peer, at `hub_host`, first."""
+        """The peers from which a node at `node_ip` can fetch this torrent; the hub's own peer, at `hub_host`, first."""
         swarm = self._swarms.get(info_hash, {})
         self._expire(swarm, now)
         return self._choose(info_hash, list(swarm.values()), node_ip=node_ip, hub_host=hub_host)
@@ -159,7 +159,7 @@ class Tracker:
 
     @staticmethod
     def _fetching(swarm: Mapping[str, _Member], *, reach: str) -> tuple[str, ...]:
-        """Those that still fetch and can reach this address; a random choice among many."""
+        """The peers that still fetch and can reach this address; a random choice among many."""
         found = [node for node, member in swarm.items() if not member.is_seed and reaches(member.address[0], reach)]
         return tuple(random.sample(found, min(len(found), MOST_PEERS)))
 

@@ -142,7 +142,7 @@ class PromptCodec:
         )
 
     def encode_prompt(self, prompt: str) -> NDArray[np.int32]:
-        """The ids of `prompt`, with its suffix, as a user turn behind the system's, if any, ready for the reply.
+        """The ids [P] int32 of `prompt` and its suffix, as a user turn behind any of the system's, ready for the reply.
 
         Without a chat template it is plain text: the system prompt, an empty line, the prompt.
         """
@@ -154,8 +154,8 @@ class PromptCodec:
         return np.array(encoding.ids, dtype=np.int32)
 
     def encode_observation(self, text: str, *, after: int) -> NDArray[np.int32]:
-        """The ids from a completion, whose last id is `after`, to the next one: what ends the assistant's turn, unless
-        `after` is that, then `text` as a user turn, ready for the reply.
+        """The ids [T] int32 from a completion, whose last id is `after`, to the next one: what ends the assistant's
+        turn, unless `after` is that, then `text` as a user turn, ready for the reply.
 
         The completion itself is never tokenised again: these ids are what the chat template puts behind any. Without
         a chat template they are those of `text`.

@@ -45,7 +45,7 @@ class RunDirectory:
 
     @property
     def database_url(self) -> str:
-        """Of the run's own SQLite database."""
+        """The address of the run's own SQLite database."""
         path = (self.root.resolve() / "echo.db").as_posix()
         return URL.create("sqlite", database=path).render_as_string()
 
@@ -91,7 +91,8 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Held by the hub process; freed by the system when it dies. Raises StorageError when another holds it."""
+        """Locks the directory for the hub process; the system frees it when that dies. Raises StorageError when another
+        holds it."""
         lock = FileLock(self.root / "hub.lock")
         try:
             lock.acquire(timeout=0)

@@ -60,7 +60,7 @@ class RunKeys:
 
     @property
     def current(self) -> RunKey:
-        """What is published now is sealed with this one."""
+        """The key that seals what is published now."""
         return self.named((max(self._state.keys),))[0]
 
     @property
@@ -72,7 +72,7 @@ class RunKeys:
         return tuple(RunKey(key_id=key_id, key=bytes.fromhex(self._state.keys[key_id])) for key_id in sorted(key_ids))
 
     def bar(self, node_ids: Collection[str]) -> bool:
-        """These nodes, and no others, are barred from now on. True when that took a new key: one of them was not.
+        """Bars these nodes, and no others, from now on. True when that took a new key: one of them was not.
 
         Raises StorageError when it cannot be written down.
         """

@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 PART_CALLS: Final = 64
 """Calls in one message."""
 GRACE_S: Final = 5.0
-"""Beyond the time limit, which a process keeps by itself where it can, until it is ended from here."""
+"""Seconds beyond the time limit, which a process keeps by itself where it can, until it is ended from here."""
 DEATHS_AT_START: Final = 3
 """Deaths in a row before a first answer after which the pool gives up."""
 RESTART_S: Final = 0.5
-"""Before the first new start after such a death; twice that before the second."""
+"""Seconds before the first new start after such a death; twice that before the second."""
 _GUARDED: Final = sys.platform == "linux"
 """Each process has a warden, which must not be killed before it has ended what is below it."""
 
@@ -95,11 +95,6 @@ class ScoringPool:
             for child in pool._children.values():  # Of workers that were cancelled while they ended theirs.
                 await child.stop()
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the processes that are there now, or of their wardens."""
-        return [child.pid for child in self._children.values()]
-
     async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """What `Problems.<method>` gives for each of `arguments`, in order; for a call that failed, a ScorerError.
 
@@ -115,7 +110,7 @@ class ScoringPool:
         return [result for part in parts for result in part.results]
 
     async def _work(self, number: int) -> None:
-        """One process after the other, until cancelled or none can be started."""
+        """Runs one process after the other, until cancelled or none can be started."""
         restarts = Restarts(most=DEATHS_AT_START, first_s=RESTART_S, limit_s=8 * RESTART_S, jitter=random.random)
         again: _Part | None = None
         while self._broken is None:
@@ -175,7 +170,7 @@ class ScoringPool:
             del self._children[number]
 
     async def _feed(self, child: SupervisedChild, part: _Part | None) -> _Part | None:
-        """Gives it parts, first `part`, until it dies of one, or has died while it had nothing to do.
+        """Gives a process parts, first `part`, until it dies of one, or has died while it had nothing to do.
 
         The part that the next process must begin with, if earlier calls may have taken the memory for its call.
         """

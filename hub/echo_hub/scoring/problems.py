@@ -63,7 +63,7 @@ class Problems:
         cached: int = CACHED_PROBLEMS,
         heldout_prompts: Sequence[str] | None = None,
     ) -> Problems:
-        """What the run's settings say. `heldout_prompts`: as another of the same run has drawn them."""
+        """The problems of a run by its settings. `heldout_prompts`: as another of the same run has drawn them."""
         task = make_task(config.task.name, config.task.options)
         room = codec.context_tokens - config.sampling.max_tokens
         stream = ProblemStream(
@@ -92,6 +92,7 @@ class Problems:
         return derive_seed(self._run_seed, "draws", group_id)
 
     def prompt_ids(self, group_id: int) -> NDArray[np.int32]:
+        """The token ids [P] int32 of a group's prompt."""
         return self._encoded(group_id)
 
     def respond(
@@ -110,7 +111,7 @@ class Problems:
         return self._stream.heldout_prompts
 
     def heldout_prompt_ids(self) -> list[NDArray[np.int32]]:
-        """All held-out problems as token ids."""
+        """The token ids [P] int32 of all held-out problems' prompts."""
         return [self._codec.encode_prompt(prompt) for prompt in self.heldout_prompts]
 
     def heldout_respond(
@@ -121,7 +122,7 @@ class Problems:
 
     @property
     def content_hash(self) -> str:
-        """Of the files that the task's problems come from; empty for a task without any."""
+        """Hash of the files that the task's problems come from; empty for a task without any."""
         return self._task.content_hash if isinstance(self._task, FileTask) else ""
 
     def prepare(self) -> None:

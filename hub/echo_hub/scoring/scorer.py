@@ -31,7 +31,7 @@ class ScoringJob:
     earlier_turns: tuple[NDArray[np.int32], ...] = ()
     """What was drawn before in its episode."""
     observed_tokens: int = 0
-    """All that the environment said to these."""
+    """Tokens of all that the environment said to these turns."""
     payload: RolloutPayload
 
 

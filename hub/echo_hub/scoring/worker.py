@@ -31,7 +31,7 @@ from echo_shared.errors import ConfigError, EchoError
 log = logging.getLogger(__name__)
 
 DETAIL_CHARACTERS: Final = 500
-"""Of an exception's text that is handed on."""
+"""Most characters of an exception's text that are handed on."""
 _CACHED_PROBLEMS: Final = 256
 
 

@@ -15,8 +15,8 @@ from echo_hub.core.effects import Record
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
-from echo_hub.store.reports import Evaluation
 from echo_hub.store.store import Store
+from echo_shared.books import Evaluation
 from echo_shared.messages import Receipt
 
 _P = ParamSpec("_P")

@@ -53,7 +53,7 @@ _ADVICE: Final = {
     "not a database": "Point store.url at the run's own database, or restore it from a backup.",
     "connection": "Check that the database server runs and that store.url is right.",
 }
-"""By a word of the driver's text."""
+"""What to do, by a word of the driver's text."""
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class StoredPayload:
     rollout_id: str
     group_id: int
     earlier_turns: tuple[AnsweredTurn, ...]
-    """Of its episode, in order."""
+    """The turns before it of its episode, in order."""
     payload: RolloutPayload
 
 
@@ -85,19 +85,19 @@ class EvaluatedEpisode:
 
     about: EvaluationGroup
     num_tokens: int
-    """Drawn, over all turns."""
+    """Tokens drawn, over all turns."""
     truncated: bool
     """Any of its turns was cut off by length."""
     reward: float | None
     """None: the scorer failed."""
     leased_at: float
-    """The first turn."""
+    """When its first turn was leased."""
     received_at: float
-    """The last turn."""
+    """When its last turn came in."""
 
 
 def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
-    """All that is unfinished."""
+    """Reads all that is unfinished."""
     trained = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None))) or 0
     open_groups = connection.execute(
         select(groups.c.group_id, groups.c.seed)
@@ -201,7 +201,7 @@ def _scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[
 
 
 def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[StoredPayload]:
-    """In the order asked for; those that are not there any more are left out."""
+    """Payloads in the order asked for; those that are not there any more are left out."""
     keys = [key_of(wanted) for wanted in rollout_ids]
     query = select(
         payloads.c.lease_id,
@@ -264,7 +264,7 @@ def read_turns(
 
 
 def _in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
-    """Each as much as one query asks for."""
+    """The keys in parts, each as much as one query asks for."""
     rest = iter(keys)
     while part := list(islice(rest, _KEYS_A_QUERY)):
         yield part
@@ -334,7 +334,7 @@ def _episode(rows: Sequence[tuple[str, Any]]) -> BatchEpisode:
 
 
 def read_evaluated(connection: Connection, policy_version: int) -> list[EvaluatedEpisode]:
-    """In the order of groups and indices."""
+    """The ended episodes of an evaluation by nodes, in the order of groups and indices."""
     ids = evaluation_ids(policy_version)
     rows = connection.execute(
         select(
@@ -368,8 +368,8 @@ def read_evaluated(connection: Connection, policy_version: int) -> list[Evaluate
 
 
 def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) -> list[Receipt]:
-    """What became of each of these, in the order asked for, for their own node; dropped as invalid for others, and
-    for ids never leased."""
+    """What became of each of these rollouts, in the order asked for, for their own node; dropped as invalid for others,
+    and for ids never leased."""
     keys = {key for wanted in asked if (key := _possible_key(wanted)) is not None}
     found: dict[str, Receipt] = {}
     for lease_ids in _in_parts({lease_id for lease_id, _ in keys}):

@@ -1,168 +1,31 @@
-"""What the pages show, counted from receipts and from what nodes fetched. Reads only."""
+"""Makes `echo_shared.books` of the tables: counts of receipts, and of what nodes fetched. Reads only."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, func, select
 
+from echo_hub.core.spread.holdings import quantile
 from echo_hub.store.tables import evaluations, fetch_tallies, fetches, nodes, rollouts, steps, tallies, versions
 from echo_hub.store.tallies import (
     EVALUATED,
     TRAINED,
     TRANSPORTS,
-    Source,
-    Transport,
     bytes_by_source,
     dropped_so_far,
     main_transport,
 )
-from echo_shared.messages import DropReason, ReceiptState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTotals:
-    """One node that ever joined or was leased to. `name`, `backend` and `device` are what it says of itself."""
-
-    node_id: str
-    name: str
-    backend: str
-    device: str
-    first_seen: float
-    last_seen: float
-    banned_at: float | None
-    """None = it may take part."""
-    trained_rollouts: int
-    trained_tokens: int
-    evaluated_rollouts: int
-    share: float
-    """Of all rollouts that were trained on or evaluated; 0..1."""
-    received: int
-    """Rollouts that came in, whatever became of them."""
-    dropped: int
-    in_flight: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accounting:
-    """Where every rollout ever leased is now."""
-
-    by_state: Mapping[ReceiptState, int]
-    by_drop_reason: Mapping[DropReason, int]
-
-    @property
-    def leased(self) -> int:
-        """All that were ever leased."""
-        return sum(self.by_state.values())
-
-    @property
-    def trained(self) -> int:
-        return self.by_state.get(ReceiptState.TRAINED, 0)
-
-    @property
-    def evaluated(self) -> int:
-        return self.by_state.get(ReceiptState.EVALUATED, 0)
-
-    @property
-    def dropped(self) -> int:
-        return sum(self.by_drop_reason.values())
-
-    @property
-    def in_flight(self) -> int:
-        return sum(
-            self.by_state.get(state, 0) for state in (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One trained step."""
-
-    step: int
-    planned_at: float
-    trained_at: float
-    num_groups: int
-    num_rollouts: int
-    num_tokens: int
-    """Of the completions."""
-    mean_reward: float
-    staleness_mean: float
-    """Over groups."""
-    staleness_max: int
-    metrics: Mapping[str, float]
-    """The learner's, and the hub's eval_s unless the hub died before it counted the step."""
-    dropped: Mapping[str, int]
-    """Rollouts dropped before the step was trained, from the first day on, by reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRecord:
-    """One published version, and how it reached the nodes."""
-
-    policy_version: int
-    published_at: float
-    fetches_by_transport: Mapping[Transport, int]
-    """One for each node that has it, by where most bytes came from."""
-    bytes_by_source: Mapping[Source, int]
-    broadcast_seconds: tuple[float, ...]
-    """From the announcement until each node that was there had it, ascending."""
-    payload_bytes: int | None
-    """What travelled; None when it is not known, as are the next two."""
-    carrier: str | None
-    """keyframe or delta."""
-    way: str | None
-
-
-class EvaluationKind(StrEnum):
-    GREEDY = "greedy"
-    """The most likely completion, token by token."""
-    SAMPLED = "sampled"
-    """Several at the run's temperature."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """How one version does on the held-out problems, all completions by exactly this version."""
-
-    policy_version: int
-    kind: EvaluationKind
-    num_problems: int
-    """Those with a scored completion."""
-    samples: int
-    """Completions of each problem."""
-    num_unscored: int
-    """Completions on which the scorer failed; they count in no mean."""
-    accuracy: float
-    """The share of a problem's completions that solve it, mean over problems: mean@k."""
-    accuracy_error: float
-    """Its standard error."""
-    pass_at: Mapping[int, float]
-    """k -> the probability that one of k completions solves a problem, for k = 2, 4, ... and `samples`."""
-    mean_reward: float
-    mean_tokens: float
-    """Drawn tokens of a completion, over all turns."""
-    share_truncated: float
-    """Of the completions: cut off by length in their last turn."""
-    seconds: float
-    """Of the sampling engine's time; by nodes, from the first lease to the last completion."""
-    evaluated_at: float
-
-    @property
-    def text(self) -> str:
-        """greedy 92.4% ± 1.2%; of several samples mean@8 91.0% ± 1.0%, pass@8 97.1%"""
-        sampled = self.kind is EvaluationKind.SAMPLED
-        name = f"mean@{self.samples}" if sampled else "greedy"
-        known = f"{name} {self.accuracy:.1%} ± {self.accuracy_error:.1%}"
-        return known + "".join(f", pass@{k} {share:.1%}" for k, share in self.pass_at.items() if k == self.samples)
+from echo_shared.books import Accounting, Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
+from echo_shared.messages import ReceiptState
+from echo_shared.step_figures import figures_of
 
 
 def read_leaderboard(connection: Connection) -> list[NodeTotals]:
-    """Most rollouts that were trained on or evaluated first."""
+    """Every node, that with most rollouts that were trained on or evaluated first."""
     final: dict[str, dict[str, Row[Any]]] = {}
     for row in connection.execute(select(tallies)):
         final.setdefault(row.node_id, {})[row.outcome] = row
@@ -194,25 +57,29 @@ def read_leaderboard(connection: Connection) -> list[NodeTotals]:
                 share=useful.get(node_id, 0) / max(total, 1),
                 received=sum(row.received for row in of_node.values()) + states.total() - states[ReceiptState.LEASED],
                 dropped=sum(row.rollouts for row in of_node.values()) - useful.get(node_id, 0),
-                in_flight=states.total(),
             )
         )
     return sorted(rows, key=lambda row: (-row.share, row.name, row.node_id))
 
 
 def read_accounting(connection: Connection) -> Accounting:
-    by_state: Counter[ReceiptState] = Counter()
-    for row in _unfinished(connection):
-        by_state[ReceiptState(row.state)] += row.number
-    useful = connection.execute(
-        select(tallies.c.outcome, func.sum(tallies.c.rollouts).label("number"))
-        .where(tallies.c.outcome.in_((TRAINED, EVALUATED)))
-        .group_by(tallies.c.outcome)
+    in_flight = sum(row.number for row in _unfinished(connection))
+    useful: dict[str, int] = {
+        row.outcome: int(row.number)
+        for row in connection.execute(
+            select(tallies.c.outcome, func.sum(tallies.c.rollouts).label("number"))
+            .where(tallies.c.outcome.in_((TRAINED, EVALUATED)))
+            .group_by(tallies.c.outcome)
+        )
+    }
+    dropped = dropped_so_far(connection)
+    return Accounting(
+        leased=in_flight + sum(useful.values()) + sum(dropped.values()),
+        trained=useful.get(TRAINED, 0),
+        evaluated=useful.get(EVALUATED, 0),
+        dropped=dropped,
+        in_flight=in_flight,
     )
-    dropped = {DropReason(reason): number for reason, number in dropped_so_far(connection).items()}
-    by_state.update({ReceiptState(row.outcome): int(row.number) for row in useful})
-    by_state[ReceiptState.DROPPED] = sum(dropped.values())
-    return Accounting(by_state=+by_state, by_drop_reason=dropped)
 
 
 def _unfinished(connection: Connection) -> Sequence[Row[Any]]:
@@ -261,16 +128,16 @@ def _step_record(row: Any) -> StepRecord:
         mean_reward=row.mean_reward,
         staleness_mean=fmean(row.staleness),
         staleness_max=max(row.staleness),
-        metrics=row.metrics,
         dropped=row.dropped or {},
+        figures=figures_of(row.metrics, lasted_s=row.trained_at - row.planned_at),
     )
 
 
 def read_versions(connection: Connection, newest: int) -> list[VersionRecord]:
     """The `newest` versions, in order; fetches of older ones are not read."""
     published = connection.execute(select(versions).order_by(versions.c.policy_version.desc()).limit(newest)).all()
-    counts: dict[int, Counter[Transport]] = {}
-    sizes: dict[int, Counter[Source]] = {}
+    counts: dict[int, Counter[str]] = {}
+    sizes: dict[int, Counter[str]] = {}
     seconds: dict[int, list[float]] = {}
     for row in connection.execute(
         select(fetches).where(fetches.c.policy_version.in_([row.policy_version for row in published]))
@@ -280,29 +147,34 @@ def read_versions(connection: Connection, newest: int) -> list[VersionRecord]:
         sizes.setdefault(row.policy_version, Counter()).update(fetched)
         if row.broadcast_s is not None:
             seconds.setdefault(row.policy_version, []).append(row.broadcast_s)
-    return [
-        VersionRecord(
-            policy_version=row.policy_version,
-            published_at=row.published_at,
-            fetches_by_transport=counts.get(row.policy_version, {}),
-            bytes_by_source=sizes.get(row.policy_version, {}),
-            broadcast_seconds=tuple(sorted(seconds.get(row.policy_version, ()))),
-            payload_bytes=row.payload_bytes,
-            carrier=row.carrier,
-            way=row.way,
+    records = []
+    for row in reversed(published):
+        ascending = sorted(seconds.get(row.policy_version, ()))
+        records.append(
+            VersionRecord(
+                policy_version=row.policy_version,
+                published_at=row.published_at,
+                payload_bytes=row.payload_bytes,
+                carrier=row.carrier,
+                way=row.way,
+                dissemination_p50_s=quantile(ascending, 0.5),
+                dissemination_p95_s=quantile(ascending, 0.95),
+                dissemination_max_s=quantile(ascending, 1.0),
+                fetches_by_transport=dict(counts.get(row.policy_version, ())),
+                bytes_by_transport=dict(sizes.get(row.policy_version, ())),
+            )
         )
-        for row in reversed(published)
-    ]
+    return records
 
 
-def read_versions_by_transport(connection: Connection) -> dict[Transport, int]:
+def read_versions_by_transport(connection: Connection) -> dict[str, int]:
     """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""
     known = {row.transport: row.fetches for row in connection.execute(select(fetch_tallies))}
     return {transport: known.get(transport, 0) for transport in TRANSPORTS}
 
 
 def read_evaluations(connection: Connection, since: float) -> list[Evaluation]:
-    """Those made after `since`, in the order of versions, greedy before sampled."""
+    """The evaluations made after `since`, in the order of versions, greedy before sampled."""
     # Sorted here: asked for this order, SQLite walks all of them in it.
     rows = connection.execute(select(evaluations).where(evaluations.c.evaluated_at > since))
     return [

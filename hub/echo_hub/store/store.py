@@ -20,10 +20,10 @@ from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store import reading, reports
 from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
-from echo_hub.store.reports import Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
 from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps, versions
-from echo_hub.store.tallies import Transport, bytes_by_source, main_transport, tally_fetch
+from echo_hub.store.tallies import bytes_by_source, main_transport, tally_fetch
 from echo_hub.store.writing import forget_payloads, write
+from echo_shared.books import Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
 from echo_shared.messages import Receipt
 
 
@@ -74,7 +74,7 @@ class Store:
             return reading.read_receipts(connection, node_id, rollout_ids)
 
     def load_payloads(self, rollout_ids: Sequence[str]) -> list[StoredPayload]:
-        """In the order asked for; those dropped meanwhile are left out."""
+        """Payloads in the order asked for; those dropped meanwhile are left out."""
         with self._reading() as connection:
             return reading.read_payloads(connection, rollout_ids)
 
@@ -104,7 +104,7 @@ class Store:
     # --- nodes, fetches, evaluations
 
     def node_seen(self, *, node_id: str, public_key: bytes, name: str, backend: str, device: str, now: float) -> None:
-        """A node has joined, for the first time or again."""
+        """Notes that a node has joined, for the first time or again."""
         said = {"public_key": public_key.hex(), "name": name, "backend": backend, "device": device, "last_seen": now}
         with self._writing() as connection:
             if connection.execute(update(nodes).where(nodes.c.node_id == node_id).values(said)).rowcount == 0:
@@ -120,14 +120,14 @@ class Store:
                 )
 
     def ban(self, node_ids: Collection[str], now: float) -> None:
-        """These nodes are banned from now on, those that are already as well as before. Other processes than the hub's
-        may say so: no other method writes this."""
+        """Bans these nodes from now on; of those that are banned already nothing changes. Other processes than the
+        hub's may say so: no other method writes this."""
         with self._writing() as connection:
             of_these = nodes.c.node_id.in_(node_ids)
             connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
 
     def unban(self, node_ids: Collection[str]) -> None:
-        """As `ban`: these may take part again."""
+        """Lets these nodes take part again. Other processes than the hub's may call it, as `ban`."""
         with self._writing() as connection:
             connection.execute(update(nodes).where(nodes.c.node_id.in_(node_ids)).values(banned_at=None))
 
@@ -136,9 +136,9 @@ class Store:
             return frozenset(connection.scalars(select(nodes.c.node_id).where(nodes.c.banned_at.is_not(None))))
 
     def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
-        """What versions that are recorded as published were announced as, and which nodes have fetched and verified an
-        artefact of this run: the caller checks that it is one. The first time counts: what a node says of the same
-        artefact later changes nothing."""
+        """Notes what versions that are recorded as published were announced as, and which nodes have fetched and
+        verified an artefact of this run: the caller checks that it is one. The first time counts: what a node says of
+        the same artefact later changes nothing."""
         with self._writing() as connection:
             for one in news:
                 if isinstance(one, Release):
@@ -147,8 +147,8 @@ class Store:
                     _write_arrival(connection, one, now)
 
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
-        """All kinds of one version at once: a version is evaluated as a whole, or it is not. Replaces older ones. The
-        tokens that nodes drew for it are not needed any more."""
+        """Records all kinds of one version at once: a version is evaluated as a whole, or it is not. Replaces older
+        ones. The tokens that nodes drew for it are not needed any more."""
         with self._writing() as connection:
             for evaluation in measured:
                 key = {"policy_version": evaluation.policy_version, "kind": evaluation.kind}
@@ -162,7 +162,7 @@ class Store:
                 connection.execute(delete(payloads).where(tuple_(payloads.c.lease_id, payloads.c.index).in_(drawn)))
 
     def set_run_meta(self, key: str, value: str) -> None:
-        """Something to remember of the run: its id, its settings."""
+        """Remembers something of the run: its id, its settings."""
         with self._writing() as connection:
             _put(connection, run_meta, "key", key, {"value": value})
 
@@ -196,13 +196,13 @@ class Store:
         with self._reading() as connection:
             return reports.read_versions(connection, newest)
 
-    def versions_by_transport(self) -> dict[Transport, int]:
+    def versions_by_transport(self) -> dict[str, int]:
         """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""
         with self._reading() as connection:
             return reports.read_versions_by_transport(connection)
 
     def evaluations(self, since: float = 0.0) -> list[Evaluation]:
-        """Those made after `since`, in the order of versions, greedy before sampled."""
+        """The evaluations made after `since`, in the order of versions, greedy before sampled."""
         with self._reading() as connection:
             return reports.read_evaluations(connection, since)
 

@@ -24,14 +24,14 @@ SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 
 TRAINED: Final = ReceiptState.TRAINED.value
 EVALUATED: Final = ReceiptState.EVALUATED.value
-"""These two are outcomes, as is the value of every DropReason."""
+"""This one and TRAINED are outcomes, as is the value of every DropReason."""
 
 LEASES_A_QUERY: Final = 1_000
 """Far below what either database takes as parameters of one statement."""
 
 
 def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> None:
-    """These rollouts, by lease and index, have just become final: trained, evaluated, or dropped for a reason."""
+    """Counts rollouts, by lease and index, that have just become final: trained, evaluated, or dropped for a reason."""
     wanted = set(keys)
     leases = sorted({lease_id for lease_id, _ in wanted})
     by_node: dict[str, Counter[str]] = {}
@@ -51,7 +51,7 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
 
 
 def tally_fetch(connection: Connection, transport: Transport) -> None:
-    """A node has fetched a policy version, by this transport for the most part."""
+    """Counts that a node has fetched a policy version, by this transport for the most part."""
     _add(connection, fetch_tallies, [{"transport": transport}], [{"fetches": 1}])
 
 
@@ -66,7 +66,7 @@ def dropped_so_far(connection: Connection) -> dict[str, int]:
 
 
 def bytes_by_source(fetch: Mapping[str, Any]) -> dict[Source, int]:
-    """Of one row of fetches."""
+    """The bytes of one row of fetches, by where they came from."""
     return {source: fetch[f"{source}_bytes"] for source in SOURCES}
 
 

@@ -70,7 +70,8 @@ def key_of(rollout_id: str) -> tuple[int, int]:
 
 
 def write(connection: Connection, records: Sequence[Record], now: float) -> None:
-    """Raises LocalProtocolError when a record does not fit what is stored; the caller then rolls back."""
+    """Writes one turn's records. Raises LocalProtocolError when a record does not fit what is stored; the caller then
+    rolls back."""
     by_kind: dict[type, list[Any]] = {}
     for record in records:
         by_kind.setdefault(type(record), []).append(record)
@@ -79,7 +80,7 @@ def write(connection: Connection, records: Sequence[Record], now: float) -> None
 
 
 def forget_payloads(connection: Connection, rollout_ids: Iterable[str]) -> None:
-    """Deletes what is there of these."""
+    """Deletes the payloads that are there of these rollouts."""
     rows = _keys(rollout_ids)
     if rows:
         connection.execute(_FORGET, rows)
@@ -168,7 +169,7 @@ def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float)
 
 
 def _evaluate(connection: Connection, records: Sequence[RolloutsEvaluated], now: float) -> None:
-    """Their tokens stay until the evaluation's result is recorded."""
+    """Marks rollouts as evaluated. Their tokens stay until the evaluation's result is recorded."""
     ids = [rollout_id for record in records for rollout_id in record.rollout_ids]
     _change(connection, _EVALUATE, _keys(ids), "evaluated")
     tally(connection, list(map(key_of, ids)), EVALUATED)
@@ -234,7 +235,7 @@ def _drop_groups(connection: Connection, records: Sequence[GroupDropped], now: f
 
 
 def _publish(connection: Connection, records: Sequence[VersionRecorded], now: float) -> None:
-    """A version that is published again after a restart keeps its first time."""
+    """Notes published versions. One that is published again after a restart keeps its first time."""
     for record in records:
         known = select(versions.c.policy_version).where(versions.c.policy_version == record.policy_version)
         if connection.scalar(known) is None:
@@ -255,5 +256,5 @@ WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]
     GroupDropped: _drop_groups,
     VersionRecorded: _publish,
 }
-"""Of each record; in the order in which they are applied."""
+"""Each record's writer, in the order in which they are applied."""
 _ORDER: Final = {kind: place for place, kind in enumerate(WRITERS)}

@@ -51,10 +51,11 @@ class ArithmeticTask:
         return Problem(prompt=f"{left}{operation}{right}=", metadata={"answer": str(answer)})
 
     def score(self, problem: Problem, completion: str) -> float:
-        """White space around the number is ignored; any other text beside it earns nothing."""
+        """1 for the exact result, else 0. White space around the number is ignored; any other text beside it earns
+        nothing."""
         return float(completion.strip() == problem.metadata["answer"])
 
 
 def make_arithmetic(options: Mapping[str, Any]) -> ArithmeticTask:
-    """Raises ConfigError for an option that does not exist or does not fit."""
+    """The task by its options. Raises ConfigError for an option that does not exist or does not fit."""
     return ArithmeticTask(ArithmeticOptions.read("arithmetic", options))

@@ -45,15 +45,15 @@ class FileTask(Task, Protocol):
 
     @property
     def num_problems(self) -> int:
-        """Those that `sample` draws from."""
+        """How many problems `sample` draws from."""
 
     @property
     def num_heldout(self) -> int:
-        """Those for evaluation alone; 0 = the held-out ones are drawn like the others."""
+        """How many problems are for evaluation alone; 0 = the held-out ones are drawn like the others."""
 
     @property
     def content_hash(self) -> str:
-        """Another one when a file has changed."""
+        """A hash of the files: another one when a file has changed."""
 
     def heldout(self, number: int) -> Problem:
         """Problem `number` (0 .. num_heldout - 1) of those for evaluation alone."""

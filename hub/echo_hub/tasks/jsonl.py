@@ -57,7 +57,8 @@ class JsonlFile:
 
     @classmethod
     def open(cls, name: str) -> JsonlFile:
-        """Raises ConfigError for a file that cannot be read, or holds a line that is no problem, or none at all."""
+        """Checks every line. Raises ConfigError for a file that cannot be read, or holds a line that is no problem, or
+        none at all."""
         path = Path(name).expanduser()
         starts, position, digest = array("q"), 0, hashlib.sha256()
         try:
@@ -78,7 +79,7 @@ class JsonlFile:
         return cls(path=path, starts=starts, content_hash=digest.hexdigest(), stamp=stamp)
 
     def __getitem__(self, number: int) -> Problem:
-        """Raises ConfigError when the file is no longer what was checked."""
+        """Problem `number` of the file. Raises ConfigError when the file is no longer what was checked."""
         try:
             with self.path.open("rb") as file:
                 if _stamp(file.fileno()) == self.stamp:
@@ -128,7 +129,8 @@ def _bad_line(place: str, line: bytes, what: str) -> ConfigError:
 
 
 class JsonlTask:
-    """Training problems are drawn from all lines, with replacement; the reward is 1 for a right answer, else 0."""
+    """Problems of a file. Those of training are drawn from all lines, with replacement; the reward is 1 for a right
+    answer, else 0."""
 
     name = "jsonl"
 
@@ -161,7 +163,8 @@ class JsonlTask:
 
 
 def make_jsonl(options: Mapping[str, Any]) -> JsonlTask:
-    """Raises ConfigError for an option that does not exist or does not fit, and for what is wrong with a file."""
+    """The task by its options. Raises ConfigError for an option that does not exist or does not fit, and for what is
+    wrong with a file."""
     chosen = JsonlOptions.read("jsonl", options)
     heldout = JsonlFile.open(chosen.heldout_path) if chosen.heldout_path else None
     return JsonlTask(chosen, problems=JsonlFile.open(chosen.path), heldout=heldout)

@@ -21,7 +21,7 @@ _LONGEST_GUESSED: Final = 200
 
 
 def check_name(name: str) -> str:
-    """`name`. Raises ValueError, with the nearest name and with all forms, unless it has one of these."""
+    """Returns `name`. Raises ValueError, with the nearest name and with all forms, unless it has one of these."""
     if _is_name(name):
         return name
     nearest = nearest_name(name)

@@ -109,7 +109,8 @@ class ReasoningGymTask:
 
 
 def make_reasoning_gym(dataset: str, options: Mapping[str, Any]) -> ReasoningGymTask:
-    """Raises ConfigError for a dataset that does not exist or is refused, and for options that it does not take."""
+    """The task of a dataset. Raises ConfigError for a dataset that does not exist or is refused, and for options that
+    it does not take."""
     from reasoning_gym.factory import DATASETS, create_dataset
 
     if dataset in _REFUSED:

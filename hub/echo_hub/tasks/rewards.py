@@ -16,22 +16,23 @@ from echo_hub.tasks.environments.base import Environment
 from echo_shared.errors import ConfigError, ScorerError
 
 MAX_REWARD: Final = 1e6
-"""Of any task, in size: the learner's float32 squares differences of rewards."""
+"""The largest reward of any task, in size: the learner's float32 squares differences of rewards."""
 ROUNDING: Final = 1e-6
-"""Of the span between the bounds: so far beyond a bound a reward still counts as the bound, and so far below the
-highest a problem still counts as solved."""
+"""As a share of the span between the bounds: so far beyond a bound a reward still counts as the bound, and so far below
+the highest a problem still counts as solved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardBounds:
-    """Both bounds are possible rewards."""
+    """The bounds of a task's rewards; both are possible rewards."""
 
     lowest: float = 0.0
     highest: float = 1.0
 
     @classmethod
     def of(cls, task: Task | Environment) -> RewardBounds:
-        """What the task declares. Raises ConfigError unless it is two finite numbers, the lower one first."""
+        """The bounds that the task declares. Raises ConfigError unless it is two finite numbers, the lower one
+        first."""
         declared: object = task.reward_bounds if isinstance(task, BoundedTask) else (0.0, 1.0)
         match declared:
             case (int() | float() as low, int() | float() as high) if -MAX_REWARD <= low < high <= MAX_REWARD:
@@ -51,7 +52,7 @@ class RewardBounds:
         return min(max(reward, self.lowest), self.highest)
 
     def hold(self, reward: float) -> bool:
-        """Whether it is finite and within the bounds, but for rounding."""
+        """Whether a reward is finite and within the bounds, but for rounding."""
         slack = ROUNDING * (self.highest - self.lowest)
         return self.lowest - slack <= reward <= self.highest + slack
 

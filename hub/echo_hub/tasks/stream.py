@@ -20,11 +20,12 @@ from echo_shared.errors import ConfigError
 MAX_ATTEMPTS: Final = 1_000
 """Hashed attempts at one problem before the task counts as too small."""
 MAX_HELDOUT_SHARE: Final = 0.95
-"""Of a file's problems: with the rest, 1,000 attempts in vain have a probability below 1e-22."""
+"""The largest share of a file's problems: with the rest, 1,000 attempts in vain have a probability below 1e-22."""
 
 
 class ProblemStream:
-    """`train(n)` and `heldout(n)`: the same problem for the same number, in any order, on any day."""
+    """A run's problems. `train(n)` and `heldout(n)` are the same problem for the same number, in any order, on any
+    day."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class ProblemStream:
 
     @cached_property
     def heldout_prompts(self) -> tuple[str, ...]:
-        """In their order."""
+        """The prompts of the held-out problems, in their order."""
         if self._known_prompts is not None:
             return tuple(self._known_prompts)
         if isinstance(self._task, FileTask):

@@ -82,8 +82,8 @@ from echo_hub.core.leasing import turn_seed
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
+from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.messages import DropReason, FinishReason, Receipt, ReceiptState, rollout_id
 
 
@@ -688,7 +688,7 @@ class World(RuleBasedStateMachine):
         dropped = sum(bool(row.end) and row.end not in USEFUL for row in self.rows.values())
         assert books.leased == len(self.rows) == trained + evaluated + dropped + status.in_flight
         assert (books.trained, books.evaluated) == (trained, evaluated)
-        assert (books.dropped, books.in_flight) == (dropped, status.in_flight)
+        assert (books.num_dropped, books.in_flight) == (dropped, status.in_flight)
         assert status.trained_steps == self.trained_steps
 
     @invariant()

@@ -10,7 +10,6 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from echo_hub.dashboard.model import (
-    Accounting,
     Changes,
     DisseminationView,
     EvaluationView,
@@ -19,10 +18,10 @@ from echo_hub.dashboard.model import (
     NotableEvent,
     RunState,
     RunView,
-    StepView,
     VersionView,
 )
 from echo_hub.dashboard.pages import routes
+from echo_shared.books import Accounting, Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
 from echo_shared.step_figures import STEP_FIGURES
 
 STARTED = 1_780_000_000.0
@@ -40,9 +39,11 @@ HOSTILE_NAMES = (
 )
 
 
-def step_view(step: int) -> StepView:
-    return StepView(
+def step_record(step: int) -> StepRecord:
+    return StepRecord(
         step=step,
+        planned_at=STARTED + STEP_S * (step - 1),
+        num_groups=ROLLOUTS // 8,
         trained_at=STARTED + STEP_S * step + (step * 7919 % 10) / 5,
         num_rollouts=ROLLOUTS,
         num_tokens=ROLLOUTS * 6,
@@ -70,39 +71,53 @@ def step_view(step: int) -> StepView:
 def evaluation_view(version: int) -> EvaluationView:
     accuracy = 0.46 + 0.47 * (1 - 0.93**version)
     return EvaluationView(
-        policy_version=version,
-        accuracy=accuracy,
-        accuracy_error=(accuracy * (1 - accuracy) / 255) ** 0.5,
-        num_problems=256,
-        mean_reward=accuracy,
-        mean_tokens=5.75,
-        share_truncated=0.01,
+        greedy=Evaluation(
+            policy_version=version,
+            kind=EvaluationKind.GREEDY,
+            num_problems=256,
+            samples=1,
+            num_unscored=0,
+            accuracy=accuracy,
+            accuracy_error=(accuracy * (1 - accuracy) / 255) ** 0.5,
+            pass_at={},
+            mean_reward=accuracy,
+            mean_tokens=5.75,
+            share_truncated=0.01,
+            seconds=0.25,
+            evaluated_at=STARTED + STEP_S * version,
+        ),
         samples=8,
         mean_at_k=accuracy - 0.06,
         mean_at_k_error=0.02,
         pass_at={2: accuracy - 0.01, 4: accuracy + 0.01, 8: min(accuracy + 0.04, 1.0)},
         seconds=1.25,
-        evaluated_at=STARTED + STEP_S * version,
     )
 
 
-def node_view(number: int, name: str) -> NodeView:
-    away = number % 9 == 8
-    return NodeView(
+def node_totals(number: int, name: str, *, last_seen: float = STARTED, trained: int = 0) -> NodeTotals:
+    return NodeTotals(
         node_id=f"{(number + 1) * 2654435761 % 16**10:010x}{number:010x}",
         name=name,
         backend=("llama_cpp", "torch")[number % 2],
         device=("AMD Ryzen 7 7840U", "NVIDIA GeForce RTX 4070", "Apple M3 Pro", "Intel Core i5-8250U")[number % 4],
+        first_seen=STARTED,
+        last_seen=last_seen,
+        trained_rollouts=trained,
+        received=trained + 55,
+        dropped=number % 4,
+    )
+
+
+def node_view(number: int, totals: NodeTotals, *, policy_version: int | None = None) -> NodeView:
+    away = number % 9 == 8
+    return NodeView(
+        totals=totals,
         connected=not away,
         activity=("sampling", "sampling", "sampling", "waiting", "fetching")[number % 5],
-        policy_version=None,
+        policy_version=policy_version,
         capacity=64,
         in_flight=0 if away else 40 + number % 20,
         tokens_per_s=420.0 / (1 + number % 13),
-        received=0,
-        trained=0,
-        dropped=number % 4,
-        last_seen=STARTED,
     )
 
 
@@ -129,7 +144,7 @@ class ScriptedSource:
 
     async def run_view(self) -> RunView:
         self.num_reads += 1
-        newest = step_view(self.step) if self.step else None
+        newest = step_record(self.step) if self.step else None
         trained, flight = self.step * ROLLOUTS, 690 if self.names and self.step < self.total else 0
         dropped = {"stale": 8 * self.step, "expired": self.step // 2, "duplicate": self.step // 3} if self.step else {}
         evaluated = {*range(0, self.step, 15), *([self.step] if self.step == self.total else [])}
@@ -152,9 +167,6 @@ class ScriptedSource:
             published_version=self.step,
             group_size=8,
             max_staleness=2,
-            mean_reward=newest.mean_reward if newest else None,
-            staleness_mean=newest.staleness_mean if newest else None,
-            staleness_max=newest.staleness_max if newest else None,
             newest_step=newest,
             rollouts_per_s=128.4 if newest and self.step < self.total else 0.0,
             buffered_groups=31 if newest and self.step < self.total else 0,
@@ -173,10 +185,9 @@ class ScriptedSource:
         )
 
     def _version(self, version: int) -> VersionView:
-        return VersionView(
+        record = VersionRecord(
             policy_version=version,
             published_at=STARTED + STEP_S * version + 0.3,
-            size_bytes=1_412_096,
             payload_bytes=430_112 if version % 4 else 1_120_400,
             carrier="delta" if version % 4 else "keyframe",
             way="broadcast",
@@ -186,6 +197,7 @@ class ScriptedSource:
             fetches_by_transport={"swarm": 0, "broadcast": len(self.names)},
             bytes_by_transport={"pushed": 430_112, "mesh": 430_112 * len(self.names)},
         )
+        return VersionView(record=record, size_bytes=1_412_096)
 
     def _events(self) -> tuple[NotableEvent, ...]:
         joined = [NotableEvent(at=STARTED + i, text=f"{name} joined") for i, name in enumerate(self.names[:6])]
@@ -197,18 +209,16 @@ class ScriptedSource:
     async def nodes(self) -> tuple[NodeView, ...]:
         share = self.step * ROLLOUTS // max(len(self.names), 1)
         return tuple(
-            replace(
-                node_view(i, name),
+            node_view(
+                i,
+                node_totals(i, name, last_seen=self.now - (3700 if i % 9 == 8 else i % 5), trained=share),
                 policy_version=self.step - i % 2 if self.step > 1 else None,
-                trained=share,
-                received=share + 55,
-                last_seen=self.now - (3700 if i % 9 == 8 else i % 5),
             )
             for i, name in enumerate(self.names)
         )
 
-    async def steps(self, since: int) -> tuple[StepView, ...]:
-        return tuple(step_view(step) for step in range(since + 1, self.step + 1))
+    async def steps(self, since: int) -> tuple[StepRecord, ...]:
+        return tuple(step_record(step) for step in range(since + 1, self.step + 1))
 
     async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
         total = self.step * ROLLOUTS
@@ -217,12 +227,11 @@ class ScriptedSource:
         return tuple(
             LeaderboardRow(
                 rank=i + 1,
-                node_id=node_view(i, "").node_id,
-                name=self.names[i],
-                trained_rollouts=round(total * share),
-                trained_tokens=round(total * share * 6.2),
-                share=share,
-                last_seen=self.now - i * 40,
+                totals=replace(
+                    node_totals(i, self.names[i], last_seen=self.now - i * 40, trained=round(total * share)),
+                    trained_tokens=round(total * share * 6.2),
+                    share=share,
+                ),
             )
             for i, share in enumerate(shares)
         )

@@ -37,21 +37,24 @@ SCHEMA = {
     "nodes": {
         *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),
         *("tokens_per_s", "received", "trained", "evaluated", "dropped", "last_seen", "banned"),
+        *("first_seen", "banned_at", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share"),
     },
     "steps": {
         *("step", "trained_at", "num_rollouts", "num_tokens", "mean_reward", "staleness_mean", "staleness_max"),
         *("seconds", "loss", "grad_norm", "mismatch_kl", "clip_fraction", "ratio_mean", "ratio_max", "base_kl"),
         *("share_without_advantage", "share_truncated", "tokens_per_s", "eval_s", "updated", "rollouts_masked"),
         *("groups_without_advantage", "rollouts_unselected", "rollouts_vetoed", "correction_weight"),
-        *("correction_share", "completion_tokens", "computed_tokens", "train_s"),
+        *("correction_share", "completion_tokens", "computed_tokens", "train_s", "planned_at", "num_groups", "dropped"),
     },
     "leaderboard": {
         *("rank", "node_id", "name", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share", "last_seen"),
+        *("backend", "device", "first_seen", "banned_at", "received", "dropped"),
     },
     "accounting": {"leased", "trained", "evaluated", "dropped", "in_flight"},
     "evaluations": {
         *("policy_version", "accuracy", "accuracy_error", "num_problems", "mean_reward", "mean_tokens"),
         *("share_truncated", "samples", "mean_at_k", "mean_at_k_error", "pass_at", "seconds", "evaluated_at"),
+        *("kind", "num_unscored"),
     },
     "versions": {
         *("policy_version", "published_at", "size_bytes", "dissemination_p50_s", "dissemination_max_s"),

@@ -7,12 +7,14 @@ from aiohttp import ClientSession
 
 from echo_hub.dashboard import curves
 from echo_hub.dashboard.curves import MOST_POINTS, Curves
-from echo_hub.dashboard.model import StepView
+from echo_shared.books import StepRecord
 
 
-def step(number: int, **figures: float | None) -> StepView:
-    return StepView(
+def step(number: int, **figures: float | None) -> StepRecord:
+    return StepRecord(
         step=number,
+        planned_at=99.0 + 2 * number,
+        num_groups=2,
         trained_at=100.0 + 2 * number,
         num_rollouts=10,
         num_tokens=50,

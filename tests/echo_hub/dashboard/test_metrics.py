@@ -34,24 +34,25 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     assert samples["echo_run_state", (("state", "finished"),)] == 0
     assert (samples["echo_healthy", ()], samples["echo_ready", ()]) == (1, 1)
     assert samples["echo_fetches_total", (("transport", "swarm"),)] == 74
-    assert samples["echo_heldout_accuracy", ()] == run.evaluations[-1].accuracy
+    assert samples["echo_heldout_accuracy", ()] == run.evaluations[-1].greedy.accuracy
     assert samples["echo_heldout_policy_version", ()] == 30
     assert samples["echo_heldout_mean_at_k", (("k", "8"),)] == run.evaluations[-1].mean_at_k
     assert samples["echo_heldout_pass_at_k", (("k", "4"),)] == run.evaluations[-1].pass_at[4]
     assert samples["echo_learner_importance_ratio_max", ()] == run.newest_step.figures["ratio_max"]
     assert samples["echo_learner_train_seconds", ()] == run.newest_step.figures["seconds"]
-    newest = run.versions[0]
+    newest = run.versions[0].record
     assert samples["echo_version_payload_bytes", ()] == newest.payload_bytes
     assert samples["echo_version_dissemination_seconds", (("share", "0.95"),)] == newest.dissemination_p95_s
-    complete = run.versions[1]
+    complete = run.versions[1].record
     assert samples["echo_complete_version", ()] == complete.policy_version
     assert samples["echo_complete_version_dissemination_seconds", (("share", "1"),)] == complete.dissemination_max_s
     assert samples["echo_version_fetched_bytes", (("source", "mesh"),)] == newest.bytes_by_transport["mesh"]
     assert samples["echo_hub_uplink_bytes_per_second", ()] == run.uplink_bytes_s
     assert samples["echo_nodes_on_newest_version", ()] == run.nodes_on_newest
     node = (await source.nodes())[0]
-    assert samples["echo_node_tokens_per_second", (("node", node.node_id),)] == node.tokens_per_s
-    assert samples["echo_node_rollouts_total", (("node", node.node_id), ("state", "trained"))] == node.trained
+    label = ("node", node.totals.node_id)
+    assert samples["echo_node_tokens_per_second", (label,)] == node.tokens_per_s
+    assert samples["echo_node_rollouts_total", (label, ("state", "trained"))] == node.totals.trained_rollouts
 
 
 async def test_the_accounting_identity_holds_among_the_metrics(hub: ClientSession) -> None:

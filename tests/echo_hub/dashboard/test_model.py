@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from echo_hub.dashboard.model import Accounting, Changes
+from echo_hub.dashboard.model import Changes
 
 
 async def test_a_change_wakes_everyone_who_waits() -> None:
@@ -33,17 +33,9 @@ async def test_a_cancelled_wait_leaves_the_others_alone() -> None:
     assert left.cancelled() or left.cancelling()
 
 
-def test_the_accounting_knows_whether_it_adds_up() -> None:
-    good = Accounting(leased=10, trained=5, dropped={"stale": 2, "expired": 1}, in_flight=2)
-    assert good.num_dropped == 3
-    assert good.balanced
-    assert not Accounting(leased=10, trained=5, in_flight=2).balanced
-    assert Accounting().balanced
-
-
 async def test_accuracy_before_is_the_base_models_and_after_the_newest(make_source: Any) -> None:
     fresh, late = await make_source(step=0).run_view(), await make_source(step=37).run_view()
     assert (fresh.accuracy_before, fresh.accuracy_after) == (None, None)
-    assert late.accuracy_before == late.evaluations[0].accuracy
-    assert late.accuracy_after == late.evaluations[-1].accuracy
-    assert late.evaluations[-1].policy_version == 30
+    assert late.accuracy_before == late.evaluations[0].greedy.accuracy
+    assert late.accuracy_after == late.evaluations[-1].greedy.accuracy
+    assert late.evaluations[-1].greedy.policy_version == 30

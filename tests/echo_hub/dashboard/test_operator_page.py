@@ -102,7 +102,7 @@ async def test_who_is_banned_is_shown_as_such(open_hub: Any, source: Any) -> Non
 
     async def with_one_banned() -> Any:
         first, second = await nodes()
-        return replace(first, connected=False, banned=True), second
+        return replace(first, connected=False, totals=replace(first.totals, banned_at=1.0)), second
 
     source.nodes = with_one_banned
     assert '<span class="activity away">banned</span>' in await page(await open_hub(source))
@@ -148,4 +148,4 @@ async def test_the_time_to_go_follows_the_recent_pace(source: Any) -> None:
     run, steps = await source.run_view(), await source.steps(25)
     assert remaining_s(run, steps) == pytest.approx(23 * (steps[-1].trained_at - steps[0].trained_at) / 11)
     assert remaining_s(run, steps[:2]) is None
-    assert remaining_s(replace(run, state=RunState.PAUSED), steps) is None
+    assert remaining_s(replace(run, state=RunState.FINISHED), steps) is None

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 
 from echo_hub.dashboard.responses import html_response, json_response, jsonable
+from echo_shared.books import FLAT
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,24 @@ def test_what_json_cannot_say_becomes_null() -> None:
     point = Point(x=float("nan"), y=(float("inf"), 1.5))
     assert jsonable({"p": point, 3: None}) == {"p": {"x": None, "y": [None, 1.5]}, "3": None}
     assert json.loads(json_response({"p": point}).text or "") == {"p": {"x": None, "y": [None, 1.5]}}
+
+
+@dataclass(frozen=True)
+class Place:
+    ALSO_IN_JSON: ClassVar = ("far",)
+
+    point: Point = field(metadata=FLAT)
+    figures: dict[str, float] = field(metadata=FLAT)
+    y: str
+
+    @property
+    def far(self) -> float:
+        return 10 * self.point.x
+
+
+def test_a_view_has_what_it_embeds_and_what_follows_from_it_among_its_own_fields() -> None:
+    place = Place(point=Point(x=1.0, y=()), figures={"loss": 0.5}, y="its own")
+    assert jsonable(place) == {"x": 1.0, "loss": 0.5, "y": "its own", "far": 10.0}
 
 
 @pytest.mark.parametrize("inline_styles", [False, True])

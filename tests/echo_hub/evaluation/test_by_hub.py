@@ -18,8 +18,8 @@ from echo_hub.evaluation.by_hub import (
     local,
 )
 from echo_hub.run.directory import RunDirectory
-from echo_hub.store.reports import EvaluationKind
 from echo_hub.tasks.rewards import RewardBounds
+from echo_shared.books import EvaluationKind
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest

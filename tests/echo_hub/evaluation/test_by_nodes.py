@@ -11,10 +11,10 @@ from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
 from echo_hub.evaluation import by_nodes
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE, NodeEvaluations, figures
 from echo_hub.store.reading import EvaluatedEpisode
-from echo_hub.store.reports import EvaluationKind
 from echo_hub.tasks.rewards import RewardBounds
 from echo_node.backends.draw_rows import draw_rows
 from echo_shared import draws
+from echo_shared.books import EvaluationKind
 
 
 def episode(number: int, reward: float | None, *, greedy: bool = False, at: float = 0.0) -> EvaluatedEpisode:

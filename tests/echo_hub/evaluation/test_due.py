@@ -7,7 +7,7 @@ from pathlib import Path
 from echo_hub.config.sections import EvaluationConfig, HubConfig, TrainingConfig
 from echo_hub.evaluation.due import Evaluations, is_due
 from echo_hub.run.directory import RunDirectory
-from echo_hub.store.reports import Evaluation, EvaluationKind
+from echo_shared.books import Evaluation, EvaluationKind
 
 
 class Run:

@@ -209,7 +209,7 @@ async def test_a_node_joins_and_the_hub_knows_who_it_is(hub: Hub) -> None:
             mesh_port=0,
         )
     ]
-    assert hub.gateway.connected() == {node.me.node_id}
+    assert hub.gateway.send(node.me.node_id, revoked(1)), "its session is open"
 
 
 async def test_messages_keep_their_order_both_ways(hub: Hub) -> None:
@@ -311,7 +311,7 @@ async def test_what_breaks_the_protocol_ends_that_connection_alone(
     await hub.book.until(lambda: hub.book.left == [bad.me.node_id])
     await good.say(status(1))
     await hub.book.until(lambda: hub.book.said == [(good.me.node_id, status(1))])
-    assert hub.gateway.connected() == {good.me.node_id}
+    assert hub.gateway.send(good.me.node_id, revoked(1)) and not hub.gateway.send(bad.me.node_id, revoked(1))
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
@@ -362,7 +362,7 @@ async def test_a_node_that_is_dismissed_hears_why_and_the_others_stay(hub: Hub) 
     refused = await bad.refusal()
     assert (refused.code, refused.what) == (RefusalCode.BANNED, "Banned.")
     await hub.book.until(lambda: hub.book.left == [bad.me.node_id])
-    assert hub.gateway.connected() == {good.me.node_id}
+    assert hub.gateway.send(good.me.node_id, revoked(1))
 
 
 async def test_a_node_that_may_not_join_hears_why_instead_of_a_welcome(hub: Hub) -> None:
@@ -435,7 +435,7 @@ async def test_a_node_that_never_reads_is_disconnected(
             break
     await hub.book.until(lambda: hub.book.left == [deaf.me.node_id])
     assert "does not read" in caplog.text and deaf.me.node_id in caplog.text
-    assert hub.gateway.connected() == {other.me.node_id}
+    assert hub.gateway.send(other.me.node_id, revoked(1))
     assert not hub.gateway.send(deaf.me.node_id, revoked(1))
     again = await hub.connect(deaf.me)
     assert isinstance(await again.join(), Welcome)
@@ -567,7 +567,8 @@ async def test_a_node_says_goodbye(hub: Hub, caplog: pytest.LogCaptureFixture) -
     await node.say(Goodbye(reason="its owner plays a game"))
     await node.ended()
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
-    assert (node.socket.close_code, hub.book.said, hub.gateway.connected()) == (1000, [], frozenset())
+    assert (node.socket.close_code, hub.book.said) == (1000, [])
+    assert not hub.gateway.send(node.me.node_id, revoked(1))
     assert "its owner plays a game" in caplog.text
 
 
@@ -615,7 +616,7 @@ async def test_a_node_that_is_gone_before_its_welcome_is_forgotten(hub: Hub) -> 
     await node.ended()
     hub.book.may_join.set()
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
-    assert hub.gateway.connected() == frozenset()
+    assert not hub.gateway.send(node.me.node_id, revoked(1))
 
 
 async def test_a_hub_that_stops_tells_every_node(hub: Hub) -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, TaskConfig
@@ -80,6 +81,14 @@ class Numbers:
 def make(options):
     return Numbers()
 '''
+
+
+def pool_processes(hub: psutil.Process | None = None) -> list[psutil.Process]:
+    """The scoring processes right below a hub's process, or their wardens where there are any; by default below this
+    one."""
+    children = (hub or psutil.Process()).children()
+    return [child for child in children if any(part.startswith("echo_hub.scoring.") for part in child.cmdline())]
+
 
 Opens = Callable[..., AbstractAsyncContextManager[ScoringPool]]
 

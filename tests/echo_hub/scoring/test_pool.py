@@ -23,7 +23,7 @@ from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
-from tests.echo_hub.scoring.conftest import Opens
+from tests.echo_hub.scoring.conftest import Opens, pool_processes
 
 CODEC = PromptCodec.load(resolve_base("builtin:tiny"))
 
@@ -145,7 +145,8 @@ async def test_calls_run_in_other_processes_without_torch(numbers_pool: Opens) -
     async with numbers_pool(scorer_processes=1) as pool:
         (reward,) = await rewards(pool, 21)
         pid = int(reward * 2**22)
-        assert pool.pids == [psutil.Process(pid).ppid() if sys.platform == "linux" else pid]
+        (process,) = pool_processes()
+        assert process.pid == (psutil.Process(pid).ppid() if sys.platform == "linux" else pid)
         assert pid != os.getpid()
         assert not [each.path for each in psutil.Process(pid).memory_maps() if "libtorch" in each.path]
 
@@ -153,7 +154,7 @@ async def test_calls_run_in_other_processes_without_torch(numbers_pool: Opens) -
 async def test_a_process_that_dies_with_nothing_to_do_costs_no_call(numbers_pool: Opens) -> None:
     async with numbers_pool(scorer_processes=1) as pool:
         await rewards(pool, 50)
-        process = psutil.Process(pool.pids[0])
+        (process,) = pool_processes()
         processes = [process, *process.children()]
         processes[-1].kill()
         await asyncio.to_thread(psutil.wait_procs, processes, 20)
@@ -163,7 +164,7 @@ async def test_a_process_that_dies_with_nothing_to_do_costs_no_call(numbers_pool
 async def test_none_is_left_even_when_one_is_in_an_endless_loop(numbers_pool: Opens) -> None:
     async with numbers_pool(scorer_timeout_s=1000.0) as pool:
         await rewards(pool, *[50] * PART_CALLS * 4)
-        processes = [psutil.Process(pid) for pid in pool.pids]
+        processes = pool_processes()
         stuck = asyncio.create_task(pool.call("respond", calls(17, 18)))
         assert len(processes) == 2
     assert psutil.wait_procs(processes, timeout=20)[1] == []
@@ -184,7 +185,7 @@ async def main():
     problems = Problems.of_run(config, PromptCodec.load(base))
     async with ScoringPool.open(config, problems, base_dir=base, logs=pathlib.Path(sys.argv[1])) as pool:
         await pool.call("respond", [(0, [PromptCodec.load(base).encode_prompt("50")])] * 200)
-        print(*pool.pids, flush=True)
+        print("scored", flush=True)
         await pool.call("respond", [(0, [ids])])
 
 asyncio.run(main())
@@ -198,8 +199,8 @@ async def test_a_hub_that_is_killed_leaves_none_for_long(numbers_pool: Opens, tm
         sys.executable, "-c", HUB, str(tmp_path), str(number), stdout=asyncio.subprocess.PIPE
     )
     assert hub.stdout is not None
-    pids = [int(pid) for pid in (await hub.stdout.readline()).split()]
-    processes = [psutil.Process(pid) for pid in pids]
+    assert await hub.stdout.readline() == b"scored\n"
+    processes = pool_processes(psutil.Process(hub.pid))
     assert len(processes) == 2
     hub.send_signal(signal.SIGKILL)
     await hub.wait()

@@ -18,7 +18,7 @@ import pytest
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import ScorerDeath, ScoringPool
 from echo_shared.errors import ScorerError
-from tests.echo_hub.scoring.conftest import Opens
+from tests.echo_hub.scoring.conftest import Opens, pool_processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no subreaper")
 
@@ -80,8 +80,7 @@ async def test_one_that_is_killed_from_outside_ends_with_all_below_it(
     """A warden that is killed can end nothing below it but the scoring process, by its parent death signal."""
     async with numbers_pool(scorer_processes=1) as pool:
         assert await score(pool, "7" if whose == "scorer" else "50")
-        (pid,) = pool.pids
-        warden = psutil.Process(pid)
+        (warden,) = pool_processes()
         (worker,) = (process for process in warden.children() if "echo_hub.scoring.worker" in process.cmdline())
         (worker if whose == "scorer" else warden).kill()
         _, left = await asyncio.to_thread(psutil.wait_procs, [warden, worker], 20)
@@ -103,7 +102,7 @@ async def main():
     problems = Problems.of_run(config, codec)
     async with ScoringPool.open(config, problems, base_dir=base, logs=pathlib.Path(sys.argv[1])) as pool:
         await pool.call("respond", [(0, [codec.encode_prompt("7")])])
-        print(*pool.pids, flush=True)
+        print("scored", flush=True)
         await pool.call("respond", [(0, [codec.encode_prompt(sys.argv[2])])])
 
 asyncio.run(main())
@@ -120,7 +119,8 @@ async def test_nothing_is_left_of_a_hub_that_is_killed(
     )
     assert hub.stdout is not None
     async with asyncio.timeout(60):
-        wardens = [psutil.Process(int(pid)) for pid in (await hub.stdout.readline()).split()]
+        assert await hub.stdout.readline() == b"scored\n"
+    wardens = pool_processes(psutil.Process(hub.pid))
     below = [process for warden in wardens for process in warden.children(recursive=True)]
     assert len(wardens) == 2 and len(started()) == 2 and len(below) == 4
     hub.send_signal(signal.SIGKILL)

@@ -7,10 +7,10 @@ import pytest
 
 from echo_hub.core.effects import RolloutsDropped, VersionRecorded
 from echo_hub.core.spread.holdings import Arrival, Release
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import SOURCES, TRANSPORTS
-from echo_shared.messages import DropReason, Fetched, ReceiptState, Way
+from echo_shared.books import Evaluation, EvaluationKind
+from echo_shared.messages import DropReason, Fetched, Way
 
 
 def join(store: Store, node_id: str, now: float, name: str = "") -> None:
@@ -55,7 +55,7 @@ def test_the_leaderboard_counts_receipts(store: Store, records: Any) -> None:
     store.apply([RolloutsDropped(rollout_ids=("4-0",), reason=DropReason.STALE)], now=1.0)
     first, second, third = store.leaderboard()
     assert (first.node_id, first.name, first.trained_rollouts, first.trained_tokens) == ("a", "a's", 4, 10)
-    assert (first.received, first.dropped, first.in_flight) == (5, 1, 1)
+    assert (first.received, first.dropped) == (5, 1)
     assert (first.first_seen, first.last_seen, first.backend, first.device) == (1.0, 1.0, "torch", "cpu")
     assert (second.node_id, second.name, second.trained_rollouts) == ("hub", "hub", 2)
     assert first.share + second.share == pytest.approx(1.0)
@@ -96,9 +96,8 @@ def test_accounting_says_where_every_rollout_is(store: Store, records: Any) -> N
     store.apply(records.received("2-0"), now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("3-0",), reason=DropReason.DUPLICATE)], now=1.0)
     books = store.accounting()
-    assert (books.leased, books.trained, books.dropped, books.in_flight) == (6, 2, 1, 3)
-    assert books.by_drop_reason == {DropReason.DUPLICATE: 1}
-    assert books.by_state[ReceiptState.LEASED] == 2
+    assert (books.leased, books.trained, books.num_dropped, books.in_flight) == (6, 2, 1, 3)
+    assert books.dropped == {"duplicate": 1} and books.balanced
 
 
 def test_the_history_of_steps(store: Store, records: Any) -> None:
@@ -112,7 +111,8 @@ def test_the_history_of_steps(store: Store, records: Any) -> None:
     first = store.steps_history()[0]
     assert (first.num_groups, first.num_rollouts, first.num_tokens, first.mean_reward) == (1, 2, 5, 0.5)
     assert (first.planned_at, first.trained_at, first.staleness_mean, first.staleness_max) == (20.0, 31.0, 0.0, 0)
-    assert first.metrics == {"loss": 0.25}
+    known = {key: value for key, value in first.figures.items() if value is not None}
+    assert known == {"loss": 0.25, "seconds": 11.0}, "a step that does not say what it took: from its plan to its end"
 
 
 def test_versions_and_how_they_travelled(store: Store, records: Any) -> None:
@@ -133,10 +133,11 @@ def test_versions_and_how_they_travelled(store: Store, records: Any) -> None:
     assert (first.policy_version, first.published_at) == (1, 41.0)
     assert first.fetches_by_transport == dict.fromkeys(TRANSPORTS, 1)
     sizes = {"swarm": 100, "web_seed": 100, "shared_memory": 80, "pushed": 140, "mesh": 20}
-    assert first.bytes_by_source == sizes
-    assert first.broadcast_seconds == (0.125, 0.25, 0.5, 1.0), "of those that were told at the announcement"
+    assert first.bytes_by_transport == sizes
+    seconds = (first.dissemination_p50_s, first.dissemination_p95_s, first.dissemination_max_s)
+    assert seconds == (0.25, 1.0, 1.0), "of those that were told at the announcement: 0.125, 0.25, 0.5 and 1"
     assert (first.payload_bytes, first.carrier, first.way) == (80, "delta", "broadcast")
-    assert (second.policy_version, second.fetches_by_transport, second.broadcast_seconds) == (2, {}, ())
+    assert (second.policy_version, second.fetches_by_transport, second.dissemination_p50_s) == (2, {}, None)
     assert (second.payload_bytes, second.carrier, second.way) == (None, None, None)
     assert store.versions_by_transport() == dict.fromkeys(TRANSPORTS, 1)
     assert store.versions_history(newest=1) == [second]
@@ -155,8 +156,8 @@ def test_the_first_fetch_of_an_artefact_counts(store: Store) -> None:
     repeated = fetched(1).model_copy(update={"policy_version": 7})
     store.record_distribution([Arrival(node_id="a", fetched=repeated, broadcast_s=0.25)], now=2.0)
     (version,) = store.versions_history(newest=30)
-    assert (version.broadcast_seconds, version.fetches_by_transport) == ((0.5,), {"swarm": 1})
-    assert version.bytes_by_source == dict.fromkeys(SOURCES, 0) | {"swarm": 100}
+    assert (version.dissemination_max_s, version.fetches_by_transport) == (0.5, {"swarm": 1})
+    assert version.bytes_by_transport == dict.fromkeys(SOURCES, 0) | {"swarm": 100}
     assert store.versions_by_transport() == dict.fromkeys(TRANSPORTS, 0) | {"swarm": 2}
 
 

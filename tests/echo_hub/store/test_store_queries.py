@@ -17,9 +17,9 @@ from echo_hub.core.effects import RECORDS, GroupDropped, Record, RolloutsDropped
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store.database import connect
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata
+from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.messages import DropReason, Fetched, Way
 
 FEW, MANY = 20, 320

@@ -16,23 +16,22 @@ from echo_hub.store import tallies
 from echo_hub.store.database import MIGRATIONS, connect
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import SOURCES, Source, main_transport
-from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.messages import DropReason
 
 
 def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
-    """Rollouts by state, by drop reason, and (trained, tokens, received, dropped, in flight) by node, row by row."""
+    """Rollouts by what became of them, by drop reason, and (trained, tokens, received, dropped) by node, row by row."""
     states: Counter[Any] = Counter()
     reasons: Counter[Any] = Counter()
     nodes: Counter[Any] = Counter()
     with store.engine.connect() as connection:
         for row in connection.execute(text("SELECT node_id, state, drop_reason, num_tokens FROM rollouts")):
-            states[row.state] += 1
+            states["in flight" if row.state in ("leased", "received", "scored") else row.state] += 1
             reasons[row.drop_reason] += row.drop_reason is not None
             nodes[row.node_id, "trained"] += row.state == "trained"
             nodes[row.node_id, "tokens"] += row.num_tokens if row.state == "trained" else 0
             nodes[row.node_id, "received"] += row.num_tokens is not None
             nodes[row.node_id, "dropped"] += row.state == "dropped"
-            nodes[row.node_id, "in flight"] += row.state in ("leased", "received", "scored")
     return +states, +reasons, +nodes
 
 
@@ -45,9 +44,16 @@ def shown(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
         nodes[row.node_id, "tokens"] = row.trained_tokens
         nodes[row.node_id, "received"] = row.received
         nodes[row.node_id, "dropped"] = row.dropped
-        nodes[row.node_id, "in flight"] = row.in_flight
-    reasons = {reason.value: number for reason, number in books.by_drop_reason.items()}
-    return Counter({state.value: number for state, number in books.by_state.items()}), Counter(reasons), +nodes
+    assert books.balanced
+    states = Counter(
+        {
+            "trained": books.trained,
+            "evaluated": books.evaluated,
+            "dropped": books.num_dropped,
+            "in flight": books.in_flight,
+        }
+    )
+    return +states, Counter(books.dropped), +nodes
 
 
 def test_what_was_evaluated_is_credited(store: Store, records: Any) -> None:
@@ -60,7 +66,7 @@ def test_what_was_evaluated_is_credited(store: Store, records: Any) -> None:
         now=2.0,
     )
     books = store.accounting()
-    assert (books.leased, books.trained, books.evaluated, books.dropped, books.in_flight) == (5, 2, 3, 0, 0)
+    assert (books.leased, books.trained, books.evaluated, books.num_dropped, books.in_flight) == (5, 2, 3, 0, 0)
     assert [(row.node_id, row.evaluated_rollouts, row.dropped, row.share) for row in store.leaderboard()] == [
         ("measured", 3, 0, 3 / 5),
         ("learned", 0, 0, 2 / 5),
@@ -81,7 +87,7 @@ def test_the_totals_are_those_of_the_receipts(store: Store, records: Any) -> Non
                 store.apply([RolloutsDropped(rollout_ids=tuple(ids), reason=reason)], now=1.0)
         assert shown(store) == counted(store)
     books = store.accounting()
-    assert books.leased == 8 * 2 + 8 * 3 == books.trained + books.dropped + books.in_flight
+    assert books.leased == 8 * 2 + 8 * 3 == books.trained + books.num_dropped + books.in_flight
 
 
 def test_more_than_one_query_takes(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +96,7 @@ def test_more_than_one_query_takes(store: Store, records: Any, monkeypatch: pyte
     store.apply([records.leased(lease, lease, *range(4)) for lease in range(1, 6)], now=1.0)
     ids = tuple(f"{lease}-{index}" for lease in range(1, 6) for index in range(3))
     store.apply([RolloutsDropped(rollout_ids=ids, reason=DropReason.REVOKED)], now=1.0)
-    assert store.accounting().by_drop_reason == {DropReason.REVOKED: 15}
+    assert store.accounting().dropped == {"revoked": 15}
     assert shown(store) == counted(store)
 
 
@@ -145,10 +151,7 @@ def test_a_run_from_before_the_totals_has_them_after_the_migration(tmp_path: Pat
     engine.dispose()
     store = Store.open(url)
     assert shown(store) == counted(store)
-    assert store.accounting().by_state == {
-        ReceiptState.TRAINED: 2,
-        ReceiptState.DROPPED: 2,
-        ReceiptState.LEASED: 1,
-    }
+    books = store.accounting()
+    assert (books.trained, books.num_dropped, books.in_flight) == (2, 2, 1)
     assert store.versions_by_transport() == {"swarm": 2, "web_seed": 1, "shared_memory": 0, "inline": 0, "broadcast": 0}
     store.close()

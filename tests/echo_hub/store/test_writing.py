@@ -15,9 +15,9 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.store.reports import Evaluation, EvaluationKind
 from echo_hub.store.store import Store
 from echo_hub.store.writing import WRITERS, key_of
+from echo_shared.books import Accounting, Evaluation, EvaluationKind
 from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
 
@@ -28,7 +28,7 @@ def test_key_of_a_rollout() -> None:
 
 def test_one_turn_may_hold_a_rollouts_whole_life(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=5, group_id=0), now=1.0)
-    assert store.accounting().by_state == {ReceiptState.TRAINED: 2}
+    assert store.accounting() == Accounting(leased=2, trained=2)
     assert store.receipts("a", ["5-1"])[0].state is ReceiptState.TRAINED
 
 
@@ -37,7 +37,7 @@ def test_records_of_one_kind_may_be_many(store: Store, records: Any) -> None:
     store.apply([*records.opened(*range(64)), *leases], now=1.0)
     ids = [f"{lease}-{index}" for lease in range(64) for index in range(8)]
     store.apply(records.received(*ids), now=2.0)
-    assert store.accounting().by_state == {ReceiptState.RECEIVED: 512}
+    assert store.accounting() == Accounting(leased=512, in_flight=512)
     assert [row.rollout_id for row in store.load_payloads(ids)] == ids
 
 

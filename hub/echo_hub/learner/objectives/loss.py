@@ -46,7 +46,7 @@ token that the base finds far likelier than the learner does outweighs no advant
 
 
 class StepLoss:
-    """Of one run; it holds no state."""
+    """The loss of one run's steps; it holds no state."""
 
     def __init__(self, settings: ObjectiveConfig) -> None:
         self._settings = settings

@@ -65,5 +65,5 @@ class GuessEnvironment:
 
 
 def make_guess(options: Mapping[str, Any]) -> GuessEnvironment:
-    """Raises ConfigError for an option that does not exist or does not fit."""
+    """The environment by its options. Raises ConfigError for an option that does not exist or does not fit."""
     return GuessEnvironment(GuessOptions.read("environment:guess", options))

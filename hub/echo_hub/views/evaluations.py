@@ -1,0 +1,51 @@
+"""How good the versions are: greedy and sampled evaluations side by side, few enough for a chart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from echo_hub.dashboard.model import EvaluationView
+from echo_hub.store.store import Store
+from echo_shared.books import Evaluation, EvaluationKind
+
+EVALUATIONS_SHOWN: Final = 120
+
+
+class EvaluationViews:
+    """The evaluations as views; every one is read from the store once. `read` may run on several threads at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[tuple[int, EvaluationKind], Evaluation] = {}
+
+    def read(self) -> list[EvaluationView]:
+        """The views of all evaluations, in the order of their versions."""
+        known = self._known
+        since = max((row.evaluated_at for row in known.values()), default=0.0)
+        known = known | {(row.policy_version, row.kind): row for row in self._store.evaluations(since)}
+        self._known = known  # Replaced, never changed: another thread may be at it.
+        greedy = sorted(version for version, kind in known if kind is EvaluationKind.GREEDY)
+        return [
+            _view(known[version, EvaluationKind.GREEDY], known.get((version, EvaluationKind.SAMPLED)))
+            for version in greedy
+        ]
+
+
+def thinned(views: Sequence[EvaluationView], most: int) -> tuple[EvaluationView, ...]:
+    """At most `most` of the views, evenly, always with the first and the newest."""
+    every = -(-len(views) // (most - 1)) if len(views) > most else 1
+    return tuple(view for place, view in enumerate(views) if place % every == 0 or place == len(views) - 1)
+
+
+def _view(greedy: Evaluation, sampled: Evaluation | None) -> EvaluationView:
+    if sampled is None:
+        return EvaluationView(greedy=greedy, seconds=greedy.seconds)
+    return EvaluationView(
+        greedy=greedy,
+        samples=sampled.samples,
+        mean_at_k=sampled.accuracy,
+        mean_at_k_error=sampled.accuracy_error,
+        pass_at=sampled.pass_at,
+        seconds=greedy.seconds + sampled.seconds,
+    )

@@ -1,0 +1,44 @@
+"""The nodes: what the books say of each, and what it said of itself last."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from echo_hub.dashboard.model import NodeView
+from echo_shared.books import NodeTotals
+
+
+class ConnectedNode(Protocol):
+    """What a connected node last said of itself: `echo_hub.connected.LiveNode`."""
+
+    activity: str
+    capacity: int
+    policy_version: int | None
+    tokens_per_s: float
+
+
+def seen_now(totals: Sequence[NodeTotals], connected: Collection[str], now: float) -> list[NodeTotals]:
+    """The nodes of the books; those that are connected are seen at this moment."""
+    return [replace(row, last_seen=now) if row.node_id in connected else row for row in totals]
+
+
+def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int) -> NodeView:
+    """The view of one node; `said` is None for one that is away."""
+    return NodeView(
+        totals=totals,
+        connected=said is not None,
+        activity=said.activity if said else "",
+        policy_version=said.policy_version if said else None,
+        capacity=said.capacity if said else 0,
+        in_flight=in_flight,
+        tokens_per_s=said.tokens_per_s if said else 0.0,
+    )
+
+
+def node_views(
+    totals: Sequence[NodeTotals], connected: Mapping[str, ConnectedNode], leased: Mapping[str, int]
+) -> tuple[NodeView, ...]:
+    """The views of all nodes. `leased`: rollouts leased to each and not yet received."""
+    return tuple(node_view(row, connected.get(row.node_id), in_flight=leased.get(row.node_id, 0)) for row in totals)

@@ -1,0 +1,59 @@
+"""All that the pages ask the hub for, in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from echo_hub.dashboard.api import STEPS_PER_ANSWER
+from echo_hub.dashboard.model import Changes, LeaderboardRow, NodeView, RunView
+from echo_hub.store.store import Store
+from echo_hub.views.nodes import ConnectedNode, node_views, seen_now
+from echo_hub.views.notable import NotableLog
+from echo_hub.views.people import ranked
+from echo_hub.views.rate import Rate
+from echo_hub.views.run import Moment, RunViews
+from echo_shared.books import NodeTotals, StepRecord
+
+
+class HubPages:
+    """The hub's `PagesSource`. What the hub knows of this moment is read on the event loop, books are on a thread."""
+
+    def __init__(
+        self,
+        *,
+        changes: Changes,
+        store: Store,
+        run: RunViews,
+        nodes: Mapping[str, ConnectedNode],
+        notable: NotableLog,
+        moment: Callable[[], Moment],
+    ) -> None:
+        """`nodes`: the connected ones, by their ids."""
+        self.changes = changes
+        self._store = store
+        self._run = run
+        self._nodes = nodes
+        self._notable = notable
+        self._moment = moment
+        self._received = Rate(time.time())
+
+    async def run_view(self) -> RunView:
+        moment = self._moment()
+        rollouts_per_s = self._received.per_s(moment.num_received, time.time())
+        events = tuple(self._notable.events)
+        return await asyncio.to_thread(self._run.read, moment, rollouts_per_s=rollouts_per_s, events=events)
+
+    async def nodes(self) -> tuple[NodeView, ...]:
+        leased = self._moment().status.leased_by_node
+        return node_views(await self._totals(), self._nodes, leased)
+
+    async def steps(self, since: int) -> tuple[StepRecord, ...]:
+        return tuple(await asyncio.to_thread(self._store.steps_history, since, STEPS_PER_ANSWER))
+
+    async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
+        return ranked(await self._totals())
+
+    async def _totals(self) -> list[NodeTotals]:
+        return seen_now(await asyncio.to_thread(self._store.leaderboard), self._nodes, time.time())

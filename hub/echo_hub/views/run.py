@@ -1,0 +1,109 @@
+"""The run as a whole: its state, what is broken, its books, its evaluations and versions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.spread.holdings import DistributionStatus
+from echo_hub.core.status import CoordinatorStatus
+from echo_hub.dashboard.model import NotableEvent, RunState, RunView
+from echo_hub.store.store import Store
+from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinned
+from echo_hub.views.versions import VersionViews, dissemination_view
+
+LEARNER_IS_DOWN: Final = "The learner process has died; it is being started again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What the hub knows now, and no book says."""
+
+    status: CoordinatorStatus
+    distribution: DistributionStatus
+    num_received: int
+    """Rollouts received since the hub's start."""
+    learner_is_starting: bool
+    """For the first time: nothing can be trained yet."""
+    learner_is_down: bool
+    """It has died, and is started again."""
+    last_is_published: bool
+    """Nothing is leased for training any more."""
+    finished: bool
+    """The run is over."""
+    join_command: str
+
+
+class RunViews:
+    """What `RunView` says, from the books and from a moment. `read` may run on several threads at a time."""
+
+    def __init__(
+        self,
+        config: HubConfig,
+        *,
+        run_id: str,
+        started_at: float,
+        store: Store,
+        versions: VersionViews,
+        evaluations: EvaluationViews,
+    ) -> None:
+        self._config = config
+        self._run_id = run_id
+        self._started_at = started_at
+        self._store = store
+        self._versions = versions
+        self._evaluations = evaluations
+
+    def read(self, moment: Moment, *, rollouts_per_s: float, events: Iterable[NotableEvent]) -> RunView:
+        config, status, distribution = self._config, moment.status, moment.distribution
+        newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
+        evaluations = self._evaluations.read()
+        return RunView(
+            as_of=time.time(),
+            run_id=self._run_id,
+            name=config.run.name,
+            mode=config.run.mode,
+            task=config.task.name,
+            base_model=config.model.base,
+            join_command=moment.join_command,
+            state=RunState.FINISHED if moment.finished else RunState.RUNNING,
+            state_detail=state_detail(moment),
+            problems=(LEARNER_IS_DOWN,) if moment.learner_is_down else (),
+            starting=moment.learner_is_starting,
+            started_at=self._started_at,
+            finished_at=evaluations[-1].greedy.evaluated_at if moment.finished else None,
+            steps_total=config.training.steps,
+            trained_step=newest.step if newest else 0,
+            published_version=status.published_version,
+            group_size=config.training.group_size,
+            max_staleness=config.training.max_staleness if config.run.mode == "async" else 0,
+            newest_step=newest,
+            rollouts_per_s=rollouts_per_s,
+            buffered_groups=status.groups_buffered,
+            accounting=self._store.accounting(),
+            evaluations=thinned(evaluations, EVALUATIONS_SHOWN),
+            versions=self._versions.read(),
+            fetches_by_transport=self._store.versions_by_transport(),
+            dissemination=dissemination_view(distribution.newest) if distribution.newest else None,
+            newest_complete=distribution.newest_complete,
+            nodes_on_newest=distribution.num_holding,
+            nodes_connected=distribution.num_connected,
+            uplink_bytes_s=distribution.uplink_bytes_s,
+            events=tuple(events),
+        )
+
+
+def state_detail(moment: Moment) -> str:
+    """What the run does, or waits for; empty when it is over."""
+    if moment.finished:
+        return ""
+    if moment.learner_is_starting:
+        return "starting the learner"
+    if moment.last_is_published:
+        return "evaluating"
+    if not moment.status.nodes_connected:
+        return "waiting for nodes"
+    return "training" if moment.status.training_step is not None else "collecting rollouts"

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from echo_hub.dashboard.pages import routes
+from echo_hub.tensorboard import EventFiles
+from echo_shared import step_figures
+from echo_shared.step_figures import Chart, StepFigure
+
+
+async def test_an_empty_run_has_empty_tables(hub: Any) -> None:
+    assert await hub.pages.nodes() == await hub.pages.steps(0) == await hub.pages.leaderboard() == ()
+
+
+async def test_a_whole_run(hub: Any) -> None:
+    await hub.join("a")
+    await hub.train_to_the_end()
+    steps = await hub.pages.steps(0)
+    assert [(step.step, step.num_rollouts, step.num_tokens) for step in steps] == [(1, 4, 12), (2, 4, 12)]
+    shown = [[step.figures[name] for name in ("loss", "seconds", "grad_norm")] for step in steps]
+    assert shown == [[0.5, 1.5, None]] * 2
+    assert await hub.pages.steps(1) == steps[1:]
+    (row,) = await hub.pages.leaderboard()
+    assert (row.rank, row.totals.node_id, row.totals.share) == (1, "a", 1.0)
+    assert (row.totals.trained_rollouts, row.totals.trained_tokens) == (8, 24)
+
+
+async def test_rollouts_are_counted_from_the_hubs_start(hub: Any) -> None:
+    await hub.join("a")
+    await hub.train_to_the_end()
+    assert (await hub.pages.run_view()).rollouts_per_s > 0
+
+
+async def test_the_log_is_on_the_page(hub: Any) -> None:
+    log = logging.getLogger("test.pages")
+    log.addHandler(hub.notable)
+    log.warning("the learner died")
+    log.removeHandler(hub.notable)
+    (event,) = (await hub.pages.run_view()).events
+    assert (event.text, event.warning) == ("the learner died", True)
+
+
+async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the page with its chart and column, in JSON, at /metrics and in TensorBoard: no reader is told of it."""
+    added = StepFigure(
+        key="entropy",
+        label="of the policy",
+        about="Mean entropy.",
+        unit="nats/token",
+        prometheus="echo_learner_entropy",
+        chart="entropy",
+        column="Entropy",
+    )
+    monkeypatch.setattr(step_figures, "STEP_FIGURES", (*step_figures.STEP_FIGURES, added))
+    chart = Chart(key="entropy", title="Entropy", about="Entropy by step")
+    monkeypatch.setattr(step_figures, "CHARTS", (*step_figures.CHARTS, chart))
+    await hub.join("a")
+    await hub.train_to_the_end()
+
+    application = web.Application()
+    application.add_routes(routes(hub.pages))
+    async with TestClient(TestServer(application)) as client:
+        page = await (await client.get("/")).text()
+        metrics = await (await client.get("/metrics")).text()
+        (first, _) = (await (await client.get("/api/v1/steps")).json())["steps"]
+        (point, _) = (await (await client.get("/api/v1/curves")).json())["points"]
+        newest = (await (await client.get("/api/v1/run")).json())["newest_step"]
+    assert 'id="chart-entropy"' in page and "&#34;entropy&#34;, &#34;of the policy&#34;" in page
+    assert ">Entropy</th>" in page and ">1.2</td>" in page
+    assert "\necho_learner_entropy 1.25\n" in metrics
+    assert (first["entropy"], newest["entropy"], point["entropy"]) == (1.25, 1.25, 1.25)
+
+    files = EventFiles(tmp_path / "tensorboard", hub.driven.store)
+    writer = files.open()
+    files.catch_up(writer)
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("train/entropy")] == [1.25, 1.25]

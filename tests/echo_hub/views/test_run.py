@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from echo_hub.core.effects import AnnounceVersion, FinishRun, PublishVersion, TrainStep
+from echo_hub.core.events import LearnerReady, StepDone
+from echo_hub.dashboard.model import Readiness, RunState
+from echo_hub.store.tallies import TRANSPORTS
+from echo_shared.books import Accounting
+
+
+async def test_a_run_before_its_first_step(hub: Any) -> None:
+    view = await hub.pages.run_view()
+    assert (view.run_id, view.name, view.mode, view.task) == ("r", "spring", "async", "arithmetic")
+    assert (view.state, view.state_detail, view.problems) == (RunState.RUNNING, "waiting for nodes", ())
+    assert (view.started_at, view.finished_at, view.steps_total, view.trained_step) == (900.0, None, 2, 0)
+    assert (view.group_size, view.max_staleness, view.join_command) == (2, 3, "echo-node join http://hub")
+    assert (view.mean_reward, view.staleness_mean, view.staleness_max) == (None, None, None)
+    assert (view.accounting, view.evaluations, view.versions) == (Accounting(), (), ())
+    assert view.fetches_by_transport == dict.fromkeys(TRANSPORTS, 0)
+    assert (view.dissemination, view.nodes_on_newest, view.nodes_connected, view.uplink_bytes_s) == (None, 0, 0, None)
+
+
+async def test_the_books_are_shown_as_they_are(hub: Any) -> None:
+    await hub.join("a")
+    await hub.train_to_the_end()
+    view = await hub.pages.run_view()
+    assert (view.trained_step, view.published_version) == (2, 2)
+    assert view.accounting == hub.driven.store.accounting()
+    assert (view.mean_reward, view.accounting.trained, view.accounting.in_flight) == (0.5, 8, 0)
+    assert view.accounting.balanced
+    assert view.newest_step == (await hub.pages.steps(1))[0]
+
+
+async def test_a_run_is_over_when_the_hub_says_so(hub: Any, make_evaluations: Any) -> None:
+    """The views decide nothing of it, whatever the books and the coordinator look like."""
+    await hub.join("a")
+    await hub.train_to_the_end()
+    view = await hub.pages.run_view()
+    assert (view.state, view.finished_at) == (RunState.RUNNING, None)
+    hub.said["last_is_published"] = True
+    assert (await hub.pages.run_view()).state_detail == "evaluating"
+    hub.driven.store.record_evaluations(make_evaluations(0, 0.25, at=1.0))
+    hub.driven.store.record_evaluations(make_evaluations(2, 0.75, at=50.0))
+    view = await hub.pages.run_view()
+    assert (view.state, view.finished_at) == (RunState.RUNNING, None)
+    hub.said["finished"] = True
+    view = await hub.pages.run_view()
+    assert (view.state, view.state_detail, view.finished_at) == (RunState.FINISHED, "", 50.0)
+    assert (view.accuracy_before, view.accuracy_after) == (0.25, 0.75)
+
+
+async def test_a_step_is_shown_as_soon_as_it_is_committed_and_no_sooner(hub: Any) -> None:
+    driven = hub.driven
+    driven.answered.add(PublishVersion)
+    await hub.join("a")
+    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.work(lambda: bool(driven.of(TrainStep)), hub.deliver)
+    await driven.driver.report(StepDone(step=1, metrics={"loss": 0.5}))
+    await driven.work(lambda: len(driven.of(TrainStep)) == 2 and bool(driven.of(AnnounceVersion)), hub.deliver)
+    may_commit = threading.Event()
+    event.listen(driven.store.engine, "commit", lambda connection: may_commit.wait(20))
+    await driven.driver.report(StepDone(step=2, metrics={"loss": 0.25}))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert driven.driver.coordinator.status().trained_steps == 2, "it is on its way into the store"
+    view = await hub.pages.run_view()
+    may_commit.set()
+    assert view.newest_step is not None, "the figures of step 1 stay until those of step 2 are there"
+    assert (view.trained_step, view.newest_step.step, view.newest_step.figures["loss"]) == (1, 1, 0.5)
+    assert (view.mean_reward, view.staleness_mean, view.staleness_max) == (0.5, 0.0, 0)
+    await driven.until(lambda: bool(driven.of(FinishRun)))
+    view = await hub.pages.run_view()
+    assert view.newest_step is not None
+    assert (view.trained_step, view.newest_step.step, view.newest_step.figures["loss"]) == (2, 2, 0.25)
+
+
+async def test_a_dead_learner_is_a_problem_and_one_that_starts_is_not(hub: Any) -> None:
+    view = await hub.pages.run_view()
+    assert (view.problems, view.readiness) == ((), Readiness.READY)
+    hub.said = {"learner_is_starting": True}
+    view = await hub.pages.run_view()
+    assert (view.problems, view.state_detail, view.readiness) == ((), "starting the learner", Readiness.STARTING)
+    hub.said = {"learner_is_down": True}
+    view = await hub.pages.run_view()
+    (problem,) = view.problems
+    assert "learner" in problem and view.readiness is Readiness.FAILING
+
+
+@pytest.mark.parametrize("mode", ["sequential", "colocated"])
+async def test_only_async_runs_have_a_staleness_bound(make_hub: Any, mode: str) -> None:
+    view = await (await make_hub(mode)).pages.run_view()
+    assert (view.mode, view.max_staleness) == (mode, 0)
