@@ -13,7 +13,7 @@ import pytest
 
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import BackendChoice
-from echo_node.core.events import EngineLost, EngineReady, RolloutFinished
+from echo_node.core.events import EngineLost, EngineReady, GroupFailed, RolloutFinished
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor
@@ -21,12 +21,13 @@ from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
+from echo_shared.messages import LeaseReturned
 from echo_shared.sampling import GroupRequest
 from echo_shared.supervised import Limits
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
-FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG = range(6)
+FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT = range(8)
 """As in odd_worker."""
 PATIENCE_S = 60.0
 TORCH = BackendChoice(name="torch", device="cpu", reason="test")
@@ -129,6 +130,15 @@ async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> No
     await bench.start()
     lost = await bench.sample(NO_ROOM)
     assert lost == EngineLost(what="No room for the keys.", cause="out_of_memory", width=64)
+
+
+async def test_a_group_fails_with_a_reason_that_the_hub_can_be_told_however_much_the_engine_says(bench: Bench) -> None:
+    await bench.start()
+    assert await bench.sample(HICCUP) == GroupFailed(lease_id=1, what="The engine has hiccups.")
+    failed = await bench.sample(RANT)
+    assert failed.what.startswith("The engine failed. (error: no such kernel") and "\n" not in failed.what
+    assert "/home/me" not in failed.what
+    assert LeaseReturned(lease_id=1, indices=(0,), reason=failed.what).reason == failed.what
 
 
 async def test_a_crash_is_told_with_its_reason(bench: Bench) -> None:
