@@ -145,10 +145,10 @@ class EngineSupervisor:
             await self._lost(error, settings.width)
             return
         self._child = child
-        if max_width:
-            await asyncio.to_thread(self._remember_limit, place, max_width)
         probe = asyncio.create_task(self._make_way(child), name="engine's probe")
         try:
+            if max_width:
+                await asyncio.to_thread(self._remember_limit, place, max_width)
             if speeds is None and self._is_measurable and not limit:
                 speeds = await self._measure(child, place)
             await self._parts.deliver(self._ready(child.width, speeds))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from echo_node.backends.base import EngineSettings
@@ -118,6 +121,29 @@ async def test_an_engine_too_wide_for_its_memory_is_halved_and_that_is_remembere
     assert await bench.start(width=4) == EngineReady(width=4)
     assert await bench.start(width=32) == EngineReady(width=8)
     assert [entry["width"] for entry in json.loads((bench.directory / "widths.json").read_text()).values()] == [8]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes in the file system")
+async def test_an_engine_given_up_while_its_width_is_remembered_is_not_left(bench: Bench) -> None:
+    widths = bench.directory / "widths.json"
+    os.mkfifo(widths)
+    starting = asyncio.create_task(bench.start(8))
+    door = await opened_for_reading(widths)
+    engines = psutil.Process().children()
+    await bench.end()
+    starting.cancel()
+    os.close(door)
+    assert len(engines) == 1 and not engines[0].is_running()
+
+
+async def opened_for_reading(pipe: Path) -> int:
+    """The other end of `pipe`, as soon as somebody waits for what comes of it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:
+                await asyncio.sleep(0.01)
 
 
 async def test_what_was_learnt_of_one_engine_does_not_hold_for_another(bench: Bench) -> None:
