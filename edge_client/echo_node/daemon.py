@@ -253,7 +253,8 @@ class Daemon:
     async def _take_end(self, event: ConnectionEnded) -> None:
         self._ended_by = event.error
         await self._take_loss(Disconnected())
-        await self._drain(DrainRequested(reason=event.error.what))
+        # Its own words may be too long for the messages in which leases go back.
+        await self._drain(DrainRequested(reason="the connection to the hub has ended"))
 
     async def _drain(self, event: DrainRequested) -> None:
         if self._shell is None:

@@ -47,7 +47,7 @@ app.add_typer(service_app, name="service")
 
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where the node keeps its files.")]
 Name = Annotated[str | None, typer.Option("--name", help="Shown on the hub's pages.")]
-Backend = Annotated[str | None, typer.Option("--backend", help="Sampling engine: auto, llama_cpp or torch.")]
+Backend = Annotated[str | None, typer.Option("--backend", help="Sampling engine: auto, llama_cpp, torch, mlx or vllm.")]
 With = Annotated[
     list[str] | None,
     typer.Option("--with", help="HOST:PORT#CODE of a machine that runs `echo-node lend`; may be repeated."),

@@ -39,6 +39,11 @@ class EchoError(Exception):
             lines.append(f"  do:  {self.do}")
         return "\n".join(lines)
 
+    @property
+    def brief(self) -> str:
+        """What happened and what was got, without the advice."""
+        return self.what if self.got is None else f"{self.what} ({self.got})"
+
 
 class ConfigError(EchoError):
     default_code = "config"

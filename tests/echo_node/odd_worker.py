@@ -20,7 +20,7 @@ from echo_shared.errors import BackendError, CodecError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
-FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(7)
+FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT = range(8)
 """The first token of a prompt: what goes wrong over it."""
 
 HOARD_BYTES = 400_000_000
@@ -94,6 +94,8 @@ class OddEngine:
             raise RuntimeError("a bug in the engine")
         if how == HICCUP:
             raise BackendError("The engine has hiccups.")
+        if how == RANT:
+            raise BackendError("The engine failed.", got="error: no such kernel\n" * 1_000, do="Look into /home/me.")
 
     def cancel(self, lease_id: int) -> None:
         pass

@@ -242,6 +242,17 @@ async def test_a_node_that_is_barred_ends(hub: Any, node: Node) -> None:
     assert "operator" in (caught.value.do or "")
 
 
+async def test_a_hub_that_ends_it_with_many_words_is_heard_while_leases_are_held(hub: Any, node: Node) -> None:
+    task = asyncio.create_task(node.daemon(hub.url).run())
+    await hub.until(ready_for(hub, 0))
+    for lease_id in range(1, 20):
+        await hub.lease(lease_id, version=0, count=64)
+    await hub.refuse(RefusalCode.BANNED, "banned " * 285)
+    with pytest.raises(RefusedError, match="banned"):
+        async with asyncio.timeout(30):
+            await task
+
+
 async def test_a_lease_is_the_same_for_every_node(hub: Any, tmp_path: Path) -> None:
     drawn = []
     for name in ("a", "b"):

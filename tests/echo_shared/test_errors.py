@@ -21,6 +21,11 @@ def test_the_text_says_what_got_and_do() -> None:
     assert str(EchoError("It broke.")) == "It broke."
 
 
+def test_the_brief_text_leaves_the_advice_out() -> None:
+    assert EchoError("It broke.", got="this", do="That.").brief == "It broke. (this)"
+    assert EchoError("It broke.", do="That.").brief == "It broke."
+
+
 def test_a_code_can_be_given() -> None:
     assert EchoError("x").code == "error"
     assert EchoError("x", code="special").code == "special"

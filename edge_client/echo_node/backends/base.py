@@ -38,7 +38,7 @@ class GroupFailed:
 
     @classmethod
     def of(cls, lease_id: int, error: BackendError) -> GroupFailed:
-        return cls(lease_id=lease_id, code=error.code, what=str(error))
+        return cls(lease_id=lease_id, code=error.code, what=error.brief)
 
 
 EngineEvent = FinishedRollout | GroupFailed

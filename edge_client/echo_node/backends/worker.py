@@ -169,7 +169,7 @@ class Worker:
 
     def _send_failed(self, lease_ids: list[int], error: EchoError) -> None:
         for lease_id in lease_ids:
-            self._pipe.send({"type": "failed", "lease_id": lease_id, "code": error.code, "what": str(error)})
+            self._pipe.send({"type": "failed", "lease_id": lease_id, "code": error.code, "what": error.brief})
 
 
 def _raise_if_fatal(error: EchoError) -> None:

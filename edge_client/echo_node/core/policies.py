@@ -95,7 +95,9 @@ class Policies:
         return [] if offer is None else self.offered(version, offer)
 
     def offered(self, version: int, offer: ArtefactOffer) -> list[Effect]:
-        """`version`, new or old, can be fetched."""
+        """`version`, new or old, can be fetched. An offer of version 0 is not heeded: that is the bare base."""
+        if version == 0:
+            return []
         content = _content_of(offer)
         effects = self._forget(version) if self._contents.get(version, content) != content else []
         if version in self._on_disk and version not in self._offers:  # From before a restart: to be served again.

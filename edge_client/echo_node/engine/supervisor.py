@@ -101,6 +101,11 @@ def measured_rates(
     return {(choice.name, choice.device): speeds.best for choice, speeds in found if speeds is not None}
 
 
+def _for_the_hub(what: str) -> str:
+    """The reason as a message can carry it: an engine may say pages, and a message that is too long cannot be made."""
+    return printable_line(what)[:_MOST_SAID]
+
+
 class EngineSupervisor:
     """One engine's process on one base model: `run` once, the rest while it runs.
 
@@ -140,10 +145,10 @@ class EngineSupervisor:
             await self._lost(error, settings.width)
             return
         self._child = child
-        if max_width:
-            await asyncio.to_thread(self._remember_limit, place, max_width)
         probe = asyncio.create_task(self._make_way(child), name="engine's probe")
         try:
+            if max_width:
+                await asyncio.to_thread(self._remember_limit, place, max_width)
             if speeds is None and self._is_measurable and not limit:
                 speeds = await self._measure(child, place)
             await self._parts.deliver(self._ready(child.width, speeds))
@@ -171,15 +176,13 @@ class EngineSupervisor:
                 case FinishedRollout():
                     await self._parts.deliver(RolloutFinished(rollout=event, tokens_per_s=child.tokens_per_s))
                 case GroupFailed(lease_id=lease_id, what=what):
-                    await self._parts.deliver(events.GroupFailed(lease_id=lease_id, what=what))
+                    await self._parts.deliver(events.GroupFailed(lease_id=lease_id, what=_for_the_hub(what)))
                 case _:
                     assert_never(event)
 
     async def _lost(self, error: BackendError, width: int) -> None:
-        what = error.what if error.got is None else f"{error.what} ({error.got})"
-        await self._parts.deliver(
-            EngineLost(what=printable_line(what)[:_MOST_SAID], cause=_CAUSES.get(error.code, "died"), width=width)
-        )
+        cause = _CAUSES.get(error.code, "died")
+        await self._parts.deliver(EngineLost(what=_for_the_hub(error.brief), cause=cause, width=width))
 
     async def _make_way(self, child: EngineChild) -> None:
         """An engine on a device that is not the first choice ends when that is to be had again."""

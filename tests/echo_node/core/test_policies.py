@@ -53,6 +53,12 @@ def test_the_base_is_loaded_without_a_fetch() -> None:
     assert settle(policies()) == [AddPolicy(policy_version=0)]
 
 
+def test_an_offer_of_version_0_is_none_for_that_is_the_base() -> None:
+    shelf = policies()
+    assert shelf.offered(0, offer(1, "a")) + shelf.offered(0, offer(1, "b")) == []
+    assert settle(shelf) == [AddPolicy(policy_version=0)]
+
+
 def test_nothing_is_loaded_while_there_is_no_engine() -> None:
     assert settle(policies(), engine_up=False) == []
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import BackendChoice
-from echo_node.core.events import EngineLost, EngineReady, RolloutFinished
+from echo_node.core.events import EngineLost, EngineReady, GroupFailed, RolloutFinished
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor
@@ -21,12 +24,13 @@ from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
+from echo_shared.messages import LeaseReturned
 from echo_shared.sampling import GroupRequest
 from echo_shared.supervised import Limits
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
-FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG = range(6)
+FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT = range(8)
 """As in odd_worker."""
 PATIENCE_S = 60.0
 TORCH = BackendChoice(name="torch", device="cpu", reason="test")
@@ -119,6 +123,29 @@ async def test_an_engine_too_wide_for_its_memory_is_halved_and_that_is_remembere
     assert [entry["width"] for entry in json.loads((bench.directory / "widths.json").read_text()).values()] == [8]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes in the file system")
+async def test_an_engine_given_up_while_its_width_is_remembered_is_not_left(bench: Bench) -> None:
+    widths = bench.directory / "widths.json"
+    os.mkfifo(widths)
+    starting = asyncio.create_task(bench.start(8))
+    door = await opened_for_reading(widths)
+    engines = psutil.Process().children()
+    await bench.end()
+    starting.cancel()
+    os.close(door)
+    assert len(engines) == 1 and not engines[0].is_running()
+
+
+async def opened_for_reading(pipe: Path) -> int:
+    """The other end of `pipe`, as soon as somebody waits for what comes of it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:
+                await asyncio.sleep(0.01)
+
+
 async def test_what_was_learnt_of_one_engine_does_not_hold_for_another(bench: Bench) -> None:
     assert await bench.start(8) == EngineReady(width=8)
     bench.choice = TORCH
@@ -129,6 +156,15 @@ async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> No
     await bench.start()
     lost = await bench.sample(NO_ROOM)
     assert lost == EngineLost(what="No room for the keys.", cause="out_of_memory", width=64)
+
+
+async def test_a_group_fails_with_a_reason_that_the_hub_can_be_told_however_much_the_engine_says(bench: Bench) -> None:
+    await bench.start()
+    assert await bench.sample(HICCUP) == GroupFailed(lease_id=1, what="The engine has hiccups.")
+    failed = await bench.sample(RANT)
+    assert failed.what.startswith("The engine failed. (error: no such kernel") and "\n" not in failed.what
+    assert "/home/me" not in failed.what
+    assert LeaseReturned(lease_id=1, indices=(0,), reason=failed.what).reason == failed.what
 
 
 async def test_a_crash_is_told_with_its_reason(bench: Bench) -> None:
