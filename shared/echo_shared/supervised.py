@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from echo_shared import process_memory
-from echo_shared.child import OUT_OF_MEMORY_STATUS, Child, ChildExited, Death, Frame
+from echo_shared.child import ENDING_S, OUT_OF_MEMORY_STATUS, Child, ChildExited, Death, Frame
 from echo_shared.heartbeat import ALIVE
 
 _GIB: Final = 2**30
@@ -64,6 +64,8 @@ class Limits:
     """Between two signs of life; its owner tells the child in the opening frame."""
     look_s: float = 1.0
     """Between two looks at it."""
+    ending_s: float = ENDING_S
+    """Until it ends, once it has closed its pipe."""
 
 
 NO_HEARTBEAT: Final = Limits(ready_s=math.inf, silent_s=math.inf, silent_start_s=math.inf)
@@ -100,7 +102,12 @@ class SupervisedChild:
         """The process, which waits for its opening frame. Raises ChildExited when the system does not start it."""
         try:
             child = await Child.start(
-                command.module, *command.arguments, name=command.name, log=command.log, env=command.env
+                command.module,
+                *command.arguments,
+                name=command.name,
+                log=command.log,
+                env=command.env,
+                ending_s=limits.ending_s,
             )
         except OSError as error:
             unstarted = ChildExited(command.name, returncode=None, log=command.log)
@@ -180,6 +187,8 @@ class SupervisedChild:
         """Kills that are ours do not come here: a SIGKILL is the kernel's, for memory, unless it denies it."""
         if self._stopped:
             return error.because(Death.STOPPED, "was stopped", got=None)
+        if error.death is Death.SILENT:
+            return error
         if error.returncode == OUT_OF_MEMORY_STATUS:
             return error.because(Death.OUT_OF_MEMORY, "had no memory left", got=error.got)
         denied = self._kernel_kills is not None and self._kernel_kills == process_memory.kernel_kills()

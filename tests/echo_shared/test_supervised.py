@@ -41,6 +41,11 @@ def obey(pipe, beats, frame):
         case "hoard":
             hoard.append(os.urandom(2**20) * 256)
             time.sleep(1_000)
+        case "close":
+            os.closerange(3, 100)
+            if not frame["yields"]:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(1_000)
 
 hoard = []
 pipe = ParentPipe()
@@ -185,6 +190,17 @@ async def test_an_answer_that_takes_too_long_is_its_end(start: Starter) -> None:
         await child.receive(within_s=0.2)
     assert (caught.value.death, caught.value.got) == (Death.LATE, "nothing after 0.2 s")
     assert not psutil.pid_exists(child.pid)
+
+
+@posix
+@pytest.mark.parametrize(("yields", "by"), [(True, signal.SIGTERM), (False, signal.SIGKILL)])
+async def test_one_that_closes_its_pipe_and_lives_on_is_ended(start: Starter, yields: bool, by: signal.Signals) -> None:
+    child = await start(replace(NO_HEARTBEAT, ending_s=0.2))
+    await child.send({"do": "close", "yields": yields})
+    async with asyncio.timeout(20):
+        error = await end_of(child)
+    assert (error.death, error.returncode) == (Death.SILENT, -by)
+    assert (error.what, error.got) == ("The test process did not end.", "lived on for 0.2 s with its pipe closed")
 
 
 @posix
