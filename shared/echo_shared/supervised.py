@@ -144,14 +144,14 @@ class SupervisedChild:
         clock = asyncio.get_running_loop().time
         waited_s = 0.0
         while True:
-            if self._stopped:
-                raise self._with_reason(await self._child.exited())
             await self._check_memory()
             began = clock()
             try:
                 frame = await self._child.look(max(0.0, min(self._limits.look_s, within_s - waited_s)))
             except ChildExited as error:
                 raise self._with_reason(error) from error
+            if self._stopped:
+                continue  # Read on, for it may wait at a full pipe, until its end is told.
             passed_s = min(clock() - began, self._limits.look_s)
             waited_s += passed_s
             self._silent_s = 0.0 if frame is not None else self._silent_s + passed_s
@@ -170,7 +170,7 @@ class SupervisedChild:
 
     async def _check_memory(self) -> None:
         limit, now = self._limits.memory_bytes, asyncio.get_running_loop().time()
-        if not limit or now < self._look_at:
+        if self._stopped or not limit or now < self._look_at:
             return
         self._look_at = now + self._limits.look_s
         self._used_bytes = await asyncio.to_thread(process_memory.own_bytes, self.pid) or self._used_bytes

@@ -35,6 +35,9 @@ def obey(pipe, beats, frame):
             raise RuntimeError("a bug in the child")
         case "exit":
             sys.exit(frame["status"])
+        case "flood":
+            for _ in range(64):
+                pipe.send({"answer": bytes(2**16)})
         case "hang":
             beats.working = True
             time.sleep(1_000)
@@ -229,6 +232,18 @@ async def test_who_waits_is_told_of_a_stop_and_so_is_who_asks_later(start: Start
         with pytest.raises(ChildExited, match="was stopped") as caught:
             await told
         assert caught.value.death is Death.STOPPED
+
+
+async def test_one_that_has_much_to_say_when_it_is_stopped_ends_by_itself(start: Starter) -> None:
+    child = await start()
+    await child.send({"do": "flood"})
+    await child.receive()
+    waiting = asyncio.create_task(child.receive())
+    await child.stop(timeout_s=5.0)
+    with pytest.raises(ChildExited, match="was stopped") as caught:
+        await waiting
+        await child.receive()
+    assert caught.value.returncode == 0
 
 
 async def test_a_start_that_is_cancelled_leaves_none(command: Command) -> None:
