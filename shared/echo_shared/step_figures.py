@@ -240,8 +240,8 @@ def lines_of(chart: Chart) -> tuple[StepFigure, ...]:
 
 
 def with_derived(metrics: Mapping[str, float], *, lasted_s: float) -> dict[str, float]:
-    """A step's metrics and what follows from them. `lasted_s`: from its plan to its end, on the hub's clock; a step
-    that a checkpoint alone has told of has no metrics."""
+    """A step's metrics and what follows from them. `lasted_s`: from its plan to its end, on the hub's clock; it stands
+    in for the learner's own time in steps of older stores, which may have no metrics."""
     seconds = metrics.get(TRAIN_S.key, lasted_s)
     derived = {SECONDS.key: seconds}
     if COMPUTED_TOKENS.key in metrics and seconds > 0:
