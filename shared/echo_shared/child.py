@@ -39,6 +39,8 @@ OUT_OF_MEMORY_STATUS: Final = 70
 
 LOG_BYTES: Final = 2**20
 _LAST_WORDS_BYTES: Final = 4_096
+ENDING_S: Final = 60.0
+"""From when a child has closed its pipe until it is asked to end, and from then until it is killed."""
 _LOOK_S: Final = 1.0
 """Between two looks whether a child has ended while its pipes are open: what it has started may hold them."""
 
@@ -83,7 +85,7 @@ class Death(StrEnum):
     LATE = "late"
     """An answer took too long, so its parent killed it."""
     SILENT = "silent"
-    """It showed no sign of life, so its parent killed it."""
+    """It showed no sign of life, or closed its pipe and lived on, so its parent killed it."""
     STALLED = "stalled"
     """It lived, but did not get on with its work, so its parent killed it."""
     STOPPED = "stopped"
@@ -135,8 +137,11 @@ def _open_log(log: Path) -> BinaryIO:
 class Child:
     """The parent's end."""
 
-    def __init__(self, process: asyncio.subprocess.Process, *, name: str, log: Path, log_begin: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, *, name: str, log: Path, log_begin: int, ending_s: float
+    ) -> None:
         self._process = process
+        self._ending_s = ending_s
         self._name = name
         self._log = log
         self._log_begin = log_begin
@@ -146,9 +151,18 @@ class Child:
 
     @classmethod
     async def start(
-        cls, module: str, *arguments: str, name: str, log: Path, env: Mapping[str, str] | None = None
+        cls,
+        module: str,
+        *arguments: str,
+        name: str,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        ending_s: float = ENDING_S,
     ) -> Child:
-        """Runs `python -m module arguments`, its standard error appended to `log`; `env` adds to this process's own."""
+        """Runs `python -m module arguments`, its standard error appended to `log`; `env` adds to this process's own.
+
+        `ending_s`: how long it may take to end once it has closed its pipe.
+        """
         with _open_log(log) as log_file:
             log_begin = log_file.tell()
             process = await asyncio.create_subprocess_exec(
@@ -162,7 +176,7 @@ class Child:
                 env={**os.environ, **(env or {})},
                 start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle; and `kill` needs a group.
             )
-        return cls(process, name=name, log=log, log_begin=log_begin)
+        return cls(process, name=name, log=log, log_begin=log_begin, ending_s=ending_s)
 
     @property
     def pid(self) -> int:
@@ -206,10 +220,22 @@ class Child:
         return unpack_frame(body)
 
     async def exited(self) -> ChildExited:
-        """What its end was, once it has ended."""
+        """What its end was, once it has ended; one that closed its pipe is of no more use, and is made to end."""
+        lived_on = False
+        for make_end in (self.terminate, self.kill):
+            try:
+                async with asyncio.timeout(self._ending_s):
+                    await self._end()
+                break
+            except TimeoutError:
+                lived_on = True
+                make_end()
         returncode = await self._end()
         last_words = await asyncio.to_thread(self._last_words)
-        return ChildExited(self._name, returncode=returncode, last_words=last_words, log=self._log)
+        ended = ChildExited(self._name, returncode=returncode, last_words=last_words, log=self._log)
+        if lived_on:
+            ended.because(Death.SILENT, "did not end", got=f"lived on for {self._ending_s:g} s with its pipe closed")
+        return ended
 
     async def _end(self) -> int:
         """Its exit status, once it has ended; then nothing that it has started is left.

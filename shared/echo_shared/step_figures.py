@@ -242,7 +242,8 @@ def lines_of(chart: Chart) -> tuple[StepFigure, ...]:
 def figures_of(metrics: Mapping[str, float], *, lasted_s: float) -> dict[str, float | None]:
     """All of the table by their keys: a step's metrics, and what follows from them; None = it lacks the figure.
 
-    `lasted_s`: from its plan to its end, on the hub's clock; a step that a checkpoint alone has told of has no metrics.
+    `lasted_s`: from its plan to its end, on the hub's clock; it stands in for the learner's own time in steps of older
+    stores, which may have no metrics.
     """
     seconds = metrics.get(TRAIN_S.key, lasted_s)
     derived = {SECONDS.key: seconds}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from echo_shared import process_memory
-from echo_shared.child import OUT_OF_MEMORY_STATUS, Child, ChildExited, Death, Frame
+from echo_shared.child import ENDING_S, OUT_OF_MEMORY_STATUS, Child, ChildExited, Death, Frame
 from echo_shared.heartbeat import ALIVE
 
 _GIB: Final = 2**30
@@ -64,6 +64,8 @@ class Limits:
     """Between two signs of life; its owner tells the child in the opening frame."""
     look_s: float = 1.0
     """Between two looks at it."""
+    ending_s: float = ENDING_S
+    """Until it ends, once it has closed its pipe."""
 
 
 NO_HEARTBEAT: Final = Limits(ready_s=math.inf, silent_s=math.inf, silent_start_s=math.inf)
@@ -100,7 +102,12 @@ class SupervisedChild:
         """The process, which waits for its opening frame. Raises ChildExited when the system does not start it."""
         try:
             child = await Child.start(
-                command.module, *command.arguments, name=command.name, log=command.log, env=command.env
+                command.module,
+                *command.arguments,
+                name=command.name,
+                log=command.log,
+                env=command.env,
+                ending_s=limits.ending_s,
             )
         except OSError as error:
             unstarted = ChildExited(command.name, returncode=None, log=command.log)
@@ -137,14 +144,14 @@ class SupervisedChild:
         clock = asyncio.get_running_loop().time
         waited_s = 0.0
         while True:
-            if self._stopped:
-                raise self._with_reason(await self._child.exited())
             await self._check_memory()
             began = clock()
             try:
                 frame = await self._child.look(max(0.0, min(self._limits.look_s, within_s - waited_s)))
             except ChildExited as error:
                 raise self._with_reason(error) from error
+            if self._stopped:
+                continue  # Read on, for it may wait at a full pipe, until its end is told.
             passed_s = min(clock() - began, self._limits.look_s)
             waited_s += passed_s
             self._silent_s = 0.0 if frame is not None else self._silent_s + passed_s
@@ -163,7 +170,7 @@ class SupervisedChild:
 
     async def _check_memory(self) -> None:
         limit, now = self._limits.memory_bytes, asyncio.get_running_loop().time()
-        if not limit or now < self._look_at:
+        if self._stopped or not limit or now < self._look_at:
             return
         self._look_at = now + self._limits.look_s
         self._used_bytes = await asyncio.to_thread(process_memory.own_bytes, self.pid) or self._used_bytes
@@ -180,6 +187,8 @@ class SupervisedChild:
         """Kills that are ours do not come here: a SIGKILL is the kernel's, for memory, unless it denies it."""
         if self._stopped:
             return error.because(Death.STOPPED, "was stopped", got=None)
+        if error.death is Death.SILENT:
+            return error
         if error.returncode == OUT_OF_MEMORY_STATUS:
             return error.because(Death.OUT_OF_MEMORY, "had no memory left", got=error.got)
         denied = self._kernel_kills is not None and self._kernel_kills == process_memory.kernel_kills()

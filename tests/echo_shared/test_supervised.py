@@ -35,11 +35,19 @@ def obey(pipe, beats, frame):
             raise RuntimeError("a bug in the child")
         case "exit":
             sys.exit(frame["status"])
+        case "flood":
+            for _ in range(64):
+                pipe.send({"answer": bytes(2**16)})
         case "hang":
             beats.working = True
             time.sleep(1_000)
         case "hoard":
             hoard.append(os.urandom(2**20) * 256)
+            time.sleep(1_000)
+        case "close":
+            os.closerange(3, 100)
+            if not frame["yields"]:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(1_000)
 
 hoard = []
@@ -188,6 +196,17 @@ async def test_an_answer_that_takes_too_long_is_its_end(start: Starter) -> None:
 
 
 @posix
+@pytest.mark.parametrize(("yields", "by"), [(True, signal.SIGTERM), (False, signal.SIGKILL)])
+async def test_one_that_closes_its_pipe_and_lives_on_is_ended(start: Starter, yields: bool, by: signal.Signals) -> None:
+    child = await start(replace(NO_HEARTBEAT, ending_s=0.2))
+    await child.send({"do": "close", "yields": yields})
+    async with asyncio.timeout(20):
+        error = await end_of(child)
+    assert (error.death, error.returncode) == (Death.SILENT, -by)
+    assert (error.what, error.got) == ("The test process did not end.", "lived on for 0.2 s with its pipe closed")
+
+
+@posix
 @pytest.mark.parametrize(
     ("ends_its_own", "by"), [(False, signal.SIGKILL), (True, signal.SIGTERM)], ids=["by force", "by SIGTERM"]
 )
@@ -213,6 +232,18 @@ async def test_who_waits_is_told_of_a_stop_and_so_is_who_asks_later(start: Start
         with pytest.raises(ChildExited, match="was stopped") as caught:
             await told
         assert caught.value.death is Death.STOPPED
+
+
+async def test_one_that_has_much_to_say_when_it_is_stopped_ends_by_itself(start: Starter) -> None:
+    child = await start()
+    await child.send({"do": "flood"})
+    await child.receive()
+    waiting = asyncio.create_task(child.receive())
+    await child.stop(timeout_s=5.0)
+    with pytest.raises(ChildExited, match="was stopped") as caught:
+        await waiting
+        await child.receive()
+    assert caught.value.returncode == 0
 
 
 async def test_a_start_that_is_cancelled_leaves_none(command: Command) -> None:

@@ -19,7 +19,7 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from echo_hub.scoring.problems import Problems
 from echo_shared.backoff import Restarts
 from echo_shared.child import OUT_OF_MEMORY_STATUS, ChildExited, Death
 from echo_shared.errors import ScorerError
-from echo_shared.supervised import Command, SupervisedChild
+from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ PART_CALLS: Final = 64
 """Calls in one message."""
 GRACE_S: Final = 5.0
 """Seconds beyond the time limit, which a process keeps by itself where it can, until it is ended from here."""
+_LIMITS: Final = replace(NO_HEARTBEAT, ending_s=GRACE_S)
 DEATHS_AT_START: Final = 3
 """Deaths in a row before a first answer after which the pool gives up."""
 RESTART_S: Final = 0.5
@@ -158,7 +159,7 @@ class ScoringPool:
             "content_hash": self._problems.content_hash,
             "heldout_prompts": self._problems.heldout_prompts,
         }
-        child = self._children[number] = await SupervisedChild.spawn(command)
+        child = self._children[number] = await SupervisedChild.spawn(command, _LIMITS)
         try:
             await child.open(opening)
             if "failed" in child.ready:

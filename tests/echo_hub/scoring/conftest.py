@@ -75,6 +75,10 @@ class Numbers:
             raise SystemExit(3)
         if number == 21:
             return os.getpid() / 2**22  # Linux has no higher number.
+        if number == 12:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.closerange(3, 100)  # As daemons do, the pipe to the hub among them.
+            time.sleep(10**6)
         return number / 100
 
 

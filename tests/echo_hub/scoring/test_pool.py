@@ -116,6 +116,7 @@ async def test_an_evaluation_with_such_rewards_is_in_the_store(numbers_pool: Ope
         (18, "scorer_timeout_s = 1"),
         pytest.param(19, "MemoryError", marks=pytest.mark.skipif(sys.platform != "linux", reason="no memory limit")),
         (20, "exit status 3"),
+        pytest.param(12, "with its pipe closed", marks=pytest.mark.skipif(os.name == "nt", reason="signals")),
     ],
 )
 async def test_a_failure_is_that_calls_alone(numbers_pool: Opens, number: int, why: str) -> None:

@@ -6,8 +6,7 @@ Four pieces for nodes a and b, which have a link to each other, and c, which has
     then       hub → c   all four pieces, directly
     meanwhile  a → b     pieces 0 and 2                  b → a     pieces 1 and 3
 
-Eight pieces cross the hub's uplink and not twelve. Were a so slow that b had piece 2 sooner from the hub, the hub would
-send it to b as soon as it had nothing else to send; if a left, b would get pieces 0 and 2 directly.
+Eight pieces cross the hub's uplink and not twelve. If a left, or were slow, b would get pieces 0 and 2 from the hub.
 
 All have it soonest when no uplink idles, neither the hub's nor a node's, and no piece crosses the hub's uplink twice
 before the nodes' uplinks are busy (Kumar and Ross, Peer-Assisted File Distribution: The Minimum Distribution Time,
