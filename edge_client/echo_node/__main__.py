@@ -10,7 +10,8 @@ import signal
 
 def run() -> None:
     """`echo_node.main.run`, whose imports take most of the first second."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # A shell's background job leaves it to others.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from echo_node import main
 
     main.run()

@@ -11,10 +11,13 @@ INTERRUPTED = 130
 
 def run() -> None:
     """`echo_hub.main.run`, whose imports take most of the first second: until then the system itself ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # A shell's background job leaves it to others.
+    if heeded:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from echo_hub import main
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # What a command has begun, it ends in order.
+    if heeded:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # What a command has begun, it ends in order.
     try:
         main.run()
     except KeyboardInterrupt:

@@ -32,3 +32,14 @@ def test_ctrl_c_while_it_loads_is_quiet(module: str, tmp_path: Path) -> None:
         status = process.wait(DEADLINE_S)
     assert "Traceback" not in said and "KeyboardInterrupt" not in said, said
     assert status in (INTERRUPTED, -signal.SIGINT, 1), "1: it had said already that this is not a run directory"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize("module", ["echo_hub", "echo_node"])
+def test_what_a_shell_has_told_to_ignore_ctrl_c_goes_on_ignoring_it(module: str) -> None:
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.argv = ['x', '--help']\n"
+        f"from {module}.__main__ import run\n"
+        "try:\n    run()\nexcept SystemExit:\n    sys.exit(signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)"
+    )
+    subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=True, timeout=DEADLINE_S)
