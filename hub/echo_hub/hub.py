@@ -106,25 +106,40 @@ class Hub:
         self.run_id = opened.run_id
         self.server = Server(config.server)
         self.ending = RunEnding(last_version=config.training.steps, evaluated=opened.evaluated)
+        self.notable = NotableLog()
         self._opened = opened
         self._changes = Changes()
+        # In this order: each is given what it needs of those before it.
         self._driver = Driver(coordinator=opened.coordinator, store=opened.store, clock=time.time)
-        report, stop_ids = self._driver.report, tuple(sorted(opened.bounds.stop_ids))
-
         self._gateway = Gateway(me=opened.me, settings=config.server)
-        self._distributor = Distributor(
-            settings=config.dissemination,
-            publisher=opened.publisher,
+        self._distributor = self._make_distributor()
+        self.publishing = Publishing(distributor=self._distributor, directory=directory, report=self._version_published)
+        self._own_sampler = OwnSampler(config.training, report=self._driver.report)
+        self._look_ups = ReceiptLookUps(store=opened.store, send=self._gateway.send)
+        self._nodes = self._make_nodes()
+        self._preparation = GroupPreparation(opened.problems)
+        self._scorer = Scorer(pool=opened.scoring, bounds=opened.bounds, load=partial(load_scoring_jobs, opened.store))
+        self._trainer = self._make_trainer()
+        self._handing_out = self._make_handing_out()
+        self._node_evaluations = self._make_node_evaluations()
+        self._evaluations = self._make_evaluations()
+        self._housekeeping = self._make_housekeeping()
+        self._event_files = EventFiles(directory.root / "tensorboard", opened.store.store)
+        self.pages = self._make_pages()
+
+    def _make_distributor(self) -> Distributor:
+        return Distributor(
+            settings=self.config.dissemination,
+            publisher=self._opened.publisher,
             broadcaster=Broadcaster(self._gateway),
             connections=self._gateway,
             record=self._record_distribution,
         )
-        self.publishing = Publishing(distributor=self._distributor, directory=directory, report=self._version_published)
-        self._own_sampler = OwnSampler(config.training, report=report)
 
-        self._look_ups = ReceiptLookUps(store=opened.store, send=self._gateway.send)
-        self._nodes = ConnectedNodes(
-            report=report,
+    def _make_nodes(self) -> ConnectedNodes:
+        opened, config = self._opened, self.config
+        return ConnectedNodes(
+            report=self._driver.report,
             remember=partial(remember, opened.store),
             distributor=self._distributor,
             look_up=self._look_ups.answer,
@@ -138,76 +153,87 @@ class Hub:
             ),
         )
 
-        self._preparation = GroupPreparation(opened.problems)
-        self._scorer = Scorer(pool=opened.scoring, bounds=opened.bounds, load=partial(load_scoring_jobs, opened.store))
-        self._trainer = Trainer(
-            settings=opened.learner,
-            run_dir=directory.root,
-            load_batch=partial(load_training_batch, opened.store, opened.problems),
-            export_path=partial(export_path, config, directory),
+    def _make_trainer(self) -> Trainer:
+        return Trainer(
+            settings=self._opened.learner,
+            run_dir=self.directory.root,
+            load_batch=partial(load_training_batch, self._opened.store, self._opened.problems),
+            export_path=partial(export_path, self.config, self.directory),
         )
-        self._handing_out = HandingOut(
-            config.sampling,
-            stop_ids=stop_ids,
-            store=opened.store,
-            problems=opened.problems,
+
+    def _make_handing_out(self) -> HandingOut:
+        return HandingOut(
+            self.config.sampling,
+            stop_ids=self._stop_ids,
+            store=self._opened.store,
+            problems=self._opened.problems,
             nodes=self._nodes.live,
             offers=self._distributor,
             send=self._gateway.send,
             sample=self._trainer.sample,
         )
 
-        self._node_evaluations = NodeEvaluations(
-            rewards=opened.problems.rewards,
-            report=report,
+    def _make_node_evaluations(self) -> NodeEvaluations:
+        return NodeEvaluations(
+            rewards=self._opened.problems.rewards,
+            report=self._driver.report,
             publish=self.publishing.keep_for_evaluation,
-            load=opened.store.load_evaluated,
+            load=self._opened.store.load_evaluated,
             num_received=lambda: self._driver.num_received,
             is_alone=lambda: not self._nodes.live,
             run_is_over=lambda: self.ending.last_is_published,
         )
-        self._evaluations = Evaluations(
-            config,
-            directory,
-            done=opened.evaluated,
-            measure=Measuring(
-                config,
-                directory,
-                stop_ids=stop_ids,
-                problems=opened.problems,
-                scoring=opened.scoring,
-                sample=self._trainer.generate,
-                by_nodes=self._node_evaluations,
-            ),
+
+    def _make_evaluations(self) -> Evaluations:
+        measure = Measuring(
+            self.config,
+            self.directory,
+            stop_ids=self._stop_ids,
+            problems=self._opened.problems,
+            scoring=self._opened.scoring,
+            sample=self._trainer.generate,
+            by_nodes=self._node_evaluations,
+        )
+        return Evaluations(
+            self.config,
+            self.directory,
+            done=self._opened.evaluated,
+            measure=measure,
             record=self._record_evaluations,
         )
 
-        self._housekeeping = Housekeeping(
-            config.learner,
-            store=opened.store,
-            directory=directory,
-            status=opened.coordinator.status,
+    def _make_housekeeping(self) -> Housekeeping:
+        return Housekeeping(
+            self.config.learner,
+            store=self._opened.store,
+            directory=self.directory,
+            status=self._opened.coordinator.status,
             nodes=self._nodes.live,
             evaluating=self._evaluations.waiting,
             bar=self._distributor.bar,
         )
-        self._event_files = EventFiles(directory.root / "tensorboard", opened.store.store)
-        self.notable = NotableLog()
-        self.pages = HubPages(
+
+    def _make_pages(self) -> HubPages:
+        store = self._opened.store.store
+        return HubPages(
             changes=self._changes,
-            store=opened.store.store,
+            store=store,
             run=RunViews(
-                config,
-                run_id=opened.run_id,
-                started_at=opened.started_at,
-                store=opened.store.store,
-                versions=VersionViews(opened.store.store, directory),
-                evaluations=EvaluationViews(opened.store.store),
+                self.config,
+                run_id=self.run_id,
+                started_at=self._opened.started_at,
+                store=store,
+                versions=VersionViews(store, self.directory),
+                evaluations=EvaluationViews(store),
             ),
             nodes=self._nodes.live,
             notable=self.notable,
             moment=self._moment,
         )
+
+    @property
+    def _stop_ids(self) -> tuple[int, ...]:
+        return tuple(sorted(self._opened.bounds.stop_ids))
 
     def _moment(self) -> Moment:
         return Moment(
