@@ -53,7 +53,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
     if importlib.util.find_spec("trl") is None:
         raise SystemExit("TRL, which the learner is compared with, is not installed. Try: pip install '.[benchmarks]'")
     with tempfile.TemporaryDirectory(prefix="echo-learner-") as directory:
-        rows = [_compare(case, Path(directory), seed, progress) for case in CASES if progress.wants(case.name)]
+        rows = [compare(case, Path(directory), seed, progress) for case in CASES if progress.wants(case.name)]
     timed = [row["time_ratio"] for row in rows if row["steps"] > 1]
     wide = [row["memory_ratio"] for row in rows if row["vocabulary"] > 100_000]
     exact = [row["gradient_difference"] for row in rows if row["precision"] == "float32"]
@@ -68,7 +68,8 @@ def measure(seed: int, progress: Progress) -> Measurement:
     )
 
 
-def _compare(case: Case, scratch: Path, seed: int, progress: Progress) -> dict[str, Any]:
+def compare(case: Case, scratch: Path, seed: int, progress: Progress) -> dict[str, Any]:
+    """One case's row: our step and TRL's, in turns, on the same batch."""
     base = make_model(case, scratch, seed)
     with Side("trl", case, base, seed) as trl, Side("echo", case, base, seed) as echo:
         repetitions = progress.repetitions(case.steps, within_s=STEPS_S, least=2)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.learner import _compare
+from benchmarks.learner import compare
 from benchmarks.learner.cases import CASES, make_batch
+from benchmarks.progress import Planned, Progress
 
 pytest.importorskip("trl")
 
@@ -27,7 +28,7 @@ def test_the_batch_is_padded_as_trl_pads_it() -> None:
 
 @pytest.mark.slow
 def test_both_sides_have_the_same_gradient(tmp_path: Path) -> None:
-    row = _compare(TINY, tmp_path, 0)
+    row = compare(TINY, tmp_path, 0, Progress([Planned(name=TINY.name, seconds=1)]))
     assert row["gradient_difference"] < 1e-5
     assert row["loss_difference"] < 1e-5
     assert min(row[name] for name in ("trl_s", "echo_s", "trl_peak_mib", "echo_peak_mib", "tokens_per_s")) > 0
