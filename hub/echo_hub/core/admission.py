@@ -10,9 +10,10 @@ the rule holds after a restart and after drops, without any re-basing, and where
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from echo_hub.core.settings import CoordinatorSettings
 
@@ -53,36 +54,41 @@ def oldest_useful_version(settings: CoordinatorSettings, step: int) -> int:
     return max(0, step - 1 - settings.staleness_bound)
 
 
-class SortedIds:
-    """Group ids in ascending order. Ids come and go mostly at the two ends, which a list does fast."""
+_Key = TypeVar("_Key", int, tuple[int, float, int])
 
-    def __init__(self, ids: Iterable[int] = ()) -> None:
-        self._ids = sorted(ids)
+
+class SortedKeys(Generic[_Key]):
+    """Keys in ascending order, such as group ids. They come and go mostly at the two ends, which a list does fast."""
+
+    def __init__(self, keys: Iterable[_Key] = ()) -> None:
+        self._keys = sorted(keys)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._keys)
 
-    def __getitem__(self, position: int) -> int:
-        return self._ids[position]
+    def __getitem__(self, position: int) -> _Key:
+        return self._keys[position]
 
-    def __contains__(self, group_id: int) -> bool:
-        position = self.position(group_id)
-        return position < len(self._ids) and self._ids[position] == group_id
+    def __contains__(self, key: _Key) -> bool:
+        position = bisect_left(self._keys, key)
+        return position < len(self._keys) and self._keys[position] == key
 
-    def add(self, group_id: int) -> None:
-        """Adds the id; harmless when it is there already."""
-        if group_id not in self:
-            insort(self._ids, group_id)
+    def add(self, key: _Key) -> None:
+        """Adds the key; harmless when it is there already."""
+        position = bisect_left(self._keys, key)
+        if position == len(self._keys) or self._keys[position] != key:
+            self._keys.insert(position, key)
 
-    def discard(self, group_id: int) -> None:
-        """Removes the id; harmless when it is not there."""
-        if group_id in self:
-            del self._ids[self.position(group_id)]
+    def discard(self, key: _Key) -> None:
+        """Removes the key; harmless when it is not there."""
+        position = bisect_left(self._keys, key)
+        if position < len(self._keys) and self._keys[position] == key:
+            del self._keys[position]
 
-    def first(self, count: int) -> tuple[int, ...]:
-        """The `count` smallest ids."""
-        return tuple(self._ids[:count])
+    def first(self, count: int) -> tuple[_Key, ...]:
+        """The `count` smallest keys."""
+        return tuple(self._keys[:count])
 
-    def position(self, group_id: int) -> int:
-        """How many ids are smaller."""
-        return bisect_left(self._ids, group_id)
+    def position(self, key: _Key) -> int:
+        """How many keys are smaller."""
+        return bisect_left(self._keys, key)

@@ -74,16 +74,17 @@ class Coordinator:
         self._snapshot = snapshot
         self._next_to_open = snapshot.next_group_id
         self._next_to_prepare = snapshot.next_group_id
-        self._prepared: dict[int, int] = {}
+        self._prepared: dict[int, GroupPrepared] = {}
         self._finished = False
 
     def start(self, now: float) -> list[Effect]:
         """Takes up the snapshot's work; repeats what a crash between commit and action may have lost."""
         leases: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
+        self._nodes.published(self._snapshot.published_version)
         self._training.restore(self._snapshot.groups)
         self._evaluating.restore(self._snapshot.rollouts)
         for row in self._snapshot.rollouts:
-            rollout = self._ledger.restore_rollout(row)
+            rollout = self._ledger.restore_rollout(row, now)
             if rollout.state is ReceiptState.RECEIVED:
                 self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
             elif rollout.state is ReceiptState.LEASED:
@@ -101,7 +102,13 @@ class Coordinator:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """`now`: seconds since the epoch, never going back by much."""
         HANDLERS[type(event)](self, event, now)
+        self._leasing.expire(now)
         return self._turn(now)
+
+    @property
+    def due_at(self) -> float:
+        """Until when nothing happens unless an event does: then a Tick is due; inf = never."""
+        return min(self._leasing.due_at, self._nodes.next_end_of_rest)
 
     @property
     def published_version(self) -> int:
@@ -158,7 +165,9 @@ class Coordinator:
         for group_id in range(self._next_to_prepare, self._next_to_prepare + allowed):
             self._out.act(PrepareGroup(group_id=group_id))
         self._next_to_prepare += allowed
-        self._leasing.dispatch(self._training, now, newest_version=version, outlook=outlook)
+        self._leasing.dispatch(
+            self._training, now, newest_version=version, outlook=outlook, tempo=self._training.tempo
+        )
 
     def _finish(self) -> None:
         self._finished = True
@@ -170,15 +179,19 @@ class Coordinator:
 
     def _connected(self, event: NodeConnected, now: float) -> None:
         self._nodes.connect(event.node_id)
+        self._leasing.came(event.node_id)
 
     def _disconnected(self, event: NodeDisconnected, now: float) -> None:
         self._nodes.disconnect(event.node_id)
+        self._leasing.left(event.node_id, now)
 
     def _reported(self, event: NodeReported, now: float) -> None:
+        """Before its first report a node has said what it has given back meanwhile."""
         self._nodes.report(event.node_id, event.capacity, event.policy_version)
+        self._leasing.send_again(event.node_id, now)
 
     def _tick(self, event: Tick, now: float) -> None:
-        self._leasing.expire(now)
+        """Time has been looked at in `handle` already."""
 
     def _arrived(self, event: RolloutArrived, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
@@ -215,9 +228,9 @@ class Coordinator:
         """Groups are opened in order, whatever order they are prepared in: so a restart knows which one is next."""
         if not self._next_to_open <= event.group_id < self._next_to_prepare or self._finished:
             return
-        self._prepared[event.group_id] = event.seed
-        while (seed := self._prepared.pop(self._next_to_open, None)) is not None:
-            self._training.open_group(self._next_to_open, seed)
+        self._prepared[event.group_id] = event
+        while (prepared := self._prepared.pop(self._next_to_open, None)) is not None:
+            self._training.open_group(prepared)
             self._next_to_open += 1
 
     def _scored(self, event: RolloutScored, now: float) -> None:
@@ -266,6 +279,7 @@ class Coordinator:
         self._training.step_done(event.step, event.metrics, now)
 
     def _version_published(self, event: VersionPublished, now: float) -> None:
+        self._nodes.published(max(event.policy_version, self._training.published_version))
         self._training.version_published(event.policy_version, now)
 
     # --- evaluations

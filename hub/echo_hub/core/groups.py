@@ -11,10 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from echo_hub.core.admission import SortedIds
+from echo_hub.core.admission import SortedKeys
 from echo_hub.core.nodes.node import Node
 from echo_shared.messages import ReceiptState
 from echo_shared.rewards import all_equal
+
+
+Key = tuple[int, float, int]
+"""Number of the batch that a group was opened for, minus its expected tokens, its id: the oldest batch first, and in it
+the longest completions first (as StreamRL does, arXiv 2504.15930: what takes longest is to begin first)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +39,14 @@ class LeasedRollout:
     """Drawn tokens, once it is received."""
     reward: float | None = None
     """The reward of its episode, if this turn ended it."""
+    deadline: float = 0.0
+    leased_at: float = 0.0
+    expected_tokens: float = 0.0
+    """What its node was expected to draw, when it was leased."""
     overdue: bool = False
+    """Its deadline has passed."""
+    late: bool = False
+    """It takes longer than its node was expected to take, or its node has left: another may have it too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +74,7 @@ class Slot:
 
     @property
     def wants_lease(self) -> bool:
-        return not self.is_won and all(rollout.overdue for rollout in self.leased)
+        return not self.is_won and all(rollout.overdue or rollout.late for rollout in self.leased)
 
     @property
     def is_won(self) -> bool:
@@ -91,6 +103,13 @@ class RolloutGroup:
     """Indices that want a lease."""
     asked_for: bool = True
     """False: nothing of it is leased until its owner asks for it."""
+    prompt: int | None = None
+    """The key of its prompt, by which a prompt that comes again is known; None: it does not come again."""
+    prompt_tokens: int = 0
+    expected_tokens: float = 0.0
+    """What each completion of it was expected to come to, when it was opened."""
+    key: Key = (0, 0.0, 0)
+    """Its place among those that want leases."""
 
     @property
     def complete(self) -> bool:
@@ -125,8 +144,9 @@ class GroupOwner(Protocol):
     """
 
     @property
-    def wanting(self) -> SortedIds:
-        """Its groups that have an index that wants a lease; kept by the ledger."""
+    def wanting(self) -> SortedKeys[Key]:
+        """The keys of its groups that have an index that wants a lease, the first to be leased first; kept by the
+        ledger."""
 
     @property
     def for_learner(self) -> bool:

@@ -1,7 +1,21 @@
-"""Who works on what: deadlines, and new leases for the oldest groups first.
+"""Who works on what: which members of which group go to which node, and when.
 
-A lease goes whole to one node that has room for it; what is left over goes to further nodes. An index that failed on a
-node is offered to others first; to the same one only when no other takes work.
+What is leased is the member of a group. Steps come in their order, a step's work no sooner than it is needed
+(`tempo`), and in a step the completions that are likely to become long come first, and go to the fastest nodes. A lease
+is no larger than what its node, at its own pace, brings back in time:
+
+    time   a step's work is to be back when the step begins, or, where that is too soon for anybody, as soon as the
+           pool can do all that is open, and the typical rollout besides; who would take longer gets none of it
+    size   so many as fit that time behind what the node holds already; fewer where less is open than nodes have room
+           for, so that nobody is idle; at least so many that reading a long prompt costs little beside the drawing
+
+A node too slow for the step in hand works for a later one: a step's work is released the earlier to a node, the longer
+that node takes. If nothing at all is under way, anybody will do.
+
+An index whose node takes far longer than the longest completions would take it, or has left, is *late*: it may be
+leased to another node as well, and the first valid result wins. One past its deadline is *overdue*: its node is
+thought to have lost it. An index that failed on a node is offered to others first; to the same one only when no other
+takes work. A node that comes back is sent again what it holds: what was sent into a dying connection is lost.
 
 Beside training, others may own groups: evaluations. While training and one of these both want leases, one of
 `EVALUATION_SHARE` leased rollouts is the other's, counted from the last time that it wanted none; what training does
@@ -15,22 +29,44 @@ A turn whose completion the scorer failed on is drawn again with another seed: t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final
+from math import ceil, inf
+from typing import Final, Literal
 
 from echo_hub.core.admission import Outlook, oldest_useful_version
 from echo_hub.core.effects import RolloutsLeased, SendLease
-from echo_hub.core.groups import GroupOwner, RolloutGroup, Slot
+from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.tempo import Tempo
 from echo_shared.draws import derive_seed
 from echo_shared.messages import ReceiptState, rollout_id
 
 EVALUATION_SHARE: Final = 4
+
+LATE: Final = 1.5
+"""Times what the longest completions take on a node, queued behind what it holds, until one is late."""
+LATE_S: Final = 2.0
+"""Besides, for the way there and back."""
+LEFT_S: Final = 10.0
+"""A node that has left may come back so long before what it holds is late."""
+EARLIER: Final = 1.3
+"""A step's work is released to a slow node so many times its own time before the step begins."""
+SOON_S: Final = 0.01
+"""What is released so soon is released now."""
+SLOWEST_S: Final = 3_600.0
+"""Nobody is so slow that a step's work is released to it so long before the step begins."""
+MOST_REFUSED: Final = 64
+"""Groups that are passed over in one go because no node is left but those that they failed on."""
+PREFILL: Final = 1 / 16
+"""What it costs to read a token of a prompt, over what it costs to draw one."""
+PREFILL_SHARE: Final = 1 / 4
+"""What reading the prompt may cost, over what drawing a lease's completions costs."""
 
 
 def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
@@ -58,9 +94,27 @@ class _Share:
             self.due = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """On which the members of a step's groups are leased."""
+
+    oldest: int = 0
+    """The oldest version that will do."""
+    in_s: float = inf
+    """They are to be back in so many seconds."""
+    not_before_s: float = 0.0
+    """Who would have them back sooner than this is not asked yet."""
+    most: int = 2**30
+    """So many at once, unless the prompt is long."""
+
+
+ANY: Final = _Terms()
+
+
 class Leasing:
-    """`_deadlines` holds each lease once, with those of its rollouts that it had at first. `beside`: the owners of
-    groups that are not the learner's."""
+    """`_watched` holds each lease, with those of its rollouts that it had at first, by when it is looked at: to see
+    whether it is late, or past its deadline, or whether its node is still away. `beside`: the owners of groups that are
+    not the learner's."""
 
     def __init__(
         self,
@@ -77,117 +131,230 @@ class Leasing:
         self._nodes = nodes
         self._out = out
         self._next_lease_id = next_lease_id
-        self._deadlines: list[tuple[float, int, tuple[int, ...]]] = []
+        self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
+        self._release_at = inf
+        self._unsent: set[str] = set()
+        """Nodes that have come back and have not been sent again what they hold."""
         self._shares = [_Share(owner) for owner in beside]
+
+    @property
+    def due_at(self) -> float:
+        """When there is something to do even if nothing happens before; inf = never."""
+        return min(self._watched[0][0] if self._watched else inf, self._release_at)
 
     def watch(self, lease_id: int, indices: tuple[int, ...], deadline: float) -> None:
         """From its deadline on, the unfinished rollouts of the lease are leased again."""
-        heappush(self._deadlines, (deadline, lease_id, indices))
+        heappush(self._watched, (deadline, "overdue", lease_id, indices))
 
     def expire(self, now: float) -> None:
-        """Everything whose deadline has passed is leased again."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, lease_id, indices = heappop(self._deadlines)
+        """What is past its deadline is leased again, and what is late may be."""
+        while self._watched and self._watched[0][0] <= now:
+            _, what, lease_id, indices = heappop(self._watched)
             for index in indices:
                 rollout = self._ledger.rollouts.get(rollout_id(lease_id, index))
-                if rollout is not None and rollout.state is ReceiptState.LEASED and not rollout.overdue:
+                if rollout is None or rollout.state is not ReceiptState.LEASED or rollout.overdue:
+                    continue
+                if what == "overdue":
                     self._ledger.expire(rollout, now)
+                elif not rollout.late and (what == "late" or not self._nodes.is_connected(rollout.node_id)):
+                    self._ledger.mark_late(rollout)
 
-    def dispatch(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook) -> None:
-        """Leases the groups that wait for the learner until no ready node is left, or nothing that it may do.
+    def left(self, node_id: str, now: float) -> None:
+        """The node is gone, perhaps for a moment."""
+        for lease_id, of_lease in self._held_leases(node_id):
+            heappush(self._watched, (now + LEFT_S, "away", lease_id, tuple(rollout.index for rollout in of_lease)))
+
+    def came(self, node_id: str) -> None:
+        """The node has joined, or is back."""
+        self._unsent.add(node_id)
+
+    def send_again(self, node_id: str, now: float) -> None:
+        """What the node holds, once after it has come back; what it has already it will not draw twice."""
+        if node_id in self._unsent:
+            self._unsent.discard(node_id)
+            for _, of_lease in self._held_leases(node_id):
+                self._send(of_lease, now)
+
+    def _held_leases(self, node_id: str) -> list[tuple[int, list[LeasedRollout]]]:
+        """The node's leases, those past their deadline left out."""
+        leases: dict[int, list[LeasedRollout]] = {}
+        for rollout in self._ledger.held_by(node_id):
+            if not rollout.overdue:
+                leases.setdefault(rollout.lease_id, []).append(rollout)
+        return sorted(leases.items())
+
+    def dispatch(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
+        """Leases the groups that wait for the learner until no node is left that may do them.
         `newest_version`: what a lease may name."""
-        wanting = owner.wanting
-        turn = 0
-        while turn < len(wanting):
-            group = self._ledger.groups[wanting[turn]]
-            position = self._ledger.waiting.position(group.group_id)
-            oldest = oldest_useful_version(self._settings, outlook.step_of(position))
+        self._release_at = inf
+        wanting, start = owner.wanting, 0
+        while start < len(wanting) and self._nodes.any_ready:
+            group = self._ledger.groups[wanting[start][-1]]
+            step = outlook.step_of(self._ledger.waiting.position(group.group_id))
+            oldest = oldest_useful_version(self._settings, step)
             if oldest > newest_version:
-                return
-            bucket = oldest if self._settings.mode == "async" else 0
-            if self._nodes.next_ready(bucket, ()) is None:
                 return  # Younger groups need versions at least as new.
-            while group.unleased and self._lease_some(group, bucket, now):
-                pass
-            turn += bool(group.unleased)
+            end = wanting.position((group.key[0] + 1, -inf, 0))
+            terms = self._terms(step, group.key[0], end - start, now, outlook=outlook, tempo=tempo)
+            if terms.not_before_s > SLOWEST_S:
+                return
+            start = self._lease_batch(owner, start, end, terms, now)
+
+    def _terms(self, step: int, batch: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:
+        """`num_groups` of the batch, whose groups `step` is to take, want leases."""
+        oldest = oldest_useful_version(self._settings, step) if self._settings.mode == "async" else 0
+        size = self._settings.group_size
+        most = -(-num_groups * size // max(1, self._nodes.num_ready))
+        if tempo.step_s is None or not self._nodes.tokens_per_s:
+            return _Terms(oldest, most=most)
+        a_rollout_s = self._ledger.lengths.mean_tokens / self._nodes.tokens_per_s
+        typical_s = self._ledger.lengths.mean_tokens * self._nodes.typical_token_s
+        missing = sum(count for of_batch, count in self._ledger.missing.items() if of_batch <= batch)
+        left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
+        in_s = max(left_s, missing * a_rollout_s, typical_s)
+        early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, typical_s)
+        if early_s <= SOON_S:
+            return _Terms(oldest, in_s if self._nodes.in_flight else inf, most=most)
+        self._release_at = min(self._release_at, now + early_s)
+        return _Terms(oldest, in_s, left_s / EARLIER, most=most)
+
+    def _lease_batch(self, owner: GroupOwner, start: int, end: int, terms: _Terms, now: float) -> int:
+        """Leases the groups from `start` to `end` in the owner's queue, from the front, where the longest are; then
+        from the back, to nodes too slow for these. Returns where the queue goes on behind them."""
+        wanting, refused = owner.wanting, 0
+        front, back = start, end
+        while front < back and refused < MOST_REFUSED:
+            group = self._ledger.groups[wanting[front][-1]]
+            leased = self._lease_some(group, terms, now)
+            if not leased:
+                if not any(slot.failed_on for slot in group.slots):
+                    break
+                refused += 1
+            if leased and not group.unleased:
+                back -= 1  # It has left the queue.
+            elif not leased:
+                front += 1
+        while front < back and terms.in_s < inf:
+            group = self._ledger.groups[wanting[back - 1][-1]]
+            if not self._lease_some(group, terms, now):
+                break
+            back -= not group.unleased
+        return max(back, front)
 
     def dispatch_beside(self, now: float, *, within_share: bool) -> None:
         """Leases all other groups: only what is due to their owners beside training, or all that nodes take."""
         for share in self._shares:
             wanting = share.owner.wanting
             turn = 0
-            while turn < len(wanting) and (share.due > 0 or not within_share):
-                if self._nodes.next_ready(0, ()) is None:
-                    return
-                turn += not self._lease_some(self._ledger.groups[wanting[turn]], 0, now)
+            while turn < len(wanting) and (share.due > 0 or not within_share) and self._nodes.any_ready:
+                turn += not self._lease_some(self._ledger.groups[wanting[turn][-1]], ANY, now)
 
-    def _lease_some(self, group: RolloutGroup, bucket: int, now: float) -> bool:
+    def _lease_some(self, group: RolloutGroup, terms: _Terms, now: float) -> bool:
         """One lease of the group, to the next node that may take an index of it. False when there is none."""
         tried: set[tuple[str, ...]] = set()
         for index in sorted(group.unleased, key=lambda index: (-group.slots[index].turn, index)):
-            avoid = self._avoided(group.slots[index], bucket)
+            avoid = self._avoided(group.slots[index], terms.oldest)
             if avoid in tried:
                 continue
             tried.add(avoid)
-            node = self._nodes.next_ready(bucket, avoid)
-            if node is not None:
+            found = self._find(group, terms, avoid)
+            if found is not None:
+                node, most = found
                 turn = group.slots[index].turn
-                indices = (index,) if turn else self._first_turns(node, group, index, bucket)
+                indices = (index,) if turn else self._first_turns(node, group, index, terms)[:most]
                 self._lease_to(node, group, indices, now)
                 return True
         return False
 
-    def _first_turns(self, node: Node, group: RolloutGroup, like: int, bucket: int) -> tuple[int, ...]:
-        """As many indices of the group, all at their first turn with the seed of index `like`, as the node may take."""
+    def _find(self, group: RolloutGroup, terms: _Terms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
+        """Who may take a member of the group, and how many at most."""
+        expected = group.expected_tokens
+        if not expected or (terms.in_s == inf and not terms.not_before_s):
+            for node in self._nodes.next_ready(terms.oldest, avoid):
+                return node, min(node.free, self._size(group, terms))
+            return None
+        paces = (terms.not_before_s / expected, terms.in_s / expected)
+        is_long = expected > self._ledger.lengths.mean_tokens
+        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long)
+        for node in nodes:
+            fitting = node.pace.fits(node.held_tokens, expected, terms.in_s)
+            if fitting:
+                return node, min(node.free, fitting, self._size(group, terms))
+        return None
+
+    def _size(self, group: RolloutGroup, terms: _Terms) -> int:
+        """How many members at most, for the others' sake; at least as many as make it worth reading the prompt."""
+        if not group.expected_tokens:
+            return terms.most
+        worth = ceil(group.prompt_tokens * PREFILL / (PREFILL_SHARE * group.expected_tokens))
+        return max(terms.most, worth)
+
+    def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: _Terms) -> tuple[int, ...]:
+        """The indices of the group, all at their first turn with the seed of index `like`, that the node may take."""
         attempt = group.slots[like].scorer_failures
-        may = [
+        return tuple(
             index
             for index, slot in ((index, group.slots[index]) for index in sorted(group.unleased))
-            if (slot.turn, slot.scorer_failures) == (0, attempt) and node.node_id not in self._avoided(slot, bucket)
-        ]
-        return tuple(may[: node.free])
+            if (slot.turn, slot.scorer_failures) == (0, attempt)
+            and node.node_id not in self._avoided(slot, terms.oldest)
+        )
 
     def _lease_to(self, node: Node, group: RolloutGroup, indices: tuple[int, ...], now: float) -> None:
-        first = group.slots[indices[0]]
-        turn = first.turn
         lease_id = self._next_lease_id
         self._next_lease_id += 1
-        version = group.owner.lease_version(group, node)
         for share in self._shares:
             share.leased(group.owner, len(indices))
         deadline = now + self._settings.deadline_s
-        self._ledger.lease(
-            RolloutsLeased(
-                lease_id=lease_id,
-                node_id=node.node_id,
-                group_id=group.group_id,
-                indices=indices,
-                turn=turn,
-                policy_version=version,
-                deadline=deadline,
-            )
+        late_at = now + self._lateness_s(node, group, len(indices))
+        record = RolloutsLeased(
+            lease_id=lease_id,
+            node_id=node.node_id,
+            group_id=group.group_id,
+            indices=indices,
+            turn=group.slots[indices[0]].turn,
+            policy_version=group.owner.lease_version(group, node),
+            deadline=deadline,
         )
+        leased = self._ledger.lease(record, now)
         self.watch(lease_id, indices, deadline)
+        if late_at < deadline and not node.is_hub:
+            heappush(self._watched, (late_at, "late", lease_id, indices))
+        self._send(leased, now)
+
+    def _lateness_s(self, node: Node, group: RolloutGroup, count: int) -> float:
+        """How long the node may take for what it is given, before others are asked too."""
+        lengths = self._ledger.lengths
+        if not lengths.long_tokens or not self._nodes.typical_token_s:
+            return inf
+        if node.proven:
+            queued = node.held_tokens + (count - 1) * group.expected_tokens
+            return LATE_S + LATE * node.pace.finish_s(queued, lengths.long_tokens)
+        return LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s
+
+    def _send(self, rollouts: Sequence[LeasedRollout], now: float) -> None:
+        """Rollouts of one lease, to the node that they are leased to."""
+        first = rollouts[0]
+        group = self._ledger.groups[first.group_id]
         self._out.act(
             SendLease(
-                node_id=node.node_id,
-                lease_id=lease_id,
-                group_id=group.group_id,
-                indices=indices,
-                turn=turn,
-                seed=turn_seed(group.seed, turn, first.scorer_failures),
-                policy_version=version,
-                deadline_s=self._settings.deadline_s,
+                node_id=first.node_id,
+                lease_id=first.lease_id,
+                group_id=first.group_id,
+                indices=tuple(rollout.index for rollout in rollouts),
+                turn=first.turn,
+                seed=turn_seed(group.seed, first.turn, group.slots[first.index].scorer_failures),
+                policy_version=first.policy_version,
+                deadline_s=first.deadline - now,
             )
         )
 
-    def _avoided(self, slot: Slot, bucket: int) -> tuple[str, ...]:
+    def _avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
         """The nodes that the index is kept from: those it failed on, as long as any other node takes work."""
         failed = slot.failed_on
         if not failed:
             return ()
-        candidates = self._nodes.num_candidates(bucket)
-        if candidates > self._nodes.num_candidates(bucket, among=failed):
+        candidates = self._nodes.num_candidates(oldest)
+        if candidates > self._nodes.num_candidates(oldest, among=failed):
             return failed
         # It has failed on all of them: another round, in which the latest is asked last.
         return failed[-1:] if candidates > 1 else ()

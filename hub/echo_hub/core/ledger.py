@@ -18,7 +18,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.admission import SortedIds
+from echo_hub.core.admission import SortedKeys
 from echo_hub.core.effects import (
     GroupDropped,
     GroupOpened,
@@ -32,7 +32,8 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.lengths import Lengths
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
@@ -47,24 +48,26 @@ class Ledger:
     def __init__(self, *, nodes: Nodes, out: Outbox) -> None:
         self._nodes = nodes
         self._out = out
+        self._held_by: dict[str, dict[str, LeasedRollout]] = {}
+        self.lengths = Lengths()
+        self.missing: dict[int, int] = {}
+        """Episodes that have not ended, of the learner's groups, by the batch that these were opened for."""
         self.groups: dict[int, RolloutGroup] = {}
         self.rollouts: dict[str, LeasedRollout] = {}
-        self.waiting = SortedIds()
-        self.complete = SortedIds()
-        self.flat = SortedIds()
+        self.waiting: SortedKeys[int] = SortedKeys()
+        self.complete: SortedKeys[int] = SortedKeys()
+        self.flat: SortedKeys[int] = SortedKeys()
 
-    def restore(
-        self, group_id: int, seed: int, owner: GroupOwner, slots: list[Slot], *, asked_for: bool = True
-    ) -> None:
+    def restore(self, group: RolloutGroup) -> None:
         """A group from before a restart; its rollouts follow, one by one."""
-        num_ended = sum(slot.evaluated for slot in slots)
-        self.groups[group_id] = group = RolloutGroup(group_id, seed, slots, owner, num_ended, asked_for=asked_for)
-        if owner.for_learner:
-            self.waiting.add(group_id)
-        for index in range(len(slots)):
+        self.groups[group.group_id] = group
+        if group.owner.for_learner:
+            self.waiting.add(group.group_id)
+            self._count_missing(group, len(group.slots))
+        for index in range(len(group.slots)):
             self._want(group, index)
 
-    def restore_rollout(self, row: RolloutRow) -> LeasedRollout:
+    def restore_rollout(self, row: RolloutRow, now: float) -> LeasedRollout:
         """A rollout from before a restart, of a group that is restored; earlier turns of an episode come first."""
         rollout = LeasedRollout(
             row.rollout_id,
@@ -77,6 +80,8 @@ class Ledger:
             row.state,
             row.num_tokens,
             row.reward,
+            row.deadline,
+            leased_at=now,
         )
         group = self.groups[row.group_id]
         slot = group.slots[row.index]
@@ -84,7 +89,8 @@ class Ledger:
         self.rollouts[row.rollout_id] = rollout
         if row.state is ReceiptState.LEASED:
             slot.leased = (*slot.leased, rollout)
-            self._nodes.take(row.node_id, 1, row.lease_id)
+            self._hold(rollout)
+            self._nodes.take(row.node_id, 1, 0.0, now)
         elif row.state is ReceiptState.SCORED and row.reward is None:
             slot.turns = (*slot.turns, rollout)
         else:
@@ -103,13 +109,11 @@ class Ledger:
             for ids in (self.waiting, self.complete, self.flat):
                 ids.discard(group_id)
 
-    def open_group(
-        self, group_id: int, seed: int, owner: GroupOwner, slots: list[Slot], *, asked_for: bool = True
-    ) -> None:
-        """A new group, with a slot for each episode, not all of them evaluated already."""
-        self.restore(group_id, seed, owner, slots, asked_for=asked_for)
-        if owner.for_learner:
-            self._out.record(GroupOpened(group_id=group_id, seed=seed))
+    def open_group(self, group: RolloutGroup) -> None:
+        """A new group, not all of whose episodes are evaluated already."""
+        self.restore(group)
+        if group.owner.for_learner:
+            self._out.record(GroupOpened(group_id=group.group_id, seed=group.seed))
 
     def ask_for(self, group: RolloutGroup) -> None:
         """What the group wants is leased from here on."""
@@ -117,9 +121,10 @@ class Ledger:
         for index in range(len(group.slots)):
             self._want(group, index)
 
-    def lease(self, record: RolloutsLeased) -> None:
+    def lease(self, record: RolloutsLeased, now: float) -> list[LeasedRollout]:
         """Books the lease; the caller sends it."""
         group = self.groups[record.group_id]
+        leased: list[LeasedRollout] = []
         for index in record.indices:
             rollout = LeasedRollout(
                 rollout_id(record.lease_id, index),
@@ -129,17 +134,33 @@ class Ledger:
                 index,
                 record.policy_version,
                 record.turn,
+                deadline=record.deadline,
+                leased_at=now,
+                expected_tokens=group.expected_tokens,
             )
             self.rollouts[rollout.rollout_id] = rollout
             group.slots[index].leased = (*group.slots[index].leased, rollout)
+            self._hold(rollout)
             self._want(group, index)
-        self._nodes.take(record.node_id, len(record.indices), record.lease_id)
+            leased.append(rollout)
+        self._nodes.take(record.node_id, len(leased), len(leased) * group.expected_tokens, now)
         self._out.record(record)
+        return leased
+
+    def held_by(self, node_id: str) -> list[LeasedRollout]:
+        """What the node holds, in the order in which it was leased."""
+        return list(self._held_by.get(node_id, {}).values())
 
     def expire(self, rollout: LeasedRollout, now: float) -> None:
         """Its deadline has passed: the index is leased again, and a late result may still win."""
         rollout.overdue = True
         self._nodes.expire(rollout.node_id, now)
+        self.blame(rollout)
+        self._want(self.groups[rollout.group_id], rollout.index)
+
+    def mark_late(self, rollout: LeasedRollout) -> None:
+        """Its node takes too long, or has left: another may draw it too, and the first valid result wins."""
+        rollout.late = True
         self.blame(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
 
@@ -156,8 +177,16 @@ class Ledger:
     def receive(self, rollout: LeasedRollout, payload: RolloutPayload, now: float) -> None:
         """leased → received: it wins its index's turn, which must have no winner yet."""
         group = self.groups[rollout.group_id]
-        self._end_lease(rollout)
         rollout.num_tokens = len(payload.completion_ids)
+        self._nodes.measure(
+            rollout.node_id,
+            rollout.num_tokens,
+            sampling_s=payload.sampling_s,
+            latency_s=now - rollout.leased_at,
+            now=now,
+        )
+        self.lengths.seen(group.prompt, rollout.num_tokens)
+        self._end_lease(rollout)
         group.num_tokens += rollout.num_tokens
         group.slots[rollout.index].winner = rollout
         self._want(group, rollout.index)
@@ -171,7 +200,7 @@ class Ledger:
         self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward))
         self._move(rollout, ReceiptState.SCORED)
         rollout.reward = reward
-        self._nodes.trust(rollout.node_id)
+        self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         self._count_end(group, rollout.state)
         if group.complete:
@@ -182,7 +211,7 @@ class Ledger:
         self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward))
         self._move(rollout, ReceiptState.SCORED)
         if reward is not None:
-            self._nodes.trust(rollout.node_id)
+            self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         turns = slot.received
@@ -199,7 +228,7 @@ class Ledger:
         """received → scored, and the environment has answered: the episode's next turn wants a lease."""
         self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids))
         self._move(rollout, ReceiptState.SCORED)
-        self._nodes.trust(rollout.node_id)
+        self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         self._withdraw_turn(slot)
@@ -274,8 +303,10 @@ class Ledger:
 
     def _forget(self, group_id: int) -> None:
         group = self.groups.pop(group_id)
-        for ids in (self.waiting, self.complete, self.flat, group.owner.wanting):
+        self._count_missing(group, group.num_ended - len(group.slots))
+        for ids in (self.waiting, self.complete, self.flat):
             ids.discard(group_id)
+        group.owner.wanting.discard(group.key)
 
     def _forget_turn(self, group: RolloutGroup, rollout: LeasedRollout) -> None:
         """Takes a received rollout out of its slot: the turn in progress, or any when the whole group is dropped."""
@@ -283,22 +314,42 @@ class Ledger:
         group.num_tokens -= rollout.num_tokens
         if slot.winner is rollout:
             slot.winner = None
-            group.num_ended -= rollout.state is ReceiptState.SCORED
+            if rollout.state is ReceiptState.SCORED:
+                group.num_ended -= 1
+                self._count_missing(group, 1)
         else:
             slot.turns = tuple(other for other in slot.turns if other is not rollout)
 
     def _count_end(self, group: RolloutGroup, state: ReceiptState) -> None:
         """A slot has its winner: its episode has ended once that is scored."""
-        group.num_ended += state is ReceiptState.SCORED
+        if state is ReceiptState.SCORED:
+            group.num_ended += 1
+            self._count_missing(group, -1)
         if group.complete and group.owner.for_learner:
             self.complete.add(group.group_id)
             if not group.has_advantage:
                 self.flat.add(group.group_id)
 
+    def _count_missing(self, group: RolloutGroup, count: int) -> None:
+        if group.owner.for_learner and count:
+            batch = group.key[0]
+            missing = self.missing.get(batch, 0) + count
+            if missing:
+                self.missing[batch] = missing
+            else:
+                del self.missing[batch]
+
     def _end_lease(self, rollout: LeasedRollout) -> None:
         slot = self.groups[rollout.group_id].slots[rollout.index]
         slot.leased = tuple(other for other in slot.leased if other is not rollout)
-        self._nodes.release(rollout.node_id, overdue=rollout.overdue)
+        held = self._held_by[rollout.node_id]
+        del held[rollout.rollout_id]
+        if not held:
+            del self._held_by[rollout.node_id]
+        self._nodes.release(rollout.node_id, rollout.expected_tokens, overdue=rollout.overdue)
+
+    def _hold(self, rollout: LeasedRollout) -> None:
+        self._held_by.setdefault(rollout.node_id, {})[rollout.rollout_id] = rollout
 
     def _move(self, rollout: LeasedRollout, state: ReceiptState, reason: DropReason | None = None) -> None:
         rollout.state = state
@@ -309,8 +360,8 @@ class Ledger:
         wanting = group.owner.wanting
         if group.asked_for and group.slots[index].wants_lease:
             group.unleased.add(index)
-            wanting.add(group.group_id)
+            wanting.add(group.key)
         else:
             group.unleased.discard(index)
             if not group.unleased:
-                wanting.discard(group.group_id)
+                wanting.discard(group.key)

@@ -9,6 +9,9 @@ from echo_hub.core.nodes.node import NodeSettings, Samplers
 
 Mode = Literal["colocated", "sequential", "async"]
 
+UNPROVEN_SHARE: Final = 8
+"""Nodes that have returned nothing yet hold one of so many rollouts of a step at most, all together."""
+
 _SAMPLERS: Final[dict[Mode, Samplers]] = {"colocated": "hub", "sequential": "any", "async": "by_version"}
 
 
@@ -30,6 +33,8 @@ class CoordinatorSettings:
     """A group whose rewards are all equal is dropped and another is sampled in its place."""
     tokens_per_step: int = 0
     """A step takes groups until they have so many drawn tokens, and no further ones; 0 = groups_per_step of them."""
+    first_window: int = 4
+    """Rollouts that a node may hold that has returned none yet; what more it claims, it has to earn."""
     run_seed: int = 0
     """What the draws of evaluations are derived from; groups of training come with their seeds."""
     evaluation_problems: int = 0
@@ -48,6 +53,8 @@ class CoordinatorSettings:
             samplers=_SAMPLERS[self.mode],
             lease_size=1 if self.multi_turn else self.group_size,
             deadline_s=self.deadline_s,
+            first_window=self.first_window,
+            unproven_most=max(self.first_window, self.groups_per_step * self.group_size // UNPROVEN_SHARE),
         )
 
     def newest_due_version(self, policy_version: int) -> int:

@@ -27,14 +27,16 @@ from math import ceil
 from statistics import fmean
 from typing import Final
 
-from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version
+from echo_hub.core.admission import Outlook, SortedKeys, oldest_useful_version
 from echo_hub.core.effects import AnnounceVersion, PublishVersion, TrainStep, VersionRecorded
-from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.groups import Key, LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.events import GroupPrepared
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow
+from echo_hub.core.tempo import Tempo
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason
 
@@ -58,7 +60,7 @@ class Training:
         self._settings = settings
         self._ledger = ledger
         self._out = out
-        self.wanting = SortedIds()
+        self.wanting: SortedKeys[Key] = SortedKeys()
         self._replayable = set(snapshot.replayable)
         self._newest_planned_group = snapshot.newest_planned_group
         self._flat_groups = list(snapshot.flat_groups)
@@ -67,6 +69,7 @@ class Training:
         self.planned = snapshot.planned
         self.published_version = snapshot.published_version
         self._publishing = 0
+        self.tempo = Tempo()
         self.learner_version: int | None = None
         self.training: int | None = None
 
@@ -121,13 +124,20 @@ class Training:
     def restore(self, rows: Iterable[GroupRow]) -> None:
         """Groups from before a restart; their rollouts follow."""
         for row in rows:
-            self._ledger.restore(row.group_id, row.seed, self, self._slots())
+            self._ledger.restore(self._group(row.group_id, row.seed))
 
-    def open_group(self, group_id: int, seed: int) -> None:
-        self._ledger.open_group(group_id, seed, self, self._slots())
+    def open_group(self, prepared: GroupPrepared) -> None:
+        """The next group, whose problem is `prepared`."""
+        group = self._group(prepared.group_id, prepared.seed)
+        group.prompt, group.prompt_tokens = prepared.prompt, prepared.prompt_tokens
+        group.expected_tokens = self._ledger.lengths.predict(prepared.prompt)
+        group.key = (group.key[0], -group.expected_tokens, group.group_id)
+        self._ledger.open_group(group)
 
-    def _slots(self) -> list[Slot]:
-        return [Slot() for _ in range(self._settings.group_size)]
+    def _group(self, group_id: int, seed: int) -> RolloutGroup:
+        slots = [Slot() for _ in range(self._settings.group_size)]
+        key = (group_id // self._settings.groups_per_step, 0.0, group_id)
+        return RolloutGroup(group_id, seed, slots, self, key=key)
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
         newest = self.newest_to_lease
@@ -173,12 +183,14 @@ class Training:
 
     def learner_lost(self) -> None:
         self.learner_version = self.training = None
+        self.tempo.lost()
 
     def step_done(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         if step != self.training:
             raise LocalProtocolError(
                 "The learner finished a step that it was not given.", got=f"step {step}, not {self.training}"
             )
+        self.tempo.done(step, now)
         if step > self.trained_steps:
             self._count_step(metrics, now)
         self.learner_version, self.training = step, None
@@ -193,17 +205,18 @@ class Training:
 
     def advance(self, now: float) -> None:
         """Gives an idle learner its next step, if there is one."""
+        self.tempo.filled(self.next_step - 1 + len(self._ledger.complete) // self._settings.groups_per_step, now)
         if self._settings.dynamic_sampling:
             self._drop_flat_groups()
         if self.learner_version is None or self.training is not None:
             return
         if self.learner_version < self.trained_steps:
-            self._train(self.learner_version + 1)
+            self._train(self.learner_version + 1, now)
             return
         if self.planned is None and self.trained_steps < self._settings.steps:
             self._plan(now)
         if self.planned is not None:
-            self._train(self.planned.step)
+            self._train(self.planned.step, now)
 
     def sweep(self) -> None:
         """Drops waiting groups whose oldest rollout exceeds the bound at the next step, and leases that would."""
@@ -254,8 +267,9 @@ class Training:
                     return complete.first(position + 1)
         return complete.first(most) if len(complete) >= most else ()
 
-    def _train(self, step: int) -> None:
+    def _train(self, step: int, now: float) -> None:
         self.training = step
+        self.tempo.given(step, now)
         self._out.act(TrainStep(step=step))
 
     def _count_step(self, metrics: Mapping[str, float], now: float) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version, room, staleness
+from echo_hub.core.admission import Outlook, SortedKeys, oldest_useful_version, room, staleness
 from echo_hub.core.settings import CoordinatorSettings
 
 
@@ -74,7 +74,7 @@ def test_oldest_useful_version_follows_the_step() -> None:
 
 
 def test_sorted_ids() -> None:
-    ids = SortedIds([5, 1])
+    ids = SortedKeys([5, 1])
     for group_id in (3, 3, 9):
         ids.add(group_id)
     ids.discard(5)

@@ -380,8 +380,9 @@ class World(RuleBasedStateMachine):
                 assert len(played.get((action.group_id, action.indices[0]), ())) == action.turn
                 node = self.nodes[action.node_id]
                 if node.connected:
-                    for index in action.indices:
-                        node.work[rollout_id(action.lease_id, index)] = action
+                    for name in (rollout_id(action.lease_id, index) for index in action.indices):
+                        if name not in node.spool:  # It is sent again, and the node has drawn it.
+                            node.work[name] = action
             case RevokeLease():
                 node = self.nodes[action.node_id]
                 if node.connected:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from echo_hub.core.admission import SortedIds
+from echo_hub.core.admission import SortedKeys
 from echo_hub.core.effects import GroupDropped, GroupOpened, RolloutsDropped, SendLease
 from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.leasing import Leasing
@@ -25,7 +25,7 @@ class Checking:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.wanting = SortedIds()
+        self.wanting = SortedKeys()
         self.checked: list[float | None] = []
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from echo_hub.core.nodes.pace import Pace
 
 HUB_NODE_ID: Final = "hub"
 """The learner as a sampler, in co-located mode: no other node's id looks like this."""
+
+UNPROVEN: Final = -(2**30)
+"""The speed class of nodes that have returned nothing good yet."""
 
 Samplers = Literal["by_version", "any", "hub"]
 
@@ -20,27 +25,39 @@ class NodeSettings:
     lease_size: int
     """Rollouts that a lease has where nothing keeps it smaller."""
     deadline_s: float
+    first_window: int
+    """Rollouts that a node may hold that has returned none yet."""
+    unproven_most: int
+    """Rollouts that all such nodes together may hold, once any other node is there."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node that is connected, or that still holds leases, or that rests."""
+    """One node that is connected, that still holds leases, that rests, or whose window is remembered."""
 
     node_id: str
+    window: int
+    """Rollouts that it has earned to hold at once."""
     connected: bool = False
     capacity: int = 0
-    """Rollouts that it is willing to hold."""
+    """Rollouts that it says it is willing to hold."""
     policy_version: int | None = None
     """The newest that it can sample from; None = none."""
     held: int = 0
     """Rollouts leased to it and not yet received."""
+    held_tokens: float = 0.0
+    """What these are likely to come to."""
     overdue: int = 0
     """Rollouts among those that are held whose deadline has passed."""
-    last_lease_id: int = 0
-    silent: bool = False
-    """A rollout of it passed its deadline, and none was scored since."""
+    proven: bool = False
+    """Something that it returned was scored."""
+    pace: Pace = field(default_factory=Pace)
+    speed: int = UNPROVEN
+    """The class of its pace; smaller is faster."""
+    counted: tuple[float, float] = (0.0, 0.0)
+    """The tokens_per_s and token_s with which it counts in the pool's pace."""
     num_silences: int = 0
-    """Times since then that all it held was overdue."""
+    """Times that all it held was overdue, since a rollout of it was scored."""
     num_failures: int = 0
     """Failures since a rollout of it was scored."""
     deaths: float = 0.0
@@ -51,9 +68,14 @@ class Node:
     """None = it does not rest."""
 
     @property
+    def limit(self) -> int:
+        """Rollouts that it may hold: what it claims, as far as it has earned it and it is of use."""
+        return min(self.capacity, self.window, self.pace.takes or self.window)
+
+    @property
     def free(self) -> int:
         """Rollouts that it has room for."""
-        return self.capacity - self.in_flight
+        return self.limit - self.in_flight
 
     @property
     def in_flight(self) -> int:

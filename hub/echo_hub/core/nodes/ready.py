@@ -1,66 +1,123 @@
-"""The nodes and how much work each still takes: which node is next, in O(log nodes).
+"""The nodes and how much work each still takes: which node is next.
 
-A node is *ready* when it has room for a whole group. One whose capacity is smaller than a group is ready when half of
-its capacity is free, so that it works on one half while the other travels. Waiting for that much room keeps groups
-together: a slot that is filled the moment it is free would make every lease one rollout long. In a multi-turn run most
-leases are that long anyway, and a node is ready as soon as it has room for one.
+A node's *window*, how many rollouts it may hold, is earned: it starts small, grows by one with each rollout that comes
+back in time and is scored, and shrinks with each that does not. What a node claims is only a ceiling. All nodes that
+have returned nothing yet together hold no more than `unproven_most`, as long as any other node is there.
 
-Among the ready ones the node that holds the smallest share of its capacity is next, then the one that waited longest,
-then the smallest id. Rollouts past their deadline do not take up capacity, for the node may have lost them; but they
-count in that share, so a node that is slow or silent comes after those that answer.
+A node is *ready* when a quarter of what it may hold is free, or room for a whole lease: a place that is filled the
+moment it is free would make every lease one rollout long. In a multi-turn run most leases are that long anyway, and a
+node is ready as soon as it has room for one. Rollouts past their deadline take up no room, for the node may have lost
+them.
 
-A resting node is no candidate, whatever it reports, and a silent one is not ready while it has work: see `conduct`.
+Nodes wait by version and by the class of their pace (see `queues`): a caller that must have something back soon asks for
+fast ones. A resting node is no candidate, whatever it reports: see `conduct`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import assert_never
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+from math import floor, log
+from types import MappingProxyType
+from typing import Final, assert_never
 
-from echo_hub.core.nodes.candidates import Candidates
 from echo_hub.core.nodes.conduct import Conduct
-from echo_hub.core.nodes.node import Node, NodeSettings
-from echo_hub.core.nodes.version_tree import Place
+from echo_hub.core.nodes.node import UNPROVEN, Node, NodeSettings
+from echo_hub.core.nodes.queues import Place, ReadyQueues
+from echo_shared.messages import MAX_BATCHED
+
+REMEMBERED: Final = 65_536
+"""Proven nodes that have left and whose window and pace are kept: those that left longest ago are forgotten first."""
+OLD: Final = 1_024
+"""Versions so much older than the newest one are not told apart."""
+_CLASS: Final = log(1.5)
+"""A class holds paces that differ by up to this factor's logarithm."""
+
+
+def speed_class(token_s: float) -> int:
+    """The class of nodes that take so many seconds for a token of a completion."""
+    return floor(log(min(max(token_s, 1e-9), 1e9)) / _CLASS)
 
 
 class Nodes:
-    """All nodes that are connected, that hold leases or that rest. Only where `samplers` is "by_version" are versions
-    told apart; else all candidates count as of version 0."""
+    """All nodes that are connected, that hold leases, that rest, or that are remembered. Only where `samplers` is
+    "by_version" are versions told apart; else all candidates count as of version 0."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._nodes: dict[str, Node] = {}
-        self._candidates = Candidates()
+        self._left: OrderedDict[str, Node] = OrderedDict()
+        self._queues = ReadyQueues()
         self._conduct = Conduct(deadline_s=settings.deadline_s)
+        self._candidates: dict[str, int] = {}
+        """The version of each node that takes work, full ones too."""
+        self._by_version: Counter[int] = Counter()
+        self._held: dict[str, int] = {}
+        self._newest = 0
+        self._unproven_held = 0
+        self._num_proven = 0
+        """Proven nodes among the candidates."""
+        self.num_connected = 0
+        self.tokens_per_s = 0.0
+        """Of all candidates together, as far as they are measured."""
+        self.in_flight = 0
+        """Rollouts that nodes hold within their deadline."""
+        self.held_tokens = 0.0
+        """What all rollouts that are held are likely to come to."""
+        self._token_s = 0.0
+        """The sum of each candidate's tokens_per_s times its token_s."""
 
     @property
     def num_known(self) -> int:
+        """Nodes with a record here, those that are only remembered not counted."""
         return len(self._nodes)
 
     @property
-    def num_places(self) -> int:
-        """Entries in all queues here: at most two for each node that is known, whatever came before."""
-        return self._candidates.num_places + self._conduct.num_ends
+    def held_by_node(self) -> Mapping[str, int]:
+        """Rollouts leased to each node and not yet received; live."""
+        return MappingProxyType(self._held)
 
     @property
-    def num_connected(self) -> int:
-        return sum(node.connected for node in self._nodes.values())
+    def num_ready(self) -> int:
+        """Nodes that have room."""
+        return len(self._queues)
 
     @property
-    def held_by_node(self) -> dict[str, int]:
-        """Rollouts leased to each node and not yet received."""
-        return {node.node_id: node.held for node in self._nodes.values() if node.held}
+    def any_ready(self) -> bool:
+        """Whether any node has room."""
+        return len(self._queues) > 0
+
+    @property
+    def typical_token_s(self) -> float:
+        """Seconds a token takes in one completion, on average over what the pool draws; 0 = nothing is known."""
+        return self._token_s / self.tokens_per_s if self.tokens_per_s > 0 else 0.0
+
+    @property
+    def next_end_of_rest(self) -> float:
+        """When somebody's rest is over; inf: nobody rests."""
+        return self._conduct.next_end
+
+    def is_connected(self, node_id: str) -> bool:
+        node = self._nodes.get(node_id)
+        return node is not None and node.connected
+
+    def published(self, policy_version: int) -> None:
+        """This version is out: no claim of a newer one counts."""
+        self._newest = policy_version
 
     def connect(self, node_id: str) -> None:
         """It takes no work until it reports a capacity."""
-        node = self._nodes.setdefault(node_id, Node(node_id))
+        node = self._known(node_id)
+        self.num_connected += not node.connected
         node.connected, node.capacity, node.policy_version = True, 0, None
         self._update(node)
 
     def disconnect(self, node_id: str) -> None:
-        if node_id in self._nodes:
-            self._nodes[node_id].connected = False
-            self._update(self._nodes[node_id])
+        node = self._nodes.get(node_id)
+        if node is not None:
+            self.num_connected -= node.connected
+            node.connected = False
+            self._update(node)
 
     def report(self, node_id: str, capacity: int, policy_version: int | None) -> None:
         """What the node says that it can do; ignored while it is not connected."""
@@ -83,73 +140,156 @@ class Nodes:
             self._conduct.kill_scorer(node, group_id, now)
             self._update(node)
 
-    def trust(self, node_id: str) -> None:
-        """A rollout of the node is scored."""
+    def trust(self, node_id: str, *, in_time: bool) -> None:
+        """A rollout of the node is scored; it came before its deadline or after it."""
         node = self._nodes.get(node_id)
-        if node is not None:
-            self._conduct.trust(node)
-            self._update(node)
+        if node is None:
+            return
+        self._conduct.trust(node)
+        if not node.proven:
+            node.proven, node.speed = True, speed_class(node.pace.token_s)
+            self._unproven_held -= node.held
+            self._num_proven += node_id in self._candidates
+        if in_time and node.window < MAX_BATCHED:
+            node.window += 1
+        self._update(node)
 
     def wake(self, now: float) -> None:
-        """Ends the rests that are over."""
-        for node in self._conduct.wake(now):
+        """Ends the rests that are over; where nobody else takes work, those for silence too."""
+        for node in self._conduct.wake(now, all_silent=not self._candidates):
             self._update(node)
 
-    def take(self, node_id: str, count: int, lease_id: int) -> None:
-        """`count` rollouts are leased to it. A node that is not known yet is one from before a restart."""
-        node = self._nodes.setdefault(node_id, Node(node_id))
-        node.held += count
-        node.last_lease_id = lease_id
+    def take(self, node_id: str, count: int, num_tokens: float, now: float) -> None:
+        """`count` rollouts, `num_tokens` in all, are leased to it. A node that is not known yet is one from before a
+        restart."""
+        node = self._known(node_id)
+        if node.held == 0:
+            node.pace.begin(now)
+        self._hold(node, count, num_tokens)
+        self._queues.to_the_end(node_id)
         self._update(node)
 
     def expire(self, node_id: str, now: float) -> None:
         """One of its rollouts has passed its deadline."""
         node = self._nodes[node_id]
         node.overdue += 1
+        self.in_flight -= 1
+        if not node.is_hub:
+            node.window = max(1, node.window - 1) if node.in_flight else 1
+            self._count_pace(node, counts=False)
         self._conduct.expire(node, now)
         self._update(node)
 
-    def release(self, node_id: str, *, overdue: bool) -> None:
-        """One of its rollouts has come in, or is wanted no more."""
+    def release(self, node_id: str, num_tokens: float, *, overdue: bool) -> None:
+        """One of its rollouts, likely to be so long, has come in, or is wanted no more."""
         node = self._nodes[node_id]
-        node.held -= 1
         node.overdue -= overdue
+        self.in_flight += overdue
+        self._hold(node, -1, -num_tokens)
         self._update(node)
+
+    def measure(self, node_id: str, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
+        """A completion of it has come in; before `release`."""
+        node = self._nodes[node_id]
+        node.pace.arrived(num_tokens, sampling_s=sampling_s, latency_s=latency_s, now=now)
+        if node.proven:
+            node.speed = speed_class(node.pace.token_s)
+        if node_id in self._candidates:
+            self._count_pace(node, counts=True)
 
     def num_candidates(self, oldest_version: int, among: Collection[str] | None = None) -> int:
         """Nodes (of `among`, if given) that take work and have a version from `oldest_version` on, full ones too."""
-        if among is None:
-            return self._candidates.count(oldest_version)
-        versions = [self._candidates.version(node_id) for node_id in among]
-        return sum(version is not None and version >= oldest_version for version in versions)
+        if among is not None:
+            return sum(self._candidates.get(node_id, -1) >= oldest_version for node_id in among)
+        if oldest_version <= 0:
+            return len(self._candidates)
+        return sum(self._by_version[version] for version in range(oldest_version, self._newest + 1))
 
-    def next_ready(self, oldest_version: int, avoid: Collection[str]) -> Node | None:
-        """The node to lease to; it stays where it is until it takes something."""
-        passed_over: list[Node] = []
-        while (place := self._candidates.first(oldest_version)) is not None and place[-1] in avoid:
-            node = self._nodes[place[-1]]
-            passed_over.append(node)
-            self._candidates.pass_over(node.node_id)
-        for node in passed_over:
-            self._update(node)
-        return None if place is None else self._nodes[place[-1]]
+    def next_ready(
+        self,
+        oldest_version: int,
+        avoid: Collection[str],
+        *,
+        paces: tuple[float, float] | None = None,
+        by_speed: bool = False,
+    ) -> Iterator[Node]:
+        """The nodes to lease to, best first. `paces`: from the fastest to the slowest token_s that will do; nodes that
+        are not measured do in any case. `by_speed`: the fastest first."""
+        fastest, slowest = (UNPROVEN + 1, -UNPROVEN) if paces is None else map(speed_class, paces)
+        unproven_may = not self._num_proven or self._unproven_held < self._settings.unproven_most
+        if unproven_may:
+            yield from self._queues.first(oldest_version, fastest=UNPROVEN, slowest=UNPROVEN, avoid=avoid)
+        yield from self._queues.first(
+            oldest_version, fastest=fastest, slowest=slowest, avoid=avoid, by_speed=by_speed
+        )
+
+    def _known(self, node_id: str) -> Node:
+        node = self._nodes.get(node_id)
+        if node is None:
+            node = self._left.pop(node_id, None) or Node(node_id, self._settings.first_window)
+            if node.is_hub:
+                node.window = MAX_BATCHED
+            self._nodes[node_id] = node
+        return node
+
+    def _hold(self, node: Node, count: int, num_tokens: float) -> None:
+        node.held += count
+        self.in_flight += count
+        before = node.held_tokens
+        node.held_tokens = before + num_tokens if node.held else 0.0
+        self.held_tokens += node.held_tokens - before
+        if not node.proven:
+            self._unproven_held += count
+        if node.held:
+            self._held[node.node_id] = node.held
+        else:
+            self._held.pop(node.node_id, None)
+
+    def _count_pace(self, node: Node, *, counts: bool) -> None:
+        """Keeps the pool's pace true to the node's."""
+        rate, token_s = (node.pace.tokens_per_s, node.pace.token_s) if counts else (0.0, 0.0)
+        before, token_s_before = node.counted
+        self.tokens_per_s += rate - before
+        self._token_s += rate * token_s - before * token_s_before
+        node.counted = (rate, token_s)
 
     def _update(self, node: Node) -> None:
-        version = self._version(node)
-        if version is None:
-            self._candidates.discard(node.node_id)
-        else:
-            self._candidates.put(node.node_id, version, self._place(node))
+        """Keeps candidates, queues and records true to the node."""
+        node_id, version = node.node_id, self._version(node)
+        before = self._candidates.get(node_id)
+        if version != before:
+            self._change_version(node, before, version)
+        self._queues.put(node, None if version is None else self._place(node, version))
         if not node.connected and node.held == 0 and node.rests_until is None:
-            del self._nodes[node.node_id]
+            del self._nodes[node_id]
+            if node.proven:
+                self._left[node_id] = node
+                if len(self._left) > REMEMBERED:
+                    self._left.popitem(last=False)
 
-    def _place(self, node: Node) -> Place | None:
-        """Its place among those of its version; None: it is not ready."""
-        size = self._settings.lease_size
-        wanted = size if node.capacity >= size else (node.capacity + 1) // 2
-        if node.free < wanted or (node.silent and node.in_flight):
+    def _change_version(self, node: Node, before: int | None, version: int | None) -> None:
+        if before is not None:
+            self._by_version[before] -= 1
+            if not self._by_version[before]:
+                del self._by_version[before]
+        if version is None:
+            del self._candidates[node.node_id]
+            self._num_proven -= node.proven
+            self._count_pace(node, counts=False)
+        else:
+            self._candidates[node.node_id] = version
+            self._by_version[version] += 1
+            if before is None:
+                self._num_proven += node.proven
+                self._count_pace(node, counts=True)
+
+    def _place(self, node: Node, version: int) -> Place | None:
+        """Where it waits; None: it has no room."""
+        limit = node.limit
+        in_flight = node.held - node.overdue
+        if limit - in_flight < max(1, min(self._settings.lease_size, limit // 4)):
             return None
-        return (node.held / node.capacity, node.last_lease_id, node.node_id)
+        return Place(version, 2 * in_flight >= limit, node.speed)
 
     def _version(self, node: Node) -> int | None:
         """What it counts as a candidate of; None: it takes no work."""
@@ -157,7 +297,7 @@ class Nodes:
             return None
         match self._settings.samplers:
             case "by_version":
-                return node.policy_version
+                return min(node.policy_version, self._newest) if node.policy_version > self._newest - OLD else 0
             case "any":
                 return 0
             case "hub":

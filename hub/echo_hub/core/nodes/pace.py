@@ -1,0 +1,94 @@
+"""How fast one node draws, as the hub has measured it: from what came back, and when. Nothing here is claimed.
+
+All figures forget what is long past (a memory of about `MEMORY` completions):
+
+    token_s         seconds a token takes in one completion: how soon the next one can be back
+    tokens_per_s    tokens of all its completions together, over the time in which it had work: the most of late, for
+                    with little to do it draws less than it can
+    takes           completions that keep it busy: those that it draws at once (by Little's law tokens_per_s · token_s),
+                    those that are on their way there and back meanwhile, and a quarter more. To give it more would only
+                    make them wait; where it could do with more, it is found to take more each time
+
+A node that draws 8 completions at once, each at 20 tokens a second, has token_s = 0.05 and tokens_per_s = 160.
+"""
+
+from __future__ import annotations
+
+from math import ceil, inf
+from typing import Final
+
+MEMORY: Final = 32
+UNBOUNDED: Final = 2**30
+_KEPT: Final = 1.0 - 1.0 / MEMORY
+_PEAK_KEPT: Final = 1.0 - 1.0 / 512
+"""With little to do, what was measured with much to do is forgotten that fast."""
+_WAY_GROWS: Final = 1.01
+"""The way there and back is the least of what was seen, which is forgotten that fast."""
+_AHEAD: Final = 1.25
+_NEARLY: Final = 0.1
+"""What a node draws at once is measured, and so a little off: a round that it is short of by this is none."""
+
+
+class Pace:
+    """Of a node that has returned nothing yet, all figures are 0: unknown."""
+
+    __slots__ = (
+        "_counted_from",
+        "_drawn_s",
+        "_num",
+        "_tokens",
+        "_way_s",
+        "_worked_s",
+        "takes",
+        "token_s",
+        "tokens_per_s",
+    )
+
+    def __init__(self) -> None:
+        self.token_s = 0.0
+        self.tokens_per_s = 0.0
+        self.takes = 0
+        self._counted_from = 0.0
+        self._worked_s = self._drawn_s = self._tokens = self._num = 0.0
+        self._way_s = inf
+
+    def begin(self, now: float) -> None:
+        """It had no work, and gets some."""
+        self._counted_from = now
+
+    def arrived(self, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
+        """A completion came in `latency_s` after it was leased; the node says that it took `sampling_s` to draw, which
+        counts for no more than the latency."""
+        self._num = self._num * _KEPT + 1.0
+        self._tokens = self._tokens * _KEPT + num_tokens
+        self._drawn_s = self._drawn_s * _KEPT + max(0.0, min(sampling_s, latency_s))
+        self._worked_s = self._worked_s * _KEPT + max(0.0, now - self._counted_from)
+        self._counted_from = now
+        if self._tokens and self._worked_s:
+            self.token_s = self._drawn_s / self._tokens
+            self.tokens_per_s = max(self._tokens / self._worked_s, _PEAK_KEPT * self.tokens_per_s)
+            self._way_s = min(_WAY_GROWS * self._way_s, max(0.0, latency_s - sampling_s))
+            on_their_way = self._way_s * self.tokens_per_s * self._num / self._tokens
+            self.takes = 1 + ceil(_AHEAD * (self.tokens_per_s * self.token_s + on_their_way))
+
+    def finish_s(self, queued_tokens: float, num_tokens: float) -> float:
+        """Seconds until a completion of `num_tokens` is back, beside `queued_tokens` of others that the node holds: as
+        long as it takes alone if it begins at once, and so much again for each round of others before it."""
+        rounds = ceil((queued_tokens / num_tokens + 1.0) / self._at_once - _NEARLY) if num_tokens else 1
+        return self.token_s * num_tokens * max(1, rounds) + self._there_and_back_s
+
+    def fits(self, queued_tokens: float, num_tokens: float, in_s: float) -> int:
+        """How many completions of `num_tokens` are back in `in_s` seconds, beside `queued_tokens` of others."""
+        alone_s = self.token_s * num_tokens
+        if not alone_s:
+            return UNBOUNDED
+        rounds = int((in_s - self._there_and_back_s) / alone_s)
+        return max(0, int((rounds + _NEARLY) * self._at_once - queued_tokens / num_tokens)) if rounds > 0 else 0
+
+    @property
+    def _at_once(self) -> float:
+        return max(1.0, self.tokens_per_s * self.token_s)
+
+    @property
+    def _there_and_back_s(self) -> float:
+        return self._way_s if self._way_s < inf else 0.0

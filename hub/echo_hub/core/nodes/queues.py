@@ -1,0 +1,99 @@
+"""The nodes that have room, in the order in which they wait, by what can be asked of them.
+
+    version   tier             speed class   nodes, who waited longest first
+    7         0 (has idle)     -3            a, d
+    7         1 (prefetches)   -3            b
+    9         0                2             c
+
+`first(oldest=8, classes=(-9, 9))` is c; `first(oldest=7, classes=(-9, 0))` is a. Nodes with idle places come before
+those that would only queue what they get; among equals, whoever waited longest. A node that takes something goes to the
+end.
+
+Each change takes O(1), each search O(queues that are not empty): versions that are still of use times speed classes,
+whatever the number of nodes. No clean-up ever goes over all of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from echo_hub.core.nodes.node import Node
+
+
+class Place(NamedTuple):
+    """Where a node waits."""
+
+    version: int
+    tier: int
+    speed: int
+    """The class of its pace; smaller is faster."""
+
+
+class ReadyQueues:
+    def __init__(self) -> None:
+        self._queues: dict[int, dict[tuple[int, int], OrderedDict[str, tuple[int, Node]]]] = {}
+        """By version, then by tier and speed."""
+        self._places: dict[str, Place] = {}
+        self._turns = 0
+
+    def __len__(self) -> int:
+        """Nodes that wait."""
+        return len(self._places)
+
+    def put(self, node: Node, place: Place | None) -> None:
+        """The node waits there, where it is already if that is the same; None: nowhere."""
+        before = self._places.get(node.node_id)
+        if before == place:
+            return
+        if before is not None:
+            self._take_out(node.node_id, before)
+        if place is None:
+            return
+        self._turns += 1
+        of_version = self._queues.setdefault(place.version, {})
+        queue = of_version.setdefault((place.tier, place.speed), OrderedDict())
+        queue[node.node_id] = (self._turns, node)
+        self._places[node.node_id] = place
+
+    def to_the_end(self, node_id: str) -> None:
+        """It has had its turn; harmless when it does not wait."""
+        place = self._places.get(node_id)
+        if place is not None:
+            queue = self._queues[place.version][place.tier, place.speed]
+            self._turns += 1
+            queue[node_id] = (self._turns, queue[node_id][1])
+            queue.move_to_end(node_id)
+
+    def first(
+        self, oldest: int, *, fastest: int, slowest: int, avoid: Collection[str] = (), by_speed: bool = False
+    ) -> Iterator[Node]:
+        """Nodes of version `oldest` or newer and of these speed classes, the next of each queue that has one, best
+        first. `by_speed`: the fastest class before all else."""
+        found: list[tuple[int, int, int, Node]] = []
+        for version, of_version in self._queues.items():
+            if version < oldest:
+                continue
+            for (tier, speed), queue in of_version.items():
+                if fastest <= speed <= slowest:
+                    for node_id, (turn, node) in queue.items():
+                        if node_id not in avoid:
+                            found.append((tier, speed if by_speed else 0, turn, node))
+                            break
+        found.sort(key=_order)
+        return (node for _, _, _, node in found)
+
+    def _take_out(self, node_id: str, place: Place) -> None:
+        of_version = self._queues[place.version]
+        queue = of_version[place.tier, place.speed]
+        del queue[node_id]
+        del self._places[node_id]
+        if not queue:
+            del of_version[place.tier, place.speed]
+            if not of_version:
+                del self._queues[place.version]
+
+
+def _order(entry: tuple[int, int, int, Node]) -> tuple[int, int, int]:
+    return entry[:3]

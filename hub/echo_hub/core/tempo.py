@@ -1,0 +1,87 @@
+"""The learner's tempo: when each step will begin, and how long before that its rollouts are to be asked for.
+
+A rollout ages while it waits, so the work for a step is *released* as late as keeps the learner busy:
+
+    begins(j)    when step j is likely to begin: steps before it take as long as the median of recent ones
+    lead_s(...)  what the pool needs for a step's rollouts and for the last of them, times `margin`
+    margin       grows when the learner had to wait for a batch, by what it waited; shrinks a little each time that a
+                 batch lay ready for longer than `READY` of a step
+
+Until a step was trained nobody knows, and everything is released.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+RECENT: Final = 8
+READY: Final = 0.05
+"""A batch is to be complete so long before the learner is free, over a step's time."""
+FIRST_MARGIN: Final = 1.5
+MOST_MARGIN: Final = 8.0
+_DOWN: Final = 0.05
+"""How fast the margin shrinks, for each batch that lies ready for a whole step too long."""
+
+
+class Tempo:
+    """Steps are told of in their order; they count from 1."""
+
+    def __init__(self) -> None:
+        self.step_s: float | None = None
+        """None: no step has been trained yet."""
+        self.margin = FIRST_MARGIN
+        self._steps_s: deque[float] = deque(maxlen=RECENT)
+        self._begun: tuple[int, float] | None = None
+        """The step that the learner is at, and since when."""
+        self._done_at: float | None = None
+        """When the learner ended its last step, if nothing has happened to it since."""
+        self._filled = 0
+        """The newest step whose groups were all complete, and since when."""
+        self._filled_at = 0.0
+
+    def given(self, step: int, now: float) -> None:
+        """The learner has this step, and begins with it as soon as it is free."""
+        if self._begun is None:
+            self._begun = (step, now)
+
+    def done(self, step: int, now: float) -> None:
+        """The learner has trained it."""
+        if self._begun is not None and self._begun[0] == step:
+            self._steps_s.append(now - max(self._begun[1], self._done_at or 0.0))
+            self.step_s = median(self._steps_s)
+            if self._filled == step + 1:
+                self._lay_ready(now - self._filled_at)
+        self._begun, self._done_at = None, now
+
+    def lost(self) -> None:
+        """The learner is gone: nobody knows when it begins."""
+        self._begun = self._done_at = None
+
+    def filled(self, step: int, now: float) -> None:
+        """Enough groups are complete for all steps up to this one."""
+        if step <= self._filled:
+            return
+        if self._done_at is not None and self._begun is None and self.step_s:
+            self.margin = min(MOST_MARGIN, self.margin * (1.0 + min(1.0, (now - self._done_at) / self.step_s)))
+        self._filled, self._filled_at = step, now
+
+    def begins(self, step: int, *, next_step: int, now: float) -> float:
+        """When `step` is likely to begin, if rollouts are there in time. `next_step`: the first without a batch."""
+        if self.step_s is None:
+            return now
+        if self._begun is None:
+            return now + (step - next_step) * self.step_s
+        current, since = self._begun
+        return max(now, since + self.step_s) + max(0, step - current - 1) * self.step_s
+
+    def lead_s(self, pool_s: float, typical_s: float) -> float:
+        """How long before a step begins its work is to begin: the pool needs `pool_s` for all of it, and a typical node
+        `typical_s` for one rollout."""
+        return self.margin * (pool_s + typical_s)
+
+    def _lay_ready(self, seconds: float) -> None:
+        if self.step_s:
+            too_long = min(1.0, seconds / self.step_s) - READY
+            self.margin = max(1.0, self.margin * (1.0 - _DOWN * max(0.0, too_long)))
