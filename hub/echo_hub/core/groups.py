@@ -108,6 +108,8 @@ class RolloutGroup:
     prompt_tokens: int = 0
     expected_tokens: float = 0.0
     """What each completion of it was expected to come to, when it was opened."""
+    is_plain: bool = True
+    """All that wants a lease is a first turn that has failed nowhere."""
     key: Key = (0, 0.0, 0)
     """Its place among those that want leases."""
 

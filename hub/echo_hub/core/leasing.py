@@ -133,6 +133,8 @@ class Leasing:
         self._next_lease_id = next_lease_id
         self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
         self._release_at = inf
+        self._asked: tuple[int, ...] = ()
+        """Where things stood when there was last nobody to lease to."""
         self._unsent: set[str] = set()
         """Nodes that have come back and have not been sent again what they hold."""
         self._shares = [_Share(owner) for owner in beside]
@@ -186,19 +188,23 @@ class Leasing:
     def dispatch(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
         """Leases the groups that wait for the learner until no node is left that may do them.
         `newest_version`: what a lease may name."""
-        self._release_at = inf
         wanting, start = owner.wanting, 0
+        asked = (wanting.num_added, self._nodes.num_changes, outlook.next_step, newest_version)
+        if asked == self._asked and now < self._release_at:
+            return
+        self._release_at = inf
         while start < len(wanting) and self._nodes.any_ready:
             group = self._ledger.groups[wanting[start][-1]]
             step = outlook.step_of(self._ledger.waiting.position(group.group_id))
             oldest = oldest_useful_version(self._settings, step)
             if oldest > newest_version:
-                return  # Younger groups need versions at least as new.
+                break  # Younger groups need versions at least as new.
             end = wanting.position((group.key[0] + 1, -inf, 0))
             terms = self._terms(step, group.key[0], end - start, now, outlook=outlook, tempo=tempo)
             if terms.not_before_s > SLOWEST_S:
-                return
+                break
             start = self._lease_batch(owner, start, end, terms, now)
+        self._asked = (wanting.num_added, self._nodes.num_changes, outlook.next_step, newest_version)
 
     def _terms(self, step: int, batch: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:
         """`num_groups` of the batch, whose groups `step` is to take, want leases."""
@@ -227,7 +233,7 @@ class Leasing:
             group = self._ledger.groups[wanting[front][-1]]
             leased = self._lease_some(group, terms, now)
             if not leased:
-                if not any(slot.failed_on for slot in group.slots):
+                if group.is_plain:
                     break
                 refused += 1
             if leased and not group.unleased:
@@ -251,6 +257,13 @@ class Leasing:
 
     def _lease_some(self, group: RolloutGroup, terms: _Terms, now: float) -> bool:
         """One lease of the group, to the next node that may take an index of it. False when there is none."""
+        if group.is_plain:
+            found = self._find(group, terms, ())
+            if found is None:
+                return False
+            node, most = found
+            self._lease_to(node, group, tuple(sorted(group.unleased)[:most]), now)
+            return True
         tried: set[tuple[str, ...]] = set()
         for index in sorted(group.unleased, key=lambda index: (-group.slots[index].turn, index)):
             avoid = self._avoided(group.slots[index], terms.oldest)

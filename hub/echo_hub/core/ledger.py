@@ -93,6 +93,7 @@ class Ledger:
             self._nodes.take(row.node_id, 1, 0.0, now)
         elif row.state is ReceiptState.SCORED and row.reward is None:
             slot.turns = (*slot.turns, rollout)
+            group.is_plain = False
         else:
             slot.winner = rollout
             self._count_end(group, row.state)
@@ -101,7 +102,9 @@ class Ledger:
 
     def restore_failure(self, group_id: int, index: int, turn: int) -> None:
         """The scorer failed on this turn before a restart; the group and its rollouts are restored."""
-        slot = self.groups[group_id].slots[index]
+        group = self.groups[group_id]
+        group.is_plain = False
+        slot = group.slots[index]
         slot.scorer_failures += slot.turn == turn
 
     def restore_plan(self, group_ids: Iterable[int]) -> None:
@@ -166,7 +169,9 @@ class Ledger:
 
     def blame(self, rollout: LeasedRollout) -> None:
         """Others than its node are asked first when the index is leased again."""
-        slot = self.groups[rollout.group_id].slots[rollout.index]
+        group = self.groups[rollout.group_id]
+        group.is_plain = False
+        slot = group.slots[rollout.index]
         slot.failed_on = (*(node for node in slot.failed_on if node != rollout.node_id), rollout.node_id)
 
     def fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
@@ -232,6 +237,7 @@ class Ledger:
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         self._withdraw_turn(slot)
+        group.is_plain = False
         slot.turns, slot.winner = (*slot.turns, rollout), None
         slot.failed_on, slot.scorer_failures, slot.num_returns = (), 0, 0
         self._want(group, rollout.index)

@@ -37,6 +37,8 @@ class ReadyQueues:
         """By version, then by tier and speed."""
         self._places: dict[str, Place] = {}
         self._turns = 0
+        self.num_changes = 0
+        """So often there was more room than before."""
 
     def __len__(self) -> int:
         """Nodes that wait."""
@@ -45,6 +47,8 @@ class ReadyQueues:
     def put(self, node: Node, place: Place | None) -> None:
         """The node waits there, where it is already if that is the same; None: nowhere."""
         before = self._places.get(node.node_id)
+        if place is not None:
+            self.num_changes += 1
         if before == place:
             return
         if before is not None:

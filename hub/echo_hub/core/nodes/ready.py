@@ -83,6 +83,11 @@ class Nodes:
         return len(self._queues)
 
     @property
+    def num_changes(self) -> int:
+        """Grows whenever a node may have more room than before."""
+        return self._queues.num_changes
+
+    @property
     def any_ready(self) -> bool:
         """Whether any node has room."""
         return len(self._queues) > 0
