@@ -21,7 +21,7 @@ from typing import Any, Final
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
 from benchmarks.simulate.cases import BY_SIZE, FALSE_CLAIMS, GRID, MARGIN, Case
-from benchmarks.simulate.simulated import simulate
+from benchmarks.simulate.simulated import row_of
 
 DESCRIPTION: Final = (
     "The coordinator with simulated nodes: learner utilisation, staleness, waste, events a second, memory"
@@ -81,7 +81,7 @@ def _side_by_side(cases: Sequence[Case], seed: int, progress: Progress, *, worke
         return rows
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(wanted)), mp_context=context, max_tasks_per_child=1) as pool:
-        running = {pool.submit(simulate, case, seed): case for case in wanted}
+        running = {pool.submit(row_of, case, seed): case for case in wanted}
         for future in as_completed(running):
             case = running[future]
             rows[case] = future.result()

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks.simulate.cases import Case, SizeCase
-from echo_hub.simulator.core_cost import held_bytes
-from echo_hub.simulator.report import report_of
-from echo_hub.simulator.world import World
+from echo_hub.simulator.simulation import simulate
 
 
-def simulate(case: Case, seed: int) -> dict[str, Any]:
-    """The simulated nodes are no garbage of the coordinator's: they are frozen before it begins."""
-    world = World(case.scenario(seed), time.process_time)
-    gc.collect()
-    gc.freeze()
+def row_of(case: Case, seed: int) -> dict[str, Any]:
+    """`details` is what is not in the table. Times are of this process's processor."""
+    scenario = case.scenario(seed)
     began_at = time.process_time()
-    world.run()
+    report = simulate(scenario, time.process_time)
     seconds = time.process_time() - began_at
-    gc.unfreeze()
-    report = report_of(world)
     if not report.balanced:
         raise RuntimeError(f"{case.name}: rollouts are not accounted for: {report}")
     needed = report.needed_staleness
@@ -36,6 +29,6 @@ def simulate(case: Case, seed: int) -> dict[str, Any]:
         "liars_share": report.liars_share,
         "events_per_s": report.core.events_per_s,
         "worst_event_ms": report.core.worst_event_ms,
-        "bytes_per_node": held_bytes(world.core.coordinator) / case.nodes if isinstance(case, SizeCase) else None,
-        "details": asdict(report) | {"rollouts_per_step": world.scenario.rollouts_per_step, "processor_s": seconds},
+        "bytes_per_node": report.core.bytes_per_node if isinstance(case, SizeCase) else None,
+        "details": {**asdict(report), "rollouts_per_step": scenario.rollouts_per_step, "processor_s": seconds},
     }

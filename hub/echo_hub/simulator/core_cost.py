@@ -1,7 +1,6 @@
 """What the coordinator itself costs: the time of each event, by a clock that the caller injects, and its memory.
 
-The time of an event includes what Python's garbage collector takes meanwhile, of the simulation's objects too: who
-wants the coordinator's alone calls `gc.freeze()` before it begins.
+The time of an event includes what Python's garbage collector takes meanwhile.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from statistics import median
 
 import numpy as np
 
+from echo_hub.simulator.core_cost import held_bytes
 from echo_hub.simulator.rule import demand_of, needed_staleness, pool_of, useful_rollouts
 from echo_hub.simulator.world import World
 from echo_shared.messages import DropReason
@@ -25,6 +26,9 @@ class CoreFigures:
     """Its kind."""
     ms_by_kind: dict[str, float]
     """All events of a kind together."""
+    bytes_per_node: float
+    """All objects that it holds at the end by `sys.getsizeof`, over the nodes; after a run that is finished no work is
+    among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,31 @@ def report_of(world: World) -> Report:
     )
 
 
+def table(report: Report) -> list[tuple[str, str]]:
+    """What is told of it: names and figures."""
+    p10, p50, p90 = report.trained_by_node
+    core, needed = report.core, report.needed_staleness
+    speed = "" if core.events_per_s is None else f", {core.events_per_s:,.0f} a second"
+    dropped = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items())
+    return [
+        ("Steps", f"{report.steps:,} in {report.virtual_s:,.0f} s" + ("" if report.finished else "; not finished")),
+        ("Learner utilisation", f"{report.utilisation:.1%}; idle for {report.idle_s:,.1f} s"),
+        ("Pool samples in time", f"{report.useful_over_needed:.2f} of what the learner takes"),
+        ("Mean staleness", f"{report.mean_staleness:.2f}; needed " + ("-" if needed is None else f"{needed:.2f}")),
+        ("Rollouts leased", f"{report.leased:,}; in leases of {report.mean_lease:.1f}"),
+        ("  trained", f"{report.trained:,}"),
+        ("  dropped", dropped or "none"),
+        ("  in flight", f"{report.in_flight:,}"),
+        ("Stale or revoked", f"{report.stale_share:.1%} of the leased"),
+        ("Trained by node", f"{p10:,.0f}, {p50:,.0f}, {p90:,.0f} (10th, 50th, 90th percentile)"),
+        ("Nodes without work", f"{report.idle_nodes_share:.1%}"),
+        ("Leased to false claims", f"{report.liars_share:.1%}, the first minute left out"),
+        ("Cost", f"{report.cost:,.2f}"),
+        ("Coordinator", f"{core.events:,} events{speed}; {core.bytes_per_node:,.0f} bytes a node"),
+        ("  slowest event", f"{core.worst_event_ms:,.1f} ms ({core.worst_event})"),
+    ]
+
+
 def _learner(world: World) -> tuple[int, float, float]:
     """Steps, utilisation and idle seconds."""
     now = world.agenda.now
@@ -136,4 +165,5 @@ def _core(world: World) -> CoreFigures:
         worst_event_ms=1000 * worst_s,
         worst_event=worst_event,
         ms_by_kind={name: 1000 * kind.seconds for name, kind in sorted(cost.kinds.items())},
+        bytes_per_node=held_bytes(world.core.coordinator) / len(world.fleet.honest),
     )
