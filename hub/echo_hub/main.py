@@ -249,6 +249,35 @@ def learner(
 
 
 @app.command()
+def simulate(
+    scenario_file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="The scenario, TOML; default: all defaults.")
+    ] = None,
+    seed: SeedOption = None,
+    steps: StepsOption = None,
+    figures_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there as well.")] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="Print the scenario that holds, each setting explained, and end.")
+    ] = False,
+) -> None:
+    """Drive the hub's coordinator with simulated nodes, in virtual time: is a pool enough, and what is wasted?"""
+    from echo_hub.simulator.report import table
+    from echo_hub.simulator.scenario_file import load_scenario, render_scenario
+    from echo_hub.simulator.simulation import simulate as simulate_run
+
+    _check_writable(figures_json)
+    scenario = load_scenario(scenario_file, _flags(seed=seed, steps=steps))
+    if example:
+        typer.echo(render_scenario(scenario), nl=False)
+        return
+    report = simulate_run(scenario, time.process_time)
+    for name, figure in table(report):
+        typer.echo(f"{name:<24}{figure}")
+    if figures_json is not None:
+        figures_json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+
+
+@app.command()
 def version() -> None:
     """Print the software's version."""
     typer.echo(f"echo-swarm {echo_shared.__version__}")

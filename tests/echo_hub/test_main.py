@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -33,6 +34,7 @@ FLAGS = {
     "ban": set(),
     "unban": set(),
     "learner": {"--address", "--host-rank", "--hosts", "--processes", "--base"},
+    "simulate": {"--seed", "--steps", "--json", "--example"},
     "version": set(),
 }
 
@@ -132,6 +134,22 @@ def test_wrong_flags_make_no_run(tmp_path: Path, flags: tuple[str, ...], expecte
 def test_init_where_nothing_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "cannot be made" in refusal("init", tmp_path / "file" / "run").what
+
+
+def test_simulate_prints_figures_and_writes_them(tmp_path: Path) -> None:
+    scenario, figures = tmp_path / "scenario.toml", tmp_path / "figures.json"
+    scenario.write_text(said("simulate", "--example", "--steps", "6", "--seed", "3"))
+    assert tomllib.loads(scenario.read_text())["run"]["seed"] == 3
+    text = said("simulate", scenario, "--json", figures)
+    assert "Learner utilisation" in text and "not finished" not in text
+    assert json.loads(figures.read_text())["steps"] == 6
+
+
+def test_a_wrong_scenario_is_not_simulated(tmp_path: Path) -> None:
+    (tmp_path / "scenario.toml").write_text("[nodes]\nwidht = 1\n")
+    assert "did you mean width?" in str(refusal("simulate", tmp_path / "scenario.toml"))
+    assert "--seed" in invoke("simulate", "--seed", "-1").output
+    assert "cannot be written there" in str(refusal("simulate", "--json", tmp_path / "none" / "f.json"))
 
 
 def test_a_dry_run_prints_what_holds_and_touches_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

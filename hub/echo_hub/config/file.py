@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from echo_hub.config.sections import HubConfig, Section
+from pydantic import BaseModel
+from pydantic_settings import BaseSettings
+
+from echo_hub.config.sections import HubConfig
 from echo_shared.errors import ConfigError
 from echo_shared.settings import load_settings
 
@@ -45,9 +48,14 @@ def render_config(config: HubConfig) -> str:
         "Every setting of this run. A line that is removed falls back to the default. Environment variables "
         "(ECHO_HUB_TRAINING__STEPS=50 sets training.steps) and flags win over this file."
     )
+    return render_settings(config, header)
+
+
+def render_settings(settings: BaseSettings, header: str) -> str:
+    """`settings`, all of whose fields are sections with a docstring a field, as commented TOML under `header`."""
     parts = [_comment(header)]
-    for section_name in HubConfig.model_fields:
-        section: Section = getattr(config, section_name)
+    for section_name in type(settings).model_fields:
+        section: BaseModel = getattr(settings, section_name)
         schema = type(section).model_json_schema()
         parts.append(f"\n{_comment(schema['description'])}[{section_name}]\n")
         for name, about in schema["properties"].items():

@@ -1,0 +1,136 @@
+"""What is simulated: a grid of unequal pools that are just enough, pools of ever more nodes, and false claims.
+
+In the grid a node's median rollout takes 2 s, a version reaches everybody 0.8 s after its step, and the pool samples in
+time 1.15 times what the learner takes, by the rule of `echo_hub.simulator.rule`: that is what sets the rollouts of a
+step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
+from echo_hub.simulator.scenario import Scenario
+
+MARGIN: Final = 1.15
+"""What the pool of the grid samples in time, over what the learner takes."""
+GROUP_SIZE: Final = 8
+SIGMAS: Final = (0.5, 1.0)
+STALENESS_BOUNDS: Final = (1, 2, 4)
+STEPS: Final = {1.0: 120, 5.0: 60, 15.0: 30, 60.0: 16}
+"""Seconds a step takes, and how many are simulated: so many that a case takes seconds."""
+SIZES: Final = {10: 1_000, 1_000: 25, 100_000: 5}
+"""Nodes, and steps that are simulated."""
+MOST_GROUPS: Final = 4096
+"""More, no hub's config.toml may say."""
+LIMIT: Final = 5
+"""A run that takes so many times as long as its steps alone is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridCase:
+    """One pool of 100 nodes that is just enough."""
+
+    sigma: float
+    max_staleness: int
+    step_s: float
+
+    @property
+    def name(self) -> str:
+        return f"grid, sigma {self.sigma:g}, S = {self.max_staleness}, step {self.step_s:g} s"
+
+    @property
+    def seconds(self) -> float:
+        """About, of one processor."""
+        return 1 + STEPS[self.step_s] * self.step_s * 0.02
+
+    @property
+    def infeasible(self) -> str:
+        """Why no pool of such nodes is enough; empty: one is."""
+        scenario = self._scenario(seed=0, sigma=0.0, groups_per_step=1)
+        if useful_rollouts(pool_of(scenario), demand_of(scenario)) > 0:
+            return ""
+        return (
+            "a pool that can be enough: S steps are over before a median node has the version and a rollout is scored"
+        )
+
+    def scenario(self, seed: int) -> Scenario:
+        one = self._scenario(seed=seed, sigma=self.sigma, groups_per_step=1)
+        groups = round(useful_rollouts(pool_of(one), demand_of(one)) / (MARGIN * GROUP_SIZE))
+        return self._scenario(seed=seed, sigma=self.sigma, groups_per_step=max(1, groups))
+
+    def _scenario(self, *, seed: int, sigma: float, groups_per_step: int) -> Scenario:
+        return scenario_of(
+            seed,
+            training={
+                "steps": STEPS[self.step_s],
+                "groups_per_step": groups_per_step,
+                "max_staleness": self.max_staleness,
+            },
+            learner={"step_s": self.step_s},
+            nodes={"sigma": sigma},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeCase:
+    """So many nodes, and half as many groups a step, as far as a hub may have them."""
+
+    nodes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.nodes:,} nodes"
+
+    @property
+    def seconds(self) -> float:
+        return 60.0 if self.nodes > 10_000 else 10.0
+
+    def scenario(self, seed: int) -> Scenario:
+        return scenario_of(
+            seed,
+            training={"steps": SIZES[self.nodes], "groups_per_step": min(self.nodes // 2, MOST_GROUPS)},
+            learner={"step_s": 15.0},
+            nodes={"count": self.nodes},
+            measuring={"warm_up_steps": 2},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FalseClaimsCase:
+    """The grid's pool with S = 2 and steps of 5 s, and three liars of whom each has a fresh key every 20 s."""
+
+    @property
+    def name(self) -> str:
+        return "false claims"
+
+    @property
+    def seconds(self) -> float:
+        return 10.0
+
+    def scenario(self, seed: int) -> Scenario:
+        honest = GridCase(sigma=0.5, max_staleness=2, step_s=5.0).scenario(seed)
+        return honest.model_copy(
+            update={"false_claims": honest.false_claims.model_copy(update={"count": 3, "fresh_key_s": 20.0})}
+        )
+
+
+Case = GridCase | SizeCase | FalseClaimsCase
+
+GRID: Final = tuple(
+    GridCase(sigma=sigma, max_staleness=bound, step_s=step_s)
+    for sigma in SIGMAS
+    for bound in STALENESS_BOUNDS
+    for step_s in STEPS
+)
+BY_SIZE: Final = tuple(SizeCase(nodes=nodes) for nodes in SIZES)
+FALSE_CLAIMS: Final = FalseClaimsCase()
+
+
+def scenario_of(seed: int, **sections: dict[str, Any]) -> Scenario:
+    """The defaults, with groups of `GROUP_SIZE`, and these settings."""
+    training = {"group_size": GROUP_SIZE, **sections.pop("training", {})}
+    limit_s = LIMIT * training["steps"] * sections["learner"]["step_s"]
+    measuring = {"limit_s": limit_s, **sections.pop("measuring", {})}
+    return Scenario.model_validate({"run": {"seed": seed}, "training": training, "measuring": measuring, **sections})

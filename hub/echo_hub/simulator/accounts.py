@@ -1,0 +1,61 @@
+"""What became of everything: counted from the coordinator's own records, as a store would."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from echo_hub.core.effects import RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
+from echo_hub.simulator.node import SimulatedNode
+from echo_shared.messages import DropReason
+
+
+class Accounts:
+    """All counts are of rollouts unless they say otherwise. `liars` are counted from `liars_from_s` on."""
+
+    def __init__(self, *, group_size: int, liars_from_s: float) -> None:
+        self._group_size = group_size
+        self._liars_from_s = liars_from_s
+        self._owner_of_lease: dict[int, int] = {}
+        self.leased = 0
+        self.trained = 0
+        self.dropped: Counter[DropReason] = Counter()
+        self.lease_sizes: Counter[int] = Counter()
+        """Leases by size."""
+        self.leased_late = 0
+        """From `liars_from_s` on."""
+        self.leased_to_liars = 0
+        """Of `leased_late`."""
+        self.planned = 0
+        self.planned_staleness = 0
+        """Sum over all planned rollouts."""
+        self.batch: dict[int, int] = {}
+        """Rollouts of each planned step that is not trained yet."""
+        self.leased_of: Counter[int] = Counter()
+        """By node's number."""
+        self.trained_of: Counter[int] = Counter()
+        """By node's number."""
+
+    def lease(self, record: RolloutsLeased, node: SimulatedNode, now: float) -> None:
+        count = len(record.indices)
+        self._owner_of_lease[record.lease_id] = node.number
+        self.leased += count
+        self.lease_sizes[count] += 1
+        self.leased_of[node.number] += count
+        if now >= self._liars_from_s:
+            self.leased_late += count
+            self.leased_to_liars += count * (node.traits.width == 0)
+
+    def drop(self, record: RolloutsDropped) -> None:
+        self.dropped[record.reason] += len(record.rollout_ids)
+
+    def plan(self, record: StepPlanned) -> None:
+        self.batch[record.step] = len(record.rollout_ids)
+        self.planned += self._group_size * len(record.group_ids)
+        self.planned_staleness += self._group_size * sum(record.staleness)
+
+    def train(self, record: StepTrained) -> None:
+        del self.batch[record.step]
+        self.trained += len(record.rollout_ids)
+        owners, trained_of = self._owner_of_lease, self.trained_of
+        for rollout_id in record.rollout_ids:
+            trained_of[owners[int(rollout_id.partition("-")[0])]] += 1

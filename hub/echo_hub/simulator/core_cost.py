@@ -1,0 +1,87 @@
+"""What the coordinator itself costs: the time of each event, by a clock that the caller injects, and its memory.
+
+The time of an event includes what Python's garbage collector takes meanwhile.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FunctionType, ModuleType
+
+from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.effects import Effect
+from echo_hub.core.events import Event
+
+_SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
+"""What is there once, however many coordinators there are."""
+
+
+@dataclass(slots=True, kw_only=True)
+class KindCost:
+    """Of all events of one kind."""
+
+    count: int = 0
+    seconds: float = 0.0
+    worst_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class CoreCost:
+    """Of all events so far."""
+
+    kinds: dict[str, KindCost] = field(default_factory=dict)
+
+    @property
+    def events(self) -> int:
+        return sum(kind.count for kind in self.kinds.values())
+
+    @property
+    def seconds(self) -> float:
+        return sum(kind.seconds for kind in self.kinds.values())
+
+    @property
+    def worst(self) -> tuple[float, str]:
+        """Seconds and kind of the event that took longest."""
+        return max(((kind.worst_s, name) for name, kind in self.kinds.items()), default=(0.0, ""))
+
+
+class MeteredCore:
+    """A coordinator whose every call is timed."""
+
+    def __init__(self, coordinator: Coordinator, clock: Callable[[], float]) -> None:
+        self.coordinator = coordinator
+        self.cost = CoreCost()
+        self._clock = clock
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        clock = self._clock
+        began_at = clock()
+        effects = self.coordinator.handle(event, now)
+        took_s = clock() - began_at
+        name = type(event).__name__
+        kind = self.cost.kinds.get(name)
+        if kind is None:
+            kind = self.cost.kinds[name] = KindCost()
+        kind.count += 1
+        kind.seconds += took_s
+        if took_s > kind.worst_s:
+            kind.worst_s = took_s
+        return effects
+
+
+def held_bytes(root: object) -> int:
+    """Bytes of all objects that `root` leads to, each once, by `sys.getsizeof`; classes and functions left out."""
+    seen: set[int] = set()
+    waiting = [root]
+    total = 0
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, _SHARED):
+            continue
+        seen.add(id(one))
+        total += sys.getsizeof(one)
+        waiting += gc.get_referents(one)
+    return total

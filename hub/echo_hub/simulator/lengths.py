@@ -1,0 +1,59 @@
+"""How many tokens each rollout has: drawn once for each index of a group, whoever samples it and however often.
+
+    log tokens = log median + sigma (sqrt(p) z_prompt + sqrt(1 - p) z_rollout),     sigma = log(ratio) / 4
+
+p is the share of the variance that is the prompt's own; both z are standard normal, and the whole is cut off at two
+sigma, so that the longest has `ratio` times the tokens of the shortest. Group g has prompt g modulo the number of
+prompts. A rollout that is leased again has the same length even where another version samples it.
+"""
+
+from __future__ import annotations
+
+from math import exp, log, sqrt
+from statistics import NormalDist, fmean
+from typing import Final
+
+import numpy as np
+
+from echo_hub.simulator.scenario import SimulatedLengths
+
+_BLOCK: Final = 256
+"""Groups drawn at once."""
+_KEPT_BLOCKS: Final = 64
+_QUANTILES: Final = 1_000
+
+
+class Lengths:
+    def __init__(self, settings: SimulatedLengths, *, group_size: int, seed: int) -> None:
+        self._settings = settings
+        self._group_size = group_size
+        self._seed = seed
+        self._sigma = log(settings.ratio) / 4
+        self._of_prompt = np.random.default_rng([seed, 0]).standard_normal(settings.prompts)
+        self._blocks: dict[int, list[list[int]]] = {}
+
+    @property
+    def mean(self) -> float:
+        """Expected tokens of a rollout."""
+        normal = NormalDist()
+        cut = [normal.inv_cdf((number + 0.5) / _QUANTILES) for number in range(_QUANTILES)]
+        return fmean(self._settings.tokens * exp(self._sigma * max(-2.0, min(2.0, z))) for z in cut)
+
+    def of_group(self, group_id: int) -> list[int]:
+        """The tokens of each of its rollouts, by index."""
+        number, place = divmod(group_id, _BLOCK)
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = self._draw(number)
+            if len(self._blocks) > _KEPT_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+        return block[place]
+
+    def _draw(self, number: int) -> list[list[int]]:
+        groups = np.arange(number * _BLOCK, (number + 1) * _BLOCK)
+        share = self._settings.prompt_share
+        own = np.random.default_rng([self._seed, 1, number]).standard_normal((_BLOCK, self._group_size))
+        z = sqrt(share) * self._of_prompt[groups % self._settings.prompts, None] + sqrt(1 - share) * own
+        tokens = self._settings.tokens * np.exp(self._sigma * np.clip(z, -2, 2))
+        drawn: list[list[int]] = np.maximum(1, np.rint(tokens)).astype(int).tolist()
+        return drawn

@@ -1,0 +1,69 @@
+"""The nodes of a scenario: what each can do, drawn from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from echo_hub.simulator.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """One node, as it stays for the whole run."""
+
+    width: int
+    capacity: int
+    s_per_token: float
+    prefill_s: float
+    """Of one prompt."""
+    fetch_s: float
+    """From the announcement of a version until the node has it."""
+    phase: float
+    """Where in its day the node is at the start; 0 = it has just come on."""
+    price_per_hour: float
+
+
+def draw_nodes(scenario: Scenario) -> list[Traits]:
+    """The honest nodes."""
+    nodes, publication = scenario.nodes, scenario.publication
+    chance = np.random.default_rng([scenario.run.seed, 2])
+    slowness = np.exp(-nodes.sigma * chance.standard_normal(nodes.count))
+    slowness *= np.where(chance.random(nodes.count) < nodes.slow_share, nodes.slow_factor, 1.0)
+    downlinks = publication.node_downlink_bytes_s * np.exp(
+        publication.downlink_sigma * chance.standard_normal(nodes.count)
+    )
+    phases = chance.random(nodes.count)
+    prices = np.where(chance.random(nodes.count) < nodes.rented_share, nodes.price_per_hour, 0.0)
+    prefill_s = nodes.prefill_s_per_token * scenario.lengths.prompt_tokens
+    return [
+        Traits(
+            width=nodes.width,
+            capacity=2 * nodes.width,
+            s_per_token=nodes.s_per_token * slow,
+            prefill_s=prefill_s * slow,
+            fetch_s=fetch_s(scenario, downlink),
+            phase=phase,
+            price_per_hour=price,
+        )
+        for slow, downlink, phase, price in zip(
+            slowness.tolist(), downlinks.tolist(), phases.tolist(), prices.tolist(), strict=True
+        )
+    ]
+
+
+def liar(scenario: Scenario) -> Traits:
+    """A node that claims what it cannot do: it never finishes anything."""
+    capacity = scenario.false_claims.capacity
+    return Traits(
+        width=0, capacity=capacity, s_per_token=0.0, prefill_s=0.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0
+    )
+
+
+def fetch_s(scenario: Scenario, downlink_bytes_s: float) -> float:
+    """Seconds until a node with this downlink has a version that is sent to all."""
+    publication, count = scenario.publication, scenario.nodes.count
+    size, uplink = publication.payload_bytes, publication.hub_uplink_bytes_s
+    by_all = count * size / (uplink + count * publication.node_uplink_bytes_s)
+    return publication.start_s + publication.factor * max(size / uplink, by_all, size / downlink_bytes_s)

@@ -1,0 +1,213 @@
+"""What is simulated: one frozen class a section, each with its own settings.
+
+The docstrings are also the comments of the example that `echo_hub.simulator.scenario_file` writes, so every field has
+one. Settings that a hub has as well have the hub's names.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ScenarioSection(BaseModel):
+    """What all sections have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class SimulatedRun(ScenarioSection):
+    """The run."""
+
+    mode: Literal["sequential", "async"] = "async"
+    """As in a hub's config.toml."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """All chance follows from it: the same scenario with the same seed gives the same figures."""
+
+
+class SimulatedTraining(ScenarioSection):
+    """The steps; each setting as in a hub's config.toml."""
+
+    steps: Annotated[int, Field(ge=1)] = 40
+    """Steps of the whole run."""
+    groups_per_step: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Prompts in the batch of one step."""
+    group_size: Annotated[int, Field(ge=2, le=1024)] = 8
+    """Completions of one prompt."""
+    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
+    """Async mode: how many steps old a rollout may be when it is trained on."""
+    publish_every: Annotated[int, Field(ge=1)] = 1
+    """Steps between published versions."""
+
+
+class SimulatedLeases(ScenarioSection):
+    """Work that is given to nodes; as in a hub's config.toml."""
+
+    deadline_s: Positive = 120.0
+    """A lease older than this is given to another node as well."""
+
+
+class SimulatedLearner(ScenarioSection):
+    """How long the hub's own work takes."""
+
+    step_s: Positive = 5.0
+    """One training step, whatever its batch."""
+    step_s_per_rollout: NotNegative = 0.0
+    """What each rollout of the batch adds to it."""
+    step_jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Standard deviation of the logarithm of a step's time."""
+    handoff_s: NotNegative = 0.0
+    """From the end of a step to the beginning of the next, if that is planned at once."""
+    score_s: NotNegative = 0.05
+    """From a rollout's arrival to its reward."""
+    prepare_s: NotNegative = 0.0
+    """To sample and tokenise a problem."""
+
+
+class SimulatedPublication(ScenarioSection):
+    """How a version reaches the nodes. One by one, each has it after
+
+        start_s + factor * max(payload / hub uplink, N payload / (hub uplink + N node uplink), payload / its downlink)
+
+    with N nodes: the bound of Kumar and Ross for peer-assisted distribution, and what is measured beyond it."""
+
+    export_s: NotNegative = 0.2
+    """From the end of a step until the version is encoded, sealed and signed."""
+    payload_bytes: NotNegative = 500_000.0
+    """What a node receives of one version."""
+    hub_uplink_bytes_s: Positive = 12.5e6
+    """12.5e6 is 100 Mbit/s."""
+    node_uplink_bytes_s: NotNegative = 2.5e6
+    """Of each node."""
+    node_downlink_bytes_s: Positive = 12.5e6
+    """The median of the nodes'."""
+    downlink_sigma: Annotated[float, Field(ge=0, le=3)] = 0.0
+    """Standard deviation of the logarithm of a node's downlink."""
+    start_s: NotNegative = 0.3
+    """Measured over the bound with payloads of 0.5 MB: 0.1 to 0.3 s on clean links, 0.4 to 0.7 s on homes' links with
+    0.2 to 1 % of packets lost."""
+    factor: Annotated[float, Field(ge=1)] = 1.1
+    """Measured with 8 and 64 MB: 1.07 to 1.26 on clean links, 1.7 to 1.9 with 0.2 to 1 % of packets lost."""
+
+
+class SimulatedNodes(ScenarioSection):
+    """The pool. A node samples `width` rollouts at once and is willing to hold twice as many."""
+
+    count: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    """Honest nodes."""
+    width: Annotated[int, Field(ge=1, le=2048)] = 4
+    """Rollouts that a node samples at once."""
+    s_per_token: Positive = 0.02
+    """Seconds a token takes in each of these, on the median node."""
+    sigma: Annotated[float, Field(ge=0, le=3)] = 0.5
+    """Standard deviation of the logarithm of a node's throughput."""
+    slow_share: Share = 0.0
+    """Nodes that are slower still."""
+    slow_factor: Annotated[float, Field(ge=1)] = 10.0
+    """How many times as long they take."""
+    prefill_s_per_token: NotNegative = 0.0
+    """Seconds a prompt's token takes on the median node, once for each lease."""
+    delay_s: NotNegative = 0.05
+    """From hub to node, and from node to hub."""
+    rented_share: Share = 0.0
+    """Nodes that cost something."""
+    price_per_hour: NotNegative = 0.0
+    """What a rented node costs in an hour, as long as it is connected."""
+
+
+class SimulatedLengths(ScenarioSection):
+    """How long prompts and completions are: log-normal, cut off two standard deviations from the median."""
+
+    tokens: Annotated[float, Field(ge=1, le=131_072)] = 100.0
+    """Of the median completion."""
+    ratio: Annotated[float, Field(ge=1, le=10_000)] = 1.0
+    """The longest over the shortest; 1 = all are as long as the median."""
+    prompt_share: Share = 0.7
+    """How much of the logarithm's variance is the prompt's own: the rest differs between completions of one prompt."""
+    prompts: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
+    """Different prompts; then they come round again."""
+    prompt_tokens: Annotated[float, Field(ge=0)] = 100.0
+    """Of every prompt."""
+
+
+class SimulatedAvailability(ScenarioSection):
+    """When nodes are there. One whose time is up gives back what it has not finished."""
+
+    on_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of the day that a node is on; 1 = always. When it begins is as likely at any moment."""
+    day_s: Positive = 86_400.0
+    """How long a day is."""
+
+
+class SimulatedFailures(ScenarioSection):
+    """Nodes that vanish without a word, and come back."""
+
+    per_hour: NotNegative = 0.0
+    """How often that happens to a node that is connected, on average."""
+    away_s: Positive = 60.0
+    """For how long."""
+    lost_share: Share = 0.5
+    """How often what it held is lost. Else it samples on, and sends what it has finished once it is back."""
+
+
+class SimulatedFalseClaims(ScenarioSection):
+    """Nodes that claim to hold much, have every version at once, and never return anything."""
+
+    count: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """At any moment."""
+    capacity: Annotated[int, Field(ge=1)] = 4096
+    """Rollouts that each claims to be willing to hold."""
+    fresh_key_s: Positive = 60.0
+    """So often each leaves and comes back as a node that nobody knows."""
+
+
+class Measuring(ScenarioSection):
+    """What the figures are taken of."""
+
+    warm_up_steps: Annotated[int, Field(ge=0)] = 5
+    """Steps before the learner's utilisation counts."""
+    limit_s: Positive = 1e6
+    """Virtual time after which a run that is not finished is given up."""
+
+
+class Scenario(BaseSettings):
+    """All sections."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix="ECHO_SIMULATED_", env_nested_delimiter="__"
+    )
+
+    run: SimulatedRun = SimulatedRun()
+    training: SimulatedTraining = SimulatedTraining()
+    leases: SimulatedLeases = SimulatedLeases()
+    learner: SimulatedLearner = SimulatedLearner()
+    publication: SimulatedPublication = SimulatedPublication()
+    nodes: SimulatedNodes = SimulatedNodes()
+    lengths: SimulatedLengths = SimulatedLengths()
+    availability: SimulatedAvailability = SimulatedAvailability()
+    failures: SimulatedFailures = SimulatedFailures()
+    false_claims: SimulatedFalseClaims = SimulatedFalseClaims()
+    measuring: Measuring = Measuring()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Scenario:
+        training = self.training
+        if self.run.mode == "sequential" and training.publish_every != 1:
+            raise ValueError('training.publish_every must be 1 when run.mode = "sequential": every step samples anew')
+        if self.run.mode == "async" and training.publish_every > training.max_staleness + 1:
+            raise ValueError(
+                "training.publish_every must be at most training.max_staleness + 1, or nothing is fresh enough"
+            )
+        if self.measuring.warm_up_steps >= training.steps:
+            raise ValueError("measuring.warm_up_steps must be less than training.steps")
+        return self
+
+    @property
+    def rollouts_per_step(self) -> int:
+        return self.training.groups_per_step * self.training.group_size

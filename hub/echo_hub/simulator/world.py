@@ -1,0 +1,210 @@
+"""A run in virtual time: the hub's own coordinator, and nodes, learner, scorer and network that are simulated.
+
+Whatever happens is an entry of the agenda. Some of it the coordinator is told of as an event, and its effects put more
+on the agenda. There is no clock and no chance but the seed's: the same scenario gives the same run.
+
+What is simplified: a node's slots are equally fast, however many are busy; a node fetches one version at a time, and
+then the newest; links are not shared by leases and versions; a rollout's length is its index's, whoever samples it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import exp, inf, nextafter
+from typing import Any, Final
+
+import numpy as np
+
+from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.effects import (
+    AnnounceVersion,
+    Effect,
+    EvaluationDone,
+    FinishRun,
+    GroupDropped,
+    GroupOpened,
+    LookUpReceipt,
+    PrepareGroup,
+    PublishVersion,
+    RevokeLease,
+    RolloutReceived,
+    RolloutsDropped,
+    RolloutsEvaluated,
+    RolloutsLeased,
+    ScoreRecorded,
+    ScoreRollout,
+    SendLease,
+    SendReceipts,
+    StepPlanned,
+    StepTrained,
+    TrainStep,
+    VersionRecorded,
+)
+from echo_hub.core.events import (
+    Event,
+    GroupPrepared,
+    LearnerReady,
+    RolloutScored,
+    StepDone,
+    Tick,
+    VersionPublished,
+)
+from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.snapshot import CoordinatorSnapshot
+from echo_hub.simulator.accounts import Accounts
+from echo_hub.simulator.agenda import Agenda
+from echo_hub.simulator.core_cost import MeteredCore
+from echo_hub.simulator.fleet import Fleet
+from echo_hub.simulator.scenario import Scenario
+
+LIARS_FROM_S: Final = 60.0
+"""The share of those who claim falsely is counted from here on: before, nobody can know them."""
+TICK_S: Final = 1.0
+_TICK: Final = Tick()
+
+
+def next_tick(coordinator: object, last_tick: float) -> float:
+    """When the coordinator is to be told the time: as it says itself, or each second where it does not say; inf: not
+    as long as nothing happens."""
+    due_at = getattr(coordinator, "due_at", None)
+    if due_at is None:
+        return last_tick + TICK_S
+    due: float | None = due_at()
+    return inf if due is None else max(due, nextafter(last_tick, inf))
+
+
+class World:
+    """`clock`: what the coordinator's own cost is measured by; it has no influence on what happens."""
+
+    def __init__(self, scenario: Scenario, clock: Callable[[], float] = lambda: 0.0) -> None:
+        self.scenario = scenario
+        self.finished = False
+        self.core = MeteredCore(Coordinator(coordinator_settings(scenario), CoordinatorSnapshot()), clock)
+        self.accounts = Accounts(group_size=scenario.training.group_size, liars_from_s=LIARS_FROM_S)
+        self.agenda = Agenda()
+        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell)
+        self.steps: list[tuple[float, float]] = []
+        """Begin and end of each step, in order, the one in progress included."""
+        self._learner_free_at = -inf
+        self._exporter_free_at = -inf
+        self._last_tick = 0.0
+        self._jitter = np.random.default_rng([scenario.run.seed, 3])
+
+    def run(self) -> None:
+        """To the last step, or to the limit of virtual time."""
+        agenda, coordinator = self.agenda, self.core.coordinator
+        self._carry_out(coordinator.start(agenda.now))
+        self.fleet.begin()
+        self.tell(LearnerReady(policy_version=0))
+        limit_s = self.scenario.measuring.limit_s
+        while not self.finished:
+            due = next_tick(coordinator, self._last_tick)
+            if min(due, agenda.next_at) > limit_s:
+                agenda.now = limit_s
+                return
+            if due <= agenda.next_at:
+                self._last_tick = agenda.now = max(agenda.now, due)
+                self.tell(_TICK)
+            else:
+                agenda.advance()
+
+    def tell(self, event: Event) -> None:
+        """The coordinator hears of it, and what it wants is set about."""
+        self._carry_out(self.core.handle(event, self.agenda.now))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            CARRY_OUT[type(effect)](self, effect)
+
+    # --- records
+
+    def _leased(self, record: RolloutsLeased) -> None:
+        self.accounts.lease(record, self.fleet.node(record.node_id), self.agenda.now)
+
+    def _dropped(self, record: RolloutsDropped) -> None:
+        self.accounts.drop(record)
+
+    def _planned(self, record: StepPlanned) -> None:
+        self.accounts.plan(record)
+
+    def _trained(self, record: StepTrained) -> None:
+        self.accounts.train(record)
+
+    # --- actions
+
+    def _prepare(self, action: PrepareGroup) -> None:
+        event = GroupPrepared(group_id=action.group_id, seed=action.group_id)
+        self.agenda.at(self.agenda.now + self.scenario.learner.prepare_s, self.tell, event)
+
+    def _score(self, action: ScoreRollout) -> None:
+        """Rewards of one group differ: by the index."""
+        event = RolloutScored(rollout_id=action.rollout_id, reward=float(int(action.rollout_id[-1]) % 2))
+        self.agenda.at(self.agenda.now + self.scenario.learner.score_s, self.tell, event)
+
+    def _send_lease(self, action: SendLease) -> None:
+        self.fleet.send_lease(action)
+
+    def _revoke(self, action: RevokeLease) -> None:
+        self.fleet.revoke(action)
+
+    def _train(self, action: TrainStep) -> None:
+        learner = self.scenario.learner
+        seconds = learner.step_s + learner.step_s_per_rollout * self.accounts.batch[action.step]
+        seconds *= exp(learner.step_jitter * self._jitter.standard_normal())
+        begins_at = max(self.agenda.now, self._learner_free_at + learner.handoff_s)
+        self._learner_free_at = begins_at + seconds
+        self.steps.append((begins_at, self._learner_free_at))
+        self.agenda.at(self._learner_free_at, self.tell, StepDone(step=action.step, metrics={}))
+
+    def _publish(self, action: PublishVersion) -> None:
+        self._exporter_free_at = max(self.agenda.now, self._exporter_free_at) + self.scenario.publication.export_s
+        self.agenda.at(self._exporter_free_at, self.tell, VersionPublished(policy_version=action.policy_version))
+
+    def _announce(self, action: AnnounceVersion) -> None:
+        self.fleet.announce(action.policy_version)
+
+    def _finish(self, action: FinishRun) -> None:
+        self.finished = True
+
+    def _ignore(self, effect: Effect) -> None:
+        """There are no books to keep and nobody to show anything."""
+
+
+def coordinator_settings(scenario: Scenario) -> CoordinatorSettings:
+    training = scenario.training
+    return CoordinatorSettings(
+        mode=scenario.run.mode,
+        steps=training.steps,
+        groups_per_step=training.groups_per_step,
+        group_size=training.group_size,
+        deadline_s=scenario.leases.deadline_s,
+        max_staleness=training.max_staleness,
+        publish_every=training.publish_every,
+        run_seed=scenario.run.seed,
+    )
+
+
+CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
+    RolloutsLeased: World._leased,
+    RolloutsDropped: World._dropped,
+    StepPlanned: World._planned,
+    StepTrained: World._trained,
+    PrepareGroup: World._prepare,
+    ScoreRollout: World._score,
+    SendLease: World._send_lease,
+    RevokeLease: World._revoke,
+    TrainStep: World._train,
+    PublishVersion: World._publish,
+    AnnounceVersion: World._announce,
+    FinishRun: World._finish,
+    EvaluationDone: World._ignore,
+    GroupDropped: World._ignore,
+    GroupOpened: World._ignore,
+    LookUpReceipt: World._ignore,
+    RolloutReceived: World._ignore,
+    RolloutsEvaluated: World._ignore,
+    ScoreRecorded: World._ignore,
+    SendReceipts: World._ignore,
+    VersionRecorded: World._ignore,
+}
+"""What becomes of each effect; a test holds it equal to Effect."""

@@ -1,0 +1,20 @@
+"""From a scenario to its figures, with the garbage collector as it was before."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from itertools import count
+
+from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.simulation import simulate
+
+
+def test_the_clock_measures_the_coordinator_alone(scenario_of: Callable[..., Scenario]) -> None:
+    """A clock that ticks whenever it is read: one second for each event."""
+    seconds = count()
+    report = simulate(scenario_of(), lambda: float(next(seconds)))
+    assert report.finished and report.balanced
+    assert (report.core.events_per_s, report.core.worst_event_ms) == (1.0, 1000.0)
+    assert sum(report.core.ms_by_kind.values()) == 1000 * report.core.events
+    assert gc.get_freeze_count() == 0

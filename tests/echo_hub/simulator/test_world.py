@@ -1,0 +1,138 @@
+"""Small worlds come out as computed by hand; in large and unruly ones every rollout is accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from math import inf
+from typing import Any
+
+import pytest
+
+from echo_hub.core.effects import Effect
+from echo_hub.simulator.report import Report, report_of
+from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.world import CARRY_OUT, World, next_tick
+
+Simulated = Callable[..., tuple[World, Report]]
+UNRULY: dict[str, dict[str, Any]] = {
+    "training": {"steps": 12, "groups_per_step": 8, "group_size": 4, "max_staleness": 2},
+    "leases": {"deadline_s": 15.0},
+    "learner": {"step_s": 4.0, "step_jitter": 0.3, "handoff_s": 0.1, "prepare_s": 0.01},
+    "nodes": {"count": 20, "width": 2, "sigma": 1.0, "slow_share": 0.2, "prefill_s_per_token": 0.001},
+    "lengths": {"ratio": 30.0},
+    "availability": {"on_share": 0.7, "day_s": 60.0},
+    "failures": {"per_hour": 60.0, "away_s": 5.0},
+    "false_claims": {"count": 2, "fresh_key_s": 20.0},
+    "measuring": {"limit_s": 600.0},
+}
+
+
+def test_every_effect_is_carried_out() -> None:
+    assert set(CARRY_OUT) == set(Effect.__args__)
+
+
+def test_one_node_that_waits_for_every_version(simulated: Simulated) -> None:
+    """Step 5 s; then 0.2 s to export and 0.3 s to fetch, 2 s to sample, 0.05 s to send and 0.05 s to score."""
+    world, report = simulated(run={"mode": "sequential"})
+    assert report.utilisation == pytest.approx(5 / 7.6)
+    assert report.idle_s == pytest.approx(6 * 2.6)
+    assert (report.mean_staleness, report.trained, report.dropped) == (0.0, 16, {})
+    # The base is there: only the lease's way is before the first rollout.
+    assert world.steps[0] == pytest.approx((2.15, 7.15))
+
+
+def test_one_node_that_is_asked_once_it_has_a_version(simulated: Simulated) -> None:
+    """As above, and 0.05 s until the hub knows of the version and 0.05 s until the lease is there."""
+    _, report = simulated(training={"max_staleness": 0})
+    assert report.utilisation == pytest.approx(5 / 7.7)
+
+
+def test_sampling_beside_training_hides_all_of_it(simulated: Simulated) -> None:
+    _, report = simulated(training={"max_staleness": 1})
+    assert report.utilisation == pytest.approx(1.0)
+    assert report.mean_staleness <= 1 and report.dropped == {}
+
+
+def test_the_hand_off_between_steps_is_idle_time(simulated: Simulated) -> None:
+    _, report = simulated(learner={"handoff_s": 1.0})
+    assert report.utilisation == pytest.approx(5 / 6)
+
+
+def test_a_step_takes_longer_with_more_rollouts(simulated: Simulated) -> None:
+    world, _ = simulated(learner={"step_s_per_rollout": 0.5})
+    assert [end - begin for begin, end in world.steps] == pytest.approx([6.0] * 8)
+
+
+def test_the_same_seed_gives_the_same_run(simulated: Simulated) -> None:
+    runs = [simulated(**UNRULY, run={"seed": seed})[1] for seed in (3, 3, 4)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_the_clock_has_no_influence(scenario_of: Callable[..., Scenario]) -> None:
+    def with_clock(clock: Callable[[], float]) -> Report:
+        world = World(scenario_of(**UNRULY), clock)
+        world.run()
+        report = report_of(world)
+        return replace(
+            report, core=replace(report.core, events_per_s=None, worst_event_ms=0, worst_event="", ms_by_kind={})
+        )
+
+    ticking: Iterator[int] = count()
+    assert with_clock(lambda: 0.0) == with_clock(lambda: float(next(ticking)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("mode", ["async", "sequential"])
+def test_every_rollout_is_accounted_for_whatever_nodes_do(simulated: Simulated, seed: int, mode: str) -> None:
+    _, report = simulated(**UNRULY, run={"seed": seed, "mode": mode})
+    assert report.balanced and report.leased > 0
+
+
+def test_liars_get_leases_and_train_nothing(simulated: Simulated) -> None:
+    world, report = simulated(
+        training={"steps": 30, "groups_per_step": 4},
+        leases={"deadline_s": 10.0},
+        nodes={"count": 8},
+        false_claims={"count": 3, "fresh_key_s": 15.0},
+        measuring={"limit_s": 300.0},
+    )
+    liars = {number for number in world.accounts.leased_of if number >= 8}
+    assert liars and not any(world.accounts.trained_of[number] for number in liars)
+    assert 0 < report.liars_share < 1
+
+
+def test_a_run_that_nobody_samples_for_is_given_up(simulated: Simulated) -> None:
+    world, report = simulated(availability={"on_share": 0.01, "day_s": 1e6}, measuring={"limit_s": 50.0})
+    assert not report.finished and world.agenda.now == 50.0
+    assert (report.steps, report.utilisation, report.balanced) == (0, 0.0, True)
+
+
+def test_a_thousand_nodes_in_seconds(simulated: Simulated) -> None:
+    _, report = simulated(
+        training={"steps": 5, "groups_per_step": 250, "group_size": 8, "max_staleness": 2},
+        nodes={"count": 1_000, "sigma": 0.5},
+    )
+    assert report.finished and report.balanced and report.trained == 10_000
+
+
+class _Due:
+    def __init__(self, due: float | None) -> None:
+        self._due = due
+
+    def due_at(self) -> float | None:
+        return self._due
+
+
+@pytest.mark.parametrize(("due", "expected"), [(7.5, 7.5), (None, inf)])
+def test_the_coordinator_says_when_it_is_told_the_time(due: float | None, expected: float) -> None:
+    assert next_tick(_Due(due), 3.0) == expected
+
+
+def test_the_coordinator_is_told_the_time_each_second_where_it_does_not_say() -> None:
+    assert next_tick(object(), 3.0) == 4.0
+
+
+def test_the_time_goes_on_even_where_the_same_moment_is_due_again() -> None:
+    assert next_tick(_Due(3.0), 3.0) > 3.0
