@@ -62,8 +62,6 @@ class SortedKeys(Generic[_Key]):
 
     def __init__(self, keys: Iterable[_Key] = ()) -> None:
         self._keys = sorted(keys)
-        self.num_added = 0
-        """So often a key that was not there was added."""
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -80,7 +78,6 @@ class SortedKeys(Generic[_Key]):
         position = bisect_left(self._keys, key)
         if position == len(self._keys) or self._keys[position] != key:
             self._keys.insert(position, key)
-            self.num_added += 1
 
     def discard(self, key: _Key) -> None:
         """Removes the key; harmless when it is not there."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, Final
 
 from echo_hub.core import admission
@@ -105,10 +106,10 @@ class Coordinator:
         self._leasing.expire(now)
         return self._turn(now)
 
-    @property
-    def due_at(self) -> float:
-        """Until when nothing happens unless an event does: then a Tick is due; inf = never."""
-        return min(self._leasing.due_at, self._nodes.next_end_of_rest)
+    def due_at(self) -> float | None:
+        """When a Tick is due, if nothing happens before; None: never."""
+        due = min(self._leasing.due_at, self._nodes.next_end_of_rest)
+        return due if due < inf else None
 
     @property
     def published_version(self) -> int:

@@ -6,8 +6,9 @@ is no larger than what its node, at its own pace, brings back in time:
 
     time   a step's work is to be back when the step begins, or, where that is too soon for anybody, as soon as the
            pool can do all that is open, and the typical rollout besides; who would take longer gets none of it
-    size   so many as fit that time behind what the node holds already; fewer where less is open than nodes have room
-           for, so that nobody is idle; at least so many that reading a long prompt costs little beside the drawing
+    size   so many as fit that time behind what the node holds already; where the step is near, fewer if less is open
+           than nodes have room for, so that nobody is idle; but so many that reading a long prompt costs little beside
+           the drawing
 
 A node too slow for the step in hand works for a later one: a step's work is released the earlier to a node, the longer
 that node takes. If nothing at all is under way, anybody will do.
@@ -40,6 +41,7 @@ from echo_hub.core.effects import RolloutsLeased, SendLease
 from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
+from echo_hub.core.nodes.pace import UNBOUNDED
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
@@ -55,6 +57,8 @@ LATE_S: Final = 2.0
 """Besides, for the way there and back."""
 LEFT_S: Final = 10.0
 """A node that has left may come back so long before what it holds is late."""
+HURRY: Final = 2.0
+"""A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""
 EARLIER: Final = 1.3
 """A step's work is released to a slow node so many times its own time before the step begins."""
 SOON_S: Final = 0.01
@@ -104,7 +108,7 @@ class _Terms:
     """They are to be back in so many seconds."""
     not_before_s: float = 0.0
     """Who would have them back sooner than this is not asked yet."""
-    most: int = 2**30
+    most: int = UNBOUNDED
     """So many at once, unless the prompt is long."""
 
 
@@ -189,8 +193,7 @@ class Leasing:
         """Leases the groups that wait for the learner until no node is left that may do them.
         `newest_version`: what a lease may name."""
         wanting, start = owner.wanting, 0
-        asked = (wanting.num_added, self._nodes.num_changes, outlook.next_step, newest_version)
-        if asked == self._asked and now < self._release_at:
+        if self._asked == self._standing(newest_version, outlook) and now < self._release_at:
             return
         self._release_at = inf
         while start < len(wanting) and self._nodes.any_ready:
@@ -204,25 +207,30 @@ class Leasing:
             if terms.not_before_s > SLOWEST_S:
                 break
             start = self._lease_batch(owner, start, end, terms, now)
-        self._asked = (wanting.num_added, self._nodes.num_changes, outlook.next_step, newest_version)
+        self._asked = self._standing(newest_version, outlook)
+
+    def _standing(self, newest_version: int, outlook: Outlook) -> tuple[int, ...]:
+        """All that has a say in who may take what, but for the time."""
+        nodes = self._nodes
+        return (self._ledger.num_wants, nodes.num_changes, nodes.num_candidates(0), outlook.next_step, newest_version)
 
     def _terms(self, step: int, batch: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:
         """`num_groups` of the batch, whose groups `step` is to take, want leases."""
         oldest = oldest_useful_version(self._settings, step) if self._settings.mode == "async" else 0
         size = self._settings.group_size
-        most = -(-num_groups * size // max(1, self._nodes.num_ready))
         if tempo.step_s is None or not self._nodes.tokens_per_s:
-            return _Terms(oldest, most=most)
+            return _Terms(oldest)
         a_rollout_s = self._ledger.lengths.mean_tokens / self._nodes.tokens_per_s
         typical_s = self._ledger.lengths.mean_tokens * self._nodes.typical_token_s
         missing = sum(count for of_batch, count in self._ledger.missing.items() if of_batch <= batch)
         left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
         in_s = max(left_s, missing * a_rollout_s, typical_s)
         early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, typical_s)
-        if early_s <= SOON_S:
-            return _Terms(oldest, in_s if self._nodes.in_flight else inf, most=most)
-        self._release_at = min(self._release_at, now + early_s)
-        return _Terms(oldest, in_s, left_s / EARLIER, most=most)
+        if early_s > SOON_S:
+            self._release_at = min(self._release_at, now + early_s)
+            return _Terms(oldest, in_s, left_s / EARLIER)
+        most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
+        return _Terms(oldest, in_s if self._nodes.in_flight else inf, most=most)
 
     def _lease_batch(self, owner: GroupOwner, start: int, end: int, terms: _Terms, now: float) -> int:
         """Leases the groups from `start` to `end` in the owner's queue, from the front, where the longest are; then

@@ -50,6 +50,8 @@ class Ledger:
         self._out = out
         self._held_by: dict[str, dict[str, LeasedRollout]] = {}
         self.lengths = Lengths()
+        self.num_wants = 0
+        """Grows whenever an index may have come to want a lease."""
         self.missing: dict[int, int] = {}
         """Episodes that have not ended, of the learner's groups, by the batch that these were opened for."""
         self.groups: dict[int, RolloutGroup] = {}
@@ -367,6 +369,7 @@ class Ledger:
         if group.asked_for and group.slots[index].wants_lease:
             group.unleased.add(index)
             wanting.add(group.key)
+            self.num_wants += 1
         else:
             group.unleased.discard(index)
             if not group.unleased:

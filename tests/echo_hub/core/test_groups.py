@@ -4,7 +4,7 @@ import numpy as np
 
 from echo_hub.core.admission import SortedKeys
 from echo_hub.core.effects import GroupDropped, GroupOpened, RolloutsDropped, SendLease
-from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.groups import GroupOwner, Key, LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.leasing import Leasing
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
@@ -25,7 +25,7 @@ class Checking:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.wanting = SortedKeys()
+        self.wanting: SortedKeys[Key] = SortedKeys()
         self.checked: list[float | None] = []
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
@@ -56,13 +56,16 @@ OWNER: GroupOwner = Checking(ledger()[0])
 
 
 def rollout(version: int, *, overdue: bool = False, reward: float | None = None) -> LeasedRollout:
-    return LeasedRollout("1-0", 1, "a", 0, 0, version, 0, ReceiptState.LEASED, 0, reward, overdue)
+    return LeasedRollout("1-0", 1, "a", 0, 0, version, 0, ReceiptState.LEASED, 0, reward, overdue=overdue)
 
 
 def test_a_slot_wants_a_lease_unless_somebody_works_on_it_in_time() -> None:
     assert Slot().wants_lease
     assert not Slot(leased=(rollout(0),)).wants_lease
     assert Slot(leased=(rollout(0, overdue=True),)).wants_lease
+    late = rollout(0)
+    late.late = True
+    assert Slot(leased=(late, rollout(0, overdue=True))).wants_lease
     assert not Slot(leased=(rollout(0, overdue=True), rollout(0))).wants_lease
     assert not Slot(winner=rollout(0)).wants_lease
     assert Slot(turns=(rollout(0),)).wants_lease
@@ -107,7 +110,7 @@ def test_a_further_kind_of_owner_takes_one_class() -> None:
     nodes.connect("a")
     nodes.report("a", 8, 0)
     for group_id, version in ((100, 5), (101, 6)):
-        books.open_group(group_id, version, checking, [Slot(), Slot()])
+        books.open_group(RolloutGroup(group_id, version, [Slot(), Slot()], checking, key=(0, 0.0, group_id)))
     leasing.dispatch_beside(0.0, within_share=True)
     assert out.take() == [], "nothing is due to it yet"
     leasing.dispatch_beside(0.0, within_share=False)
@@ -126,7 +129,11 @@ def test_a_further_kind_of_owner_takes_one_class() -> None:
         books.receive(books.rollouts[rollout_id], payload, 1.0)
     books.groups[100].owner.end_episode(books.rollouts["1-0"], 0.5)
     books.groups[101].owner.scorer_failed(books.rollouts["2-0"], "why")
-    assert (checking.checked, list(books.groups), list(checking.wanting.first(9))) == ([0.5, None], [101], [101])
+    assert (checking.checked, list(books.groups), list(checking.wanting.first(9))) == (
+        [0.5, None],
+        [101],
+        [(0, 0.0, 101)],
+    )
     checking.end_run()
     effects += out.take()
     assert not [effect for effect in effects if isinstance(effect, GroupOpened | GroupDropped)]

@@ -17,6 +17,7 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
+from echo_hub.core.events import GroupPrepared
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
@@ -55,8 +56,16 @@ class Books:
                 turn=turn,
                 policy_version=version,
                 deadline=9.0,
-            )
+            ),
+            4.0,
         )
+
+    def open(self, group_id: int) -> None:
+        self.training.open_group(GroupPrepared(group_id=group_id, seed=7))
+
+    @property
+    def wanting(self) -> list[int]:
+        return [group_id for _, _, group_id in self.training.wanting.first(99)]
 
     def receive(self, *ids: str, score: bool = True) -> None:
         for rollout_id in ids:
@@ -65,7 +74,7 @@ class Books:
                 self.ledger.score(self.ledger.rollouts[rollout_id], 0.5)
 
     def complete(self, group_id: int, version: int = 0) -> None:
-        self.training.open_group(group_id, seed=1)
+        self.open(group_id)
         self.lease(group_id, 0, 1, version=version)
         self.receive(f"{self.lease_id}-0", f"{self.lease_id}-1")
 
@@ -75,7 +84,7 @@ class Books:
 
 def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
     books = Books()
-    books.training.open_group(0, seed=7)
+    books.open(0)
     books.lease(0, 0, 1)
     assert books.out.take()[:1] == [GroupOpened(group_id=0, seed=7)]
     books.receive("1-0", score=False)
@@ -99,24 +108,24 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
 def test_wanting_follows_every_change() -> None:
     books = Books()
     ledger = books.ledger
-    books.training.open_group(0, seed=7)
-    assert ledger.groups[0].unleased == {0, 1} and 0 in books.training.wanting
+    books.open(0)
+    assert ledger.groups[0].unleased == {0, 1} and 0 in books.wanting
     books.lease(0, 0)
     assert ledger.groups[0].unleased == {1}
     books.lease(0, 1)
-    assert 0 not in books.training.wanting
+    assert 0 not in books.wanting
     ledger.expire(ledger.rollouts["1-0"], 0.0)
-    assert ledger.groups[0].unleased == {0} and 0 in books.training.wanting
+    assert ledger.groups[0].unleased == {0} and 0 in books.wanting
     books.receive("1-0", score=False)
-    assert 0 not in books.training.wanting
+    assert 0 not in books.wanting
     ledger.drop([ledger.rollouts["1-0"]], DropReason.INVALID)
-    assert ledger.groups[0].unleased == {0} and 0 in books.training.wanting
+    assert ledger.groups[0].unleased == {0} and 0 in books.wanting
     assert books.nodes.held_by_node == {"a": 1}
 
 
 def test_a_complete_group_revokes_what_others_still_hold_of_it() -> None:
     books = Books()
-    books.training.open_group(0, seed=7)
+    books.open(0)
     books.lease(0, 0, 1)
     books.ledger.expire(books.ledger.rollouts["1-0"], 0.0)
     books.lease(0, 0, node_id="b")
@@ -129,13 +138,13 @@ def test_a_complete_group_revokes_what_others_still_hold_of_it() -> None:
 
 def test_a_dropped_group_takes_all_its_rollouts_along() -> None:
     books = Books()
-    books.training.open_group(0, seed=7)
+    books.open(0)
     books.lease(0, 0, 1)
     books.receive("1-0")
     books.out.take()
     books.ledger.drop_group(books.ledger.groups[0], DropReason.STALE)
     assert books.kinds() == [RolloutsDropped, RolloutsDropped, GroupDropped, SendReceipts, RevokeLease]
-    assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.training.wanting) == 0
+    assert books.ledger.groups == {} and books.ledger.rollouts == {} and books.wanting == []
 
 
 def test_a_plan_is_in_order_and_knows_each_groups_age() -> None:
@@ -167,18 +176,19 @@ def test_a_restored_rollout_is_where_it_was(state: ReceiptState) -> None:
                 deadline=9.0,
                 state=state,
                 reward=0.5 if state is ReceiptState.SCORED else None,
-            )
+            ),
+            4.0,
         )
     assert books.out.take() == []
     assert (0 in books.ledger.complete) is (state is ReceiptState.SCORED)
     assert books.nodes.held_by_node == ({"a": 2} if state is ReceiptState.LEASED else {})
-    assert 0 not in books.training.wanting
+    assert 0 not in books.wanting
 
 
 def test_an_episode_goes_on_until_it_has_its_reward() -> None:
     books = Books()
     ledger = books.ledger
-    books.training.open_group(0, seed=7)
+    books.open(0)
     books.lease(0, 0, 1, version=3)
     books.receive("1-1")
     books.receive("1-0", score=False)
@@ -200,7 +210,7 @@ def test_an_episode_goes_on_until_it_has_its_reward() -> None:
 def test_who_still_holds_a_turn_that_was_answered_holds_it_in_vain() -> None:
     books = Books()
     ledger = books.ledger
-    books.training.open_group(0, seed=7)
+    books.open(0)
     books.lease(0, 0, 1)
     ledger.expire(ledger.rollouts["1-0"], 0.0)
     books.lease(0, 0, node_id="b")
@@ -215,7 +225,7 @@ def test_who_still_holds_a_turn_that_was_answered_holds_it_in_vain() -> None:
 def test_who_still_holds_a_later_turn_that_was_answered_is_told_to_stop() -> None:
     books = Books()
     ledger = books.ledger
-    books.training.open_group(0, seed=7)
+    books.open(0)
     books.lease(0, 0, 1)
     books.receive("1-0", score=False)
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
@@ -231,7 +241,7 @@ def test_who_still_holds_a_later_turn_that_was_answered_is_told_to_stop() -> Non
 def test_a_groups_tokens_are_those_of_what_it_has_received() -> None:
     books = Books()
     ledger = books.ledger
-    books.training.open_group(0, seed=7)
+    books.open(0)
     books.lease(0, 0, 1)
     books.receive("1-0", score=False)
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
@@ -246,7 +256,7 @@ def test_a_groups_tokens_are_those_of_what_it_has_received() -> None:
 def test_a_failed_turn_is_drawn_again_and_the_earlier_ones_stay() -> None:
     books = Books()
     ledger = books.ledger
-    books.training.open_group(0, seed=7)
+    books.open(0)
     books.lease(0, 0, 1)
     books.receive("1-0", score=False)
     ledger.go_on(ledger.rollouts["1-0"], np.array([4], np.int32))
@@ -287,11 +297,47 @@ def test_a_restored_episode_is_at_its_turn() -> None:
                 state=state,
                 num_tokens=4,
                 reward=reward,
-            )
+            ),
+            4.0,
         )
         assert books.ledger.groups[0].slots[0].turn == min(turn + 1, 2)
     group = books.ledger.groups[0]
     assert (group.unleased, group.num_ended, group.num_tokens) == ({1}, 1, 12)
+
+
+def test_episodes_that_have_not_ended_are_counted_by_batch() -> None:
+    books = Books()
+    for group_id in (0, 1):
+        books.open(group_id)
+    assert books.ledger.missing == {0: 2, 1: 2}
+    books.lease(0, 0, 1)
+    books.receive("1-0")
+    books.receive("1-1", score=False)
+    assert books.ledger.missing == {0: 1, 1: 2}
+    books.ledger.drop([books.ledger.rollouts["1-0"]], DropReason.INVALID)
+    assert books.ledger.missing == {0: 2, 1: 2}
+    books.ledger.drop_group(books.ledger.groups[0], DropReason.STALE)
+    assert books.ledger.missing == {1: 2}
+
+
+def test_what_is_late_may_go_to_another_and_is_not_lost() -> None:
+    books = Books()
+    books.open(0)
+    books.lease(0, 0, 1)
+    books.ledger.mark_late(books.ledger.rollouts["1-0"])
+    assert books.ledger.groups[0].unleased == {0} and books.nodes.held_by_node == {"a": 2}
+    assert books.ledger.groups[0].slots[0].failed_on == ("a",)
+    books.receive("1-0", score=False)
+    assert books.ledger.groups[0].unleased == set()
+
+
+def test_what_a_node_holds_is_known() -> None:
+    books = Books()
+    books.open(0)
+    books.lease(0, 0, 1)
+    assert [rollout.rollout_id for rollout in books.ledger.held_by("a")] == ["1-0", "1-1"]
+    books.receive("1-0", "1-1")
+    assert books.ledger.held_by("a") == books.ledger.held_by("stranger") == []
 
 
 def test_complete_groups_without_an_advantage_are_known() -> None:

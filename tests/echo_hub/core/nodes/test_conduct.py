@@ -6,7 +6,13 @@ from echo_hub.core.nodes.ready import Nodes
 
 
 def make(samplers: Samplers = "by_version") -> Nodes:
-    return Nodes(NodeSettings(samplers=samplers, lease_size=4, deadline_s=1.0))
+    return Nodes(
+        NodeSettings(samplers=samplers, lease_size=4, deadline_s=1.0, first_window=4_096, unproven_most=4_096)
+    )
+
+
+def take(nodes: Nodes, node_id: str, count: int) -> None:
+    nodes.take(node_id, count, 0.0, 0.0)
 
 
 def join(nodes: Nodes, node_id: str, capacity: int) -> None:
@@ -20,8 +26,7 @@ def expire(nodes: Nodes, node_id: str, count: int, *, now: float) -> None:
 
 
 def next_id(nodes: Nodes) -> str | None:
-    node = nodes.next_ready(0, ())
-    return None if node is None else node.node_id
+    return next((node.node_id for node in nodes.next_ready(0, ())), None)
 
 
 def test_one_problem_that_ends_scoring_processes_is_not_its_nodes_fault_and_several_are() -> None:
@@ -32,7 +37,7 @@ def test_one_problem_that_ends_scoring_processes_is_not_its_nodes_fault_and_seve
     assert next_id(nodes) == "a"
     for group_id, (now, rest_s) in enumerate([(0.0, FIRST_REST_S), (10.0, 2 * FIRST_REST_S)]):
         nodes.kill_scorer("a", group_id, now=now)
-        nodes.trust("a")
+        nodes.trust("a", in_time=True)
         nodes.wake(now + rest_s - 0.1)
         assert next_id(nodes) is None, "a good one in between does not end its rest"
         nodes.wake(now + rest_s)
@@ -49,7 +54,7 @@ def test_deaths_are_made_up_for_by_many_good_rollouts() -> None:
         nodes.wake(now + FIRST_REST_S)
         assert next_id(nodes) == "a", "its rests do not grow"
         for _ in range(round(1 / FORGIVEN_BY_ONE)):
-            nodes.trust("a")
+            nodes.trust("a", in_time=True)
 
 
 def test_the_hub_itself_is_not_rested_for_what_ends_scoring_processes() -> None:
@@ -61,28 +66,31 @@ def test_the_hub_itself_is_not_rested_for_what_ends_scoring_processes() -> None:
     assert next_id(nodes) == HUB_NODE_ID
 
 
-def test_a_silent_node_gets_one_lease_at_a_time_until_it_is_trusted_again() -> None:
+def test_a_silent_node_is_asked_for_one_at_a_time_until_it_is_trusted_again() -> None:
     nodes = make()
     join(nodes, "a", 100)
-    nodes.take("a", 8, 1)
-    expire(nodes, "a", 4, now=0.0)
-    assert next_id(nodes) is None, "the rest of what it holds comes first"
-    expire(nodes, "a", 4, now=1.0)
+    take(nodes, "a", 8)
+    nodes.trust("a", in_time=True)
+    expire(nodes, "a", 8, now=1.0)
     nodes.wake(1.0)
-    assert next_id(nodes) == "a"
-    nodes.take("a", 4, 2)
+    assert next_id(nodes) == "a", "it has returned good work before"
+    take(nodes, "a", 1)
     assert next_id(nodes) is None
-    nodes.trust("a")
+    for _ in range(4):
+        nodes.trust("a", in_time=True)
     assert next_id(nodes) == "a"
 
 
-def test_a_node_that_stays_silent_rests_for_more_and_more_deadlines() -> None:
+def test_a_node_that_never_returns_anything_rests_for_more_and_more_deadlines() -> None:
     nodes = make()
     join(nodes, "a", 4)
+    join(nodes, "other", 0)
     now, rests = 0.0, []
-    for lease_id in range(1, 5):
-        nodes.take("a", 4, lease_id)
-        expire(nodes, "a", 4, now=now)
+    for _ in range(4):
+        nodes.report("other", 1, 0)
+        take(nodes, "other", nodes.held_by_node.get("other", 0) == 0)
+        take(nodes, "a", 1)
+        expire(nodes, "a", 1, now=now)
         began = now
         nodes.wake(now)
         while next_id(nodes) is None:
@@ -90,6 +98,19 @@ def test_a_node_that_stays_silent_rests_for_more_and_more_deadlines() -> None:
             nodes.wake(now)
         rests.append(now - began)
     assert rests == [0.0, 4.0, 16.0, 16.0]
+
+
+def test_a_node_that_is_alone_does_not_rest_for_silence() -> None:
+    nodes = make()
+    join(nodes, "a", 4)
+    for now in (0.0, 1.0, 2.0):
+        take(nodes, "a", 1)
+        expire(nodes, "a", 1, now=now)
+        nodes.wake(now)
+        assert next_id(nodes) == "a"
+    nodes.fail("a", 3.0)
+    nodes.wake(3.0)
+    assert next_id(nodes) is None, "what it gave back it would give back again"
 
 
 def test_a_failing_node_rests_twice_as_long_each_time_whatever_it_reports() -> None:
@@ -108,7 +129,7 @@ def test_a_failing_node_rests_twice_as_long_each_time_whatever_it_reports() -> N
         assert next_id(nodes) == "a"
         rest_s = min(MAX_REST_S, 2 * rest_s)
     nodes.fail("a", now)
-    nodes.trust("a")
+    nodes.trust("a", in_time=True)
     assert next_id(nodes) == "a"
     nodes.fail("a", now)
     nodes.wake(now + FIRST_REST_S)
@@ -128,7 +149,7 @@ def test_a_node_does_not_shorten_its_rest_by_leaving() -> None:
 
 
 def test_ends_of_rests_are_forgotten_when_trust_ended_them() -> None:
-    conduct, nodes = Conduct(deadline_s=1.0), [Node(str(number)) for number in range(20)]
+    conduct, nodes = Conduct(deadline_s=1.0), [Node(str(number), window=4) for number in range(20)]
     for turn in range(100):
         for node in nodes:
             conduct.fail(node, 0.001 * turn)
@@ -136,21 +157,21 @@ def test_ends_of_rests_are_forgotten_when_trust_ended_them() -> None:
         for node in nodes[1:]:
             conduct.trust(node)
         assert conduct.num_ends <= 2, "one of them rests still"
-    assert conduct.wake(FIRST_REST_S - 0.001) == []
-    assert conduct.wake(FIRST_REST_S) == nodes[:1]
+    assert conduct.wake(FIRST_REST_S - 0.001, all_silent=False) == []
+    assert conduct.wake(FIRST_REST_S, all_silent=False) == nodes[:1]
     assert nodes[0].rests_until is None
-    assert (conduct.wake(1e9), conduct.num_ends) == ([], 0)
+    assert (conduct.wake(1e9, all_silent=False), conduct.num_ends) == ([], 0)
 
 
 def test_a_rest_is_prolonged_but_never_cut_short() -> None:
-    conduct, node = Conduct(deadline_s=60.0), Node("a", held=1, overdue=1)
+    conduct, node = Conduct(deadline_s=60.0), Node("a", window=4, held=1, overdue=1)
     conduct.expire(node, 0.0)
-    assert conduct.wake(0.0) == [node]
+    assert conduct.wake(0.0, all_silent=False) == [node]
     conduct.fail(node, 0.0)
     conduct.expire(node, 0.5)
     assert node.rests_until == 240.5
-    assert conduct.wake(FIRST_REST_S) == []
+    assert conduct.wake(FIRST_REST_S, all_silent=False) == []
     conduct.kill_scorer(node, 1, 2.0)
     conduct.kill_scorer(node, 2, 3.0)
     assert node.rests_until == 240.5
-    assert conduct.wake(240.5) == [node]
+    assert conduct.wake(240.5, all_silent=False) == [node]

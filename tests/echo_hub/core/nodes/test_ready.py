@@ -10,7 +10,19 @@ from echo_hub.core.nodes.ready import Nodes
 
 
 def make(samplers: Samplers = "by_version", lease_size: int = 4) -> Nodes:
-    return Nodes(NodeSettings(samplers=samplers, lease_size=lease_size, deadline_s=1.0))
+    return Nodes(
+        NodeSettings(
+            samplers=samplers, lease_size=lease_size, deadline_s=1.0, first_window=4_096, unproven_most=4_096
+        )
+    )
+
+
+def take(nodes: Nodes, node_id: str, count: int) -> None:
+    nodes.take(node_id, count, 0.0, 0.0)
+
+
+def release(nodes: Nodes, node_id: str, *, overdue: bool = False) -> None:
+    nodes.release(node_id, 0.0, overdue=overdue)
 
 
 def join(nodes: Nodes, node_id: str, capacity: int, version: int | None = 0) -> None:
@@ -24,8 +36,7 @@ def expire(nodes: Nodes, node_id: str, count: int, *, now: float) -> None:
 
 
 def next_id(nodes: Nodes, oldest: int = 0, avoid: tuple[str, ...] = ()) -> str | None:
-    node = nodes.next_ready(oldest, avoid)
-    return None if node is None else node.node_id
+    return next((node.node_id for node in nodes.next_ready(oldest, avoid)), None)
 
 
 def test_a_node_gets_work_only_once_it_reports_capacity_and_a_version() -> None:
@@ -42,68 +53,122 @@ def test_a_node_gets_work_only_once_it_reports_capacity_and_a_version() -> None:
     assert nodes.num_connected == 1
 
 
-def test_the_least_loaded_share_is_next_then_whoever_waited_longest() -> None:
+def test_nodes_with_idle_places_come_before_those_that_would_only_queue() -> None:
     nodes = make()
     join(nodes, "big", 40)
     join(nodes, "small", 8)
     order = []
-    for lease_id in range(1, 8):
-        node = nodes.next_ready(0, ())
-        assert node is not None
-        order.append(node.node_id)
-        nodes.take(node.node_id, 4, lease_id)
-    assert order == ["big", "small", "big", "big", "big", "big", "small"]
+    while (node_id := next_id(nodes)) is not None:
+        order.append(node_id)
+        take(nodes, node_id, 4)
+    assert order == ["big", "small", "big", "big", "big", "big", "small", *["big"] * 5]
 
 
 def test_equal_nodes_take_turns() -> None:
     nodes = make()
-    for node_id in "cab":
+    for node_id in "abc":
         join(nodes, node_id, 4)
     order = []
-    for lease_id in range(1, 7):
-        node = nodes.next_ready(0, ())
-        assert node is not None
-        order.append(node.node_id)
-        nodes.take(node.node_id, 4, lease_id)
+    for _ in range(6):
+        node_id = next_id(nodes)
+        assert node_id is not None
+        order.append(node_id)
+        take(nodes, node_id, 4)
         for _ in range(4):
-            nodes.release(node.node_id, overdue=False)
+            release(nodes, node_id)
     assert order == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_a_node_waits_until_a_whole_group_fits() -> None:
-    nodes = make()
-    join(nodes, "a", 6)
-    nodes.take("a", 4, 1)
-    for _ in range(2):
-        assert next_id(nodes) is None
-        nodes.release("a", overdue=False)
-    assert next_id(nodes) == "a"
+def test_a_node_waits_until_a_quarter_of_its_places_is_free_or_a_whole_lease_fits() -> None:
+    nodes = make(lease_size=4)
+    for capacity, wanted in ((3, 1), (8, 2), (12, 3), (100, 4)):
+        join(nodes, "a", capacity)
+        take(nodes, "a", capacity)
+        for _ in range(wanted):
+            assert next_id(nodes) is None
+            release(nodes, "a")
+        assert next_id(nodes) == "a"
+        for _ in range(capacity - wanted):
+            release(nodes, "a")
 
 
-def test_a_node_smaller_than_a_group_works_in_halves() -> None:
-    nodes = make(lease_size=8)
-    join(nodes, "a", 3)
-    nodes.take("a", 3, 1)
-    nodes.release("a", overdue=False)
+def test_what_is_given_to_a_node_stays_what_keeps_it_busy() -> None:
+    """It draws 4 at once, 4 s each, and claims room for 100."""
+    nodes, now = make(), 0.0
+    join(nodes, "a", 100)
+    for _ in range(20):
+        nodes.take("a", 4, 400.0, now)
+        now += 4.0
+        for _ in range(4):
+            nodes.measure("a", 100, sampling_s=4.0, latency_s=4.0, now=now)
+            nodes.release("a", 100.0, overdue=False)
+            nodes.trust("a", in_time=True)
+    assert (nodes.tokens_per_s, nodes.typical_token_s) == pytest.approx((100.0, 0.04), rel=0.1)
+    nodes.take("a", 6, 600.0, now)
     assert next_id(nodes) is None
-    nodes.release("a", overdue=False)
-    assert next_id(nodes) == "a"
 
 
-def test_overdue_rollouts_take_up_no_capacity_but_cost_the_place() -> None:
+def test_the_pools_pace_is_that_of_those_who_take_work() -> None:
+    nodes = make()
+    for node_id, seconds in (("quick", 1.0), ("slow", 3.0)):
+        join(nodes, node_id, 8)
+        nodes.take(node_id, 1, 100.0, 0.0)
+        nodes.measure(node_id, 100, sampling_s=seconds, latency_s=seconds, now=seconds)
+    assert nodes.tokens_per_s == pytest.approx(100.0 + 100.0 / 3.0)
+    assert nodes.typical_token_s == pytest.approx((1.0 + 1.0) / (100.0 + 100.0 / 3.0))
+    nodes.disconnect("slow")
+    assert (nodes.tokens_per_s, nodes.typical_token_s) == pytest.approx((100.0, 0.01))
+    nodes.disconnect("quick")
+    assert (nodes.tokens_per_s, nodes.typical_token_s) == pytest.approx((0.0, 0.0), abs=1e-9)
+
+
+def test_who_must_be_back_soon_is_asked_for_by_pace() -> None:
+    nodes = make()
+    for node_id, seconds in (("slow", 8.0), ("quick", 1.0), ("new", 0.0)):
+        join(nodes, node_id, 8)
+        nodes.take(node_id, 1, 100.0, 0.0)
+        if seconds:
+            nodes.measure(node_id, 100, sampling_s=seconds, latency_s=seconds, now=seconds)
+            nodes.release(node_id, 100.0, overdue=False)
+            nodes.trust(node_id, in_time=True)
+
+    def by_pace(fastest: float, slowest: float, *, by_speed: bool = False) -> list[str]:
+        paces = (fastest, slowest)
+        return [node.node_id for node in nodes.next_ready(0, (), paces=paces, by_speed=by_speed)]
+
+    assert by_pace(0.0, 0.02) == ["new", "quick"], "who is not measured will do"
+    assert by_pace(0.05, 1.0) == ["new", "slow"]
+    assert by_pace(0.0, 1.0, by_speed=True) == ["new", "quick", "slow"]
+
+
+def test_a_proven_node_that_comes_back_keeps_its_window() -> None:
+    nodes = Nodes(
+        NodeSettings(samplers="by_version", lease_size=4, deadline_s=1.0, first_window=4, unproven_most=4)
+    )
+    join(nodes, "a", 100)
+    for _ in range(8):
+        take(nodes, "a", 1)
+        release(nodes, "a")
+        nodes.trust("a", in_time=True)
+    nodes.disconnect("a")
+    assert nodes.num_known == 0
+    join(nodes, "a", 100)
+    join(nodes, "b", 100)
+    assert [(node.node_id, node.limit) for node in nodes.next_ready(0, ())] == [("b", 4), ("a", 12)]
+
+
+def test_overdue_rollouts_take_up_no_capacity() -> None:
     nodes = make()
     join(nodes, "silent", 4)
-    nodes.take("silent", 4, 1)
+    take(nodes, "silent", 4)
     expire(nodes, "silent", 4, now=0.0)
     nodes.wake(0.0)
     assert next_id(nodes) == "silent"
-    join(nodes, "quick", 8)
-    nodes.take("quick", 4, 2)
-    assert next_id(nodes) == "quick"
 
 
 def test_versions_decide_in_async_mode_alone() -> None:
     nodes = make()
+    nodes.published(4)
     join(nodes, "old", 4, 1)
     join(nodes, "new", 4, 3)
     assert (next_id(nodes, 2), next_id(nodes, 4)) == ("new", None)
@@ -121,7 +186,7 @@ def test_only_the_hub_samples_in_colocated_mode() -> None:
     assert next_id(nodes) is None
     join(nodes, HUB_NODE_ID, 4)
     assert next_id(nodes) == HUB_NODE_ID
-    nodes.take(HUB_NODE_ID, 1, 1)
+    take(nodes, HUB_NODE_ID, 1)
     nodes.fail(HUB_NODE_ID, 0.0)
     nodes.expire(HUB_NODE_ID, 0.0)
     assert next_id(nodes) == HUB_NODE_ID
@@ -139,48 +204,36 @@ def test_nodes_to_avoid_keep_their_place() -> None:
 def test_a_node_that_left_is_remembered_while_it_holds_work() -> None:
     nodes = make()
     join(nodes, "a", 4)
-    nodes.take("a", 2, 1)
+    take(nodes, "a", 2)
     nodes.disconnect("a")
     nodes.disconnect("stranger")
     assert (next_id(nodes), nodes.held_by_node, nodes.num_candidates(0)) == (None, {"a": 2}, 0)
     join(nodes, "a", 6)
     assert next_id(nodes) == "a"
     nodes.disconnect("a")
-    nodes.release("a", overdue=False)
-    nodes.release("a", overdue=False)
+    release(nodes, "a")
+    release(nodes, "a")
     assert nodes.held_by_node == {}
     with pytest.raises(KeyError):
-        nodes.release("a", overdue=False)
+        release(nodes, "a")
 
 
-def test_reports_without_end_need_no_memory_without_end() -> None:
+def test_a_version_that_is_not_published_is_no_better_than_the_newest() -> None:
     nodes = make()
-    for node_id in "ab":
-        join(nodes, node_id, 4)
-    for turn in range(10_000):
-        nodes.report("b", 4 * (turn % 2), 0)
-    nodes.report("b", 4, 0)
-    assert nodes.num_places <= 2 * nodes.num_known
-    nodes.take("a", 4, 1)
-    assert next_id(nodes) == "b"
+    join(nodes, "liar", 4, 99)
+    join(nodes, "honest", 4, 0)
+    assert (nodes.num_candidates(0), nodes.num_candidates(1), next_id(nodes, 1)) == (2, 0, None)
+    nodes.published(1)
+    nodes.report("liar", 4, 99)
+    assert (nodes.num_candidates(1), next_id(nodes, 1)) == (1, "liar")
 
 
-def test_versions_without_end_need_no_memory_without_end() -> None:
-    nodes = make()
-    for node_id in map(str, range(100)):
-        join(nodes, node_id, 8)
-    for version in range(1, 1_000):
-        for number in range(100):
-            nodes.report(str(number), 8, max(0, version - number % 7))
-            assert nodes.num_places <= 200
-    assert (nodes.num_candidates(0), nodes.num_candidates(999), next_id(nodes, 999)) == (100, 15, "0")
-
-
-def test_whatever_nodes_go_through_there_are_at_most_two_places_a_node() -> None:
+def test_whatever_nodes_go_through_the_counts_are_right() -> None:
     chance, nodes, now = Random(7), make(), 0.0
     held: Counter[str] = Counter()
-    for lease_id in range(20_000):
+    for turn in range(20_000):
         node_id, now = f"n{chance.randrange(30)}", now + 0.01
+        nodes.published(turn // 1_000)
         match chance.randrange(9):
             case 0:
                 join(nodes, node_id, 8)
@@ -189,55 +242,37 @@ def test_whatever_nodes_go_through_there_are_at_most_two_places_a_node() -> None
             case 2:
                 nodes.fail(node_id, now)
             case 3:
-                nodes.trust(node_id)
+                nodes.trust(node_id, in_time=chance.random() < 0.5)
             case 4 if held[node_id]:
-                nodes.release(node_id, overdue=False)
+                nodes.measure(node_id, 10, sampling_s=0.1, latency_s=0.2, now=now)
+                nodes.release(node_id, 5.0, overdue=False)
                 held[node_id] -= 1
-            case 5 if lease_id % 50 == 0:
+            case 5 if turn % 50 == 0:
                 nodes.wake(now)
-            case 6 if (node := nodes.next_ready(lease_id // 1_000, (node_id,))) is not None:
-                nodes.take(node.node_id, 1, lease_id)
-                held[node.node_id] += 1
+            case 6 if (found := next(nodes.next_ready(turn // 1_000, (node_id,)), None)) is not None:
+                assert found.node_id != node_id and found.free > 0
+                nodes.take(found.node_id, 1, 5.0, now)
+                held[found.node_id] += 1
             case _:
-                nodes.report(node_id, chance.randrange(12), chance.randrange(lease_id // 1_000 + 1))
-        assert nodes.num_places <= 2 * nodes.num_known
+                nodes.report(node_id, chance.randrange(12), chance.randrange(turn // 1_000 + 1))
+        assert nodes.in_flight == held.total()
+        assert nodes.held_tokens == pytest.approx(5.0 * held.total())
+        assert dict(nodes.held_by_node) == {node: count for node, count in held.items() if count}
+        assert nodes.num_ready <= nodes.num_candidates(0) <= nodes.num_connected <= 30
+    assert nodes.tokens_per_s > 0.0
 
 
-class Compared(int):
-    """A number that counts how often it was compared."""
-
-    times = 0
-
-    def __lt__(self, other: int) -> bool:
-        Compared.times += 1
-        return int(self) < other
-
-    def __gt__(self, other: int) -> bool:
-        Compared.times += 1
-        return int(self) > other
-
-    def __le__(self, other: int) -> bool:
-        Compared.times += 1
-        return int(self) <= other
-
-    def __ge__(self, other: int) -> bool:
-        Compared.times += 1
-        return int(self) >= other
-
-
-def test_to_find_the_next_node_takes_no_more_work_the_more_versions_there_were() -> None:
+def test_to_find_the_next_node_takes_no_more_work_the_more_nodes_there_are() -> None:
     nodes = make()
-    for node_id in map(str, range(100)):
-        join(nodes, node_id, 8)
-    for version in range(1, 2_000):
-        for number in range(100):
-            nodes.report(str(number), 8, version)
-    Compared.times = 0
-    assert next_id(nodes, Compared(1_999)) == "0"
-    assert nodes.num_candidates(Compared(1_999)) == 100
-    assert 0 < Compared.times <= 2, "all have one version"
-    for number in range(100):
-        nodes.report(str(number), 8, number)
-    Compared.times = 0
-    assert next_id(nodes, Compared(90)) == "90"
-    assert Compared.times < 50, "fewer than there are versions"
+    for number in range(2_000):
+        join(nodes, str(number), 8)
+    looked_at = 0
+
+    class Nobody(tuple[str, ...]):
+        def __contains__(self, node_id: object) -> bool:
+            nonlocal looked_at
+            looked_at += 1
+            return False
+
+    assert next(nodes.next_ready(0, Nobody())).node_id == "0"
+    assert looked_at <= 2

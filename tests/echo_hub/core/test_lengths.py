@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_hub.core.lengths import PROMPTS, RECENT, Lengths
+
+
+def test_nothing_is_known_at_first() -> None:
+    lengths = Lengths()
+    assert (lengths.mean_tokens, lengths.long_tokens, lengths.predict(None), lengths.predict(7)) == (0, 0, 0, 0)
+
+
+def test_a_prompt_that_came_before_is_predicted_from_its_own_history() -> None:
+    lengths = Lengths()
+    for _ in range(50):
+        lengths.seen(1, 300)
+        lengths.seen(2, 10)
+    assert lengths.mean_tokens == 155.0
+    assert lengths.predict(1) == pytest.approx(300, rel=0.05) and lengths.predict(2) == pytest.approx(10, rel=1.0)
+    assert lengths.predict(3) == lengths.predict(None) == 155.0
+
+
+def test_one_completion_says_little_of_its_prompt() -> None:
+    lengths = Lengths()
+    for _ in range(100):
+        lengths.seen(None, 100)
+    lengths.seen(1, 400)
+    assert 150 < lengths.predict(1) < 250
+
+
+def test_a_prompts_length_changes_with_the_policy() -> None:
+    lengths = Lengths()
+    for _ in range(200):
+        lengths.seen(1, 100)
+    for _ in range(200):
+        lengths.seen(1, 500)
+    assert lengths.predict(1) > 450
+
+
+def test_few_completions_are_longer_than_the_long_ones() -> None:
+    lengths = Lengths()
+    for number in range(1_000):
+        lengths.seen(None, 10 if number % 25 else 600)
+    assert lengths.long_tokens == 600.0
+    for _ in range(RECENT):
+        lengths.seen(None, 10)
+    assert (lengths.long_tokens, lengths.mean_tokens) == (10.0, 10.0)
+
+
+def test_prompts_without_end_need_no_memory_without_end() -> None:
+    lengths = Lengths()
+    for prompt in range(PROMPTS + 100):
+        lengths.seen(prompt, 100 if prompt else 900)
+    assert lengths.predict(0) == lengths.mean_tokens, "forgotten"
+    assert len(lengths._prompts) == PROMPTS
