@@ -19,7 +19,11 @@ from echo_hub.store.async_store import AsyncStore
 INBOX_EVENTS: Final = 8_192
 """When full, those who report events wait, down to the nodes' sockets."""
 
+SOONEST_S: Final = 0.005
+"""The coordinator is told the time no sooner than this after it last heard something."""
+
 TICK_S: Final = 1.0
+"""While it waits for a moment it is told the time at least so often: a computer's clock may be set, or have slept."""
 
 
 class Driver:
@@ -44,7 +48,7 @@ class Driver:
         try:
             await self._carry_out(self.coordinator.start(self._clock()), act)
             while True:
-                events = [await self._inbox.get(), *self._waiting()]
+                events = [await self._next(), *self._waiting()]
                 now = self._clock()
                 await self._carry_out(
                     [effect for event in events for effect in self.coordinator.handle(event, now)], act
@@ -56,11 +60,14 @@ class Driver:
     def _waiting(self) -> list[Event]:
         return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
 
-    async def tick(self) -> None:
-        """Reports the passing of time, for ever."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            await self.report(Tick())
+    async def _next(self) -> Event:
+        """The next event, or the time when the coordinator asks to be told it."""
+        due = self.coordinator.due_at()
+        try:
+            async with asyncio.timeout(None if due is None else min(TICK_S, max(SOONEST_S, due - self._clock()))):
+                return await self._inbox.get()
+        except TimeoutError:
+            return Tick()
 
     async def _carry_out(self, effects: list[Effect], act: Callable[[Action], None]) -> None:
         records = [effect for effect in effects if isinstance(effect, RECORDS)]

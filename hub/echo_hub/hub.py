@@ -265,7 +265,6 @@ class Hub:
             async with asyncio.TaskGroup() as tasks:
                 for work in (
                     self._driver.run(self._act),
-                    self._driver.tick(),
                     self._preparation.run(report),
                     self._handing_out.run(),
                     self._scorer.run(report),

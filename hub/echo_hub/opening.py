@@ -189,6 +189,7 @@ def coordinator_settings(config: HubConfig, *, multi_turn: bool) -> CoordinatorS
         groups_per_step=config.training.groups_per_step,
         group_size=config.training.group_size,
         deadline_s=config.leases.deadline_s,
+        first_window=config.leases.first_window,
         max_staleness=config.training.max_staleness,
         publish_every=config.training.publish_every,
         multi_turn=multi_turn,

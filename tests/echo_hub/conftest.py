@@ -50,7 +50,7 @@ class Driven:
     def __init__(self, directory: RunDirectory, **settings: Any) -> None:
         self.store = Store.open(directory.database_url)
         base: dict[str, Any] = {"mode": "async", "steps": 2, "groups_per_step": 2, "group_size": 2, "deadline_s": 60.0}
-        chosen = CoordinatorSettings(**{**base, "max_staleness": 1, **settings})
+        chosen = CoordinatorSettings(**{**base, "max_staleness": 1, "first_window": 100, **settings})
         self.now = 1_000.0
         self.actions: list[Action] = []
         self.answered: set[type] = {PrepareGroup, ScoreRollout}

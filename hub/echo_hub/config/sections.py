@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
 from echo_hub.tasks.names import check_name
 from echo_shared.artefacts import DELTA_REACH
+from echo_shared.messages import MAX_BATCHED
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -253,7 +254,11 @@ class LeaseConfig(Section):
     """How work is handed out."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """A lease older than this is given to another node as well; the first valid result wins."""
+    """A lease older than this is given to another node as well; the first valid result wins. Where it is known how long
+    a node takes, others are asked sooner."""
+    first_window: Annotated[int, Field(ge=1, le=MAX_BATCHED)] = 4
+    """Rollouts that a node may hold that has returned none yet. What it claims beyond that it earns: one more with each
+    that comes back in time, one less with each that does not."""
 
 
 class ServerConfig(Section):

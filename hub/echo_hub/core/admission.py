@@ -61,7 +61,7 @@ class SortedKeys(Generic[_Key]):
     """Keys in ascending order, such as group ids. They come and go mostly at the two ends, which a list does fast."""
 
     def __init__(self, keys: Iterable[_Key] = ()) -> None:
-        self._keys = sorted(keys)
+        self._keys: list[_Key] = sorted(keys)
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -166,9 +166,7 @@ class Coordinator:
         for group_id in range(self._next_to_prepare, self._next_to_prepare + allowed):
             self._out.act(PrepareGroup(group_id=group_id))
         self._next_to_prepare += allowed
-        self._leasing.dispatch(
-            self._training, now, newest_version=version, outlook=outlook, tempo=self._training.tempo
-        )
+        self._leasing.dispatch(self._training, now, newest_version=version, outlook=outlook, tempo=self._training.tempo)
 
     def _finish(self) -> None:
         self._finished = True

@@ -16,7 +16,6 @@ from echo_hub.core.nodes.node import Node
 from echo_shared.messages import ReceiptState
 from echo_shared.rewards import all_equal
 
-
 Key = tuple[int, float, int]
 """Number of the batch that a group was opened for, minus its expected tokens, its id: the oldest batch first, and in it
 the longest completions first (as StreamRL does, arXiv 2504.15930: what takes longest is to begin first)."""

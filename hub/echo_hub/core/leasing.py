@@ -212,7 +212,8 @@ class Leasing:
     def _standing(self, newest_version: int, outlook: Outlook) -> tuple[int, ...]:
         """All that has a say in who may take what, but for the time."""
         nodes = self._nodes
-        return (self._ledger.num_wants, nodes.num_changes, nodes.num_candidates(0), outlook.next_step, newest_version)
+        of_nodes = (nodes.num_changes, nodes.num_candidates(0), nodes.unproven_may)
+        return (*of_nodes, self._ledger.num_wants, outlook.next_step, newest_version)
 
     def _terms(self, step: int, batch: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:
         """`num_groups` of the batch, whose groups `step` is to take, want leases."""

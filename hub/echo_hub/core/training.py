@@ -29,8 +29,8 @@ from typing import Final
 
 from echo_hub.core.admission import Outlook, SortedKeys, oldest_useful_version
 from echo_hub.core.effects import AnnounceVersion, PublishVersion, TrainStep, VersionRecorded
-from echo_hub.core.groups import Key, LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.events import GroupPrepared
+from echo_hub.core.groups import Key, LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 
 from echo_hub.core.events import GroupPrepared
@@ -23,5 +24,13 @@ class GroupPreparation:
         """Prepares for ever."""
         while True:
             group_id = await self._waiting.get()
-            await asyncio.to_thread(self._problems.prompt_ids, group_id)  # Fills the cache: sampling may be slow.
-            await report(GroupPrepared(group_id=group_id, seed=self._problems.seed(group_id)))
+            await report(await asyncio.to_thread(self._prepare, group_id))
+
+    def _prepare(self, group_id: int) -> GroupPrepared:
+        prompt_ids = self._problems.prompt_ids(group_id)  # Fills the cache: sampling may be slow.
+        return GroupPrepared(
+            group_id=group_id,
+            seed=self._problems.seed(group_id),
+            prompt=int.from_bytes(hashlib.blake2b(prompt_ids.tobytes(), digest_size=8).digest()),
+            prompt_tokens=len(prompt_ids),
+        )

@@ -41,7 +41,14 @@ class Bench:
     """`effects` are those of the last call, of the groups that it opened too."""
 
     def __init__(self, snapshot: CoordinatorSnapshot | None = None, *, prepare: bool = True, **settings: Any) -> None:
-        base = {"mode": "async", "steps": 4, "groups_per_step": 2, "group_size": 2, "deadline_s": 60.0, "first_window": 4096}
+        base = {
+            "mode": "async",
+            "steps": 4,
+            "groups_per_step": 2,
+            "group_size": 2,
+            "deadline_s": 60.0,
+            "first_window": 4096,
+        }
         self.settings = CoordinatorSettings(**{**base, **settings})
         self.coordinator = Coordinator(self.settings, snapshot or CoordinatorSnapshot())
         self.now = 1_000.0

@@ -14,12 +14,14 @@ async def test_groups_are_answered_in_order_with_their_own_seeds() -> None:
     problems = Problems.of_run(config, PromptCodec.of_run(config, resolve_base("builtin:tiny")))
     prepared: asyncio.Queue[GroupPrepared] = asyncio.Queue()
     preparation = GroupPreparation(problems)
-    for group_id in (0, 1, 2):
+    for group_id in (0, 1, 2, 0):
         preparation.submit(group_id)
     working = asyncio.create_task(preparation.run(prepared.put))
     async with asyncio.timeout(20):
-        events = [await prepared.get() for _ in range(3)]
+        events = [await prepared.get() for _ in range(4)]
     working.cancel()
     await asyncio.wait([working])
-    assert events == [GroupPrepared(group_id=number, seed=problems.seed(number)) for number in (0, 1, 2)]
-    assert len({event.seed for event in events}) == 3
+    assert [(event.group_id, event.seed) for event in events] == [(n, problems.seed(n)) for n in (0, 1, 2, 0)]
+    assert [event.prompt_tokens for event in events] == [len(problems.prompt_ids(n)) for n in (0, 1, 2, 0)]
+    assert len({event.seed for event in events}) == len({event.prompt for event in events}) == 3
+    assert events[0].prompt == events[3].prompt, "a prompt that comes again is known"

@@ -54,7 +54,7 @@ class Nodes:
         self._by_version: Counter[int] = Counter()
         self._held: dict[str, int] = {}
         self._newest = 0
-        self._unproven_held = 0
+        self._unproven_in_flight = 0
         self._num_proven = 0
         """Proven nodes among the candidates."""
         self.num_connected = 0
@@ -86,6 +86,11 @@ class Nodes:
     def num_changes(self) -> int:
         """Grows whenever a node may have more room than before."""
         return self._queues.num_changes
+
+    @property
+    def unproven_may(self) -> bool:
+        """Whether nodes that have returned nothing yet are given anything."""
+        return not self._num_proven or self._unproven_in_flight < self._settings.unproven_most
 
     @property
     def any_ready(self) -> bool:
@@ -153,7 +158,7 @@ class Nodes:
         self._conduct.trust(node)
         if not node.proven:
             node.proven, node.speed = True, speed_class(node.pace.token_s)
-            self._unproven_held -= node.held
+            self._unproven_in_flight -= node.in_flight
             self._num_proven += node_id in self._candidates
         if in_time and node.window < MAX_BATCHED:
             node.window += 1
@@ -178,7 +183,7 @@ class Nodes:
         """One of its rollouts has passed its deadline."""
         node = self._nodes[node_id]
         node.overdue += 1
-        self.in_flight -= 1
+        self._count_in_flight(node, -1)
         if not node.is_hub:
             node.window = max(1, node.window - 1) if node.in_flight else 1
             self._count_pace(node, counts=False)
@@ -189,7 +194,7 @@ class Nodes:
         """One of its rollouts, likely to be so long, has come in, or is wanted no more."""
         node = self._nodes[node_id]
         node.overdue -= overdue
-        self.in_flight += overdue
+        self._count_in_flight(node, overdue)
         self._hold(node, -1, -num_tokens)
         self._update(node)
 
@@ -221,12 +226,9 @@ class Nodes:
         """The nodes to lease to, best first. `paces`: from the fastest to the slowest token_s that will do; nodes that
         are not measured do in any case. `by_speed`: the fastest first."""
         fastest, slowest = (UNPROVEN + 1, -UNPROVEN) if paces is None else map(speed_class, paces)
-        unproven_may = not self._num_proven or self._unproven_held < self._settings.unproven_most
-        if unproven_may:
+        if self.unproven_may:
             yield from self._queues.first(oldest_version, fastest=UNPROVEN, slowest=UNPROVEN, avoid=avoid)
-        yield from self._queues.first(
-            oldest_version, fastest=fastest, slowest=slowest, avoid=avoid, by_speed=by_speed
-        )
+        yield from self._queues.first(oldest_version, fastest=fastest, slowest=slowest, avoid=avoid, by_speed=by_speed)
 
     def _known(self, node_id: str) -> Node:
         node = self._nodes.get(node_id)
@@ -239,16 +241,19 @@ class Nodes:
 
     def _hold(self, node: Node, count: int, num_tokens: float) -> None:
         node.held += count
-        self.in_flight += count
+        self._count_in_flight(node, count)
         before = node.held_tokens
         node.held_tokens = before + num_tokens if node.held else 0.0
         self.held_tokens += node.held_tokens - before
-        if not node.proven:
-            self._unproven_held += count
         if node.held:
             self._held[node.node_id] = node.held
         else:
             self._held.pop(node.node_id, None)
+
+    def _count_in_flight(self, node: Node, count: int) -> None:
+        self.in_flight += count
+        if not node.proven:
+            self._unproven_in_flight += count
 
     def _count_pace(self, node: Node, *, counts: bool) -> None:
         """Keeps the pool's pace true to the node's."""

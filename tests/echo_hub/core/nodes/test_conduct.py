@@ -6,9 +6,7 @@ from echo_hub.core.nodes.ready import Nodes
 
 
 def make(samplers: Samplers = "by_version") -> Nodes:
-    return Nodes(
-        NodeSettings(samplers=samplers, lease_size=4, deadline_s=1.0, first_window=4_096, unproven_most=4_096)
-    )
+    return Nodes(NodeSettings(samplers=samplers, lease_size=4, deadline_s=1.0, first_window=4_096, unproven_most=4_096))
 
 
 def take(nodes: Nodes, node_id: str, count: int) -> None:

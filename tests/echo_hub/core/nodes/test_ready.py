@@ -11,9 +11,7 @@ from echo_hub.core.nodes.ready import Nodes
 
 def make(samplers: Samplers = "by_version", lease_size: int = 4) -> Nodes:
     return Nodes(
-        NodeSettings(
-            samplers=samplers, lease_size=lease_size, deadline_s=1.0, first_window=4_096, unproven_most=4_096
-        )
+        NodeSettings(samplers=samplers, lease_size=lease_size, deadline_s=1.0, first_window=4_096, unproven_most=4_096)
     )
 
 
@@ -104,7 +102,7 @@ def test_what_is_given_to_a_node_stays_what_keeps_it_busy() -> None:
             nodes.release("a", 100.0, overdue=False)
             nodes.trust("a", in_time=True)
     assert (nodes.tokens_per_s, nodes.typical_token_s) == pytest.approx((100.0, 0.04), rel=0.1)
-    nodes.take("a", 6, 600.0, now)
+    nodes.take("a", 7, 700.0, now)
     assert next_id(nodes) is None
 
 
@@ -142,9 +140,7 @@ def test_who_must_be_back_soon_is_asked_for_by_pace() -> None:
 
 
 def test_a_proven_node_that_comes_back_keeps_its_window() -> None:
-    nodes = Nodes(
-        NodeSettings(samplers="by_version", lease_size=4, deadline_s=1.0, first_window=4, unproven_most=4)
-    )
+    nodes = Nodes(NodeSettings(samplers="by_version", lease_size=4, deadline_s=1.0, first_window=4, unproven_most=4))
     join(nodes, "a", 100)
     for _ in range(8):
         take(nodes, "a", 1)
