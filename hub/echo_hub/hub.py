@@ -56,7 +56,7 @@ from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
 from echo_hub.own_sampler import OwnSampler
 from echo_hub.publishing import Publishing
-from echo_hub.receipts import ReceiptLookUps
+from echo_hub.receipts import ReceiptLookUps, as_message
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
@@ -73,7 +73,6 @@ from echo_hub.views.run import Moment, RunViews
 from echo_hub.views.versions import VersionViews
 from echo_shared.books import Evaluation
 from echo_shared.identity import Identity
-from echo_shared.messages import Receipts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +289,7 @@ class Hub:
             case SendLease() | RevokeLease():
                 self._handing_out.submit(action)
             case SendReceipts():
-                self._gateway.send(action.node_id, Receipts(receipts=action.receipts))
+                self._gateway.send(action.node_id, as_message(action.receipts))
             case LookUpReceipt():
                 self._look_ups.submit(action)
             case ScoreRollout():

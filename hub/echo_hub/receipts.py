@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from echo_hub.core import effects
 from echo_hub.core.effects import LookUpReceipt
 from echo_hub.store.async_store import AsyncStore
-from echo_shared.messages import FromHub, Receipts
+from echo_shared.messages import FromHub, Receipt, Receipts
 
 LOOK_UPS_WAITING: Final = 4_096
 
@@ -36,3 +37,13 @@ class ReceiptLookUps:
         """Tells the node what became of these rollouts, in one message."""
         receipts = await self._store.receipts(node_id, rollout_ids)
         self._send(node_id, Receipts(receipts=tuple(receipts)))
+
+
+def as_message(receipts: Sequence[effects.Receipt]) -> Receipts:
+    """What a node is told. Not validated: ids, states and reasons are this software's own."""
+    return Receipts.model_construct(
+        receipts=tuple(
+            Receipt.model_construct(rollout_id=receipt.rollout_id, state=receipt.state, drop_reason=receipt.drop_reason)
+            for receipt in receipts
+        )
+    )

@@ -60,7 +60,8 @@ async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive
                 assert [states[each] for each in ids] == [ReceiptState.LEASED] * len(ids)
             case SendReceipts():
                 for receipt in action.receipts:
-                    assert driven.store.receipts(action.node_id, [receipt.rollout_id])[0] == receipt
+                    (stored,) = driven.store.receipts(action.node_id, [receipt.rollout_id])
+                    assert (stored.rollout_id, stored.state, stored.drop_reason) == receipt
             case ScoreRollout():
                 assert len(driven.store.load_payloads([action.rollout_id])) == 1
             case TrainStep():

@@ -77,6 +77,9 @@ class Coordinator:
         self._next_to_prepare = snapshot.next_group_id
         self._prepared: dict[int, GroupPrepared] = {}
         self._finished = False
+        self._outlook = self._training.outlook
+        self._admitted: tuple[int, ...] = ()
+        """Where things stood when groups were last asked for."""
 
     def start(self, now: float) -> list[Effect]:
         """Takes up the snapshot's work; repeats what a crash between commit and action may have lost."""
@@ -156,17 +159,17 @@ class Coordinator:
         version = self._training.newest_to_lease
         if version is None:
             return
-        outlook = self._training.outlook
-        allowed = admission.room(
-            self._settings,
-            outlook,
-            lease_version=version,
-            waiting_groups=len(self._ledger.waiting) + self._num_preparing,
+        standing = (version, *self._training.standing, len(self._ledger.waiting) + self._num_preparing)
+        if standing != self._admitted:
+            self._outlook = self._training.outlook
+            allowed = admission.room(self._settings, self._outlook, lease_version=version, waiting_groups=standing[-1])
+            for group_id in range(self._next_to_prepare, self._next_to_prepare + allowed):
+                self._out.act(PrepareGroup(group_id=group_id))
+            self._next_to_prepare += allowed
+            self._admitted = (*standing[:-1], standing[-1] + allowed)
+        self._leasing.dispatch(
+            self._training, now, newest_version=version, outlook=self._outlook, tempo=self._training.tempo
         )
-        for group_id in range(self._next_to_prepare, self._next_to_prepare + allowed):
-            self._out.act(PrepareGroup(group_id=group_id))
-        self._next_to_prepare += allowed
-        self._leasing.dispatch(self._training, now, newest_version=version, outlook=outlook, tempo=self._training.tempo)
 
     def _finish(self) -> None:
         self._finished = True

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.payload import RolloutPayload
-from echo_shared.messages import DropReason, Receipt
+from echo_shared.messages import DropReason, ReceiptState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +158,14 @@ class RevokeLease:
     node_id: str
     lease_id: int
     reason: DropReason
+
+
+class Receipt(NamedTuple):
+    """What has become of one rollout."""
+
+    rollout_id: str
+    state: ReceiptState
+    drop_reason: DropReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

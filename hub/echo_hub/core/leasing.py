@@ -137,6 +137,8 @@ class Leasing:
         self._next_lease_id = next_lease_id
         self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
         self._release_at = inf
+        self._refused = False
+        """Whether there was work that is released, and no node that brings it back in time."""
         self._asked: tuple[int, ...] = ()
         """Where things stood when there was last nobody to lease to."""
         self._unsent: set[str] = set()
@@ -195,7 +197,7 @@ class Leasing:
         wanting, start = owner.wanting, 0
         if self._asked == self._standing(newest_version, outlook) and now < self._release_at:
             return
-        self._release_at = inf
+        self._release_at, self._refused = inf, False
         while start < len(wanting) and self._nodes.any_ready:
             group = self._ledger.groups[wanting[start][-1]]
             step = outlook.step_of(self._ledger.waiting.position(group.group_id))
@@ -207,12 +209,14 @@ class Leasing:
             if terms.not_before_s > SLOWEST_S:
                 break
             start = self._lease_batch(owner, start, end, terms, now)
+            self._refused |= not terms.not_before_s
         self._asked = self._standing(newest_version, outlook)
 
     def _standing(self, newest_version: int, outlook: Outlook) -> tuple[int, ...]:
         """All that has a say in who may take what, but for the time."""
         nodes = self._nodes
-        of_nodes = (nodes.num_changes, nodes.num_candidates(0), nodes.unproven_may)
+        touches = nodes.num_touches if self._refused else 0
+        of_nodes = (nodes.num_changes, touches, nodes.num_candidates(0), nodes.unproven_may)
         return (*of_nodes, self._ledger.num_wants, outlook.next_step, newest_version)
 
     def _terms(self, step: int, batch: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:

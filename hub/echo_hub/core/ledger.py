@@ -50,6 +50,8 @@ class Ledger:
         self._out = out
         self._held_by: dict[str, dict[str, LeasedRollout]] = {}
         self.lengths = Lengths()
+        self.num_closed = 0
+        """Groups that were here and are no longer."""
         self.num_wants = 0
         """Grows whenever an index may have come to want a lease."""
         self.missing: dict[int, int] = {}
@@ -311,6 +313,7 @@ class Ledger:
 
     def _forget(self, group_id: int) -> None:
         group = self.groups.pop(group_id)
+        self.num_closed += 1
         self._count_missing(group, group.num_ended - len(group.slots))
         for ids in (self.waiting, self.complete, self.flat):
             ids.discard(group_id)

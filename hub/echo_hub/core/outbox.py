@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from echo_hub.core.effects import Action, Effect, Record, SendReceipts
-from echo_shared.messages import MAX_BATCHED, DropReason, Receipt, ReceiptState
+from echo_hub.core.effects import Action, Effect, Receipt, Record, SendReceipts
+from echo_shared.messages import MAX_BATCHED, DropReason, ReceiptState
 
 
 class Outbox:
@@ -21,9 +21,7 @@ class Outbox:
         self._actions.append(action)
 
     def receipt(self, node_id: str, rollout_id: str, state: ReceiptState, reason: DropReason | None = None) -> None:
-        # Not validated again: id, state and reason are this software's own.
-        receipt = Receipt.model_construct(rollout_id=rollout_id, state=state, drop_reason=reason)
-        self._receipts.setdefault(node_id, []).append(receipt)
+        self._receipts.setdefault(node_id, []).append(Receipt(rollout_id, state, reason))
 
     def take(self) -> list[Effect]:
         """All effects so far; the outbox is empty afterwards."""

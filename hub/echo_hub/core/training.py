@@ -96,6 +96,11 @@ class Training:
         return steps_done and self.published_version >= self._settings.newest_due_version(self.trained_steps)
 
     @property
+    def standing(self) -> tuple[int, ...]:
+        """All that the outlook depends on."""
+        return (self.next_step, len(self._ledger.complete), self._ledger.num_closed)
+
+    @property
     def outlook(self) -> Outlook:
         """Where batches vary: what steps took on average of late. Before the first, the next one gets all that it may
         take, and nothing is opened for later ones."""

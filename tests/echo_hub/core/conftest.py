@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import Effect, PrepareGroup, ScoreRollout, SendLease, SendReceipts
+from echo_hub.core.effects import Effect, PrepareGroup, Receipt, ScoreRollout, SendLease, SendReceipts
 from echo_hub.core.events import (
     Event,
     GroupPrepared,
@@ -25,7 +25,7 @@ from echo_hub.core.events import (
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
-from echo_shared.messages import FinishReason, Receipt, rollout_id
+from echo_shared.messages import FinishReason, rollout_id
 
 _T = TypeVar("_T")
 

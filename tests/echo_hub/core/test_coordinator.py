@@ -14,6 +14,7 @@ from echo_hub.core.effects import (
     GroupOpened,
     LookUpReceipt,
     PrepareGroup,
+    Receipt,
     RolloutReceived,
     RolloutsDropped,
     ScoreRecorded,
@@ -25,7 +26,7 @@ from echo_hub.core.events import GroupPrepared, LeaseGivenBack, RolloutRejected,
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.nodes.conduct import MAX_REST_S
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
-from echo_shared.messages import DropReason, Receipt, ReceiptState
+from echo_shared.messages import DropReason, ReceiptState
 
 BenchOf = Callable[..., Any]
 

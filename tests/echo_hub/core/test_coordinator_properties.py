@@ -14,7 +14,7 @@ the run's end does not wait for them, nor they for the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -32,6 +32,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from echo_hub.core import effects
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     RECORDS,
@@ -414,7 +415,7 @@ class World(RuleBasedStateMachine):
             case FinishRun():
                 self.finished += 1
 
-    def _receive(self, node_id: str, receipts: tuple[Receipt, ...]) -> None:
+    def _receive(self, node_id: str, receipts: Sequence[Receipt | effects.Receipt]) -> None:
         latest = {receipt.rollout_id: receipt for receipt in receipts}  # One turn may score and drop.
         for receipt in latest.values():
             row = self.rows.get(receipt.rollout_id)

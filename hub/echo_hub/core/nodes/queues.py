@@ -38,7 +38,9 @@ class ReadyQueues:
         self._places: dict[str, Place] = {}
         self._turns = 0
         self.num_changes = 0
-        """So often there was more room than before."""
+        """So often somebody came to wait somewhere."""
+        self.num_touches = 0
+        """So often somebody who waits may have got more room."""
 
     def __len__(self) -> int:
         """Nodes that wait."""
@@ -47,14 +49,14 @@ class ReadyQueues:
     def put(self, node: Node, place: Place | None) -> None:
         """The node waits there, where it is already if that is the same; None: nowhere."""
         before = self._places.get(node.node_id)
-        if place is not None:
-            self.num_changes += 1
         if before == place:
+            self.num_touches += place is not None
             return
         if before is not None:
             self._take_out(node.node_id, before)
         if place is None:
             return
+        self.num_changes += 1
         self._turns += 1
         of_version = self._queues.setdefault(place.version, {})
         queue = of_version.setdefault((place.tier, place.speed), OrderedDict())

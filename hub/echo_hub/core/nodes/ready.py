@@ -9,8 +9,8 @@ moment it is free would make every lease one rollout long. In a multi-turn run m
 node is ready as soon as it has room for one. Rollouts past their deadline take up no room, for the node may have lost
 them.
 
-Nodes wait by version and by the class of their pace (see `queues`): a caller that must have something back soon asks for
-fast ones. A resting node is no candidate, whatever it reports: see `conduct`.
+Nodes wait by version and by the class of their pace (see `queues`): a caller that must have something back soon asks
+for fast ones. A resting node is no candidate, whatever it reports: see `conduct`.
 """
 
 from __future__ import annotations
@@ -84,8 +84,13 @@ class Nodes:
 
     @property
     def num_changes(self) -> int:
-        """Grows whenever a node may have more room than before."""
+        """Grows whenever a node comes to have room."""
         return self._queues.num_changes
+
+    @property
+    def num_touches(self) -> int:
+        """Grows whenever a node that has room may have got more."""
+        return self._queues.num_touches
 
     @property
     def unproven_may(self) -> bool:

@@ -55,13 +55,15 @@ def test_who_has_no_place_is_not_found() -> None:
     assert (names(queues), len(queues)) == ([], 0)
 
 
-def test_more_room_is_a_change_and_less_is_none() -> None:
+def test_who_comes_to_wait_is_a_change_who_waits_on_a_touch_and_who_leaves_is_none() -> None:
     queues = filled()
     before = queues.num_changes
     queues.put(Node("a", window=1), None)
     assert queues.num_changes == before
     queues.put(Node("a", window=1), Place(7, 0, -3))
-    assert queues.num_changes == before + 1
+    assert (queues.num_changes, queues.num_touches) == (before + 1, 0)
+    queues.put(Node("a", window=1), Place(7, 0, -3))
+    assert (queues.num_changes, queues.num_touches) == (before + 1, 1)
 
 
 def test_a_long_life_leaves_nothing_behind() -> None:
