@@ -18,7 +18,7 @@ MARGIN: Final = 1.15
 GROUP_SIZE: Final = 8
 SIGMAS: Final = (0.5, 1.0)
 STALENESS_BOUNDS: Final = (1, 2, 4)
-STEPS: Final = {1.0: 120, 5.0: 60, 15.0: 30, 60.0: 16}
+STEPS: Final = {1.0: 120, 5.0: 60, 15.0: 30, 60.0: 12}
 """Seconds a step takes, and how many are simulated: so many that a case takes seconds."""
 SIZES: Final = {10: 1_000, 1_000: 25, 100_000: 5}
 """Nodes, and steps that are simulated."""

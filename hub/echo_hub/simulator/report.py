@@ -53,7 +53,7 @@ class Report:
     stale_share: float
     """Dropped as stale or revoked, of those leased."""
     mean_staleness: float
-    """When consumed; all rollouts of a group count as its oldest."""
+    """When consumed, in steps after the warm-up; all rollouts of a group count as its oldest."""
     needed_staleness: float | None
     """The least mean staleness that keeps the learner busy, see `rule`; None: nothing keeps it busy."""
     useful_over_needed: float

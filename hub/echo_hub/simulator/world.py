@@ -80,7 +80,11 @@ class World:
         self.scenario = scenario
         self.finished = False
         self.core = MeteredCore(Coordinator(coordinator_settings(scenario), CoordinatorSnapshot()), clock)
-        self.accounts = Accounts(group_size=scenario.training.group_size, liars_from_s=LIARS_FROM_S)
+        self.accounts = Accounts(
+            group_size=scenario.training.group_size,
+            warm_up_steps=scenario.measuring.warm_up_steps,
+            liars_from_s=LIARS_FROM_S,
+        )
         self.agenda = Agenda()
         self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell)
         self.steps: list[tuple[float, float]] = []
