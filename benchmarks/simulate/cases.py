@@ -51,9 +51,7 @@ class GridCase:
         scenario = self._scenario(seed=0, sigma=0.0, groups_per_step=1)
         if useful_rollouts(pool_of(scenario), demand_of(scenario)) > 0:
             return ""
-        return (
-            "a pool that can be enough: S steps are over before a median node has the version and a rollout is scored"
-        )
+        return "no such pool is enough: S steps are over before a median node has a version and returns a rollout"
 
     def scenario(self, seed: int) -> Scenario:
         one = self._scenario(seed=seed, sigma=self.sigma, groups_per_step=1)

@@ -119,7 +119,7 @@ def table(report: Report) -> list[tuple[str, str]]:
     return [
         ("Steps", f"{report.steps:,} in {report.virtual_s:,.0f} s" + ("" if report.finished else "; not finished")),
         ("Learner utilisation", f"{report.utilisation:.1%}; idle for {report.idle_s:,.1f} s"),
-        ("Pool samples in time", f"{report.useful_over_needed:.2f} of what the learner takes"),
+        ("Pool samples in time", f"{report.useful_over_needed:.2f} of what a learner takes that is always busy"),
         ("Mean staleness", f"{report.mean_staleness:.2f}; needed " + ("-" if needed is None else f"{needed:.2f}")),
         ("Rollouts leased", f"{report.leased:,}; in leases of {report.mean_lease:.1f}"),
         ("  trained", f"{report.trained:,}"),

@@ -15,9 +15,10 @@ def test_time_by_kind_and_the_worst() -> None:
     settings = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=1.0)
     clock = iter([1.0, 3.0, 10.0, 15.0, 20.0, 21.0])
     metered = MeteredCore(Coordinator(settings, CoordinatorSnapshot()), lambda: next(clock))
-    metered.coordinator.start(0.0)
-    for event in (Tick(), NodeConnected(node_id="node"), Tick()):
-        metered.handle(event, 0.0)
+    metered.start(0.0)
+    for now, event in enumerate((Tick(), NodeConnected(node_id="node"), Tick())):
+        metered.handle(event, float(now))
+    assert metered.tick_at > 2.0, "it was told the time at 2"
     cost = metered.cost
     assert (cost.events, cost.seconds, cost.worst) == (3, 8.0, (5.0, "NodeConnected"))
     assert (cost.kinds["Tick"].count, cost.kinds["Tick"].seconds, cost.kinds["Tick"].worst_s) == (2, 3.0, 2.0)
