@@ -41,6 +41,9 @@ class GroupPrepared:
 
     group_id: int
     seed: int
+    prompt: int | None = None
+    """A key that the same prompt has whenever it comes again; None: not known."""
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

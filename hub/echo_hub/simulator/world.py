@@ -125,7 +125,13 @@ class World:
     # --- actions
 
     def _prepare(self, action: PrepareGroup) -> None:
-        event = GroupPrepared(group_id=action.group_id, seed=action.group_id)
+        lengths = self.scenario.lengths
+        event = GroupPrepared(
+            group_id=action.group_id,
+            seed=action.group_id,
+            prompt=action.group_id % lengths.prompts,
+            prompt_tokens=round(lengths.prompt_tokens),
+        )
         self.agenda.at(self.agenda.now + self.scenario.learner.prepare_s, self.tell, event)
 
     def _score(self, action: ScoreRollout) -> None:

@@ -93,6 +93,25 @@ def test_what_is_revoked_does_not_come_back(heard: Callable[..., Heard]) -> None
     assert hub.of(RolloutArrived) == []
 
 
+def test_a_lease_that_is_sent_again_is_sampled_once(heard: Callable[..., Heard]) -> None:
+    hub = heard()
+    for _ in range(2):
+        hub.lease(1, 0, 1)
+    hub.until(100)
+    assert hub.times(RolloutArrived) == pytest.approx([2.1, 2.1])
+
+
+def test_what_was_finished_without_a_connection_is_not_sampled_again(heard: Callable[..., Heard]) -> None:
+    """The node vanishes before its rollouts of 20 s are finished, and they are by the time it is back."""
+    hub = heard(nodes={"s_per_token": 0.2}, failures={"per_hour": 1_000.0, "away_s": 60.0, "lost_share": 0.0})
+    hub.lease(1, 0, 1)
+    while len(hub.of(NodeConnected)) < 2:
+        hub.agenda.advance()
+    hub.lease(1, 0, 1)
+    hub.until(hub.agenda.now + 50)
+    assert len(hub.of(RolloutArrived)) == 2
+
+
 def test_a_version_is_fetched_and_said_and_the_newest_is_next(heard: Callable[..., Heard]) -> None:
     hub = heard()
     for version in (1, 2, 3):
