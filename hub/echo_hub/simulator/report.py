@@ -24,6 +24,7 @@ class CoreFigures:
     """Garbage collection included."""
     worst_event: str
     """Its kind."""
+    events_by_kind: dict[str, int]
     ms_by_kind: dict[str, float]
     """All events of a kind together."""
     bytes_per_node: float
@@ -164,6 +165,7 @@ def _core(world: World) -> CoreFigures:
         events_per_s=cost.events / seconds if seconds else None,
         worst_event_ms=1000 * worst_s,
         worst_event=worst_event,
+        events_by_kind={name: kind.count for name, kind in sorted(cost.kinds.items())},
         ms_by_kind={name: 1000 * kind.seconds for name, kind in sorted(cost.kinds.items())},
         bytes_per_node=held_bytes(world.core.coordinator) / len(world.fleet.honest),
     )
