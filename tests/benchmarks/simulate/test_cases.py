@@ -14,9 +14,8 @@ def test_a_pool_samples_in_time_the_margin_over_what_is_taken(case: GridCase) ->
     scenario = case.scenario(3)
     demand = demand_of(scenario)
     assert (demand.step_s, demand.max_staleness) == (case.step_s, case.max_staleness)
-    margin = useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
-    half_a_group = cases.GROUP_SIZE / 2 / demand.rollouts_per_step
-    assert margin == pytest.approx(MARGIN, rel=half_a_group * 1.1)
+    assert useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step == pytest.approx(MARGIN, rel=1e-5)
+    assert scenario.nodes.s_per_token == pytest.approx(cases.S_PER_TOKEN, rel=0.05)
 
 
 def test_no_pool_is_enough_where_the_steps_are_over_before_a_rollout_is_scored() -> None:
