@@ -7,7 +7,8 @@
 - False claims: nodes that claim a capacity of 4,096, return nothing and come back with fresh keys.
 
 `mean_staleness_over_needed` is relative to the least mean staleness of any schedule that keeps the learner busy, as
-`echo_hub.simulator.rule` derives it. Headlines of the grid are those of its worst case.
+`echo_hub.simulator.rule` derives it; where the learner waits, it can be less than 1. Headlines of the grid are those of
+its worst case.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def measure(seed: int, progress: Progress) -> Measurement:
         rows=[rows[case] for case in (*BY_SIZE, FALSE_CLAIMS, *GRID) if case in rows],
         conditions={
             "useful_over_needed": MARGIN,
-            "events": "processor time of the coordinator's calls alone, garbage collection included",
+            "events": "processor time of the coordinator's calls alone; garbage collection is included, but what was "
+            "there before the run, the simulated nodes among it, is frozen; details have the kinds of events",
             "bytes_per_node": "sys.getsizeof over all that the coordinator holds after the run's end",
             "details": details,
         },

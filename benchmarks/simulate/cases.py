@@ -1,8 +1,8 @@
 """What is simulated: a grid of unequal pools that are just enough, pools of ever more nodes, and false claims.
 
-In the grid a node's median rollout takes 2 s, a version reaches everybody 0.8 s after its step, and the pool samples in
-time 1.15 times what the learner takes, by the rule of `echo_hub.simulator.rule`: that is what sets the rollouts of a
-step.
+In the grid the median node's rollouts take about 2 s, a version reaches everybody 0.8 s after its step, and the pool
+samples in time 1.15 times what the learner takes, by the rule of `echo_hub.simulator.rule`. That sets the groups of a
+step and, because these are whole, the last percent of the nodes' pace.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from echo_hub.simulator.scenario import Scenario
 MARGIN: Final = 1.15
 """What the pool of the grid samples in time, over what the learner takes."""
 GROUP_SIZE: Final = 8
+S_PER_TOKEN: Final = 0.02
+"""Of the median node; a rollout has 100 tokens."""
 SIGMAS: Final = (0.5, 1.0)
 STALENESS_BOUNDS: Final = (1, 2, 4)
-STEPS: Final = {1.0: 120, 5.0: 60, 15.0: 30, 60.0: 16}
+STEPS: Final = {1.0: 120, 5.0: 60, 15.0: 30, 60.0: 12}
 """Seconds a step takes, and how many are simulated: so many that a case takes seconds."""
 SIZES: Final = {10: 1_000, 1_000: 25, 100_000: 5}
 """Nodes, and steps that are simulated."""
@@ -48,28 +50,34 @@ class GridCase:
     @property
     def infeasible(self) -> str:
         """Why no pool of such nodes is enough; empty: one is."""
-        scenario = self._scenario(seed=0, sigma=0.0, groups_per_step=1)
-        if useful_rollouts(pool_of(scenario), demand_of(scenario)) > 0:
+        if self._margin(self._scenario(seed=0, sigma=0.0)) > 0:
             return ""
-        return (
-            "a pool that can be enough: S steps are over before a median node has the version and a rollout is scored"
-        )
+        return "no such pool is enough: S steps are over before a median node has a version and returns a rollout"
 
     def scenario(self, seed: int) -> Scenario:
-        one = self._scenario(seed=seed, sigma=self.sigma, groups_per_step=1)
-        groups = round(useful_rollouts(pool_of(one), demand_of(one)) / (MARGIN * GROUP_SIZE))
-        return self._scenario(seed=seed, sigma=self.sigma, groups_per_step=max(1, groups))
+        one_group = self._margin(self._scenario(seed=seed, sigma=self.sigma))
+        groups = max(1, int(one_group / MARGIN))
+        fast, slow = S_PER_TOKEN, 2 * S_PER_TOKEN
+        while slow - fast > 1e-9:
+            middle = (fast + slow) / 2
+            tried = self._scenario(seed=seed, sigma=self.sigma, groups=groups, s_per_token=middle)
+            fast, slow = (middle, slow) if self._margin(tried) > MARGIN else (fast, middle)
+        return self._scenario(seed=seed, sigma=self.sigma, groups=groups, s_per_token=fast)
 
-    def _scenario(self, *, seed: int, sigma: float, groups_per_step: int) -> Scenario:
+    def _margin(self, scenario: Scenario) -> float:
+        demand = demand_of(scenario)
+        return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
+
+    def _scenario(self, *, seed: int, sigma: float, groups: int = 1, s_per_token: float = S_PER_TOKEN) -> Scenario:
         return scenario_of(
             seed,
             training={
                 "steps": STEPS[self.step_s],
-                "groups_per_step": groups_per_step,
+                "groups_per_step": groups,
                 "max_staleness": self.max_staleness,
             },
             learner={"step_s": self.step_s},
-            nodes={"sigma": sigma},
+            nodes={"sigma": sigma, "s_per_token": s_per_token},
         )
 
 

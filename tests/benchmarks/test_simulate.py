@@ -39,7 +39,7 @@ def test_what_cannot_be_enough_is_left_out() -> None:
 
 
 def test_a_case_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "SIZES", {10: 3})
+    monkeypatch.setattr(cases, "SIZES", {10: 6})
     progress = Progress(simulate.plan(), ["10 nodes"])
     measured = simulate.measure(0, progress)
     assert [row["case"] for row in measured.rows] == ["10 nodes"]

@@ -10,10 +10,12 @@ from echo_shared.messages import DropReason
 
 
 class Accounts:
-    """All counts are of rollouts unless they say otherwise. `liars` are counted from `liars_from_s` on."""
+    """All counts are of rollouts unless they say otherwise. Liars are counted from `liars_from_s` on, staleness of the
+    steps after the warm-up."""
 
-    def __init__(self, *, group_size: int, liars_from_s: float) -> None:
+    def __init__(self, *, group_size: int, warm_up_steps: int, liars_from_s: float) -> None:
         self._group_size = group_size
+        self._warm_up_steps = warm_up_steps
         self._liars_from_s = liars_from_s
         self._owner_of_lease: dict[int, int] = {}
         self.leased = 0
@@ -26,8 +28,9 @@ class Accounts:
         self.leased_to_liars = 0
         """Of `leased_late`."""
         self.planned = 0
+        """For steps after the warm-up."""
         self.planned_staleness = 0
-        """Sum over all planned rollouts."""
+        """The sum over these."""
         self.batch: dict[int, int] = {}
         """Rollouts of each planned step that is not trained yet."""
         self.leased_of: Counter[int] = Counter()
@@ -50,8 +53,9 @@ class Accounts:
 
     def plan(self, record: StepPlanned) -> None:
         self.batch[record.step] = len(record.rollout_ids)
-        self.planned += self._group_size * len(record.group_ids)
-        self.planned_staleness += self._group_size * sum(record.staleness)
+        if record.step > self._warm_up_steps:
+            self.planned += self._group_size * len(record.group_ids)
+            self.planned_staleness += self._group_size * sum(record.staleness)
 
     def train(self, record: StepTrained) -> None:
         del self.batch[record.step]

@@ -9,11 +9,13 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import Effect
-from echo_hub.core.events import Event
+from echo_hub.core.events import Event, Tick
+from echo_hub.simulator.ticking import next_tick
 
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
 """What is there once, however many coordinators there are."""
@@ -49,17 +51,27 @@ class CoreCost:
 
 
 class MeteredCore:
-    """A coordinator whose every call is timed."""
+    """A coordinator whose every event is timed, and with it the question when it is to be told the time: `tick_at`."""
 
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float]) -> None:
         self.coordinator = coordinator
         self.cost = CoreCost()
+        self.tick_at = inf
+        self._last_tick = 0.0
         self._clock = clock
+
+    def start(self, now: float) -> list[Effect]:
+        effects = self.coordinator.start(now)
+        self.tick_at = next_tick(self.coordinator, now)
+        return effects
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         clock = self._clock
         began_at = clock()
         effects = self.coordinator.handle(event, now)
+        if type(event) is Tick:
+            self._last_tick = now
+        self.tick_at = next_tick(self.coordinator, self._last_tick)
         took_s = clock() - began_at
         name = type(event).__name__
         kind = self.cost.kinds.get(name)

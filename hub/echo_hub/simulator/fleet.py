@@ -2,6 +2,7 @@
 
 A node that falls silent is disconnected at once. What it held is lost, or it samples on and sends what it has finished
 once it is back; it does not hear what is revoked meanwhile. One whose day is over gives back what it has not finished.
+A lease may be sent again: a node that still has it, or has finished some of it while it was away, does nothing twice.
 """
 
 from __future__ import annotations
@@ -81,12 +82,17 @@ class Fleet:
 
     def _lease_came(self, subject: tuple[SimulatedNode, int, SendLease]) -> None:
         node, session, sent = subject
-        if session != node.session:
+        if session != node.session or sent.lease_id in node.held:
             return
         lease = HeldLease(node=node, lease_id=sent.lease_id, group_id=sent.group_id, policy_version=sent.policy_version)
         tokens = self._lengths.of_group(sent.group_id)
-        lease.unfinished = {index: Sampling(lease, index, tokens[index]) for index in sent.indices}
-        self._watch(node.take(lease, self._agenda.now))
+        lease.unfinished = {
+            index: Sampling(lease, index, tokens[index])
+            for index in sent.indices
+            if (sent.lease_id, index) not in node.sent_late
+        }
+        if lease.unfinished:
+            self._watch(node.take(lease, self._agenda.now))
 
     def _revoke_came(self, subject: tuple[SimulatedNode, int, int]) -> None:
         node, session, lease_id = subject
@@ -180,6 +186,7 @@ class Fleet:
         if rate := self._scenario.failures.per_hour:
             self._agenda.at(now + self._chance.exponential(3600 / rate), self._vanish, (node, node.session))
         spool, node.spool = node.spool, []
+        node.sent_late = {(sampling.lease.lease_id, sampling.index) for sampling in spool}
         for sampling in spool:
             self._send(sampling)
         self._fetch(node)

@@ -54,6 +54,7 @@ class SimulatedNode:
         "number",
         "policy_version",
         "queue",
+        "sent_late",
         "session",
         "spool",
         "traits",
@@ -77,6 +78,8 @@ class SimulatedNode:
         """Leases of versions that it does not have yet."""
         self.spool: list[Sampling] = []
         """Finished while it had no connection."""
+        self.sent_late: set[tuple[int, int]] = set()
+        """Lease and index of what it sent when it came back the last time."""
 
     def take(self, lease: HeldLease, now: float) -> list[Sampling]:
         """A lease has arrived."""

@@ -24,6 +24,7 @@ class CoreFigures:
     """Garbage collection included."""
     worst_event: str
     """Its kind."""
+    events_by_kind: dict[str, int]
     ms_by_kind: dict[str, float]
     """All events of a kind together."""
     bytes_per_node: float
@@ -53,7 +54,7 @@ class Report:
     stale_share: float
     """Dropped as stale or revoked, of those leased."""
     mean_staleness: float
-    """When consumed; all rollouts of a group count as its oldest."""
+    """When consumed, in steps after the warm-up; all rollouts of a group count as its oldest."""
     needed_staleness: float | None
     """The least mean staleness that keeps the learner busy, see `rule`; None: nothing keeps it busy."""
     useful_over_needed: float
@@ -119,7 +120,7 @@ def table(report: Report) -> list[tuple[str, str]]:
     return [
         ("Steps", f"{report.steps:,} in {report.virtual_s:,.0f} s" + ("" if report.finished else "; not finished")),
         ("Learner utilisation", f"{report.utilisation:.1%}; idle for {report.idle_s:,.1f} s"),
-        ("Pool samples in time", f"{report.useful_over_needed:.2f} of what the learner takes"),
+        ("Pool samples in time", f"{report.useful_over_needed:.2f} of what a learner takes that is always busy"),
         ("Mean staleness", f"{report.mean_staleness:.2f}; needed " + ("-" if needed is None else f"{needed:.2f}")),
         ("Rollouts leased", f"{report.leased:,}; in leases of {report.mean_lease:.1f}"),
         ("  trained", f"{report.trained:,}"),
@@ -164,6 +165,7 @@ def _core(world: World) -> CoreFigures:
         events_per_s=cost.events / seconds if seconds else None,
         worst_event_ms=1000 * worst_s,
         worst_event=worst_event,
+        events_by_kind={name: kind.count for name, kind in sorted(cost.kinds.items())},
         ms_by_kind={name: 1000 * kind.seconds for name, kind in sorted(cost.kinds.items())},
         bytes_per_node=held_bytes(world.core.coordinator) / len(world.fleet.honest),
     )

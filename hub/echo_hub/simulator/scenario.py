@@ -171,7 +171,7 @@ class Measuring(ScenarioSection):
     """What the figures are taken of."""
 
     warm_up_steps: Annotated[int, Field(ge=0)] = 5
-    """Steps before the learner's utilisation counts."""
+    """Steps before the learner's utilisation and the staleness of what it consumes count."""
     limit_s: Positive = 1e6
     """Virtual time after which a run that is not finished is given up."""
 

@@ -10,7 +10,7 @@ then the newest; links are not shared by leases and versions; a rollout's length
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import exp, inf, nextafter
+from math import exp, inf
 from typing import Any, Final
 
 import numpy as np
@@ -59,18 +59,7 @@ from echo_hub.simulator.scenario import Scenario
 
 LIARS_FROM_S: Final = 60.0
 """The share of those who claim falsely is counted from here on: before, nobody can know them."""
-TICK_S: Final = 1.0
 _TICK: Final = Tick()
-
-
-def next_tick(coordinator: object, last_tick: float) -> float:
-    """When the coordinator is to be told the time: as it says itself, or each second where it does not say; inf: not
-    as long as nothing happens."""
-    due_at = getattr(coordinator, "due_at", None)
-    if due_at is None:
-        return last_tick + TICK_S
-    due: float | None = due_at()
-    return inf if due is None else max(due, nextafter(last_tick, inf))
 
 
 class World:
@@ -80,30 +69,33 @@ class World:
         self.scenario = scenario
         self.finished = False
         self.core = MeteredCore(Coordinator(coordinator_settings(scenario), CoordinatorSnapshot()), clock)
-        self.accounts = Accounts(group_size=scenario.training.group_size, liars_from_s=LIARS_FROM_S)
+        self.accounts = Accounts(
+            group_size=scenario.training.group_size,
+            warm_up_steps=scenario.measuring.warm_up_steps,
+            liars_from_s=LIARS_FROM_S,
+        )
         self.agenda = Agenda()
         self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell)
         self.steps: list[tuple[float, float]] = []
         """Begin and end of each step, in order, the one in progress included."""
         self._learner_free_at = -inf
         self._exporter_free_at = -inf
-        self._last_tick = 0.0
         self._jitter = np.random.default_rng([scenario.run.seed, 3])
 
     def run(self) -> None:
         """To the last step, or to the limit of virtual time."""
-        agenda, coordinator = self.agenda, self.core.coordinator
-        self._carry_out(coordinator.start(agenda.now))
+        agenda, core = self.agenda, self.core
+        self._carry_out(core.start(agenda.now))
         self.fleet.begin()
         self.tell(LearnerReady(policy_version=0))
         limit_s = self.scenario.measuring.limit_s
         while not self.finished:
-            due = next_tick(coordinator, self._last_tick)
-            if min(due, agenda.next_at) > limit_s:
+            tick_at = core.tick_at
+            if min(tick_at, agenda.next_at) > limit_s:
                 agenda.now = limit_s
                 return
-            if due <= agenda.next_at:
-                self._last_tick = agenda.now = max(agenda.now, due)
+            if tick_at <= agenda.next_at:
+                agenda.now = max(agenda.now, tick_at)
                 self.tell(_TICK)
             else:
                 agenda.advance()
@@ -133,7 +125,13 @@ class World:
     # --- actions
 
     def _prepare(self, action: PrepareGroup) -> None:
-        event = GroupPrepared(group_id=action.group_id, seed=action.group_id)
+        lengths = self.scenario.lengths
+        event = GroupPrepared(
+            group_id=action.group_id,
+            seed=action.group_id,
+            prompt=action.group_id % lengths.prompts,
+            prompt_tokens=round(lengths.prompt_tokens),
+        )
         self.agenda.at(self.agenda.now + self.scenario.learner.prepare_s, self.tell, event)
 
     def _score(self, action: ScoreRollout) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
-from math import inf
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from echo_hub.core.effects import Effect
 from echo_hub.simulator.report import Report, report_of
 from echo_hub.simulator.scenario import Scenario
-from echo_hub.simulator.world import CARRY_OUT, World, next_tick
+from echo_hub.simulator.world import CARRY_OUT, World
 
 Simulated = Callable[..., tuple[World, Report]]
 UNRULY: dict[str, dict[str, Any]] = {
@@ -115,24 +114,3 @@ def test_a_thousand_nodes_in_seconds(simulated: Simulated) -> None:
         nodes={"count": 1_000, "sigma": 0.5},
     )
     assert report.finished and report.balanced and report.trained == 10_000
-
-
-class _Due:
-    def __init__(self, due: float | None) -> None:
-        self._due = due
-
-    def due_at(self) -> float | None:
-        return self._due
-
-
-@pytest.mark.parametrize(("due", "expected"), [(7.5, 7.5), (None, inf)])
-def test_the_coordinator_says_when_it_is_told_the_time(due: float | None, expected: float) -> None:
-    assert next_tick(_Due(due), 3.0) == expected
-
-
-def test_the_coordinator_is_told_the_time_each_second_where_it_does_not_say() -> None:
-    assert next_tick(object(), 3.0) == 4.0
-
-
-def test_the_time_goes_on_even_where_the_same_moment_is_due_again() -> None:
-    assert next_tick(_Due(3.0), 3.0) > 3.0

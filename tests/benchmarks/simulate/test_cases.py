@@ -1,0 +1,34 @@
+"""The grid's pools are just enough; sizes are what a hub may be told."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.simulate import cases
+from benchmarks.simulate.cases import FALSE_CLAIMS, GRID, MARGIN, GridCase, SizeCase
+from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
+
+
+@pytest.mark.parametrize("case", [case for case in GRID if not case.infeasible], ids=lambda case: case.name)
+def test_a_pool_samples_in_time_the_margin_over_what_is_taken(case: GridCase) -> None:
+    scenario = case.scenario(3)
+    demand = demand_of(scenario)
+    assert (demand.step_s, demand.max_staleness) == (case.step_s, case.max_staleness)
+    assert useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step == pytest.approx(MARGIN, rel=1e-5)
+    assert scenario.nodes.s_per_token == pytest.approx(cases.S_PER_TOKEN, rel=0.05)
+
+
+def test_no_pool_is_enough_where_the_steps_are_over_before_a_rollout_is_scored() -> None:
+    assert not GridCase(sigma=0.5, max_staleness=3, step_s=1.0).infeasible
+    assert "S steps are over" in GridCase(sigma=0.5, max_staleness=2, step_s=1.0).infeasible
+
+
+def test_sizes_have_half_as_many_groups_as_nodes_as_far_as_a_hub_may() -> None:
+    groups = [SizeCase(nodes=nodes).scenario(0).training.groups_per_step for nodes in (10, 1_000, 100_000)]
+    assert groups == [5, 500, 4_096]
+
+
+def test_liars_are_beside_a_pool_of_the_grid() -> None:
+    scenario = FALSE_CLAIMS.scenario(0)
+    assert (scenario.false_claims.count, scenario.false_claims.capacity) == (3, 4096)
+    assert scenario.training == GridCase(sigma=0.5, max_staleness=2, step_s=5.0).scenario(0).training

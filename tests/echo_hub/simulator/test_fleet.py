@@ -1,0 +1,176 @@
+"""Nodes that come, go, fail and lie, as the coordinator hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import pytest
+
+from echo_hub.core.effects import RevokeLease, SendLease
+from echo_hub.core.events import (
+    Event,
+    LeaseGivenBack,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    RolloutArrived,
+)
+from echo_hub.simulator.agenda import Agenda
+from echo_hub.simulator.fleet import Fleet
+from echo_hub.simulator.scenario import Scenario
+from echo_shared.messages import DropReason
+
+_T = TypeVar("_T")
+
+
+class Heard:
+    """What the hub hears of the small world's one node, and when."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.agenda = Agenda()
+        self.events: list[tuple[float, Event]] = []
+        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self._hear)
+        self.fleet.begin()
+
+    def _hear(self, event: Event) -> None:
+        self.events.append((self.agenda.now, event))
+
+    def until(self, moment: float) -> None:
+        while self.agenda.next_at <= moment:
+            self.agenda.advance()
+
+    def lease(self, lease_id: int, *indices: int, version: int = 0) -> None:
+        self.fleet.send_lease(
+            SendLease(
+                node_id="node-0",
+                lease_id=lease_id,
+                group_id=0,
+                indices=indices,
+                seed=0,
+                policy_version=version,
+                deadline_s=60.0,
+            )
+        )
+
+    def of(self, kind: type[_T]) -> list[tuple[float, _T]]:
+        return [(at, event) for at, event in self.events if isinstance(event, kind)]
+
+    def times(self, kind: type[Any]) -> list[float]:
+        return [at for at, _ in self.of(kind)]
+
+
+@pytest.fixture
+def heard(scenario_of: Callable[..., Scenario]) -> Callable[..., Heard]:
+    return lambda **sections: Heard(scenario_of(**sections))
+
+
+def test_a_node_comes_with_twice_its_width_and_the_base(heard: Callable[..., Heard]) -> None:
+    assert [event for _, event in heard().events] == [
+        NodeConnected(node_id="node-0"),
+        NodeReported(node_id="node-0", capacity=4, policy_version=0),
+    ]
+
+
+def test_a_lease_goes_there_is_sampled_and_comes_back(heard: Callable[..., Heard]) -> None:
+    hub = heard()
+    hub.lease(1, 0, 1)
+    hub.until(100)
+    ((at, first), (_, second)) = hub.of(RolloutArrived)
+    assert at == pytest.approx(0.05 + 2.0 + 0.05)
+    assert (first.rollout_id, second.rollout_id, first.policy_version_end) == ("1-0", "1-1", 0)
+    assert (len(first.payload.completion_ids), first.payload.sampling_s) == (100, pytest.approx(2.0))
+    assert len(first.payload.behavior_logprobs) == 100
+
+
+def test_what_is_revoked_does_not_come_back(heard: Callable[..., Heard]) -> None:
+    hub = heard()
+    hub.lease(1, 0, 1)
+    hub.until(1)
+    hub.fleet.revoke(RevokeLease(node_id="node-0", lease_id=1, reason=DropReason.REVOKED))
+    hub.until(100)
+    assert hub.of(RolloutArrived) == []
+
+
+def test_a_lease_that_is_sent_again_is_sampled_once(heard: Callable[..., Heard]) -> None:
+    hub = heard()
+    for _ in range(2):
+        hub.lease(1, 0, 1)
+    hub.until(100)
+    assert hub.times(RolloutArrived) == pytest.approx([2.1, 2.1])
+
+
+def test_what_was_finished_without_a_connection_is_not_sampled_again(heard: Callable[..., Heard]) -> None:
+    """The node vanishes before its rollouts of 20 s are finished, and they are by the time it is back."""
+    hub = heard(nodes={"s_per_token": 0.2}, failures={"per_hour": 1_000.0, "away_s": 60.0, "lost_share": 0.0})
+    hub.lease(1, 0, 1)
+    while len(hub.of(NodeConnected)) < 2:
+        hub.agenda.advance()
+    hub.lease(1, 0, 1)
+    hub.until(hub.agenda.now + 50)
+    assert len(hub.of(RolloutArrived)) == 2
+
+
+def test_a_version_is_fetched_and_said_and_the_newest_is_next(heard: Callable[..., Heard]) -> None:
+    hub = heard()
+    for version in (1, 2, 3):
+        hub.fleet.announce(version)
+    hub.until(100)
+    said = [(at, event.policy_version) for at, event in hub.of(NodeReported)[1:]]
+    assert said == [(pytest.approx(0.35), 1), (pytest.approx(0.65), 3)]
+
+
+def test_a_lease_of_a_version_that_is_still_fetched_waits_for_it(heard: Callable[..., Heard]) -> None:
+    hub = heard()
+    hub.fleet.announce(1)
+    hub.lease(1, 0, version=1)
+    hub.until(100)
+    assert hub.times(RolloutArrived) == [pytest.approx(0.3 + 2.0 + 0.05)]
+
+
+def test_a_node_whose_day_is_over_gives_back_and_comes_again(heard: Callable[..., Heard]) -> None:
+    hub = heard(availability={"on_share": 0.5, "day_s": 100.0})
+    hub.until(1_000)
+    came, went = hub.times(NodeConnected), hub.times(NodeDisconnected)
+    # The first day began before the run did, if the node was there at its start.
+    assert [after - before for before, after in pairwise(came[1:])] == pytest.approx([100.0] * (len(came) - 2))
+    assert [gone - next(at for at in reversed(came) if at < gone) for gone in went[1:]] == pytest.approx(
+        [50.0] * (len(went) - 1)
+    )
+
+
+def test_unfinished_work_is_given_back_at_the_end_of_the_day(heard: Callable[..., Heard]) -> None:
+    hub = heard(availability={"on_share": 0.5, "day_s": 100.0}, nodes={"s_per_token": 10.0})
+    while not hub.of(NodeConnected):
+        hub.agenda.advance()
+    hub.lease(7, 0, 1)
+    while not hub.of(NodeDisconnected):
+        hub.agenda.advance()
+    ((at, back),) = hub.of(LeaseGivenBack)
+    assert (back.lease_id, back.indices, at) == (7, (0, 1), hub.times(NodeDisconnected)[0])
+
+
+@pytest.mark.parametrize(("lost_share", "arrived"), [(1.0, 0), (0.0, 2)])
+def test_what_a_vanished_node_held_is_lost_or_sent_once_it_is_back(
+    heard: Callable[..., Heard], lost_share: float, arrived: int
+) -> None:
+    """It vanishes about once in 3.6 s; a rollout takes 20 s."""
+    hub = heard(nodes={"s_per_token": 0.2}, failures={"per_hour": 1_000.0, "away_s": 60.0, "lost_share": lost_share})
+    hub.lease(1, 0, 1)
+    hub.until(1.0)
+    assert hub.of(NodeDisconnected) == []
+    hub.until(200)
+    gone, back = hub.times(NodeDisconnected)[0], hub.times(NodeConnected)[1]
+    assert gone < 20 and back == pytest.approx(gone + 60)
+    assert hub.times(RolloutArrived) == pytest.approx([back + 0.05] * arrived)
+
+
+def test_a_liar_has_every_version_at_once_and_returns_with_a_fresh_key(heard: Callable[..., Heard]) -> None:
+    hub = heard(false_claims={"count": 1, "capacity": 4096, "fresh_key_s": 10.0})
+    hub.fleet.announce(1)
+    hub.until(25)
+    keys = [event.node_id for _, event in hub.of(NodeConnected) if event.node_id != "node-0"]
+    assert keys == ["liar-1", "liar-2", "liar-3"]
+    claims = [event for _, event in hub.of(NodeReported) if event.node_id == "liar-1"]
+    assert [(claim.capacity, claim.policy_version) for claim in claims] == [(4096, 0), (4096, 1)]

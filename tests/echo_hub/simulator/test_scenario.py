@@ -1,0 +1,44 @@
+"""A scenario explains each of its settings, and has the hub's names and limits for the hub's settings."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.simulator.scenario import Scenario
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    return {name: type(getattr(Scenario(), name)) for name in Scenario.model_fields}
+
+
+def test_every_section_and_setting_has_its_text() -> None:
+    for name, section in sections().items():
+        assert section.__doc__, name
+        assert [key for key, field in section.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("training", "groups_per_step"),
+        ("training", "group_size"),
+        ("training", "max_staleness"),
+        ("training", "publish_every"),
+        ("leases", "deadline_s"),
+    ],
+)
+def test_a_hub_s_setting_has_the_hub_s_limits(section: str, key: str) -> None:
+    hub = type(getattr(HubConfig(), section)).model_fields[key]
+    simulated = sections()[section].model_fields[key]
+    assert (simulated.metadata, simulated.annotation) == (hub.metadata, hub.annotation)
+
+
+def test_what_is_consumed_by_a_step() -> None:
+    assert Scenario.model_validate({"training": {"groups_per_step": 3, "group_size": 5}}).rollouts_per_step == 15
+
+
+def test_a_scenario_does_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Scenario().nodes.count = 3
