@@ -90,6 +90,7 @@ def _median_node(name: str, nodes: Sequence[NodeClass]) -> NodeClass:
         count=sum(node.count for node in nodes),
         rollouts_per_s=median(node.rollouts_per_s for node in nodes),
         latency_s=median(node.latency_s for node in nodes),
+        cost_per_h=median(node.cost_per_h for node in nodes),
     )
 
 
