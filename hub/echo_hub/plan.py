@@ -12,12 +12,13 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.capacity.advice import Advice, Placement, advise, place, times_as_many
+from echo_hub.core.capacity.advice import Advice, Mix, Placement, advise, cheapest_to_add, place, times_as_many
 from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Prediction, Workload
 from echo_hub.core.capacity.schedule import predict
 from echo_hub.dashboard.formats import display_name
 from echo_hub.store.store import Store
 from echo_hub.views.capacity import verdict
+from echo_hub.views.learner_time import LearnerTime, learner_time
 from echo_hub.views.pace import kinds_of, read_pace, read_steps
 from echo_shared.errors import ConfigError
 
@@ -89,6 +90,8 @@ class Fleet:
     workload: Workload
     nodes: tuple[NodeClass, ...]
     kinds: tuple[NodeClass, ...]
+    spent: LearnerTime | None = None
+    """Where the learner's time went of late; None for a fleet that nobody has seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,8 @@ class Plan:
     target: float
     prediction: Prediction
     advice: Advice
+    cheapest: Mix | None
+    """The cheapest nodes to add, of one or two classes."""
     times_as_many: float | None
     """So many times the nodes that there are, in the same mixture, reach the target; None = no number does."""
     placement: Placement | None
@@ -112,6 +117,7 @@ class Plan:
         return {
             "target": self.target,
             "workload": asdict(self.fleet.workload),
+            "spent": asdict(self.fleet.spent) if self.fleet.spent else None,
             "nodes": [asdict(kind) for kind in self.fleet.kinds],
             "prediction": told
             | {
@@ -120,6 +126,7 @@ class Plan:
                 "missing_per_s": self.prediction.missing_per_s,
             },
             "advice": asdict(self.advice) | {"added": dict(self.advice.added)},
+            "cheapest": asdict(self.cheapest) if self.cheapest else None,
             "times_as_many": self.times_as_many,
             "placement": asdict(self.placement) if self.placement else None,
             "verdict": self.verdict,
@@ -128,7 +135,8 @@ class Plan:
 
 def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
     """By the newest steps of the run's books and all nodes that worked of late. Raises ConfigError before the first."""
-    pace = read_pace(store, config, read_steps(store), None)
+    steps = read_steps(store)
+    pace = read_pace(store, config, steps, None)
     if pace is None:
         raise ConfigError(
             "This run has not trained a step yet, so nothing of it is measured.",
@@ -136,7 +144,9 @@ def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
         )
     # What nodes say of themselves is shown in a terminal.
     nodes = tuple(replace(node, name=display_name(node.name)) for node in pace.nodes)
-    return Fleet(workload=pace.workload, nodes=nodes, kinds=kinds_of(nodes))
+    started_at = float(store.run_meta().get("started_at", steps[0].planned_at))
+    spent = learner_time(steps, started_at=started_at)
+    return Fleet(workload=pace.workload, nodes=nodes, kinds=kinds_of(nodes), spent=spent)
 
 
 def fleet_of_file(path: Path) -> Fleet:
@@ -189,7 +199,7 @@ def changed(
             "Versions must be published at least every staleness bound + 1 steps, or nothing is fresh enough.",
             got=f"a version every {workload.publish_every} steps and a bound of {workload.staleness_bound}",
         )
-    return Fleet(workload=workload, nodes=tuple(nodes), kinds=kinds_of(nodes))
+    return replace(fleet, workload=workload, nodes=tuple(nodes), kinds=kinds_of(nodes))
 
 
 def _kind(kinds: Sequence[NodeClass], name: str) -> NodeClass:
@@ -214,6 +224,7 @@ def make_plan(fleet: Fleet, *, target: float) -> Plan:
         target=target,
         prediction=prediction,
         advice=advice,
+        cheapest=cheapest_to_add(fleet.workload, Pool.of(fleet.nodes), fleet.kinds, target),
         times_as_many=times_as_many(fleet.workload, fleet.nodes, target),
         placement=place(fleet.workload, fleet.kinds, target=target),
         verdict=verdict(fleet.workload, fleet.nodes, prediction, advice, target),

@@ -23,6 +23,15 @@ LANES: Final[dict[str, tuple[Lane, ...]]] = {
 FILL: Final[dict[Lane, str]] = {"training": "=", "waiting": ".", "broadcast": ">", "sampling": "-"}
 KINDS_SHOWN: Final = 20
 
+SPENT: Final = {
+    "rollouts": "waiting for rollouts",
+    "hand_off": "hand-off",
+    "evaluation": "evaluation",
+    "down": "learner down",
+    "start": "start of the run",
+}
+"""By `learner_time.REASONS`."""
+
 
 def plan_lines(plan: Plan) -> Iterator[str]:
     """All of it, line by line."""
@@ -46,6 +55,10 @@ def _workload(plan: Plan) -> Iterator[str]:
         f"{seconds(workload.train_s)} of training, {seconds(workload.hand_off_s)} of hand-off"
     )
     yield f"A version     is with the nodes {seconds(workload.broadcast_s)} after its training"
+    if plan.fleet.spent is not None:
+        spent = plan.fleet.spent
+        idle = [f"{SPENT[reason]} {share:.1%}" for reason, share in spent.idle.items() if share >= 0.0005]
+        yield f"Measured      over {seconds(spent.window_s)}: {', '.join([f'training {spent.training:.1%}', *idle])}"
 
 
 def _nodes(plan: Plan) -> Iterator[str]:
@@ -72,7 +85,7 @@ def _answers(plan: Plan) -> Iterator[str]:
     yield f"  training.max_staleness  {_or_none(advice.max_staleness)}"
     yield f"  training.publish_every  {_or_none(advice.publish_every)}"
     yield f"  nodes as they are       {'-' if times is None else f'{times:.3g} times as many'}"
-    yield f"  the cheapest to add     {_mix(advice.cheapest)}"
+    yield f"  the cheapest to add     {_mix(plan.cheapest)}"
     if plan.placement is not None:
         settings = _settings(plan.placement.max_staleness, plan.placement.publish_every)
         yield f"The cheapest of these nodes: {_mix(plan.placement.mix)}; {settings}"

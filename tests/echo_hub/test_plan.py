@@ -132,3 +132,5 @@ def test_a_plan_by_a_runs_books(store: Store) -> None:
     assert [kind.name for kind in fleet.kinds] == ["torch · RTX 4070", "torch · a [2J b"], "nothing hostile is printed"
     assert fleet.workload.max_staleness == 1
     assert len(fleet.nodes) == 3
+    assert fleet.spent is not None and fleet.spent.idle["rollouts"] > 0.3
+    assert make_plan(fleet, target=1.0).as_json()["spent"]["training"] == fleet.spent.training

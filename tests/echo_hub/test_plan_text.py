@@ -7,7 +7,8 @@ import pytest
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.core.capacity.timeline import Span
 from echo_hub.plan import Fleet, make_plan
-from echo_hub.plan_text import COLUMNS, picture, plan_lines, seconds
+from echo_hub.plan_text import COLUMNS, SPENT, picture, plan_lines, seconds
+from echo_hub.views.learner_time import REASONS, LearnerTime
 
 WORKLOAD = Workload(mode="async", rollouts_per_step=32, train_s=1.9, hand_off_s=0.1, broadcast_s=0.5, max_staleness=2)
 FAST = NodeClass(name="fast", count=3, rollouts_per_s=4.0, latency_s=0.5, cost_per_h=0.5)
@@ -32,6 +33,13 @@ def test_all_that_a_plan_says() -> None:
     assert "  the cheapest to add     1 x fast, 0.50 an hour" in lines
     assert "  training.max_staleness  - (no value is enough)" in lines
     assert lines[-1].startswith("The learner waits 25% of the time")
+
+
+def test_where_the_time_of_a_run_went() -> None:
+    spent = LearnerTime(window_s=64.0, training=0.7, idle=dict.fromkeys(REASONS, 0.0) | {"hand_off": 0.3})
+    plan = make_plan(Fleet(workload=WORKLOAD, nodes=(FAST,), kinds=(FAST,), spent=spent), target=0.98)
+    assert "Measured      over 64 s: training 70.0%, hand-off 30.0%" in list(plan_lines(plan))
+    assert tuple(SPENT) == REASONS
 
 
 def test_a_reached_goal() -> None:

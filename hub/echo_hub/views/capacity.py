@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from echo_hub.config.sections import HubConfig
+from echo_hub.config.sections import HubConfig, TrainingConfig
 from echo_hub.core.capacity.advice import Advice, advise, reaches, smallest_staleness
 from echo_hub.core.capacity.model import NodeClass, Pool, Prediction, Workload
 from echo_hub.core.capacity.schedule import predict
@@ -21,10 +21,13 @@ from echo_hub.store.store import Store
 from echo_hub.views.learner_time import learner_time
 from echo_hub.views.pace import Pace, read_pace, read_steps
 
-READ_EVERY_S: Final = 5.0
+READ_EVERY_S: Final = 10.0
 
 TARGET: Final = 0.98
 """What is advised brings the learner so near to never waiting."""
+
+USUAL_STALENESS: Final = TrainingConfig.model_fields["max_staleness"].default
+"""The bound of async mode that a run has unless it says otherwise."""
 
 KINDS_ADVISED: Final = 4
 """The most numerous kinds of nodes are advised on."""
@@ -126,10 +129,14 @@ def _what(workload: Workload, nodes: Sequence[NodeClass], advice: Advice, target
         ways.append(f"set training.max_staleness = {advice.max_staleness}")
     if advice.publish_every is not None and advice.publish_every != workload.publish_every:
         ways.append(f"set training.publish_every = {advice.publish_every}")
-    if not ways:
-        ways = _both(workload, nodes, target)
-    said = ", or ".join(ways)
-    return f"{said[0].upper()}{said[1:]}." if said else "No number of such nodes mends that."
+    said = ", or ".join(ways or _both(workload, nodes, target))
+    if said:
+        return f"{said[0].upper()}{said[1:]}."
+    if workload.mode == "sequential":
+        freed = replace(workload, mode="async", max_staleness=USUAL_STALENESS)
+        could = predict(freed, Pool.of(nodes)).utilisation
+        return f"With a staleness of {USUAL_STALENESS}, in async mode, it could train {could:.0%} of the time."
+    return "No number of such nodes mends that."
 
 
 def _both(workload: Workload, nodes: Sequence[NodeClass], target: float) -> list[str]:

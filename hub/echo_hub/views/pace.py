@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -26,6 +26,9 @@ from echo_shared.step_figures import SECONDS
 STEPS_READ: Final = 64
 ROLLOUTS_READ: Final = 20_000
 VERSIONS_READ: Final = 4
+
+_Lease = tuple[float, float]
+"""When a rollout was leased, and when it was received."""
 
 SLOW: Final = 0.9
 """The quantile that a latency is."""
@@ -127,9 +130,9 @@ def _share_wasted(steps: Sequence[StepRecord]) -> float:
     return wasted / trained if trained else 0.0
 
 
-def _by_node(recent: Iterable[RecentRollout]) -> dict[str, list[tuple[float, float]]]:
-    """When each node's rollouts were leased and received."""
-    work: dict[str, list[tuple[float, float]]] = defaultdict(list)
+def _by_node(recent: Iterable[RecentRollout]) -> dict[str, list[_Lease]]:
+    """The received rollouts of each node."""
+    work: dict[str, list[_Lease]] = defaultdict(list)
     for rollout in recent:
         if rollout.received_at is not None:
             work[rollout.node_id].append((rollout.leased_at, max(rollout.received_at, rollout.leased_at)))
@@ -137,27 +140,33 @@ def _by_node(recent: Iterable[RecentRollout]) -> dict[str, list[tuple[float, flo
 
 
 def _nodes(
-    work: Mapping[str, Sequence[tuple[float, float]]], said: Mapping[str, NodeKind], counted: Collection[str]
+    work: Mapping[str, Sequence[_Lease]], said: Mapping[str, NodeKind], counted: Collection[str]
 ) -> tuple[NodeClass, ...]:
-    measured = {}
-    for node_id, spans in work.items():
-        busy_s = busy_seconds(spans)
-        if len(spans) >= LEAST_ROLLOUTS and busy_s > 0:
-            latency_s = quantile(sorted(end - begin for begin, end in spans), SLOW) or 0.0
-            measured[node_id] = NodeClass(
-                name=_kind(node_id, said), count=1, rollouts_per_s=len(spans) / busy_s, latency_s=latency_s
-            )
-    alike = {kind.name: kind for kind in kinds_of(measured.values())}
+    measured, scarce = {}, defaultdict(list)
+    for node_id, leases in work.items():
+        kind = _kind(node_id, said)
+        if len(leases) >= LEAST_ROLLOUTS and (node := _node(kind, [leases])):
+            measured[node_id] = node
+        else:
+            scarce[kind].append(leases)
+    # In a large fleet none of a kind may have returned enough by itself.
+    together = (_node(kind, of_nodes) for kind, of_nodes in scarce.items())
+    alike = {node.name: node for node in together if node} | {node.name: node for node in kinds_of(measured.values())}
     nodes = []
     for node_id in sorted(counted):
-        like = alike.get(_kind(node_id, said))
-        if node_id in measured:
-            nodes.append(measured[node_id])
-        elif like is not None:
-            nodes.append(
-                NodeClass(name=like.name, count=1, rollouts_per_s=like.rollouts_per_s, latency_s=like.latency_s)
-            )
+        like = measured.get(node_id) or alike.get(_kind(node_id, said))
+        if like is not None:
+            nodes.append(replace(like, count=1))
     return tuple(nodes)
+
+
+def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
+    """The mean of these nodes' throughputs; None where they took no time."""
+    busy_s = sum(busy_seconds(leases) for leases in of_nodes)
+    if not busy_s:
+        return None
+    took = sorted(end - begin for leases in of_nodes for begin, end in leases)
+    return NodeClass(name=kind, count=1, rollouts_per_s=len(took) / busy_s, latency_s=quantile(took, SLOW) or 0.0)
 
 
 def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
@@ -168,7 +177,7 @@ def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
     return f"{kind.backend} · {kind.device}" if kind else "unknown"
 
 
-def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
+def busy_seconds(spans: Iterable[_Lease]) -> float:
     """How long at least one of the spans lasts."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):

@@ -62,7 +62,8 @@ def test_versions_that_follow_each_other_too_fast() -> None:
 def test_what_only_another_mode_would_change() -> None:
     text = said(replace(WORKLOAD, mode="sequential"), FAST)
     assert "in sequential mode it always waits" in text
-    assert text.endswith("No number of such nodes mends that.")
+    assert text.endswith("With a staleness of 2, in async mode, it could train 95% of the time.")
+    assert said(replace(WORKLOAD, mode="colocated"), FAST).endswith("No number of such nodes mends that.")
 
 
 def test_without_nodes_nothing_is_said_of_them() -> None:

@@ -91,6 +91,17 @@ async def test_a_node_that_has_just_come_is_taken_for_one_of_its_kind(hub: Any) 
     assert [(kind.name, kind.count, kind.rollouts_per_s) for kind in pace.kinds] == [("torch · RTX 4070", 2, 2.0)]
 
 
+async def test_many_nodes_that_returned_little_are_measured_together(hub: Any) -> None:
+    """In one step the slow node returns two rollouts, which are too few for itself alone."""
+    store = hub.driven.store
+    write_books(store, steps=1)
+    pace = read_pace(store, hub.config, read_steps(store), None)
+    assert pace is not None
+    slow = pace.kinds[1]
+    assert (slow.name, slow.count, slow.latency_s) == ("llama_cpp · Old laptop", 1, 3.0)
+    assert slow.rollouts_per_s == pytest.approx(2 / 3)
+
+
 async def test_rollouts_that_no_step_can_take_are_needed_on_top(hub: Any) -> None:
     store = hub.driven.store
     write_books(store, steps=3)

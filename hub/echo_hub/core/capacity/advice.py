@@ -57,8 +57,6 @@ class Advice:
     """The smallest number of steps between two publications that does, at the bound of now."""
     added: tuple[tuple[str, int | None], ...]
     """So many more of each class, in the order given; 0 where the goal is reached."""
-    cheapest: Mix | None
-    """The cheapest nodes to add, of one or two classes."""
 
 
 def reaches(workload: Workload, pool: Pool, target: float) -> bool:
@@ -77,7 +75,6 @@ def advise(
         max_staleness=smallest_staleness(workload, pool, target),
         publish_every=smallest_interval(workload, pool, target),
         added=tuple((kind.name, nodes_to_add(workload, pool, kind, target)) for kind in kinds),
-        cheapest=cheapest_to_add(workload, pool, kinds, target),
     )
 
 

@@ -19,13 +19,13 @@ from typing import Final
 
 from echo_hub.core.capacity.model import Pool, Prediction, Workload
 
-MOST_CYCLES: Final = 60
+MOST_CYCLES: Final = 40
 """Publications that are played through where nothing repeats itself; the last half of them are averaged."""
 
 LEAST_ALIKE: Final = 6
 """So many publications in a row, and one for each that the bound covers, and it repeats itself."""
 
-BISECTIONS: Final = 40
+BISECTIONS: Final = 30
 SAME: Final = 1e-6
 """Durations that differ by less than this share are the same."""
 
