@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import ceil
 from typing import Final
 
 from echo_hub.core.capacity.advice import Mix
@@ -70,8 +71,8 @@ def _nodes(plan: Plan) -> Iterator[str]:
         rows.append((kind.name, *cells, "none is enough" if number is None else f"{number:,}"))
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-        yield "  ".join((row[0].ljust(widths[0]), *cells))
+        numbers = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        yield "  ".join((row[0].ljust(widths[0]), *numbers))
     if len(plan.fleet.kinds) > KINDS_SHOWN:
         yield f"and {len(plan.fleet.kinds) - KINDS_SHOWN} more classes; --json has all"
 
@@ -84,7 +85,8 @@ def _answers(plan: Plan) -> Iterator[str]:
     yield f"To reach {plan.target:.0%} of what the learner could do, any of these:"
     yield f"  training.max_staleness  {_or_none(advice.max_staleness)}"
     yield f"  training.publish_every  {_or_none(advice.publish_every)}"
-    yield f"  nodes as they are       {'-' if times is None else f'{times:.3g} times as many'}"
+    num_nodes = sum(node.count for node in plan.fleet.nodes)
+    yield f"  nodes as they are       {f'{ceil(num_nodes * times):,}, now {num_nodes:,}' if times else '-'}"
     yield f"  the cheapest to add     {_mix(plan.cheapest)}"
     if plan.placement is not None:
         settings = _settings(plan.placement.max_staleness, plan.placement.publish_every)
