@@ -55,7 +55,8 @@ def _workload(plan: Plan) -> Iterator[str]:
     yield f"A step takes  {workload.rollouts_per_step:.4g} rollouts and {seconds(workload.step_s)}: " + (
         f"{seconds(workload.train_s)} of training, {seconds(workload.hand_off_s)} of hand-off"
     )
-    yield f"A version     is with the nodes {seconds(workload.broadcast_s)} after its training"
+    if workload.mode != "colocated":
+        yield f"A version     is with the nodes {seconds(workload.broadcast_s)} after its training"
     if plan.fleet.spent is not None:
         spent = plan.fleet.spent
         idle = [f"{SPENT[reason]} {share:.1%}" for reason, share in spent.idle.items() if share >= 0.0005]
@@ -118,7 +119,9 @@ def picture(spans: Sequence[Span]) -> Iterator[str]:
     end = max(span.end_s for span in spans)
     scale = COLUMNS / end
     for name, lanes in LANES.items():
-        yield f"{name:<10}{_line([span for span in spans if span.lane in lanes], scale)}"
+        drawn = [span for span in spans if span.lane in lanes]
+        if drawn:
+            yield f"{name:<10}{_line(drawn, scale)}"
     yield f"{'':<10}{'0 s':<{COLUMNS // 2}}{seconds(end):>{COLUMNS // 2}}"
     yield f"{'':<10}[12==] trains step 12, .... waits; [12>>] version 12 on its way; [12--] sampled by version 12"
 

@@ -57,6 +57,13 @@ def test_without_nodes_there_is_nothing_to_draw() -> None:
     assert said.splitlines()[0] == "Mode          sequential"
 
 
+def test_where_the_hub_samples_nothing_is_sent() -> None:
+    said = text(replace(WORKLOAD, mode="colocated"), replace(FAST, name="the hub itself", count=1))
+    assert "A version" not in said
+    lines = [line.split()[0] for line in said.splitlines() if line.startswith(("learner ", "broadcast", "sampling"))]
+    assert lines == ["learner", "sampling"]
+
+
 def test_many_classes_are_not_all_shown() -> None:
     nodes = [replace(SLOW, name=f"class {number}") for number in range(23)]
     assert "and 3 more classes; --json has all" in text(WORKLOAD, *nodes)

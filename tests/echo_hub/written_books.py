@@ -33,14 +33,16 @@ LEASES = (("fast0", (0, 1, 2), 1.5), ("fast1", (3, 4, 5), 1.5), ("slow0", (6, 7)
 KINDS = {"fast0": ("torch", "RTX 4070"), "fast1": ("torch", "RTX 4070"), "slow0": ("llama_cpp", "Old laptop")}
 
 
-def write_books(store: Store, *, steps: int = 6) -> None:
+def write_books(store: Store, *, steps: int = 6, slow_start: float = 0.0) -> None:
+    """`slow_start`: seconds that the first step's leases take on top."""
     for node_id, (backend, device) in KINDS.items():
         store.node_seen(node_id=node_id, public_key=b"k", name=node_id, backend=backend, device=device, now=BEGAN)
     for step in range(1, steps + 1):
-        _write_step(store, step, BEGAN + PERIOD_S * (step - 1))
+        _write_step(store, step, BEGAN + PERIOD_S * (step - 1), early_s=slow_start if step == 1 else 0.0)
 
 
-def _write_step(store: Store, step: int, begun_at: float) -> None:
+def _write_step(store: Store, step: int, begun_at: float, *, early_s: float) -> None:
+    """`early_s`: leased so much earlier."""
     group_id = step - 1
     leases: list[Record] = []
     received: list[Record] = []
@@ -65,7 +67,7 @@ def _write_step(store: Store, step: int, begun_at: float) -> None:
     ids = tuple(record.rollout_id for record in scored if isinstance(record, ScoreRecorded))
     planned_at = begun_at + 3.0
     trained_at = planned_at + TRAIN_S + HAND_OFF_S
-    store.apply([GroupOpened(group_id=group_id, seed=group_id), *leases], begun_at)
+    store.apply([GroupOpened(group_id=group_id, seed=group_id), *leases], begun_at - early_s)
     store.apply([*received, *scored], begun_at + 3.0)
     planned = StepPlanned(step=step, group_ids=(group_id,), rollout_ids=ids, staleness=(0,), planned_at=planned_at)
     trained = StepTrained(step=step, rollout_ids=ids, metrics={"train_s": TRAIN_S}, trained_at=trained_at)

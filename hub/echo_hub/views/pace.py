@@ -70,7 +70,7 @@ def read_pace(
     workload = _workload(config, steps, store.recent_spreads(VERSIONS_READ))
     if workload.step_s <= 0:
         return None
-    work = _by_node(store.recent_rollouts(ROLLOUTS_READ))
+    work = _by_node(store.recent_rollouts(ROLLOUTS_READ), since=_settled_at(steps))
     counted = set(work if connected is None else connected)
     if config.run.mode == "colocated":
         counted.add(HUB_NODE_ID)
@@ -130,11 +130,17 @@ def _share_wasted(steps: Sequence[StepRecord]) -> float:
     return wasted / trained if trained else 0.0
 
 
-def _by_node(recent: Iterable[RecentRollout]) -> dict[str, list[_Lease]]:
-    """The received rollouts of each node."""
+def _settled_at(steps: Sequence[StepRecord]) -> float:
+    """Since when engines are warm: what is leased before the run's first step is trained tells little of what follows,
+    once there is more."""
+    return steps[0].trained_at if steps[0].step == 1 and len(steps) > 2 else float("-inf")
+
+
+def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list[_Lease]]:
+    """The received rollouts of each node that were leased since then."""
     work: dict[str, list[_Lease]] = defaultdict(list)
     for rollout in recent:
-        if rollout.received_at is not None:
+        if rollout.received_at is not None and rollout.leased_at >= since:
             work[rollout.node_id].append((rollout.leased_at, max(rollout.received_at, rollout.leased_at)))
     return work
 

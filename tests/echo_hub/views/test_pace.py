@@ -91,6 +91,14 @@ async def test_a_node_that_has_just_come_is_taken_for_one_of_its_kind(hub: Any) 
     assert [(kind.name, kind.count, kind.rollouts_per_s) for kind in pace.kinds] == [("torch · RTX 4070", 2, 2.0)]
 
 
+async def test_what_engines_take_to_get_warm_does_not_count(hub: Any) -> None:
+    store = hub.driven.store
+    write_books(store, steps=4, slow_start=20.0)
+    pace = read_pace(store, hub.config, read_steps(store), None)
+    assert pace is not None
+    assert [(kind.count, kind.latency_s) for kind in pace.kinds] == [(2, 1.5), (1, 3.0)]
+
+
 async def test_many_nodes_that_returned_little_are_measured_together(hub: Any) -> None:
     """In one step the slow node returns two rollouts, which are too few for itself alone."""
     store = hub.driven.store

@@ -39,7 +39,7 @@ def timeline(workload: Workload, pool: Pool, *, num_steps: int = STEPS_DRAWN) ->
     return tuple(
         Span(lane=s.lane, begin_s=max(s.begin_s, begin) - begin, end_s=min(s.end_s, end) - begin, number=s.number)
         for s in spans
-        if s.begin_s < end and s.end_s > begin
+        if s.begin_s < end and s.end_s > max(begin, s.begin_s)
     )
 
 
