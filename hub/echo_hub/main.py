@@ -225,6 +225,44 @@ def unban(run_directory: RunArgument, node: NodesArgument) -> None:
 
 
 @app.command()
+def plan(
+    run_directory: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The run's directory.")] = None,
+    file: Annotated[Path | None, typer.Option(metavar="TOML", help="A described fleet in place of a run.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Print an example of such a file, and end.")] = False,
+    staleness: Annotated[int | None, typer.Option(min=0, max=1000, help="Another training.max_staleness.")] = None,
+    publish_every: Annotated[int | None, typer.Option(min=1, help="Another training.publish_every.")] = None,
+    add: Annotated[list[str] | None, typer.Option(metavar="CLASS=N", help="N more of a class; repeatable.")] = None,
+    target: Annotated[float, typer.Option(min=0.01, max=1.0, help="Of what the learner could train.")] = 0.98,
+    figures_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there as well.")] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="SVG", help="Draw a few steps there.")] = None,
+) -> None:
+    """Say whether the learner is kept busy, and what it would take: by a run's books, or for a fleet in a file."""
+    from echo_hub.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
+    from echo_hub.plan_picture import write_svg
+    from echo_hub.plan_text import plan_lines
+
+    if example:
+        typer.echo(EXAMPLE, nl=False)
+        return
+    _check_writable(figures_json)
+    _check_writable(picture)
+    if file is not None and run_directory is None:
+        fleet = fleet_of_file(file)
+    elif run_directory is not None and file is None:
+        directory = RunDirectory(run_directory)
+        with _store(directory) as store:
+            fleet = fleet_of_run(store, load_config(directory.config, {}))
+    else:
+        raise ConfigError("Plans are for a run's directory or for a fleet in a file.", do="Name one of the two.")
+    planned = make_plan(changed(fleet, staleness=staleness, publish_every=publish_every, add=add or ()), target=target)
+    typer.echo("\n".join(plan_lines(planned)))
+    if figures_json is not None:
+        write_json(planned, figures_json)
+    if picture is not None:
+        write_svg(planned, picture)
+
+
+@app.command()
 def learner(
     address: Annotated[str, typer.Option(help="HOST:PORT, the run's learner.address.")],
     host_rank: Annotated[int, typer.Option(min=1, help="Which host this is: 1 for the first beside the hub's.")],

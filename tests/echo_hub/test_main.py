@@ -23,6 +23,7 @@ from echo_hub.store.store import Store
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
 from echo_shared.identity import fingerprint
+from tests.echo_hub.written_books import write_books
 
 FLAGS = {
     "init": {"--port", "--host", "--steps", "--mode", "--seed"},
@@ -33,6 +34,9 @@ FLAGS = {
     "nodes": set(),
     "ban": set(),
     "unban": set(),
+    "plan": {
+        *("--file", "--example", "--staleness", "--publish-every", "--add", "--target", "--json", "--picture"),
+    },
     "learner": {"--address", "--host-rank", "--hosts", "--processes", "--base"},
     "simulate": {"--seed", "--steps", "--json", "--example"},
     "version": set(),
@@ -162,7 +166,34 @@ def test_a_dry_run_prints_what_holds_and_touches_nothing(run: Path, monkeypatch:
     assert load_config(run / "config.toml", {}).server.port == 0
 
 
-@pytest.mark.parametrize("command", [("serve",), ("eval",), ("export", "out")])
+def test_a_plan_for_a_described_fleet(tmp_path: Path) -> None:
+    fleet, figures, picture = tmp_path / "fleet.toml", tmp_path / "plan.json", tmp_path / "plan.svg"
+    fleet.write_text(said("plan", "--example"))
+    text = said("plan", "--file", fleet, "--json", figures, "--picture", picture)
+    assert text.endswith("Add 8 nodes like laptop, or add 2 nodes like rented GPU.\n")
+    assert json.loads(figures.read_text())["target"] == 0.98
+    assert picture.read_text().startswith("<svg ")
+    more = said("plan", "--file", fleet, "--add", "laptop=8", "--staleness", "3", "--target", "0.9")
+    assert "The learner can train" in more.splitlines()[-1]
+
+
+def test_a_plan_by_a_runs_books(run: Path) -> None:
+    Store.open(RunDirectory(run).database_url).close()
+    assert "has not trained a step yet" in refusal("plan", run).what
+    store = Store.open(RunDirectory(run).database_url)
+    write_books(store)
+    store.close()
+    assert "torch · RTX 4070" in said("plan", run)
+    assert "The learner waits" in said("plan", run, "--staleness", "0").splitlines()[-1]
+
+
+def test_a_plan_is_for_one_thing(run: Path, tmp_path: Path) -> None:
+    assert "a run's directory or for a fleet" in refusal("plan").what
+    assert "a run's directory or for a fleet" in refusal("plan", run, "--file", tmp_path / "fleet.toml").what
+    assert "cannot be written there" in refusal("plan", run, "--picture", tmp_path / "none" / "plan.svg").what
+
+
+@pytest.mark.parametrize("command", [("serve",), ("eval",), ("export", "out"), ("plan",)])
 def test_commands_need_a_run(tmp_path: Path, command: tuple[str, ...]) -> None:
     name, *rest = command
     error = refusal(name, tmp_path / "nothing", *[tmp_path / each for each in rest])

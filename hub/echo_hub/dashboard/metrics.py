@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from echo_hub.dashboard.model import EvaluationView, NodeView, Readiness, RunState, RunView
+from echo_hub.dashboard.model import CapacityView, EvaluationView, NodeView, Readiness, RunState, RunView
 from echo_hub.dashboard.responses import SECURITY_HEADERS
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_shared import step_figures
@@ -58,6 +58,8 @@ class _OfSnapshot:
             yield from _evaluation(evaluation)
         yield from _rollouts(self._snapshot.run)
         yield from _dissemination(self._snapshot.run)
+        for capacity in filter(None, [self._snapshot.run.capacity]):
+            yield from _capacity(capacity)
         yield from _nodes(self._snapshot.nodes)
 
 
@@ -158,6 +160,24 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
             number = version.policy_version
             yield _gauge("echo_complete_version", "The newest version that all have who were told of it.", number)
             yield _seconds("echo_complete_version_dissemination_seconds", "Until this share of nodes had it.", version)
+
+
+def _capacity(capacity: CapacityView) -> Iterator[Metric]:
+    yield _gauge("echo_learner_idle_ratio", "Of the learner's recent time, not training, 0..1.", capacity.idle_share)
+    reasons = GaugeMetricFamily("echo_learner_idle_reason_ratio", "The same by what it waited for.", labels=["reason"])
+    yield _labelled(reasons, (([reason], share) for reason, share in capacity.idle_by_reason.items()))
+    expected = capacity.predicted_utilisation
+    yield _gauge("echo_capacity_utilisation_ratio", "Of its time the learner can train, by the model, 0..1.", expected)
+    there, needed = capacity.rollouts_per_s, capacity.needed_per_s
+    yield _gauge("echo_capacity_rollouts_per_second", "Rollouts that the connected nodes can return.", there)
+    yield _gauge("echo_capacity_needed_rollouts_per_second", "What a learner takes that never waits.", needed)
+    missing = capacity.missing_per_s
+    yield _gauge("echo_capacity_missing_rollouts_per_second", "Throughput that the nodes lack.", missing)
+    yield _gauge("echo_capacity_broadcast_seconds", "Until nodes have what a step made.", capacity.broadcast_s)
+    nodes = GaugeMetricFamily("echo_capacity_nodes_to_add", "Of one kind, to keep the learner busy.", labels=["kind"])
+    yield _labelled(nodes, (([row.kind], row.count) for row in capacity.advised_nodes if row.count is not None))
+    bound = capacity.advised_staleness
+    yield _gauge("echo_capacity_staleness_bound_needed", "The smallest that keeps the learner busy.", bound)
 
 
 def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:

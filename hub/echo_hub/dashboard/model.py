@@ -93,6 +93,48 @@ class NotableEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdvisedNodes:
+    """How many more nodes of a kind would keep the learner busy."""
+
+    kind: str
+    """Engine and device, as such nodes say of themselves: hostile input."""
+    count: int | None
+    """None: no number of them would."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityView:
+    """Whether the learner is kept busy: over the newest steps, and by the capacity model from what was measured."""
+
+    window_s: float
+    """What the shares below are of."""
+    idle_share: float
+    """Of the window, the learner trained for the rest."""
+    idle_by_reason: Mapping[str, float]
+    """`rollouts` that it waited for, `hand_off`, `evaluation`, `down`, `start` of the run: shares of the window."""
+    step_s: float
+    """A step's training and hand-off."""
+    broadcast_s: float
+    """From a version's training to when nodes have it."""
+    predicted_utilisation: float
+    """Share of the time that the learner can train with the nodes that are connected."""
+    rollouts_per_s: float
+    """What these nodes can return."""
+    needed_per_s: float
+    """What a learner takes that never waits."""
+    missing_per_s: float
+    """0 where the nodes are fast enough, though what they return may be too late."""
+    advised_nodes: tuple[AdvisedNodes, ...]
+    """Each alone would keep the learner busy."""
+    advised_staleness: int | None
+    """The smallest bound that would, with these nodes; None = none does, or no bound is heeded in this mode."""
+    advised_interval: int | None
+    """The fewest steps between two published versions that would."""
+    verdict: str
+    """All that in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """The run at one moment, `as_of`; every age on the pages is counted from it."""
 
@@ -144,6 +186,8 @@ class RunView:
     """What the hub can send, as set or measured."""
     events: tuple[NotableEvent, ...] = ()
     """Newest first; old ones may be left out."""
+    capacity: CapacityView | None = None
+    """None before the first step."""
 
     @property
     def readiness(self) -> Readiness:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard.model import EvaluationView, NodeView, PagesSource, RunState, RunView
+from echo_hub.dashboard.model import CapacityView, EvaluationView, NodeView, PagesSource, RunState, RunView
 from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
@@ -45,13 +45,23 @@ NODE_COLUMNS: Final[tuple[Column[NodeView], ...]] = (
 )
 
 
+IDLE: Final = {
+    "rollouts": "waiting for rollouts",
+    "hand_off": "hand-off to the learner",
+    "evaluation": "evaluation",
+    "down": "learner down",
+    "start": "start of the run",
+}
+"""What the learner does while it does not train, by `CapacityView.idle_by_reason`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A part of the accounting bar, in thousandths of its length."""
+    """A part of a bar, in thousandths of its length."""
 
     label: str
     kind: str
-    value: int
+    value: float
     start: float
     length: float
 
@@ -86,6 +96,7 @@ class OperatorPage:
             columns=[figure for figure in step_figures.STEP_FIGURES if figure.column],
             ticks=rail_ticks(run),
             segments=accounting_segments(run),
+            learner_time=learner_time_segments(run.capacity),
             evaluations=newest_evaluations(run),
             versions=run.versions[:VERSIONS_SHOWN],
             nodes_by_version=Counter(node.policy_version for node in connected),
@@ -122,14 +133,31 @@ def newest_evaluations(run: RunView) -> tuple[EvaluationView, ...]:
 def accounting_segments(run: RunView) -> tuple[Segment, ...]:
     """Trained, evaluated, in flight, then every drop reason, the largest first."""
     accounting = run.accounting
-    parts = [("trained", "trained", accounting.trained)]
+    parts: list[tuple[str, str, float]] = [("trained", "trained", accounting.trained)]
     parts += [("evaluated", "evaluated", accounting.evaluated)] if accounting.evaluated else []
     parts += [("in flight", "flight", accounting.in_flight)]
     dropped = sorted(accounting.dropped.items(), key=lambda item: -item[1])
     parts += [(reason.replace("_", " "), f"drop-{reason}", number) for reason, number in dropped if number]
+    return _segments(parts, whole=max(accounting.leased, 1))
+
+
+def learner_time_segments(capacity: CapacityView | None) -> tuple[Segment, ...]:
+    """Training, then what it waited for."""
+    if capacity is None:
+        return ()
+    parts: list[tuple[str, str, float]] = [("training", "trained", 1 - capacity.idle_share)]
+    parts += [
+        (label, f"idle-{reason}", share)
+        for reason, label in IDLE.items()
+        if (share := capacity.idle_by_reason.get(reason, 0.0))
+    ]
+    return _segments(parts, whole=1.0)
+
+
+def _segments(parts: Iterable[tuple[str, str, float]], *, whole: float) -> tuple[Segment, ...]:
     segments, start = [], 0.0
     for label, kind, value in parts:
-        length = 1000 * value / max(accounting.leased, 1)
+        length = 1000 * value / whole
         segments.append(Segment(label=label, kind=kind, value=value, start=start, length=length))
         start += length
     return tuple(segments)

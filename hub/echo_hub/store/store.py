@@ -7,7 +7,7 @@ Every method is one transaction, and raises StorageError when the database canno
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -17,9 +17,10 @@ from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
-from echo_hub.store import reading, reports
+from echo_hub.store import reading, recent, reports
 from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
+from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps, versions
 from echo_hub.store.tallies import bytes_by_source, main_transport, tally_fetch
 from echo_hub.store.writing import forget_payloads, write
@@ -200,6 +201,21 @@ class Store:
         """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""
         with self._reading() as connection:
             return reports.read_versions_by_transport(connection)
+
+    def recent_rollouts(self, newest: int) -> list[RecentRollout]:
+        """The rollouts that were leased last, newest first."""
+        with self._reading() as connection:
+            return recent.read_recent_rollouts(connection, newest)
+
+    def recent_spreads(self, newest: int) -> list[Spread]:
+        """How long the newest published versions took to the nodes, newest first."""
+        with self._reading() as connection:
+            return recent.read_spreads(connection, newest)
+
+    def node_kinds(self, node_ids: Iterable[str]) -> dict[str, NodeKind]:
+        """What nodes say that they are, as far as they have ever joined."""
+        with self._reading() as connection:
+            return recent.read_node_kinds(connection, node_ids)
 
     def evaluations(self, since: float = 0.0) -> list[Evaluation]:
         """The evaluations made after `since`, in the order of versions, greedy before sampled."""

@@ -43,7 +43,10 @@ class HubPages:
         moment = self._moment()
         rollouts_per_s = self._received.per_s(moment.num_received, time.time())
         events = tuple(self._notable.events)
-        return await asyncio.to_thread(self._run.read, moment, rollouts_per_s=rollouts_per_s, events=events)
+        connected = frozenset(self._nodes)
+        return await asyncio.to_thread(
+            self._run.read, moment, rollouts_per_s=rollouts_per_s, events=events, connected=connected
+        )
 
     async def nodes(self) -> tuple[NodeView, ...]:
         leased = self._moment().status.leased_by_node

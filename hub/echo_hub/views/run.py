@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,7 @@ from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.dashboard.model import NotableEvent, RunState, RunView
 from echo_hub.store.store import Store
+from echo_hub.views.capacity import CapacityViews
 from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinned
 from echo_hub.views.versions import VersionViews, dissemination_view
 
@@ -56,8 +57,12 @@ class RunViews:
         self._store = store
         self._versions = versions
         self._evaluations = evaluations
+        self._capacity = CapacityViews(config, store=store, started_at=started_at)
 
-    def read(self, moment: Moment, *, rollouts_per_s: float, events: Iterable[NotableEvent]) -> RunView:
+    def read(
+        self, moment: Moment, *, rollouts_per_s: float, events: Iterable[NotableEvent], connected: Collection[str]
+    ) -> RunView:
+        """`connected`: the ids of the nodes that are."""
         config, status, distribution = self._config, moment.status, moment.distribution
         newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
         evaluations = self._evaluations.read()
@@ -93,7 +98,17 @@ class RunViews:
             nodes_connected=distribution.num_connected,
             uplink_bytes_s=distribution.uplink_bytes_s,
             events=tuple(events),
+            capacity=self._capacity.read(None if moment.finished else connected, waits_for=waits_for(moment)),
         )
+
+
+def waits_for(moment: Moment) -> str | None:
+    """What the learner waits for, of the reasons of `learner_time`; None while it trains, or has nothing more to do."""
+    if moment.finished or moment.last_is_published:
+        return None
+    if moment.learner_is_down or moment.learner_is_starting:
+        return "down"
+    return "rollouts" if moment.status.training_step is None else None
 
 
 def state_detail(moment: Moment) -> str:

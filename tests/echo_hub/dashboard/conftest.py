@@ -10,6 +10,8 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from echo_hub.dashboard.model import (
+    AdvisedNodes,
+    CapacityView,
     Changes,
     DisseminationView,
     EvaluationView,
@@ -182,6 +184,29 @@ class ScriptedSource:
             nodes_connected=len(self.names),
             uplink_bytes_s=2.5e6 if self.step else None,
             events=self._events(),
+            capacity=self._capacity() if newest else None,
+        )
+
+    def _capacity(self) -> CapacityView:
+        kinds = tuple(f"{('llama_cpp', 'torch')[i % 2]} · {name}" for i, name in enumerate(self.names[:4]))
+        idle = {"rollouts": 0.23, "hand_off": 0.04, "evaluation": 0.02, "down": 0.0, "start": 0.01}
+        return CapacityView(
+            window_s=STEP_S * min(self.step, 64),
+            idle_share=sum(idle.values()),
+            idle_by_reason=idle,
+            step_s=3.1,
+            broadcast_s=0.9,
+            predicted_utilisation=0.74,
+            rollouts_per_s=128.0,
+            needed_per_s=165.2,
+            missing_per_s=37.2,
+            advised_nodes=tuple(
+                AdvisedNodes(kind=kind, count=None if i == 3 else 3 - i) for i, kind in enumerate(kinds)
+            ),
+            advised_staleness=None,
+            advised_interval=None,
+            verdict="The learner waits 23% of the time: it takes 165 rollouts/s, the nodes return 128. "
+            + " ".join(f"Add 3 nodes like {kind}." for kind in kinds[:1]),
         )
 
     def _version(self, version: int) -> VersionView:

@@ -32,7 +32,11 @@ SCHEMA = {
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
         *("newest_step", "accuracy_before", "accuracy_after"),
-        *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "uplink_bytes_s"),
+        *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "uplink_bytes_s", "capacity"),
+    },
+    "capacity": {
+        *("window_s", "idle_share", "idle_by_reason", "step_s", "broadcast_s", "predicted_utilisation", "verdict"),
+        *("rollouts_per_s", "needed_per_s", "missing_per_s", "advised_nodes", "advised_staleness", "advised_interval"),
     },
     "nodes": {
         *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),
@@ -77,6 +81,8 @@ async def test_the_fields_are_the_promised_ones(hub: ClientSession) -> None:
     assert set(run) == SCHEMA["run"]
     assert set(run["newest_step"]) == SCHEMA["steps"]
     assert set(run["accounting"]) == SCHEMA["accounting"]
+    assert set(run["capacity"]) == SCHEMA["capacity"]
+    assert set(run["capacity"]["advised_nodes"][0]) == {"kind", "count"}
     for name in ("evaluations", "versions", "events"):
         assert set(run[name][0]) == SCHEMA[name]
     for name in ("nodes", "steps", "leaderboard"):

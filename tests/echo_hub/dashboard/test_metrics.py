@@ -55,6 +55,21 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     assert samples["echo_node_rollouts_total", (label, ("state", "trained"))] == node.totals.trained_rollouts
 
 
+async def test_whether_the_learner_is_kept_busy(hub: ClientSession, open_hub: Any, make_source: Any) -> None:
+    samples = await scrape(hub)
+    assert samples["echo_learner_idle_ratio", ()] == pytest.approx(0.3)
+    assert samples["echo_learner_idle_reason_ratio", (("reason", "rollouts"),)] == 0.23
+    assert samples["echo_capacity_utilisation_ratio", ()] == 0.74
+    assert samples["echo_capacity_missing_rollouts_per_second", ()] == 37.2
+    assert samples["echo_capacity_nodes_to_add", (("kind", "llama_cpp · cobalt-heron"),)] == 3
+    assert ("echo_capacity_staleness_bound_needed", ()) not in samples, "none is enough"
+    many = await scrape(await open_hub(make_source(step=37, names=("a", "b", "c", "d"))))
+    kinds = [labels for name, labels in many if name == "echo_capacity_nodes_to_add"]
+    assert len(kinds) == 3, "of the fourth kind no number is enough"
+    before = await scrape(await open_hub(make_source(step=0)))
+    assert not [name for name, _ in before if name.startswith(("echo_capacity", "echo_learner_idle"))]
+
+
 async def test_the_accounting_identity_holds_among_the_metrics(hub: ClientSession) -> None:
     samples = await scrape(hub)
     ended = sum(value for (name, _), value in samples.items() if name == "echo_rollouts_total")

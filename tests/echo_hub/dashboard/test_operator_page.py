@@ -10,12 +10,15 @@ from aiohttp import ClientSession
 from echo_hub.dashboard.model import DisseminationView, RunState
 from echo_hub.dashboard.operator_page import (
     EVALUATIONS_SHOWN,
+    IDLE,
     TICKS_SHOWN,
     accounting_segments,
+    learner_time_segments,
     newest_evaluations,
     rail_ticks,
     remaining_s,
 )
+from echo_hub.views.learner_time import REASONS
 
 
 async def page(hub: ClientSession, path: str = "/") -> str:
@@ -72,6 +75,21 @@ async def test_a_version_on_its_way_is_followed(open_hub: Any, source: Any) -> N
     assert "2 of 2 nodes hold version 37." in await page(hub)
 
 
+async def test_whether_the_learner_is_kept_busy(
+    open_hub: Any, make_source: Any, hostile_names: tuple[str, ...]
+) -> None:
+    text = await page(await open_hub(make_source(step=37)))
+    assert "The learner waits 23% of the time: it takes 165 rollouts/s, the nodes return 128." in text
+    for words in ("waiting for rollouts", "hand-off to the learner", "evaluation", "start of the run"):
+        assert f"</span>{words}</th>" in text
+    assert "learner down</th>" not in text, "it was not"
+    assert 'To add like <bdi>llama_cpp · cobalt-heron</bdi></th><td class="number">3</td>' in text
+    assert "37.2 are missing" in text
+    assert "Known after the first step" in await page(await open_hub(make_source(step=0)))
+    hostile = await page(await open_hub(make_source(step=37, names=hostile_names)))
+    assert "llama_cpp · <script>" not in hostile
+
+
 async def test_numbers_that_do_not_add_up_are_shown_as_such(open_hub: Any, source: Any) -> None:
     run = await source.run_view()
     broken = replace(run, accounting=replace(run.accounting, leased=run.accounting.leased + 1))
@@ -125,6 +143,16 @@ async def test_the_segments_cover_the_whole_bar(source: Any) -> None:
     assert [segment.label for segment in segments] == ["trained", "in flight", "stale", "expired", "duplicate"]
     assert sum(segment.length for segment in segments) == pytest.approx(1000)
     assert segments[-1].start + segments[-1].length == pytest.approx(1000)
+
+
+async def test_the_learners_time_is_the_whole_bar(source: Any) -> None:
+    segments = learner_time_segments((await source.run_view()).capacity)
+    assert [segment.kind for segment in segments] == [
+        *("trained", "idle-rollouts", "idle-hand_off", "idle-evaluation", "idle-start")
+    ]
+    assert sum(segment.length for segment in segments) == pytest.approx(1000)
+    assert set(IDLE) == set(REASONS)
+    assert learner_time_segments(None) == ()
 
 
 async def test_the_evaluations_are_the_newest_and_the_bases(open_hub: Any, source: Any) -> None:

@@ -89,6 +89,9 @@ class Filled:
             "newest_step": store.newest_step,
             "versions_history": lambda: store.versions_history(5),
             "versions_by_transport": store.versions_by_transport,
+            "recent_rollouts": lambda: store.recent_rollouts(6),
+            "recent_spreads": lambda: store.recent_spreads(3),
+            "node_kinds": lambda: store.node_kinds(["a", "b"]),
             "evaluations": lambda: store.evaluations(1e9),
             "evaluated_versions": store.evaluated_versions,
         }

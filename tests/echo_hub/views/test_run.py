@@ -11,6 +11,7 @@ from echo_hub.core.effects import AnnounceVersion, FinishRun, PublishVersion, Tr
 from echo_hub.core.events import LearnerReady, StepDone
 from echo_hub.dashboard.model import Readiness, RunState
 from echo_hub.store.tallies import TRANSPORTS
+from echo_hub.views.run import waits_for
 from echo_shared.books import Accounting
 
 
@@ -96,3 +97,26 @@ async def test_a_dead_learner_is_a_problem_and_one_that_starts_is_not(hub: Any) 
 async def test_only_async_runs_have_a_staleness_bound(make_hub: Any, mode: str) -> None:
     view = await (await make_hub(mode)).pages.run_view()
     assert (view.mode, view.max_staleness) == (mode, 0)
+
+
+@pytest.mark.parametrize(
+    ("moment", "reason"),
+    [
+        ({}, "rollouts"),
+        ({"learner_is_down": True}, "down"),
+        ({"learner_is_starting": True}, "down"),
+        ({"last_is_published": True}, None),
+        ({"finished": True, "learner_is_down": True}, None),
+    ],
+)
+async def test_what_the_learner_waits_for(hub: Any, moment: dict[str, bool], reason: str | None) -> None:
+    hub.said.update(moment)
+    assert waits_for(hub.moment()) == reason
+
+
+async def test_a_learner_at_work_waits_for_nothing(hub: Any) -> None:
+    hub.driven.answered -= {TrainStep}
+    await hub.driven.driver.report(LearnerReady(policy_version=0))
+    await hub.join("a")
+    await hub.driven.work(lambda: bool(hub.driven.of(TrainStep)), hub.deliver)
+    assert waits_for(hub.moment()) is None

@@ -1,0 +1,198 @@
+"""What it would take to keep the learner busy: more nodes, another staleness bound, another pace of publication.
+
+A goal is a share of the best that the learner can do, T_train / (T_train + hand-off): its own hand-off no node can
+hide. All searches rest on this: another node, a larger bound or a shorter dissemination never makes a schedule slower.
+The placement search follows ReaL (arXiv 2406.14088) and Spreeze (arXiv 2312.06126) in asking the model for each
+candidate; it is exhaustive over the bound, and greedy, cheapest throughput first, over nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from echo_hub.core.capacity.model import NodeClass, Pool, Workload
+from echo_hub.core.capacity.schedule import SAME, period_s
+
+MOST_NODES: Final = 1_000_000
+"""More of one class are not advised."""
+
+STABLE_STALENESS: Final = 6
+"""The largest bound that is advised: learning is stable up to it in ECHO-2, section 5, and can break at 11."""
+
+FEWER_TRIED: Final = 4
+"""Of the cheapest class, so many fewer are tried with some of another in their place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """Nodes by class, and what they cost together."""
+
+    counts: tuple[tuple[str, int], ...]
+    cost_per_h: float
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(count for _, count in self.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Settings and nodes that reach the goal at the least cost."""
+
+    max_staleness: int
+    publish_every: int
+    mix: Mix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Each by itself brings the workload to its goal; None = it cannot."""
+
+    max_staleness: int | None
+    """The smallest bound that does, between two publications of as many steps as now."""
+    publish_every: int | None
+    """The smallest number of steps between two publications that does, at the bound of now."""
+    added: tuple[tuple[str, int | None], ...]
+    """So many more of each class, in the order given; 0 where the goal is reached."""
+
+
+def reaches(workload: Workload, pool: Pool, target: float) -> bool:
+    """Whether the learner trains for this share of the time that it could train for if it never waited."""
+    if pool.rollouts_per_s * workload.step_s * (1 + 2 * SAME) < workload.rollouts_per_step * target:
+        return False  # Most candidates of a search fail by this alone.
+    return period_s(workload, pool) * target <= workload.step_s * (1 + SAME)
+
+
+def advise(
+    workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass], *, target: float = 1.0
+) -> Advice:
+    """What brings `nodes` to the goal. `kinds`: what could be added; their own `count` does not matter."""
+    pool = Pool.of(nodes)
+    return Advice(
+        max_staleness=smallest_staleness(workload, pool, target),
+        publish_every=smallest_interval(workload, pool, target),
+        added=tuple((kind.name, nodes_to_add(workload, pool, kind, target)) for kind in kinds),
+    )
+
+
+def smallest_staleness(workload: Workload, pool: Pool, target: float) -> int | None:
+    """The smallest bound that reaches the goal."""
+    if workload.mode != "async":
+        return None
+    bounds = range(workload.publish_every - 1, STABLE_STALENESS + 1)
+    return next((bound for bound in bounds if reaches(replace(workload, max_staleness=bound), pool, target)), None)
+
+
+def smallest_interval(workload: Workload, pool: Pool, target: float) -> int | None:
+    """The fewest steps between two publications that reach the goal."""
+    if workload.mode != "async":
+        return None
+    intervals = range(1, workload.max_staleness + 2)
+    return next((every for every in intervals if reaches(replace(workload, publish_every=every), pool, target)), None)
+
+
+def nodes_to_add(workload: Workload, pool: Pool, kind: NodeClass, target: float) -> int | None:
+    """How many nodes of a kind, beside those of the pool, reach the goal."""
+    return _fewest(MOST_NODES, lambda count: reaches(workload, pool.plus(replace(kind, count=count)), target))
+
+
+def times_as_many(workload: Workload, nodes: Sequence[NodeClass], target: float) -> float | None:
+    """How many times these nodes, each as often as now, reach the goal, to a hundredth."""
+
+    def enough(hundredths: int) -> bool:
+        pool = Pool.of(nodes)
+        return reaches(workload, Pool(latencies=pool.latencies, rates=pool.rates * hundredths / 100), target)
+
+    fewest = _fewest(100 * MOST_NODES, enough)
+    return None if fewest is None else fewest / 100
+
+
+def cheapest_to_add(workload: Workload, pool: Pool, kinds: Sequence[NodeClass], target: float) -> Mix | None:
+    """The cheapest nodes that reach the goal: some of one kind, or most of one and some of another."""
+    alone = {kind: nodes_to_add(workload, pool, kind, target) for kind in kinds}
+    enough = {kind: count for kind, count in alone.items() if count is not None}
+    if not enough:
+        return None
+    mixes = [_mix([(kind, count)]) for kind, count in enough.items()]
+    best = min(enough, key=lambda kind: (enough[kind] * kind.cost_per_h, enough[kind]))
+    for fewer in range(1, min(enough[best], FEWER_TRIED) + 1):
+        most = replace(best, count=enough[best] - fewer)
+        for other in kinds:
+            rest = None if other is best else nodes_to_add(workload, pool.plus(most), other, target)
+            if rest is not None:
+                mixes.append(_mix([(best, most.count), (other, rest)]))
+    return min(mixes, key=lambda mix: (mix.cost_per_h, mix.num_nodes))
+
+
+def place(
+    workload: Workload,
+    available: Sequence[NodeClass],
+    *,
+    target: float = 1.0,
+    largest_staleness: int = STABLE_STALENESS,
+) -> Placement | None:
+    """The settings and the nodes, of those available, that reach the goal at the least cost; of equally cheap ones the
+    smallest bound."""
+    placements = []
+    for bound in range(largest_staleness + 1) if workload.mode == "async" else [0]:
+        # A longer interval only makes rollouts older, unless versions go out faster than they spread.
+        every = 1 if workload.mode != "async" else max(1, math.ceil(workload.broadcast_s * target / workload.step_s))
+        if every <= bound + 1:
+            chosen = replace(workload, max_staleness=bound, publish_every=every)
+            mix = _cheapest_of(chosen, available, target)
+            if mix is not None:
+                placements.append(Placement(max_staleness=bound, publish_every=every, mix=mix))
+    return min(placements, key=lambda found: (found.mix.cost_per_h, found.max_staleness), default=None)
+
+
+def _cheapest_of(workload: Workload, available: Sequence[NodeClass], target: float) -> Mix | None:
+    """Nodes in the order of what their throughput costs, as many as it takes; then those that are not needed go."""
+    order = sorted(available, key=lambda one: (_cost_of_rate(one), one.latency_s))
+    taken = _fewest(sum(one.count for one in order), lambda n: reaches(workload, Pool.of(_first(order, n)), target))
+    if taken is None:
+        return None
+    kept = list(_first(order, taken))
+    for number in reversed(range(len(kept))):
+        if kept[number].cost_per_h:
+            rest = Pool.of(kept[:number] + kept[number + 1 :])
+            kept[number] = replace(kept[number], count=nodes_to_add(workload, rest, kept[number], target) or 0)
+    return _mix([(kind, kind.count) for kind in kept])
+
+
+def _cost_of_rate(kind: NodeClass) -> float:
+    return kind.cost_per_h / kind.rollouts_per_s if kind.rollouts_per_s else math.inf
+
+
+def _first(order: Sequence[NodeClass], num_nodes: int) -> tuple[NodeClass, ...]:
+    chosen = []
+    for one in order:
+        count = min(one.count, num_nodes)
+        if count:
+            chosen.append(replace(one, count=count))
+        num_nodes -= count
+    return tuple(chosen)
+
+
+def _fewest(most: int, is_enough: Callable[[int], bool]) -> int | None:
+    """The smallest number from 0 to `most` that is enough, where every larger one is too; None where none is."""
+    if is_enough(0):
+        return 0
+    few, many = 0, 1
+    while many < most and not is_enough(many):
+        few, many = many, min(2 * many, most)
+    if not is_enough(min(many, most)):
+        return None
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if is_enough(middle) else (middle, many)
+    return many
+
+
+def _mix(nodes: Sequence[tuple[NodeClass, int]]) -> Mix:
+    return Mix(
+        counts=tuple((kind.name, count) for kind, count in nodes if count),
+        cost_per_h=sum(kind.cost_per_h * count for kind, count in nodes),
+    )

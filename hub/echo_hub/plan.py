@@ -1,0 +1,235 @@
+"""`echo-hub plan`: the capacity model's answer for a run, by its books, or for a fleet that is described in a file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.capacity.advice import Advice, Mix, Placement, advise, cheapest_to_add, place, times_as_many
+from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Prediction, Workload
+from echo_hub.core.capacity.schedule import predict
+from echo_hub.dashboard.formats import display_name
+from echo_hub.store.store import Store
+from echo_hub.views.capacity import verdict
+from echo_hub.views.learner_time import LearnerTime, learner_time
+from echo_hub.views.pace import kinds_of, read_pace, read_steps
+from echo_shared.errors import ConfigError
+
+EXAMPLE: Final = """\
+# A fleet for `echo-hub plan --file`: what a step takes, and who samples.
+mode = "async"              # colocated (the nodes are the hub's own sampler), sequential or async
+rollouts_per_step = 512
+train_s = 20.0              # seconds that the learner trains a step
+hand_off_s = 0.5            # seconds of a step beside training
+broadcast_s = 6.0           # from a version's training to when nodes have it
+max_staleness = 2
+publish_every = 1           # steps between two published versions
+
+[[nodes]]
+name = "laptop"
+count = 20
+rollouts_per_s = 0.6        # of one node, while it has work
+latency_s = 14.0            # from the lease to the receipt, of its slow rollouts: nine of ten are faster
+cost_per_h = 0.0            # of one node; 0 = a gift
+
+[[nodes]]
+name = "rented GPU"
+count = 2
+rollouts_per_s = 4.0
+latency_s = 6.0
+cost_per_h = 0.45
+"""
+
+_Seconds = Annotated[float, Field(ge=0, le=1e7)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class NodesEntry(_Part):
+    """One [[nodes]] of the file."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    count: Annotated[int, Field(ge=0, le=1_000_000)]
+    rollouts_per_s: Annotated[float, Field(gt=0, le=1e6)]
+    latency_s: _Seconds
+    cost_per_h: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+
+
+class FleetFile(_Part):
+    """The whole file."""
+
+    mode: Mode = "async"
+    rollouts_per_step: Annotated[float, Field(gt=0, le=1e9)]
+    train_s: Annotated[float, Field(gt=0, le=1e7)]
+    hand_off_s: _Seconds = 0.0
+    broadcast_s: _Seconds = 0.0
+    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 0
+    publish_every: Annotated[int, Field(ge=1, le=1001)] = 1
+    nodes: tuple[NodesEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _kinds_are_told_apart(self) -> FleetFile:
+        if len({entry.name for entry in self.nodes}) < len(self.nodes):
+            raise ValueError("each of [[nodes]] needs a name of its own")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What is planned for. `nodes` are what samples, `kinds` what there could be more of."""
+
+    workload: Workload
+    nodes: tuple[NodeClass, ...]
+    kinds: tuple[NodeClass, ...]
+    spent: LearnerTime | None = None
+    """Where the learner's time went of late; None for a fleet that nobody has seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The model's answers."""
+
+    fleet: Fleet
+    target: float
+    prediction: Prediction
+    advice: Advice
+    cheapest: Mix | None
+    """The cheapest nodes to add, of one or two classes."""
+    times_as_many: float | None
+    """So many times the nodes that there are, in the same mixture, reach the target; None = no number does."""
+    placement: Placement | None
+    """Of the nodes that there are, the cheapest that reach the target, and with which settings."""
+    verdict: str
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures; None where there is no number."""
+        period_s = self.prediction.period_s
+        told = asdict(self.prediction)
+        return {
+            "target": self.target,
+            "workload": asdict(self.fleet.workload),
+            "spent": asdict(self.fleet.spent) if self.fleet.spent else None,
+            "nodes": [asdict(kind) for kind in self.fleet.kinds],
+            "prediction": told
+            | {
+                "period_s": period_s if period_s != float("inf") else None,
+                "idle": self.prediction.idle,
+                "missing_per_s": self.prediction.missing_per_s,
+            },
+            "advice": asdict(self.advice) | {"added": dict(self.advice.added)},
+            "cheapest": asdict(self.cheapest) if self.cheapest else None,
+            "times_as_many": self.times_as_many,
+            "placement": asdict(self.placement) if self.placement else None,
+            "verdict": self.verdict,
+        }
+
+
+def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
+    """By the newest steps of the run's books and all nodes that worked of late. Raises ConfigError before the first."""
+    steps = read_steps(store)
+    pace = read_pace(store, config, steps, None)
+    if pace is None:
+        raise ConfigError(
+            "This run has not trained a step yet, so nothing of it is measured.",
+            do="Wait for its first steps, or describe a fleet: echo-hub plan --example > fleet.toml",
+        )
+    # What nodes say of themselves is shown in a terminal.
+    nodes = tuple(replace(node, name=display_name(node.name)) for node in pace.nodes)
+    started_at = float(store.run_meta().get("started_at", steps[0].planned_at))
+    spent = learner_time(steps, started_at=started_at)
+    return Fleet(workload=pace.workload, nodes=nodes, kinds=kinds_of(nodes), spent=spent)
+
+
+def fleet_of_file(path: Path) -> Fleet:
+    """Raises ConfigError for a file that cannot be read, or says something else."""
+    try:
+        said = FleetFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError("The fleet's file cannot be read.", got=str(error), do=_SEE_EXAMPLE) from error
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        place_of = ".".join(str(part) for part in wrong["loc"])
+        raise ConfigError(
+            "The fleet's file is wrong.", got=f"{place_of or path.name}: {wrong['msg']}", do=_SEE_EXAMPLE
+        ) from error
+    kinds = tuple(NodeClass(**entry.model_dump()) for entry in said.nodes)
+    is_async = said.mode == "async"
+    return Fleet(
+        workload=Workload(
+            **said.model_dump(exclude={"nodes", "max_staleness", "publish_every"}),
+            max_staleness=said.max_staleness if is_async else 0,
+            publish_every=said.publish_every if is_async else 1,
+        ),
+        nodes=kinds,
+        kinds=kinds,
+    )
+
+
+_SEE_EXAMPLE: Final = "Compare it with what this prints: echo-hub plan --example"
+
+
+def changed(
+    fleet: Fleet, *, staleness: int | None = None, publish_every: int | None = None, add: Sequence[str] = ()
+) -> Fleet:
+    """With other settings and more nodes. `add`: CLASS=N, with the whole name of a class or a part that only it has."""
+    workload, nodes = fleet.workload, list(fleet.nodes)
+    if workload.mode != "async" and (staleness is not None or publish_every is not None):
+        raise ConfigError("Staleness and publication are settings of async mode.", got=f"{workload.mode} mode")
+    workload = replace(
+        workload,
+        max_staleness=workload.max_staleness if staleness is None else staleness,
+        publish_every=workload.publish_every if publish_every is None else publish_every,
+    )
+    for wish in add:
+        name, _, number = wish.rpartition("=")
+        if not name or not (number.isascii() and number.isdigit() and len(number) <= 7):
+            raise ConfigError("--add takes a class of nodes and a number.", got=wish, do="Example: --add 'laptop=3'")
+        nodes.append(replace(_kind(fleet.kinds, name), count=int(number)))
+    if workload.publish_every > workload.staleness_bound + 1:
+        raise ConfigError(
+            "Versions must be published at least every staleness bound + 1 steps, or nothing is fresh enough.",
+            got=f"a version every {workload.publish_every} steps and a bound of {workload.staleness_bound}",
+        )
+    return replace(fleet, workload=workload, nodes=tuple(nodes), kinds=kinds_of(nodes))
+
+
+def _kind(kinds: Sequence[NodeClass], name: str) -> NodeClass:
+    found = [kind for kind in kinds if kind.name == name] or [
+        kind for kind in kinds if name.casefold() in kind.name.casefold()
+    ]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{'No class of nodes has' if not found else 'Several classes of nodes have'} that name.",
+            got=name,
+            do="Take one of these: " + ", ".join(kind.name for kind in kinds),
+        )
+    return found[0]
+
+
+def make_plan(fleet: Fleet, *, target: float) -> Plan:
+    """Asks the model everything."""
+    prediction = predict(fleet.workload, Pool.of(fleet.nodes))
+    advice = advise(fleet.workload, fleet.nodes, fleet.kinds, target=target)
+    return Plan(
+        fleet=fleet,
+        target=target,
+        prediction=prediction,
+        advice=advice,
+        cheapest=cheapest_to_add(fleet.workload, Pool.of(fleet.nodes), fleet.kinds, target),
+        times_as_many=times_as_many(fleet.workload, fleet.nodes, target),
+        placement=place(fleet.workload, fleet.kinds, target=target),
+        verdict=verdict(fleet.workload, fleet.nodes, prediction, advice, target),
+    )
+
+
+def write_json(plan: Plan, path: Path) -> None:
+    path.write_text(json.dumps(plan.as_json(), indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,0 +1,99 @@
+"""What happened of late, for who wants to know how fast things go. Reads only, as much on the last day as on the first.
+
+Rollouts are leased in the order of their lease ids, so the newest are the end of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, select
+
+from echo_hub.store.tables import fetches, nodes, rollouts, steps, versions
+
+ARRIVALS_READ: Final = 20_000
+"""Of one version, at most; enough for a quantile."""
+
+NODES_A_QUERY: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentRollout:
+    """One leased rollout and how long it took."""
+
+    node_id: str
+    leased_at: float
+    received_at: float | None
+    """None: it has not come in, and may never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """One published version on its way to the nodes."""
+
+    policy_version: int
+    trained_at: float | None
+    published_at: float
+    seconds: tuple[float, ...]
+    """From the announcement to each arrival, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeKind:
+    """What a node says that it is."""
+
+    backend: str
+    device: str
+
+
+def read_recent_rollouts(connection: Connection, newest: int) -> list[RecentRollout]:
+    """The rollouts that were leased last, newest first."""
+    rows = connection.execute(
+        select(rollouts.c.node_id, rollouts.c.leased_at, rollouts.c.received_at)
+        .order_by(rollouts.c.lease_id.desc())
+        .limit(newest)
+    )
+    return [RecentRollout(node_id=row.node_id, leased_at=row.leased_at, received_at=row.received_at) for row in rows]
+
+
+def read_spreads(connection: Connection, newest: int) -> list[Spread]:
+    """The newest published versions, newest first."""
+    published = connection.execute(
+        select(versions.c.policy_version, versions.c.published_at)
+        .order_by(versions.c.policy_version.desc())
+        .limit(newest)
+    ).all()
+    known = [row.policy_version for row in published]
+    trained = connection.execute(select(steps.c.step, steps.c.trained_at).where(steps.c.step.in_(known)))
+    trained_at = {row.step: row.trained_at for row in trained}
+    return [
+        Spread(
+            policy_version=row.policy_version,
+            trained_at=trained_at.get(row.policy_version),
+            published_at=row.published_at,
+            seconds=_arrivals(connection, row.policy_version),
+        )
+        for row in published
+    ]
+
+
+def _arrivals(connection: Connection, version: int) -> tuple[float, ...]:
+    rows = connection.scalars(
+        select(fetches.c.broadcast_s)
+        .where(fetches.c.policy_version == version, fetches.c.broadcast_s.is_not(None))
+        .limit(ARRIVALS_READ)
+    )
+    return tuple(sorted(seconds for seconds in rows if seconds is not None))
+
+
+def read_node_kinds(connection: Connection, node_ids: Iterable[str]) -> dict[str, NodeKind]:
+    """Of the nodes that are known: all but the hub itself and those from before a lost database."""
+    wanted = sorted(set(node_ids))
+    query = select(nodes.c.node_id, nodes.c.backend, nodes.c.device)
+    return {
+        row.node_id: NodeKind(backend=row.backend, device=row.device)
+        for start in range(0, len(wanted), NODES_A_QUERY)
+        for row in connection.execute(query.where(nodes.c.node_id.in_(wanted[start : start + NODES_A_QUERY])))
+    }

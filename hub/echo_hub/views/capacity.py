@@ -1,0 +1,150 @@
+"""Whether the learner is kept busy: how its time was spent of late, what the capacity model expects, what would help.
+
+Reading all of it takes a part of a second on a large fleet, so it is done every few seconds at most, and never on the
+event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+from echo_hub.config.sections import HubConfig, TrainingConfig
+from echo_hub.core.capacity.advice import Advice, advise, reaches, smallest_staleness
+from echo_hub.core.capacity.model import NodeClass, Pool, Prediction, Workload
+from echo_hub.core.capacity.schedule import predict
+from echo_hub.dashboard.model import AdvisedNodes, CapacityView
+from echo_hub.store.store import Store
+from echo_hub.views.learner_time import learner_time
+from echo_hub.views.pace import Pace, read_pace, read_steps
+
+READ_EVERY_S: Final = 10.0
+
+TARGET: Final = 0.98
+"""What is advised brings the learner so near to never waiting."""
+
+USUAL_STALENESS: Final = TrainingConfig.model_fields["max_staleness"].default
+"""The bound of async mode that a run has unless it says otherwise."""
+
+KINDS_ADVISED: Final = 4
+"""The most numerous kinds of nodes are advised on."""
+
+
+class CapacityViews:
+    """`read` may run on several threads at a time."""
+
+    def __init__(self, config: HubConfig, *, store: Store, started_at: float) -> None:
+        self._config = config
+        self._store = store
+        self._started_at = started_at
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._newest: CapacityView | None = None
+
+    def read(self, connected: Collection[str] | None, *, waits_for: str | None) -> CapacityView | None:
+        """None before the first step.
+
+        `connected`: the nodes that count; None = all that worked of late. `waits_for`: what the learner waits for at
+        this moment, of `learner_time`'s reasons; None while it trains, or has nothing more to do.
+        """
+        with self._lock:
+            if self._newest is None or time.monotonic() - self._read_at >= READ_EVERY_S:
+                self._newest = self._view(connected, waits_for)
+                self._read_at = time.monotonic()
+            return self._newest
+
+    def _view(self, connected: Collection[str] | None, waits_for: str | None) -> CapacityView | None:
+        steps = read_steps(self._store)
+        waits_since = (waits_for, steps[-1].trained_at, time.time()) if waits_for and steps else None
+        spent = learner_time(steps, started_at=self._started_at, waits_since=waits_since)
+        pace = read_pace(self._store, self._config, steps, connected)
+        if spent is None or pace is None:
+            return None
+        expected, advice = expect(pace)
+        return CapacityView(
+            window_s=spent.window_s,
+            idle_share=spent.idle_share,
+            idle_by_reason=spent.idle,
+            step_s=pace.workload.step_s,
+            broadcast_s=pace.workload.broadcast_s,
+            predicted_utilisation=expected.utilisation,
+            rollouts_per_s=expected.rollouts_per_s,
+            needed_per_s=expected.needed_per_s,
+            missing_per_s=expected.missing_per_s,
+            advised_nodes=tuple(AdvisedNodes(kind=name, count=count) for name, count in advice.added),
+            advised_staleness=advice.max_staleness,
+            advised_interval=advice.publish_every,
+            verdict=verdict(pace.workload, pace.nodes, expected, advice),
+        )
+
+
+def expect(pace: Pace, target: float = TARGET) -> tuple[Prediction, Advice]:
+    """What the model makes of what was measured."""
+    return (
+        predict(pace.workload, Pool.of(pace.nodes)),
+        advise(pace.workload, pace.nodes, pace.kinds[:KINDS_ADVISED], target=target),
+    )
+
+
+def verdict(
+    workload: Workload, nodes: Sequence[NodeClass], expected: Prediction, advice: Advice, target: float = TARGET
+) -> str:
+    """In plain words: whether the learner waits, why, and what would help."""
+    if not expected.rollouts_per_s:
+        return "No node has returned enough rollouts of late: nothing can be said."
+    if reaches(workload, Pool.of(nodes), target):
+        spare = expected.rollouts_per_s / expected.needed_per_s - 1
+        rest = f" The rest, {expected.idle:.0%}, is its own hand-off." if expected.idle >= 0.01 else ""
+        more = f" The nodes could return {spare:.0%} more than it takes." if spare >= 0.01 else ""
+        return f"The learner can train {expected.utilisation:.0%} of the time.{rest}{more}"
+    why, what = _why(workload, nodes, expected), _what(workload, nodes, advice, target)
+    return f"The learner waits {_waits(workload, expected):.0%} of the time: {why} {what}"
+
+
+def _waits(workload: Workload, expected: Prediction) -> float:
+    return 1 - workload.step_s / expected.period_s
+
+
+def _why(workload: Workload, nodes: Sequence[NodeClass], expected: Prediction) -> str:
+    if expected.missing_per_s > 0.005 * expected.needed_per_s:
+        return f"it takes {expected.needed_per_s:.3g} rollouts/s, the nodes return {expected.rollouts_per_s:.3g}."
+    if workload.mode != "async":
+        return f"in {workload.mode} mode it always waits for rollouts of its newest version."
+    if workload.publish_every * workload.step_s < workload.broadcast_s:
+        apart_s = workload.publish_every * workload.step_s
+        return f"a version takes {workload.broadcast_s:.3g} s to the nodes, and there is one every {apart_s:.3g} s."
+    late_s = workload.broadcast_s + max(node.latency_s for node in nodes)
+    return (
+        f"the nodes are fast enough, but what they return is too old for a staleness of {workload.max_staleness}: "
+        f"version and slowest rollout take up to {late_s:.3g} s, a step {workload.step_s:.3g} s."
+    )
+
+
+def _what(workload: Workload, nodes: Sequence[NodeClass], advice: Advice, target: float) -> str:
+    ways = [f"add {count} node{'s' * (count > 1)} like {name}" for name, count in advice.added if count]
+    if advice.max_staleness is not None and advice.max_staleness > workload.max_staleness:
+        ways.append(f"set training.max_staleness = {advice.max_staleness}")
+    if advice.publish_every is not None and advice.publish_every != workload.publish_every:
+        ways.append(f"set training.publish_every = {advice.publish_every}")
+    said = ", or ".join(ways or _both(workload, nodes, target))
+    if said:
+        return f"{said[0].upper()}{said[1:]}."
+    if workload.mode == "sequential":
+        freed = replace(workload, mode="async", max_staleness=USUAL_STALENESS)
+        could = predict(freed, Pool.of(nodes)).utilisation
+        return f"With a staleness of {USUAL_STALENESS}, in async mode, it could train {could:.0%} of the time."
+    return "No number of such nodes mends that."
+
+
+def _both(workload: Workload, nodes: Sequence[NodeClass], target: float) -> list[str]:
+    """Versions farther apart and a larger bound, where neither alone is enough."""
+    if workload.mode != "async":
+        return []
+    every = max(1, -int(-workload.broadcast_s // workload.step_s))
+    bound = smallest_staleness(replace(workload, publish_every=every), Pool.of(nodes), target)
+    if bound is None:
+        return []
+    return [f"set training.publish_every = {every} and training.max_staleness = {bound}"]

@@ -1,0 +1,193 @@
+"""The capacity model's inputs, measured: how fast the learner and each node are of late, by the run's books.
+
+All are medians or high quantiles over a window, so that one slow step, node or link does not decide. Every read is of
+the newest so many rows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.capacity.model import NodeClass, Workload
+from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.core.spread.holdings import quantile
+from echo_hub.store.recent import NodeKind, RecentRollout, Spread
+from echo_hub.store.store import Store
+from echo_hub.views.learner_time import usual_hand_off_s
+from echo_shared.books import StepRecord
+from echo_shared.messages import DropReason
+from echo_shared.step_figures import SECONDS
+
+STEPS_READ: Final = 64
+ROLLOUTS_READ: Final = 20_000
+VERSIONS_READ: Final = 4
+
+_Lease = tuple[float, float]
+"""When a rollout was leased, and when it was received."""
+
+SLOW: Final = 0.9
+"""The quantile that a latency is."""
+
+LATE: Final = 0.95
+"""The quantile of nodes that have a version when it counts as disseminated."""
+
+LEAST_ROLLOUTS: Final = 3
+"""A node that has returned fewer of late is taken to be like others of its kind."""
+
+WASTED: Final = (DropReason.NO_ADVANTAGE, DropReason.INVALID, DropReason.SCORER_FAILED)
+"""Rollouts that come in and that no step takes, however many nodes there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What the run's books say of the learner's appetite and the nodes' work."""
+
+    workload: Workload
+    nodes: tuple[NodeClass, ...]
+    """One entry a node, named by its kind."""
+    kinds: tuple[NodeClass, ...]
+    """By kind, most numerous first: as many as there are, each as its median node."""
+
+
+def read_steps(store: Store) -> list[StepRecord]:
+    """The newest trained steps, in order."""
+    newest = store.newest_step()
+    return store.steps_history(newest.step - STEPS_READ, STEPS_READ) if newest else []
+
+
+def read_pace(
+    store: Store, config: HubConfig, steps: Sequence[StepRecord], connected: Collection[str] | None
+) -> Pace | None:
+    """None before the first step that took any time. `connected`: the nodes that count; None = all that have worked of
+    late."""
+    if not steps:
+        return None
+    workload = _workload(config, steps, store.recent_spreads(VERSIONS_READ))
+    if workload.step_s <= 0:
+        return None
+    work = _by_node(store.recent_rollouts(ROLLOUTS_READ), since=_settled_at(steps))
+    counted = set(work if connected is None else connected)
+    if config.run.mode == "colocated":
+        counted.add(HUB_NODE_ID)
+    nodes = _nodes(work, store.node_kinds(counted | work.keys()), counted)
+    return Pace(workload=workload, nodes=nodes, kinds=kinds_of(nodes))
+
+
+def kinds_of(nodes: Iterable[NodeClass]) -> tuple[NodeClass, ...]:
+    """The kinds among nodes, most numerous first, each as its median node."""
+    by_name: dict[str, list[NodeClass]] = defaultdict(list)
+    for node in nodes:
+        by_name[node.name].append(node)
+    kinds = (_median_node(name, of_kind) for name, of_kind in by_name.items())
+    return tuple(sorted(kinds, key=lambda kind: (-kind.count, kind.name)))
+
+
+def _median_node(name: str, nodes: Sequence[NodeClass]) -> NodeClass:
+    return NodeClass(
+        name=name,
+        count=sum(node.count for node in nodes),
+        rollouts_per_s=median(node.rollouts_per_s for node in nodes),
+        latency_s=median(node.latency_s for node in nodes),
+        cost_per_h=median(node.cost_per_h for node in nodes),
+    )
+
+
+def _workload(config: HubConfig, steps: Sequence[StepRecord], spreads: Sequence[Spread]) -> Workload:
+    return Workload(
+        mode=config.run.mode,
+        rollouts_per_step=median(step.num_rollouts for step in steps) * (1 + _share_wasted(steps)),
+        train_s=median(step.figures[SECONDS.key] or 0.0 for step in steps),
+        hand_off_s=usual_hand_off_s(steps),
+        broadcast_s=broadcast_s(spreads),
+        max_staleness=config.training.max_staleness if config.run.mode == "async" else 0,
+        publish_every=config.training.publish_every if config.run.mode == "async" else 1,
+    )
+
+
+def broadcast_s(spreads: Sequence[Spread]) -> float:
+    """From a version's training to when nearly all nodes had it: the median of versions; 0 while none is known.
+
+    `spreads`: newest first; the newest may still be under way and is left out where there are others.
+    """
+    took = []
+    for spread in spreads:
+        late = quantile(spread.seconds, LATE)
+        if late is not None and spread.trained_at is not None:
+            took.append(late + max(0.0, spread.published_at - spread.trained_at))
+    return median(took[1:] or took) if took else 0.0
+
+
+def _share_wasted(steps: Sequence[StepRecord]) -> float:
+    """Rollouts that no step could take, over those that were trained on."""
+    first, last = steps[0], steps[-1]
+    trained = sum(step.num_rollouts for step in steps[1:])
+    wasted = sum(last.dropped.get(reason, 0) - first.dropped.get(reason, 0) for reason in WASTED)
+    return wasted / trained if trained else 0.0
+
+
+def _settled_at(steps: Sequence[StepRecord]) -> float:
+    """Since when engines are warm: what is leased before the run's first step is trained tells little of what follows,
+    once there is more."""
+    return steps[0].trained_at if steps[0].step == 1 and len(steps) > 2 else float("-inf")
+
+
+def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list[_Lease]]:
+    """The received rollouts of each node that were leased since then."""
+    work: dict[str, list[_Lease]] = defaultdict(list)
+    for rollout in recent:
+        if rollout.received_at is not None and rollout.leased_at >= since:
+            work[rollout.node_id].append((rollout.leased_at, max(rollout.received_at, rollout.leased_at)))
+    return work
+
+
+def _nodes(
+    work: Mapping[str, Sequence[_Lease]], said: Mapping[str, NodeKind], counted: Collection[str]
+) -> tuple[NodeClass, ...]:
+    measured, scarce = {}, defaultdict(list)
+    for node_id, leases in work.items():
+        kind = _kind(node_id, said)
+        if len(leases) >= LEAST_ROLLOUTS and (node := _node(kind, [leases])):
+            measured[node_id] = node
+        else:
+            scarce[kind].append(leases)
+    # In a large fleet none of a kind may have returned enough by itself.
+    together = (_node(kind, of_nodes) for kind, of_nodes in scarce.items())
+    alike = {node.name: node for node in together if node} | {node.name: node for node in kinds_of(measured.values())}
+    nodes = []
+    for node_id in sorted(counted):
+        like = measured.get(node_id) or alike.get(_kind(node_id, said))
+        if like is not None:
+            nodes.append(replace(like, count=1))
+    return tuple(nodes)
+
+
+def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
+    """The mean of these nodes' throughputs; None where they took no time."""
+    busy_s = sum(busy_seconds(leases) for leases in of_nodes)
+    if not busy_s:
+        return None
+    took = sorted(end - begin for leases in of_nodes for begin, end in leases)
+    return NodeClass(name=kind, count=1, rollouts_per_s=len(took) / busy_s, latency_s=quantile(took, SLOW) or 0.0)
+
+
+def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
+    """Nodes with the same engine on the same device do the same."""
+    if node_id == HUB_NODE_ID:
+        return "the hub itself"
+    kind = said.get(node_id)
+    return f"{kind.backend} · {kind.device}" if kind else "unknown"
+
+
+def busy_seconds(spans: Iterable[_Lease]) -> float:
+    """How long at least one of the spans lasts."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        if end > until:
+            total += end - max(begin, until)
+            until = end
+    return total

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from echo_hub.core.capacity.model import NodeClass, Workload
+from echo_hub.dashboard.model import AdvisedNodes, CapacityView
+from echo_hub.views import capacity as capacity_module
+from echo_hub.views.capacity import CapacityViews, expect, verdict
+from echo_hub.views.pace import Pace, kinds_of
+from tests.echo_hub.written_books import BEGAN, PERIOD_S, write_books
+
+FAST = NodeClass(name="torch · RTX", count=4, rollouts_per_s=4.0, latency_s=0.5)
+WORKLOAD = Workload(mode="async", rollouts_per_step=32, train_s=1.9, hand_off_s=0.1, broadcast_s=0.5, max_staleness=3)
+
+
+def said(workload: Workload, *nodes: NodeClass) -> str:
+    expected, advice = expect(Pace(workload=workload, nodes=nodes, kinds=kinds_of(nodes)))
+    return verdict(workload, nodes, expected, advice)
+
+
+@pytest.fixture
+async def written(make_hub: Any) -> Any:
+    """Nobody but the test writes its books."""
+    hub = await make_hub(running=False)
+    write_books(hub.driven.store)
+    return hub
+
+
+def test_a_learner_that_is_fed() -> None:
+    assert said(WORKLOAD, replace(FAST, count=5)) == (
+        "The learner can train 95% of the time. The rest, 5%, is its own hand-off. "
+        "The nodes could return 25% more than it takes."
+    )
+
+
+def test_nodes_that_are_too_few() -> None:
+    assert said(WORKLOAD, replace(FAST, count=3)) == (
+        "The learner waits 25% of the time: it takes 16 rollouts/s, the nodes return 12. Add 1 node like torch · RTX."
+    )
+    assert "Add 2 nodes like" in said(WORKLOAD, replace(FAST, count=2))
+
+
+def test_nodes_whose_rollouts_are_too_late() -> None:
+    text = said(replace(WORKLOAD, max_staleness=0), replace(FAST, count=6))
+    assert text.startswith("The learner waits ")
+    assert "too old for a staleness of 0: version and slowest rollout take up to 1 s, a step 2 s." in text
+    assert text.endswith("Set training.max_staleness = 2.")
+
+
+def test_versions_that_follow_each_other_too_fast() -> None:
+    text = said(replace(WORKLOAD, broadcast_s=3.0, max_staleness=4), replace(FAST, count=8))
+    assert "a version takes 3 s to the nodes, and there is one every 2 s." in text
+    assert text.endswith("Set training.publish_every = 2.")
+    both = said(replace(WORKLOAD, broadcast_s=3.0, max_staleness=1), replace(FAST, count=8))
+    assert both.endswith("Set training.publish_every = 2 and training.max_staleness = 4.")
+
+
+def test_what_only_another_mode_would_change() -> None:
+    text = said(replace(WORKLOAD, mode="sequential"), FAST)
+    assert "in sequential mode it always waits" in text
+    assert text.endswith("With a staleness of 2, in async mode, it could train 95% of the time.")
+    assert said(replace(WORKLOAD, mode="colocated"), FAST).endswith("No number of such nodes mends that.")
+
+
+def test_without_nodes_nothing_is_said_of_them() -> None:
+    assert "nothing can be said" in said(WORKLOAD)
+
+
+async def test_a_run_by_its_books(written: Any) -> None:
+    """Planned every 4 s, trained for 2 s of them: 1.9 s are waiting, 0.1 s hand-off."""
+    views = CapacityViews(written.config, store=written.driven.store, started_at=BEGAN)
+    view = views.read(None, waits_for=None)
+    assert view is not None
+    seconds = 5 * PERIOD_S + 5.1
+    assert view.window_s == pytest.approx(seconds)
+    assert view.idle_by_reason["rollouts"] == pytest.approx(5 * 1.9 / seconds)
+    assert view.idle_by_reason["hand_off"] == pytest.approx(6 * 0.1 / seconds)
+    assert view.idle_by_reason["start"] == pytest.approx(3 / seconds)
+    assert view.idle_share == pytest.approx(1 - 12 / seconds)
+    assert (view.rollouts_per_s, view.needed_per_s) == pytest.approx((4 + 2 / 3, 8 / 2.1))
+    assert (view.step_s, view.broadcast_s, view.missing_per_s) == pytest.approx((2.1, 0.5, 0.0))
+    assert view.advised_nodes == (
+        AdvisedNodes(kind="torch · RTX 4070", count=0),
+        AdvisedNodes(kind="llama_cpp · Old laptop", count=0),
+    )
+    assert view.verdict.startswith("The learner can train 95% of the time.")
+
+
+async def test_what_it_waits_for_now_counts(written: Any) -> None:
+    views = CapacityViews(written.config, store=written.driven.store, started_at=BEGAN)
+    view = views.read(None, waits_for="down")
+    assert view is not None
+    assert view.idle_by_reason["down"] > 0.99, "its last step was decades ago"
+
+
+async def test_it_is_read_now_and_then(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = written.driven.store, []
+    read = store.recent_rollouts
+    monkeypatch.setattr(store, "recent_rollouts", lambda newest: asked.append(newest) or read(newest))
+    views = CapacityViews(written.config, store=store, started_at=BEGAN)
+    first = views.read({"fast0"}, waits_for=None)
+    assert views.read({"fast0"}, waits_for=None) is first
+    assert len(asked) == 1
+    later = time.monotonic() + capacity_module.READ_EVERY_S
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    second = views.read({"fast0", "slow0"}, waits_for=None)
+    assert second is not None and first is not None
+    assert second.rollouts_per_s == pytest.approx(first.rollouts_per_s + 2 / 3)
+
+
+async def test_it_is_on_the_page_after_the_first_step(make_hub: Any) -> None:
+    hub = await make_hub(running=False)
+    assert (await hub.pages.run_view()).capacity is None
+    write_books(hub.driven.store)
+    view = (await hub.pages.run_view()).capacity
+    assert isinstance(view, CapacityView)
+    assert "No node" in view.verdict, "none is connected"
+
+
+async def test_of_a_run_that_is_over_all_who_worked_count(make_hub: Any, make_evaluations: Any) -> None:
+    hub = await make_hub(running=False)
+    write_books(hub.driven.store)
+    hub.driven.store.record_evaluations(make_evaluations(2, 0.75))
+    hub.said["finished"] = True
+    view = (await hub.pages.run_view()).capacity
+    assert view is not None and view.verdict.startswith("The learner can train 95%")

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from echo_hub.core.capacity.model import NodeClass, Workload
+from echo_hub.store.recent import Spread
+from echo_hub.views.pace import broadcast_s, busy_seconds, kinds_of, read_pace, read_steps
+from tests.echo_hub.written_books import write_books
+
+
+@pytest.mark.parametrize(
+    ("spans", "seconds"),
+    [([], 0.0), ([(1.0, 2.0), (1.5, 3.0)], 2.0), ([(5.0, 6.0), (1.0, 2.0)], 2.0), ([(1.0, 9.0), (2.0, 3.0)], 8.0)],
+)
+def test_how_long_a_node_had_work(spans: list[tuple[float, float]], seconds: float) -> None:
+    assert busy_seconds(spans) == seconds
+
+
+@pytest.fixture
+async def hub(make_hub: Any) -> Any:
+    """Nobody but the test writes its books."""
+    return await make_hub(running=False)
+
+
+def spread(version: int, *seconds: float) -> Spread:
+    return Spread(policy_version=version, trained_at=10.0, published_at=10.5, seconds=seconds)
+
+
+def test_a_broadcast_counts_from_the_training() -> None:
+    assert broadcast_s([]) == 0.0
+    assert broadcast_s([spread(1)]) == 0.0
+    assert broadcast_s([spread(1, 1.0, 3.0)]) == 3.5
+    assert broadcast_s([replace(spread(1, 1.0), trained_at=None)]) == 0.0, "of the base nobody waits"
+    newest_under_way = [spread(4, 0.1), spread(3, 2.0), spread(2, 9.0), spread(1, 3.0)]
+    assert broadcast_s(newest_under_way) == 3.5
+
+
+def test_a_kind_is_its_median_node() -> None:
+    nodes = [NodeClass(name="a", count=1, rollouts_per_s=rate, latency_s=1.0) for rate in (1.0, 2.0, 30.0)]
+    nodes.append(NodeClass(name="b", count=1, rollouts_per_s=5.0, latency_s=2.0))
+    assert kinds_of(nodes) == (
+        NodeClass(name="a", count=3, rollouts_per_s=2.0, latency_s=1.0),
+        NodeClass(name="b", count=1, rollouts_per_s=5.0, latency_s=2.0),
+    )
+
+
+async def test_before_the_first_step_nothing_is_measured(hub: Any) -> None:
+    store = hub.driven.store
+    assert read_steps(store) == []
+    assert read_pace(store, hub.config, [], None) is None
+
+
+async def test_a_run_by_its_books(hub: Any) -> None:
+    store = hub.driven.store
+    write_books(store)
+    pace = read_pace(store, hub.config, read_steps(store), None)
+    assert pace is not None
+    assert pace.workload == Workload(
+        mode="async",
+        rollouts_per_step=8,
+        train_s=2.0,
+        hand_off_s=pytest.approx(0.1),
+        broadcast_s=pytest.approx(0.5),
+        max_staleness=3,
+        publish_every=1,
+    )
+    fast, slow = pace.kinds
+    assert (fast.name, fast.count, fast.rollouts_per_s, fast.latency_s) == ("torch · RTX 4070", 2, 2.0, 1.5)
+    assert (slow.name, slow.count, slow.latency_s) == ("llama_cpp · Old laptop", 1, 3.0)
+    assert slow.rollouts_per_s == pytest.approx(2 / 3)
+
+
+async def test_of_nodes_that_are_away_nothing_is_expected(hub: Any) -> None:
+    store = hub.driven.store
+    write_books(store)
+    pace = read_pace(store, hub.config, read_steps(store), {"fast1"})
+    assert pace is not None
+    assert [(kind.name, kind.count) for kind in pace.kinds] == [("torch · RTX 4070", 1)]
+
+
+async def test_a_node_that_has_just_come_is_taken_for_one_of_its_kind(hub: Any) -> None:
+    store = hub.driven.store
+    write_books(store)
+    for node_id, device in (("new", "RTX 4070"), ("strange", "abacus")):
+        store.node_seen(node_id=node_id, public_key=b"k", name="x", backend="torch", device=device, now=1.0)
+    pace = read_pace(store, hub.config, read_steps(store), {"fast0", "new", "strange"})
+    assert pace is not None
+    assert [(kind.name, kind.count, kind.rollouts_per_s) for kind in pace.kinds] == [("torch · RTX 4070", 2, 2.0)]
+
+
+async def test_what_engines_take_to_get_warm_does_not_count(hub: Any) -> None:
+    store = hub.driven.store
+    write_books(store, steps=4, slow_start=20.0)
+    pace = read_pace(store, hub.config, read_steps(store), None)
+    assert pace is not None
+    assert [(kind.count, kind.latency_s) for kind in pace.kinds] == [(2, 1.5), (1, 3.0)]
+
+
+async def test_many_nodes_that_returned_little_are_measured_together(hub: Any) -> None:
+    """In one step the slow node returns two rollouts, which are too few for itself alone."""
+    store = hub.driven.store
+    write_books(store, steps=1)
+    pace = read_pace(store, hub.config, read_steps(store), None)
+    assert pace is not None
+    slow = pace.kinds[1]
+    assert (slow.name, slow.count, slow.latency_s) == ("llama_cpp · Old laptop", 1, 3.0)
+    assert slow.rollouts_per_s == pytest.approx(2 / 3)
+
+
+async def test_rollouts_that_no_step_can_take_are_needed_on_top(hub: Any) -> None:
+    store = hub.driven.store
+    write_books(store, steps=3)
+    steps = read_steps(store)
+    steps[-1] = replace(steps[-1], dropped={"no_advantage": 4, "stale": 100})
+    pace = read_pace(store, hub.config, steps, None)
+    assert pace is not None
+    assert pace.workload.rollouts_per_step == pytest.approx(8 * 1.25)
+
+
+async def test_sequential_knows_no_staleness(make_hub: Any) -> None:
+    hub = await make_hub("sequential", running=False)
+    write_books(hub.driven.store)
+    pace = read_pace(hub.driven.store, hub.config, read_steps(hub.driven.store), None)
+    assert pace is not None
+    assert (pace.workload.mode, pace.workload.max_staleness) == ("sequential", 0)
