@@ -26,6 +26,8 @@ class EngineSettings:
     """Memory for the keys and values of all rollouts in progress."""
     helpers: tuple[str, ...] = ()
     """host:port of other devices that hold a part of the model each; llama.cpp only."""
+    stream_s: float = 0.0
+    """Seconds of sampling between two tellings of what unfinished rollouts have drawn; 0 = never. The worker's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
