@@ -3,8 +3,8 @@ a few array calls and no Python loop over tokens.
 
 An engine begins rollouts in rows (`start`), and for each step feeds the model every row's last token (`next_inputs`),
 draws by every row's next uniform (`next_draws`) and notes what was drawn (`record`), which ends rows and frees them. A
-rollout with a prefix begins behind it. What rollouts in progress have drawn is told once, by `news`. A free row is filled by another rollout, or by the last rows (`close_gaps`), which the engine then moves in its own memory
-as well.
+rollout with a prefix begins behind it. What rollouts in progress have drawn is told once, by `news`. A free row is
+filled by another rollout, or by the last rows (`close_gaps`), which the engine then moves in its own memory as well.
 
 Dimensions: W rows of the table, R rows that a call is about, T tokens, S stop tokens.
 """

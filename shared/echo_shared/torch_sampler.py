@@ -348,9 +348,7 @@ def _starts(group: GroupRequest) -> list[_Waiting]:
     return [_Waiting(group, ids, indices) for ids, indices in group.starts()]
 
 
-def _ended_at_once(
-    waiting: _Waiting, index: int, token: np.int64, logprob: np.float64, now: float
-) -> FinishedRollout:
+def _ended_at_once(waiting: _Waiting, index: int, token: np.int64, logprob: np.float64, now: float) -> FinishedRollout:
     """A rollout that is finished by the first token that it draws."""
     before = next((prefix for prefix in waiting.group.prefixes if prefix.index == index), None)
     ids_T, logprobs_T = np.array([token], np.int32), np.array([logprob], np.float32)

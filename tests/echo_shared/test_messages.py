@@ -218,7 +218,9 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("message", [m for m in [*FROM_HUB, *FROM_NODE] if m.type in GOLDEN and m is not LEASE], ids=lambda m: m.type)
+@pytest.mark.parametrize(
+    "message", [m for m in [*FROM_HUB, *FROM_NODE] if m.type in GOLDEN and m is not LEASE], ids=lambda m: m.type
+)
 def test_the_bytes_on_the_wire_never_change(message: FromHub | FromNode) -> None:
     assert encode(message).hex() == GOLDEN[message.type]
 

@@ -3,8 +3,8 @@
 An engine may crash, leak or be killed for its memory; as a child it takes nobody with it. Groups queue here. Those of
 the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine
 takes the adapter of the next version in the queue that is prepared. What unfinished rollouts have drawn is told every
-few seconds, and once more when their lease is cancelled, before the answer to that. The process ends when its parent closes the pipe
-or dies, and, with a last frame that says so, when the engine is of no more use.
+few seconds, and once more when their lease is cancelled, before the answer to that. The process ends when its parent
+closes the pipe or dies, and, with a last frame that says so, when the engine is of no more use.
 """
 
 from __future__ import annotations

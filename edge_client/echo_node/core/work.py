@@ -2,7 +2,8 @@
 
 It joins what knows nothing of each other: the leases held (`held`), what is drawn of them (`drawn`), the engine's life
 (`engine_life`), the policy versions (`policies`), the base model (`base_model`), the pace (`pace`), and the talk with
-the hub (`hub_talk`). Each is asked or told by the loop alone, and returns what follows; only the loop makes effects of it.
+the hub (`hub_talk`). Each is asked or told by the loop alone, and returns what follows; only the loop makes effects of
+it.
 
 Invariants:
 - a finished rollout is sent only once it is spooled, and is sent again after every reconnect until the hub's receipt;

@@ -96,7 +96,9 @@ def continued(request: GroupRequest, rollouts: dict[Any, Any], cuts: np.random.G
     return dataclasses.replace(request, prefixes=tuple(prefixes))
 
 
-def assert_same_as_undisturbed(requests: list[GroupRequest], found: dict[Any, Any], undisturbed: dict[Any, Any]) -> None:
+def assert_same_as_undisturbed(
+    requests: list[GroupRequest], found: dict[Any, Any], undisturbed: dict[Any, Any]
+) -> None:
     assert set(found) == set(undisturbed)
     for request in requests:
         given = {prefix.index: prefix.logprobs for prefix in request.prefixes}

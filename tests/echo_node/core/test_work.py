@@ -607,7 +607,9 @@ def test_all_that_was_drawn_is_sent_before_the_lease_goes_back() -> None:
     node = Node().ready()(lease(1, count=3), lease(2), RolloutsDrawn(parts=(drawn(1, 0, 0, 5),)))
     node(DrainRequested(reason="enough"), RolloutsDrawn(parts=(drawn(1, 0, 1, 6), drawn(2, 0, 0, 7))))
     node(finished(1, 2), LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
-    said = [e.message for e in node.wanted if isinstance(e, Send) and isinstance(e.message, RolloutParts | LeaseReturned)]
+    said = [
+        e.message for e in node.wanted if isinstance(e, Send) and isinstance(e.message, RolloutParts | LeaseReturned)
+    ]
     assert [type(one) for one in said] == [RolloutParts, RolloutParts, LeaseReturned, LeaseReturned]
     assert shown(node.ever_sent(RolloutParts)) == [(1, 0, 0, [5]), (1, 0, 1, [6]), (2, 0, 0, [7])]
     assert [one.indices for one in node.ever_sent(LeaseReturned)] == [(0, 1), (0, 1)], "what has finished is kept"
@@ -661,7 +663,9 @@ class World:
     def news(self) -> RolloutsDrawn:
         news = {name: (self.told[name], count) for name, count in self.drawn.items() if count > self.told[name]}
         self.told |= {name: count for name, (_, count) in news.items()}
-        return RolloutsDrawn(parts=tuple(drawn(*name, start, *range(start, end)) for name, (start, end) in news.items()))
+        return RolloutsDrawn(
+            parts=tuple(drawn(*name, start, *range(start, end)) for name, (start, end) in news.items())
+        )
 
     def do(self, event: Event) -> None:
         self.node(event, after_s=0.01)
