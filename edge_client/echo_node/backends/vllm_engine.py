@@ -232,8 +232,8 @@ class DrawTable:
         self._prompt_tokens = np.zeros(num_slots, np.int64)
 
     def start(self, slot: int, options: Mapping[str, Any] | None, max_tokens: int) -> bool:
-        """Puts the rollout of `sampling_options`, which is to draw `max_tokens`, into a slot; False when it is another's,
-        as in vLLM's warm-up."""
+        """Puts the rollout of `sampling_options`, which is to draw `max_tokens`, into a slot; False when it is
+        another's, as in vLLM's warm-up."""
         self._in_use[slot] = options is not None and "echo_seed" in options
         if options is None or not self._in_use[slot]:
             return False
