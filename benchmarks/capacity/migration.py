@@ -55,7 +55,7 @@ class Cut:
     def identical(self, rollouts: Sequence[FinishedRollout]) -> float:
         """The share of the completions that are among these rollouts, token for token."""
         found = {(rollout.lease_id, rollout.index): rollout.completion_ids.tolist() for rollout in rollouts}
-        same = [found.get(name) == rollout.completion_ids.tolist() for name, rollout in self.whole.items()]
+        same: list[bool] = [found.get(name) == rollout.completion_ids.tolist() for name, rollout in self.whole.items()]
         return sum(same) / len(same)
 
 

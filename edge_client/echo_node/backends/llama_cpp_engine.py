@@ -221,11 +221,15 @@ class LlamaCppEngine:
         return None
 
     def _copy_prompt(self, request: GroupRequest, home: int) -> int:
-        """Copies the prompt from a running rollout of the request, if there is one; returns how much is there now."""
-        for slot in self._table.rows_of(request.lease_id):
-            self._llama.copy_sequence(slot, home)
-            self._llama.remove_sequence(home, len(request.prompt_ids))
-            return len(request.prompt_ids)
+        """Copies the prompt from a running rollout of the group, of whichever lease, if there is one; returns how much
+        of it is there now."""
+        for slot, rollout in enumerate(self._table.rollouts):
+            if rollout is None or rollout.group.group_id != request.group_id:
+                continue
+            if np.array_equal(rollout.group.prompt_ids, request.prompt_ids):  # Another turn has another prompt.
+                self._llama.copy_sequence(slot, home)
+                self._llama.remove_sequence(home, len(request.prompt_ids))
+                return len(request.prompt_ids)
         return 0
 
     def _has_layout_for(self, request: GroupRequest) -> bool:

@@ -193,6 +193,20 @@ def test_a_begun_rollout_shares_the_prompt_of_one_that_runs(
     found = drawn(kit, engine, [dataclasses.replace(request, prefixes=prefixes)])
     assert found == {name: rollout.completion_ids.tolist() for name, rollout in whole.items()}
     assert fed == [len(request.prompt_ids), 3, 6]
+    fed.clear()
+    leases = [
+        dataclasses.replace(
+            request, lease_id=100 + index, indices=(index,), prefixes=prefixes[index - 1 : index] if index else ()
+        )
+        for index in (0, 1, 2)
+    ]
+    found = drawn(kit, engine, leases)
+    assert found == {(100 + index, index): whole[request.lease_id, index].completion_ids.tolist() for index in range(3)}
+    assert fed == [len(request.prompt_ids), 3, 6]
+    another_turn = dataclasses.replace(leases[2], prompt_ids=request.prompt_ids[::-1].copy())
+    fed.clear()
+    drawn(kit, engine, [leases[0], another_turn])
+    assert fed == [len(request.prompt_ids), len(request.prompt_ids) + 6]
     engine.close()
 
 
