@@ -86,14 +86,17 @@ class Partials:
         self.refused: Counter[PartRefusal] = Counter()
 
     def leased(self, node_id: str, lease_id: int, indices: Iterable[int], prefixes: Sequence[Prefix] = ()) -> None:
-        """A node holds these rollouts from now on, and has been given the prefixes."""
+        """A node holds these rollouts from now on, and has been given the prefixes. Told again, what is there stays."""
         given = {prefix.index: prefix for prefix in prefixes}
-        rollouts = {index: _Partial(bytearray(), bytearray()) for index in indices}
+        known = self._leases.get(lease_id)
+        before = known.rollouts if known is not None and known.node_id == node_id else {}
+        self._drop(lease_id)
+        rollouts = {index: before.get(index, _Partial(bytearray(), bytearray())) for index in indices}
         for index, partial in rollouts.items():
-            if index in given:
+            partial.is_open = True
+            if index in given and not partial.ids:
                 partial.ids += given[index].ids.astype("<i4").tobytes()
                 partial.logprobs += given[index].logprobs.astype("<f4").tobytes()
-        self._drop(lease_id)
         self._leases[lease_id] = _Lease(node_id, rollouts)
         self.num_bytes += self._leases[lease_id].num_bytes
         self._make_room()

@@ -116,6 +116,16 @@ def test_who_goes_on_adds_to_what_was_given() -> None:
     assert partials.refused == {PartRefusal.DIFFERENT: 1}, "what another node drew is not to be rewritten"
 
 
+def test_a_lease_that_is_told_again_keeps_what_is_there(partials: Partials) -> None:
+    partials.take("a", [part(0, [5, 9])])
+    partials.leased("a", 7, (0, 3), [prefix(0, [5])])
+    partials.take("a", [part(2, [8])])
+    assert (shown(partials), partials.refused) == ([5, 9, 8], {})
+    assert partials.num_bytes == 2 * ROLLOUT_BYTES + 8 * 3
+    partials.leased("b", 7, (0,))
+    assert shown(partials) is None and partials.num_bytes == ROLLOUT_BYTES
+
+
 def test_a_finished_rollout_is_forgotten_and_so_is_a_revoked_lease(partials: Partials) -> None:
     partials.take("a", [part(0, [5]), part(0, [6], index=3)])
     partials.arrived("a", 7, 0)
