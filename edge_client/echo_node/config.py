@@ -46,6 +46,9 @@ class NodeConfig(BaseSettings):
     """Memory that the engine may take for itself before it is ended and started narrower; 0 = 80 % of the machine's."""
     capacity_factor: Annotated[int, Field(ge=1, le=64)] = 2
     """Rollouts that the node asks for, as a multiple of its width: work for the time that a round trip takes."""
+    stream_s: Annotated[float, Field(ge=0, le=600)] = 5.0
+    """Seconds of sampling after which the hub gets what unfinished completions have drawn, so that another node can go
+    on with them where this one is cut off; 0 = never."""
     swarm_host: str = "0.0.0.0"
     """Address on which other nodes may connect to fetch from this one; 127.0.0.1 keeps them out."""
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -13,6 +13,7 @@ from echo_hub.core.payload import RolloutPayload
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.tracker import Tracker
+from echo_hub.partials import Partials
 from echo_hub.store.async_store import AsyncStore
 from echo_shared.errors import LocalProtocolError, RefusedError
 from echo_shared.messages import (
@@ -28,6 +29,7 @@ from echo_shared.messages import (
     Proof,
     ReceiptsWanted,
     Rollout,
+    RolloutParts,
     Welcome,
 )
 
@@ -60,7 +62,8 @@ class Distribution(Protocol):
 
 class ConnectedNodes:
     """The gateway's inbox. `welcome` makes the answer to a node that joins; `remember` commits who it is; `look_up`
-    answers a node that asks what became of its rollouts, with what the store says of each."""
+    answers a node that asks what became of its rollouts, with what the store says of each; `partials` keeps what they
+    have drawn of unfinished ones."""
 
     def __init__(
         self,
@@ -70,12 +73,14 @@ class ConnectedNodes:
         look_up: Callable[[str, Sequence[str]], Awaitable[None]],
         welcome: Callable[[NodeInfo], Welcome],
         distributor: Distribution,
+        partials: Partials,
     ) -> None:
         self._report = report
         self._remember = remember
         self._look_up = look_up
         self._welcome = welcome
         self._distributor = distributor
+        self._partials = partials
         self.live: dict[str, LiveNode] = {}
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
@@ -110,9 +115,13 @@ class ConnectedNodes:
                 await self._report(
                     NodeReported(node_id=node_id, capacity=message.capacity, policy_version=message.policy_version)
                 )
+            case RolloutParts():
+                self._partials.take(node_id, message.parts)
             case Rollout():
+                self._partials.arrived(node_id, message.lease_id, message.index)
                 await self._report(_arrived(node_id, message))
             case LeaseReturned():
+                self._partials.given_back(node_id, message.lease_id, message.indices)
                 await self._report(
                     LeaseGivenBack(
                         node_id=node_id, lease_id=message.lease_id, indices=message.indices, reason=message.reason

@@ -34,6 +34,7 @@ from echo_hub.core.effects import (
     TrainStep,
 )
 from echo_hub.core.events import LearnerReady, StepDone, VersionPublished
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.model import Changes
 from echo_hub.dashboard.pages import routes as page_routes
@@ -55,6 +56,7 @@ from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
 from echo_hub.own_sampler import OwnSampler
+from echo_hub.partials import Partials
 from echo_hub.publishing import Publishing
 from echo_hub.receipts import ReceiptLookUps, as_message
 from echo_hub.run.directory import RunDirectory
@@ -89,6 +91,7 @@ class Resources:
     bounds: SamplingBounds
     learner: LearnerSettings
     coordinator: Coordinator
+    partials: Partials
     started_at: float
     """When the run was served for the first time."""
     evaluated: frozenset[int]
@@ -142,6 +145,7 @@ class Hub:
             remember=partial(remember, opened.store),
             distributor=self._distributor,
             look_up=self._look_ups.answer,
+            partials=opened.partials,
             welcome=Welcoming(
                 run_id=opened.run_id,
                 run_name=config.run.name,
@@ -286,7 +290,12 @@ class Hub:
         match action:
             case PrepareGroup():
                 self._preparation.submit(action.group_id)
-            case SendLease() | RevokeLease():
+            case SendLease():
+                if action.node_id != HUB_NODE_ID:
+                    self._opened.partials.leased(action.node_id, action.lease_id, action.indices)
+                self._handing_out.submit(action)
+            case RevokeLease():
+                self._opened.partials.revoked(action.lease_id)
                 self._handing_out.submit(action)
             case SendReceipts():
                 self._gateway.send(action.node_id, as_message(action.receipts))

@@ -21,6 +21,7 @@ from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
+from echo_hub.partials import partials_of
 from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
@@ -63,6 +64,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         scoring = await stack.enter_async_context(
             ScoringPool.open(config, problems, base_dir=base_dir, logs=directory.root / "logs")
         )
+        bounds = _bounds(config, base_dir, codec)
         resources = Resources(
             me=me,
             run_id=run_id,
@@ -71,9 +73,10 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             tracker=tracker,
             problems=problems,
             scoring=scoring,
-            bounds=_bounds(config, base_dir, codec),
+            bounds=bounds,
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
             coordinator=Coordinator(coordinator_settings(config, multi_turn=problems.multi_turn), snapshot),
+            partials=partials_of(bounds, snapshot.rollouts),
             started_at=await _started_at(store),
             evaluated=frozenset(await store.evaluated_versions()),
         )

@@ -46,10 +46,10 @@ from echo_shared.fields import (
 
 _T = TypeVar("_T")
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 """What this software speaks. It rises when an old peer could misread a new one."""
 
-OLDEST_PROTOCOL_VERSION: Final = 4
+OLDEST_PROTOCOL_VERSION: Final = 5
 """The oldest peer version that this software still understands."""
 
 MAX_FRAME_BYTES: Final = 8 * 2**20
@@ -60,6 +60,10 @@ MAX_MESH: Final = 64
 with the square."""
 MAX_PIECE_BYTES: Final = 256 * 1024
 """Of a piece that travels in a message; artefacts with larger pieces go through the swarm."""
+MAX_PARTS_TOKENS: Final = 65_536
+"""Of all parts in one message: half a megabyte, which holds up nothing else on a slow uplink for long."""
+MAX_PREFIX_TOKENS: Final = 262_144
+"""Of all prefixes of one lease."""
 
 
 class RefusalCode(StrEnum):
@@ -288,6 +292,21 @@ class Unwanted(Message):
     info_hashes: Annotated[tuple[InfoHash, ...], Field(max_length=256, strict=False)]
 
 
+class LeasedPrefix(Message):
+    """The beginning of one rollout of a lease, which another node has drawn: it goes on with draw number len(ids)."""
+
+    index: Count
+    ids: TokenIds
+    logprobs: Logprobs
+    """Nats, as that node gave them, one a token."""
+
+
+def _prefixes_in_bounds(prefixes: tuple[LeasedPrefix, ...]) -> tuple[LeasedPrefix, ...]:
+    if sum(len(prefix.ids) for prefix in prefixes) > MAX_PREFIX_TOKENS:
+        raise ValueError(f"prefixes may have {MAX_PREFIX_TOKENS} tokens in all")
+    return prefixes
+
+
 class Lease(Message):
     """Work for one node until a deadline: the rollouts `indices` of one group, drawn with `seed`, by one version."""
 
@@ -300,11 +319,16 @@ class Lease(Message):
     policy_version: PolicyVersion
     temperature: Annotated[float, Field(gt=0, le=10)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    """Of a completion, its prefix included."""
     stop_ids: Annotated[tuple[Count, ...], Field(max_length=64, strict=False)]
     deadline_s: Annotated[float, Field(gt=0)]
     """Seconds from sending until the hub leases the work elsewhere."""
     offer: ArtefactOffer | None = None
     """Of the version, where it need not be the newest: an evaluation's lease."""
+    prefixes: Annotated[
+        tuple[LeasedPrefix, ...], Field(max_length=MAX_GROUP_SIZE, strict=False), AfterValidator(_prefixes_in_bounds)
+    ] = ()
+    """At most one an index; a rollout without one begins at its first token."""
 
 
 class LeaseRevoked(Message):
@@ -400,10 +424,42 @@ class Rollout(Message):
     """Nats, under the softmax at the lease's temperature, one a completion token."""
     finish_reason: Annotated[FinishReason, Lax]
     sampling_s: Annotated[float, Field(ge=0)]
+    num_given: Count = 0
+    """Tokens at its beginning that the lease gave as a prefix: the others are this node's."""
+
+
+class RolloutPart(Message):
+    """What is new of one unfinished completion: its tokens from number `start` on."""
+
+    lease_id: Count
+    index: Count
+    start: Annotated[int, Field(ge=0, lt=MAX_TOKENS)]
+    """0 again after a reconnect: the completion anew, a leased prefix included."""
+    ids: TokenIds
+    logprobs: Logprobs
+    """Nats, one a token."""
+
+
+def _parts_in_bounds(parts: tuple[RolloutPart, ...]) -> tuple[RolloutPart, ...]:
+    if sum(len(part.ids) for part in parts) > MAX_PARTS_TOKENS:
+        raise ValueError(f"parts may have {MAX_PARTS_TOKENS} tokens in all")
+    return parts
+
+
+class RolloutParts(Message):
+    """What the node has drawn of rollouts that it goes on with. Never spooled: what is lost on the way is drawn again,
+    or sent again after a reconnect."""
+
+    type: Literal["rollout_parts"] = "rollout_parts"
+    parts: Annotated[
+        tuple[RolloutPart, ...],
+        Field(min_length=1, max_length=MAX_GROUP_SIZE, strict=False),
+        AfterValidator(_parts_in_bounds),
+    ]
 
 
 class LeaseReturned(Message):
-    """The node will not finish these rollouts."""
+    """The node will not finish these rollouts. What it has drawn of them has been sent before."""
 
     type: Literal["lease_returned"] = "lease_returned"
     lease_id: Count
@@ -448,6 +504,7 @@ FromNode = (
     | Links
     | KeyframeWanted
     | Rollout
+    | RolloutParts
     | LeaseReturned
     | ReceiptsWanted
     | Goodbye

@@ -3,15 +3,15 @@ a few array calls and no Python loop over tokens.
 
 An engine begins rollouts in rows (`start`), and for each step feeds the model every row's last token (`next_inputs`),
 draws by every row's next uniform (`next_draws`) and notes what was drawn (`record`), which ends rows and frees them. A
-free row is filled by another rollout, or by the last rows (`close_gaps`), which the engine then moves in its own memory
-as well.
+rollout with a prefix begins behind it. What rollouts in progress have drawn is told once, by `news`. A free row is
+filled by another rollout, or by the last rows (`close_gaps`), which the engine then moves in its own memory as well.
 
 Dimensions: W rows of the table, R rows that a call is about, T tokens, S stop tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from echo_shared import draws
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Rollout:
     group: GroupRequest
     index: int
     started: float
+    num_given: int = 0
+    """Tokens at its beginning that the request gave."""
 
     def finished(self, ids_T: NDArray[np.int32], logprobs_T: NDArray[np.float32], now: float) -> FinishedRollout:
         """Its completion: token ids [T] and their log-probabilities [T] in nats."""
@@ -43,6 +45,7 @@ class Rollout:
             behavior_logprobs=logprobs_T,
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
             sampling_s=now - self.started,
+            num_given=self.num_given,
         )
 
 
@@ -53,7 +56,7 @@ class RolloutTable:
         self.rollouts: list[Rollout | None] = []
         """By row; None = the row is free."""
         self._tokens_W, self._positions_W = (np.zeros(0, dtype=np.int32) for _ in range(2))
-        self._drawn_W, self._limit_W, self._end_W = (np.zeros(0, dtype=np.int64) for _ in range(3))
+        self._drawn_W, self._told_W, self._limit_W, self._end_W = (np.zeros(0, dtype=np.int64) for _ in range(4))
         self._temperature_W = np.zeros(0)
         self._u_WT = np.zeros((0, 0))
         self._ids_WT = np.zeros((0, 0), dtype=np.int32)
@@ -76,7 +79,7 @@ class RolloutTable:
     def start(self, rows: Sequence[int], group: GroupRequest, indices: Sequence[int], started: float) -> None:
         """Begins rollouts of `group`, one an index, in as many rows that are free or behind the last.
 
-        They have drawn nothing yet: what is fed next is the prompt's last token.
+        They have drawn nothing yet: what is fed next is the last token of the prompt, or of its prefix.
         """
         rows = list(rows)  # By a tuple numpy would index dimensions.
         self._make_room(max(rows) + 1, group.max_tokens, len(group.stop_ids))
@@ -85,13 +88,40 @@ class RolloutTable:
             self.rollouts[row] = Rollout(group, index, started)
         self._tokens_W[rows] = group.prompt_ids[-1]
         self._positions_W[rows] = len(group.prompt_ids) - 1
-        self._drawn_W[rows] = 0
+        self._drawn_W[rows] = self._told_W[rows] = 0
         self._limit_W[rows] = group.max_tokens
         self._end_W[rows] = len(group.prompt_ids) + group.max_tokens
         self._temperature_W[rows] = group.temperature
         self._stops_WS[rows] = -1
         self._stops_WS[rows, : len(group.stop_ids)] = group.stop_ids
         self._u_WT[rows, : group.max_tokens] = draws.group_uniforms(group.seed, indices, group.max_tokens)
+        if group.prefixes:
+            self._give_prefixes(dict(zip(indices, rows, strict=True)), group, started)
+
+    def _give_prefixes(self, rows: Mapping[int, int], group: GroupRequest, started: float) -> None:
+        """Puts the rollouts among `rows`, by index, that have a prefix behind it."""
+        for prefix in group.prefixes:
+            row, count = rows.get(prefix.index), len(prefix.ids)
+            if row is not None:
+                self.rollouts[row] = Rollout(group, prefix.index, started, count)
+                self._ids_WT[row, :count], self._logprobs_WT[row, :count] = prefix.ids, prefix.logprobs
+                self._tokens_W[row] = prefix.ids[-1]
+                self._positions_W[row] += count
+                self._drawn_W[row] = self._told_W[row] = count
+
+    def news(self) -> list[DrawnPart]:
+        """What the rollouts in progress have drawn since the last call; a prefix is no news."""
+        parts = []
+        for row in np.flatnonzero(self._drawn_W[: len(self)] > self._told_W[: len(self)]).tolist():
+            rollout, new = self.rollouts[row], slice(self._told_W[row], self._drawn_W[row])
+            if rollout is not None:
+                ids_T, logprobs_T = self._ids_WT[row, new].copy(), self._logprobs_WT[row, new].copy()
+                lease_id, start = rollout.group.lease_id, int(self._told_W[row])
+                parts.append(
+                    DrawnPart(lease_id=lease_id, index=rollout.index, start=start, ids=ids_T, logprobs=logprobs_T)
+                )
+        self._told_W[:] = self._drawn_W
+        return parts
 
     def next_inputs(self, rows_R: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Each row's last token [R], which is to be fed next, and its position [R]."""
@@ -155,8 +185,8 @@ class RolloutTable:
         return (*self._by_row(), self._stops_WS, self._u_WT, self._ids_WT, self._logprobs_WT)
 
     def _by_row(self) -> Sequence[NDArray[Any]]:
-        integers = (self._tokens_W, self._positions_W, self._drawn_W, self._limit_W, self._end_W)
-        return (*integers, self._temperature_W)
+        counts = (self._drawn_W, self._told_W, self._limit_W, self._end_W)
+        return (self._tokens_W, self._positions_W, *counts, self._temperature_W)
 
     def _make_room(self, rows: int, tokens: int, stops: int) -> None:
         have_rows, have_tokens = self._ids_WT.shape
@@ -169,6 +199,7 @@ class RolloutTable:
             self._tokens_W,
             self._positions_W,
             self._drawn_W,
+            self._told_W,
             self._limit_W,
             self._end_W,
             self._temperature_W,

@@ -47,6 +47,7 @@ from echo_shared.messages import (
     RefusalCode,
     Refused,
     Rollout,
+    RolloutParts,
     Unwanted,
     Welcome,
     decode_from_hub,
@@ -85,7 +86,18 @@ HUB_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
     State.PROVEN: {},
     State.OPEN: {
         **dict.fromkeys(
-            (NodeStatus, Fetched, Have, Links, KeyframeWanted, Rollout, LeaseReturned, ReceiptsWanted), State.OPEN
+            (
+                NodeStatus,
+                Fetched,
+                Have,
+                Links,
+                KeyframeWanted,
+                Rollout,
+                RolloutParts,
+                LeaseReturned,
+                ReceiptsWanted,
+            ),
+            State.OPEN,
         ),
         Goodbye: State.CLOSED,
     },

@@ -4,8 +4,9 @@ The learner (co-located mode, evaluation) and the node's torch backend both samp
 module and `torch_draws` and `torch_cache`, which it is made of, are the shared ones that import torch; whoever needs
 them imports them late.
 
-A prompt is prefilled once for all rollouts of its group; the first token of each is drawn from the prompt's logits.
-What is not finished by it gets a row of the batch. The row of a finished rollout goes to the next one before the next
+A prompt is prefilled once for all rollouts of its group; the first token of each is drawn from the prompt's logits. A
+rollout that goes on from a prefix is prefilled by itself, prompt and prefix, and draws on from there. What is not
+finished by it gets a row of the batch. The row of a finished rollout goes to the next one before the next
 step, or, when there is none, to the last row, so that no step computes for nobody. What a batch is made of changes a
 row's logits only by rounding (matrix products are blocked by the number of rows, and the longest row sets the length
 that attention sums over): about 1e-6 in float32, so about one draw in a million differs from the same rollout sampled
@@ -31,7 +32,7 @@ from torch import Tensor
 from echo_shared import draws
 from echo_shared.errors import BackendError
 from echo_shared.rollout_table import Rollout, RolloutTable
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.torch_cache import SlotCache, columns_for
 from echo_shared.torch_draws import draw, most_likely
 
@@ -83,9 +84,11 @@ def greedy(
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A group with rollouts that have not begun."""
+    """Rollouts of a group that have not begun, and begin alike."""
 
     group: GroupRequest
+    ids: NDArray[np.int32]
+    """The prompt, with the prefix of the only rollout if it has one."""
     indices: tuple[int, ...]
     started: float = 0.0
     cache: Any = None
@@ -95,6 +98,11 @@ class _Waiting:
     logits: Tensor | None = None
     """[1, V], of the first token."""
 
+    @property
+    def num_given(self) -> int:
+        """Tokens of the prefix."""
+        return len(self.ids) - len(self.group.prompt_ids)
+
 
 class _Prefill:
     """How large a prefill is, padding included."""
@@ -102,9 +110,9 @@ class _Prefill:
     def __init__(self) -> None:
         self._prompts = self._longest = 0
 
-    def add(self, group: GroupRequest) -> bool:
+    def add(self, waiting: _Waiting) -> bool:
         """Whether this prompt is computed with the others; the first one always is."""
-        longest = max(self._longest, len(group.prompt_ids))
+        longest = max(self._longest, len(waiting.ids))
         if self._prompts and (self._prompts + 1) * longest > PREFILL_TOKENS:
             return False
         self._prompts, self._longest = self._prompts + 1, longest
@@ -143,6 +151,10 @@ class Batch:
         self._waiting = deque(waiting for waiting in self._waiting if waiting.group.lease_id != lease_id)
         self._table.drop(self._table.rows_of(lease_id))
 
+    def news(self) -> list[DrawnPart]:
+        """What the rollouts in progress have drawn since the last call; between two steps of `sample`."""
+        return self._table.news()
+
     @torch.inference_mode()
     def _admit(self, groups: Iterator[GroupRequest]) -> list[FinishedRollout]:
         """Begins rollouts until the batch is full, `groups` is dry, or some are finished by their first token."""
@@ -167,7 +179,7 @@ class Batch:
                 break
             group = waiting.group
             longest = max(longest, len(group.prompt_ids) + group.max_tokens)
-            fits = waiting.cache is not None or prefill.add(group)
+            fits = waiting.cache is not None or prefill.add(waiting)
             room = max(0, self._rows_of(longest) - running) if fits else 0
             begin, waiting.indices = waiting.indices[:room], waiting.indices[room:]
             if begin:
@@ -185,26 +197,25 @@ class Batch:
         """
         prefill = _Prefill()
         for waiting in fresh:
-            prefill.add(waiting.group)
+            prefill.add(waiting)
         ahead: list[_Waiting] = []
         held = list(self._waiting)
         rollouts = sum(len(waiting.indices) for waiting in held)
         while rollouts < self._width // 2 and (group := next(groups, None)) is not None:
-            held.append(_Waiting(group, group.indices))
+            held += _starts(group)
             rollouts += len(group.indices)
         self._waiting = deque(held)
         for waiting in held:
             if waiting.cache is None and waiting not in fresh:
-                if not prefill.add(waiting.group):
+                if not prefill.add(waiting):
                     break
                 ahead.append(waiting)
         return ahead
 
     def _next_waiting(self, groups: Iterator[GroupRequest]) -> _Waiting | None:
-        if self._waiting:
-            return self._waiting.popleft()
-        group = next(groups, None)
-        return None if group is None else _Waiting(group, group.indices)
+        if not self._waiting and (group := next(groups, None)) is not None:
+            self._waiting.extend(_starts(group))
+        return self._waiting.popleft() if self._waiting else None
 
     def _rows_of(self, length: int) -> int:
         """How many rows may hold up to `length` tokens each. One is always tried: whether it fits, the device says."""
@@ -216,7 +227,7 @@ class Batch:
         """Computes the prompts, equal ones once, in a batch padded on the left."""
         started = time.perf_counter()
         distinct: dict[bytes, int] = {}
-        places = [distinct.setdefault(one.group.prompt_ids.astype("<i4").tobytes(), len(distinct)) for one in fresh]
+        places = [distinct.setdefault(one.ids.astype("<i4").tobytes(), len(distinct)) for one in fresh]
         prompts_P = [np.frombuffer(prompt, dtype="<i4") for prompt in distinct]
         lengths_P = np.array([len(prompt) for prompt in prompts_P])
         longest = int(lengths_P.max())
@@ -234,7 +245,10 @@ class Batch:
     def _begin(self, taken: Sequence[tuple[_Waiting, tuple[int, ...]]]) -> list[FinishedRollout]:
         """Draws the first tokens, and gives rows to the rollouts that need more."""
         begun = [(waiting, index) for waiting, indices in taken for index in indices]
-        first_u = [draws.group_uniforms(waiting.group.seed, indices, 1)[:, 0] for waiting, indices in taken]
+        first_u = [
+            draws.group_uniforms(waiting.group.seed, indices, waiting.num_given + 1)[:, -1]
+            for waiting, indices in taken
+        ]
         temperatures = [waiting.group.temperature for waiting, _ in begun]
         logits = torch.cat([_expanded(waiting.logits, len(indices)) for waiting, indices in taken])
         tokens, logprobs = self._draw(logits, np.stack([np.concatenate(first_u), temperatures]))
@@ -242,10 +256,8 @@ class Batch:
         staying = []
         now = time.perf_counter()
         for number, (waiting, index) in enumerate(begun):
-            if tokens[number] in waiting.group.stop_ids or waiting.group.max_tokens == 1:
-                ids_T, logprobs_T = tokens[number : number + 1], logprobs[number : number + 1]
-                rollout = Rollout(waiting.group, index, waiting.started)
-                finished.append(rollout.finished(ids_T.astype(np.int32), logprobs_T.astype(np.float32), now))
+            if tokens[number] in waiting.group.stop_ids or waiting.group.max_tokens == waiting.num_given + 1:
+                finished.append(_ended_at_once(waiting, index, tokens[number], logprobs[number], now))
             else:
                 staying.append(number)
         rows = self._rows_for([begun[number][0] for number in staying])
@@ -271,7 +283,7 @@ class Batch:
                 joining[numbers[0]].cache,
                 [joining[number].place for number in numbers],
                 [rows[number] for number in numbers],
-                [len(joining[number].group.prompt_ids) for number in numbers],
+                [len(joining[number].ids) for number in numbers],
             )
         return rows
 
@@ -330,6 +342,19 @@ def _on(device: torch.device, array: NDArray[Any]) -> Tensor:
     """On CUDA from pinned memory, which the host does not wait for."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _starts(group: GroupRequest) -> list[_Waiting]:
+    return [_Waiting(group, ids, indices) for ids, indices in group.starts()]
+
+
+def _ended_at_once(waiting: _Waiting, index: int, token: np.int64, logprob: np.float64, now: float) -> FinishedRollout:
+    """A rollout that is finished by the first token that it draws."""
+    before = next((prefix for prefix in waiting.group.prefixes if prefix.index == index), None)
+    ids_T, logprobs_T = np.array([token], np.int32), np.array([logprob], np.float32)
+    if before is not None:
+        ids_T, logprobs_T = np.append(before.ids, ids_T), np.append(before.logprobs, logprobs_T)
+    return Rollout(waiting.group, index, waiting.started, waiting.num_given).finished(ids_T, logprobs_T, now)
 
 
 def _expanded(logits: Tensor | None, rows: int) -> Tensor:

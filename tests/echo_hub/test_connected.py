@@ -9,6 +9,8 @@ import pytest
 from echo_hub.connected import ConnectedNodes, LiveNode
 from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.partials import Partials
+from echo_hub.scoring.checks import SamplingBounds
 from echo_shared.errors import LocalProtocolError, RefusedError, StorageError
 from echo_shared.messages import (
     ArtefactOffer,
@@ -22,6 +24,8 @@ from echo_shared.messages import (
     NodeStatus,
     ReceiptsWanted,
     Rollout,
+    RolloutPart,
+    RolloutParts,
     Welcome,
 )
 
@@ -37,6 +41,18 @@ NODE = NodeInfo(
     mesh_port=0,
 )
 STATUS = NodeStatus(activity="sampling", capacity=5, policy_version=3, tokens_per_s=9.5)
+ROLLOUT = Rollout(
+    rollout_id="4-1",
+    lease_id=4,
+    group_id=2,
+    index=1,
+    policy_version_start=3,
+    policy_version_end=5,
+    completion_ids=np.array([5, 7], np.int32),
+    behavior_logprobs=np.array([-0.5, -1.0], np.float32),
+    finish_reason=FinishReason.LENGTH,
+    sampling_s=0.25,
+)
 
 
 class Hub:
@@ -47,12 +63,14 @@ class Hub:
         self.full = False
         self.banned = False
         self.banned_meanwhile = False
+        self.partials = Partials(SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset()))
         self.nodes = ConnectedNodes(
             report=self.report,
             remember=self.remember,
             distributor=self,
             look_up=self.look_up,
             welcome=self.welcome,
+            partials=self.partials,
         )
 
     async def report(self, event: object) -> None:
@@ -171,29 +189,39 @@ async def test_receipts_that_a_node_wants_are_looked_up(hub: Hub) -> None:
 
 
 async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
-    rollout = Rollout(
-        rollout_id="4-1",
-        lease_id=4,
-        group_id=2,
-        index=1,
-        policy_version_start=3,
-        policy_version_end=5,
-        completion_ids=np.array([5, 7], np.int32),
-        behavior_logprobs=np.array([-0.5, -1.0], np.float32),
-        finish_reason=FinishReason.LENGTH,
-        sampling_s=0.25,
-    )
-    await hub.nodes.node_said("a", rollout)
+    await hub.nodes.node_said("a", ROLLOUT)
     (_, arrived) = hub.calls[-1]
     assert isinstance(arrived, RolloutArrived)
     names = ("node_id", "rollout_id", "lease_id", "group_id", "index", "policy_version_start", "policy_version_end")
     assert [getattr(arrived, name) for name in names] == ["a", "4-1", 4, 2, 1, 3, 5]
-    assert arrived.payload.completion_ids is rollout.completion_ids
-    assert arrived.payload.behavior_logprobs is rollout.behavior_logprobs
+    assert arrived.payload.completion_ids is ROLLOUT.completion_ids
+    assert arrived.payload.behavior_logprobs is ROLLOUT.behavior_logprobs
     assert (arrived.payload.finish_reason, arrived.payload.sampling_s) == (FinishReason.LENGTH, 0.25)
     await hub.nodes.node_said("a", LeaseReturned(lease_id=4, indices=(0, 2), reason="on battery"))
     expected = LeaseGivenBack(node_id="a", lease_id=4, indices=(0, 2), reason="on battery")
     assert hub.calls[-1] == ("report", expected)
+
+
+def parts(start: int, *ids: int) -> RolloutParts:
+    logprobs = np.full(len(ids), -0.5, np.float32)
+    one = RolloutPart(lease_id=4, index=1, start=start, ids=np.array(ids, np.int32), logprobs=logprobs)
+    return RolloutParts(parts=(one,))
+
+
+async def test_parts_are_kept_until_the_rollout_is_there(hub: Hub) -> None:
+    hub.partials.leased("a", 4, (1, 2))
+    await hub.nodes.node_said("a", parts(0, 5, 7))
+    await hub.nodes.node_said("a", parts(9, 5))
+    await hub.nodes.node_said("b", parts(2, 5))
+    assert hub.partials.refused.total() == 2
+    await hub.nodes.node_said("a", LeaseReturned(lease_id=4, indices=(1,), reason="on battery"))
+    kept = hub.partials.prefix(4, 1)
+    assert kept is not None and kept.ids.tolist() == [5, 7]
+    await hub.nodes.node_said("a", parts(2, 5))
+    assert hub.partials.refused.total() == 3
+    hub.calls.clear()
+    await hub.nodes.node_said("a", ROLLOUT)
+    assert hub.partials.prefix(4, 1) is None and len(hub.calls) == 1
 
 
 async def test_a_message_that_the_gateway_keeps_is_our_bug(hub: Hub) -> None:

@@ -286,8 +286,10 @@ class Hub:
         assert self._socket is not None and self.session is not None
         await self._socket.send_bytes(self.session.refuse(code, what))
 
-    async def lease(self, lease_id: int, *, version: int, count: int = 4, deadline_s: float = 60.0) -> Lease:
-        lease = make_lease(lease_id, version=version, count=count, deadline_s=deadline_s)
+    async def lease(
+        self, lease_id: int, *, version: int, count: int = 4, deadline_s: float = 60.0, **fields: Any
+    ) -> Lease:
+        lease = make_lease(lease_id, version=version, count=count, deadline_s=deadline_s).model_copy(update=fields)
         await self.send(lease)
         return lease
 

@@ -18,9 +18,9 @@ from echo_node.backends import registry, worker
 from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, PreparedPolicy
 from echo_shared.errors import BackendError, CodecError
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 
-FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT = range(8)
+FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK = range(9)
 """The first token of a prompt: what goes wrong over it."""
 
 HOARD_BYTES = 400_000_000
@@ -44,6 +44,9 @@ class OddEngine:
     def __init__(self, name: str) -> None:
         self._name = name
         self._prepared = 0
+        self._talking: GroupRequest | None = None
+        """Draws its first rollout, token after token, until it is cancelled."""
+        self._drawn = self._told = 0
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         enough = base_dir / "enough.json"
@@ -67,6 +70,9 @@ class OddEngine:
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         for request in groups:
             self._go_wrong(int(request.prompt_ids[0]))
+            if int(request.prompt_ids[0]) == TALK:
+                yield from self._talk(request)
+                continue
             yield [
                 FinishedRollout(
                     lease_id=request.lease_id,
@@ -80,6 +86,14 @@ class OddEngine:
                 )
                 for index in request.indices
             ]
+
+    def _talk(self, request: GroupRequest) -> Iterator[list[EngineEvent]]:
+        self._talking = request
+        self._drawn = self._told = 0
+        while self._talking is not None:
+            self._drawn += 1
+            time.sleep(0.001)
+            yield []
 
     def _go_wrong(self, how: int) -> None:
         if how == HOARD:
@@ -98,7 +112,22 @@ class OddEngine:
             raise BackendError("The engine failed.", got="error: no such kernel\n" * 1_000, do="Look into /home/me.")
 
     def cancel(self, lease_id: int) -> None:
-        pass
+        self._talking = None
+        say("cancelled", lease_id, self._drawn)
+
+    def news(self) -> list[DrawnPart]:
+        if self._talking is None or self._told == self._drawn:
+            return []
+        ids = np.arange(self._told, self._drawn, dtype=np.int32)
+        part = DrawnPart(
+            lease_id=self._talking.lease_id,
+            index=self._talking.indices[0],
+            start=self._told,
+            ids=ids,
+            logprobs=-ids.astype(np.float32),
+        )
+        self._told = self._drawn
+        return [part]
 
     def close(self) -> None:
         say("closed")

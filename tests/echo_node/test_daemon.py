@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import psutil
 import pytest
 
@@ -34,6 +35,7 @@ from echo_shared.messages import (
     Have,
     KeyframeWanted,
     KeysRotated,
+    LeasedPrefix,
     LeaseReturned,
     LeaseRevoked,
     Links,
@@ -48,6 +50,8 @@ from echo_shared.messages import (
     ReceiptsWanted,
     RefusalCode,
     Rollout,
+    RolloutPart,
+    RolloutParts,
     RunKey,
     Unwanted,
     Way,
@@ -62,12 +66,19 @@ class Node:
 
     def __init__(self, data_dir: Path) -> None:
         self.paths = Paths.find(data_dir)
+        self.stream_s = 5.0
 
     def daemon(self, url: str, *, probe_s: float = 60.0, **joining: Any) -> Daemon:
         address = HubAddress.parse(url, insecure=False)
         options = {"pinned": Hubs(self.paths).at(address.origin), "invite_token": None, "patient": False, **joining}
         config = NodeConfig(
-            backend="llama_cpp", threads=1, width=8, swarm_host="127.0.0.1", reconnect_first_s=0.05, name="tester"
+            backend="llama_cpp",
+            threads=1,
+            width=8,
+            stream_s=self.stream_s,
+            swarm_host="127.0.0.1",
+            reconnect_first_s=0.05,
+            name="tester",
         )
         me = key_file.load_or_create(self.paths.identity_key)
         return Daemon(
@@ -396,6 +407,41 @@ async def test_stopping_returns_what_is_unfinished(hub: Any, node: Node) -> None
     assert not returned & finished
     positions = [i for i, m in enumerate(hub.said) if isinstance(m, NodeStatus) and m.activity == "draining"]
     assert positions[0] < min(i for i, m in enumerate(hub.said) if isinstance(m, LeaseReturned))
+
+
+async def test_what_a_leaving_node_has_drawn_goes_on_on_the_next_one(hub: Any, node: Node, tmp_path: Path) -> None:
+    """All of it is sent before the lease goes back; the next node draws the rest, as if one had drawn the whole."""
+    node.stream_s = 0.01
+    async with node.running(hub.url) as daemon:
+        await hub.until(ready_for(hub, 0))
+        begun = [await hub.lease(n, version=0, count=8, max_tokens=120, stop_ids=()) for n in range(1, 40)]
+        await hub.until(lambda: len(hub.all(RolloutParts)) > 1)
+        daemon.request_stop("enough")
+        await hub.until(lambda: hub.all(Goodbye))
+    drawn: dict[tuple[int, int], list[RolloutPart]] = {}
+    returned: set[tuple[int, int]] = set()
+    for message in hub.said:
+        if isinstance(message, LeaseReturned):
+            returned |= {(message.lease_id, index) for index in message.indices}
+        for part in message.parts if isinstance(message, RolloutParts) else ():
+            parts = drawn.setdefault((part.lease_id, part.index), [])
+            assert part.start == sum(len(one.ids) for one in parts)
+            assert (part.lease_id, part.index) not in returned
+            parts.append(part)
+    lease_id, index = min(returned & drawn.keys())
+    lease, parts = begun[lease_id - 1], drawn[lease_id, index]
+    prefix = LeasedPrefix(
+        index=index,
+        ids=np.concatenate([part.ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+    )
+    again = {"indices": (index,), "max_tokens": 120, "stop_ids": (), "seed": lease.seed}
+    async with Node(tmp_path / "next").running(hub.url):
+        await hub.until(ready_for(hub, 0))
+        (whole,) = (await hub.finished(await hub.lease(100, version=0, **again))).values()
+        (rollout,) = (await hub.finished(await hub.lease(101, version=0, prefixes=(prefix,), **again))).values()
+    assert rollout.completion_ids.tolist() == whole.completion_ids.tolist()
+    assert (rollout.num_given, whole.num_given) == (len(prefix.ids), 0)
 
 
 async def test_revoked_work_is_dropped_silently(hub: Any, node: Node) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from echo_shared import draws
 from echo_shared.messages import FinishReason
 from echo_shared.rollout_table import RolloutTable
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 
 
 def group(
@@ -49,6 +51,60 @@ def test_a_rollout_begins_at_its_prompts_last_token() -> None:
     u, temperatures = table.next_draws(np.arange(2))
     assert u.tolist() == [draws.uniforms(11, 4, 1)[0], draws.uniforms(11, 2, 1)[0]]
     assert temperatures.tolist() == [2.0, 2.0]
+
+
+def begun(number: int, *prefixes: tuple[int, list[int]]) -> GroupRequest:
+    """A group of which these indices have these tokens, each drawn with probability 1/e."""
+    given = tuple(
+        Prefix(index=index, ids=np.array(ids, np.int32), logprobs=np.full(len(ids), -1, np.float32))
+        for index, ids in prefixes
+    )
+    return dataclasses.replace(group(number, max_tokens=6), indices=(4, 2, 7), prefixes=given)
+
+
+def test_a_rollout_with_a_prefix_begins_behind_it() -> None:
+    table = RolloutTable()
+    table.start((1, 0), begun(1, (2, [20, 21]), (7, [30])), (4, 2), started=0.0)
+    tokens, positions = table.next_inputs(np.arange(2))
+    assert (tokens.tolist(), positions.tolist()) == ([21, 7], [4, 2])
+    u, _ = table.next_draws(np.arange(2))
+    assert u.tolist() == [draws.uniforms(11, 2, 3)[2], draws.uniforms(11, 4, 1)[0]]
+    assert table.longest() == 9
+    record(table, [0, 1], [22, 40], -0.5)
+    ended = record(table, [0, 1], [9, 9], -0.5)
+    assert [(one.completion_ids.tolist(), one.num_given) for one in ended.values()] == [
+        ([20, 21, 22, 9], 2),
+        ([40, 9], 0),
+    ]
+    assert ended[0].behavior_logprobs.tolist() == [-1, -1, -0.5, -0.5]
+
+
+def test_a_prefix_counts_towards_the_limit() -> None:
+    table = RolloutTable()
+    table.start([0], begun(0, (2, [20] * 4)), [2], started=0.0)
+    assert record(table, [0], [5]) == {}
+    assert record(table, [0], [5])[0].finish_reason is FinishReason.LENGTH
+
+
+def shown(table: RolloutTable) -> list[tuple[int, int, int, list[int], list[float]]]:
+    return [(one.lease_id, one.index, one.start, one.ids.tolist(), one.logprobs.tolist()) for one in table.news()]
+
+
+def test_news_is_told_once_wherever_its_row_is() -> None:
+    table = filled(group(0), group(1, max_tokens=9))
+    table.start([2], begun(2, (2, [20, 21])), [2], started=0.0)
+    assert shown(table) == [(0, 0, 0, [100], [-0.25]), (1, 1, 0, [101], [-0.5])]
+    assert table.news() == []
+    record(table, [1, 2], [5, 6])
+    table.drop([0])
+    assert table.close_gaps() == ([2], [0])
+    assert shown(table) == [(2, 2, 2, [6], [-1.0]), (1, 1, 1, [5], [-1.0])]
+    record(table, [0, 1], [9, 7])
+    assert shown(table) == [(1, 1, 2, [7], [-1.0])], "what has ended comes as a whole"
+    record(table, [1], [7])
+    table.drop([1])
+    assert table.news() == []
+    assert RolloutTable().news() == []
 
 
 def test_inputs_are_the_last_token_its_place_and_the_next_uniform() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -20,7 +21,7 @@ from transformers import (
 from echo_shared import draws, torch_sampler
 from echo_shared.errors import BackendError
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 
 # PEFT reads an attribute that transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -152,6 +153,39 @@ def test_a_batch_of_mixed_groups_draws_what_the_reference_draws(any_model: Any, 
             assert rollout.behavior_logprobs.dtype == np.float32
     lengths = {len(rollout.completion_ids) for rollout in found.values()}
     assert len(lengths) > 4, "rows must have left the batch at different times"
+
+
+def cut(one: GroupRequest, found: dict[tuple[int, int], FinishedRollout]) -> GroupRequest:
+    """The group with the beginnings of its rollouts, but of the first."""
+    drawn = {index: found[one.group_id, index] for index in one.indices[1:]}
+    prefixes = tuple(
+        Prefix(
+            index=index,
+            ids=rollout.completion_ids[: len(rollout.completion_ids) // 2],
+            logprobs=rollout.behavior_logprobs[: len(rollout.completion_ids) // 2],
+        )
+        for index, rollout in drawn.items()
+        if len(rollout.completion_ids) > 1
+    )
+    return dataclasses.replace(one, prefixes=prefixes)
+
+
+@pytest.mark.parametrize("width", [2, 1_000])
+def test_what_was_begun_goes_on_as_if_nothing_had_happened(any_model: Any, width: int) -> None:
+    groups = [group(number) for number in range(14)]
+    undisturbed = continuous(any_model, groups, 1_000)
+    begun = [cut(one, undisturbed) for one in groups]
+    assert sum(len(one.prefixes) for one in begun) > 8
+    found = continuous(any_model, begun, width)
+    tolerance = 2e-4 if isinstance(any_model, Qwen3NextForCausalLM) else 2e-5
+    assert set(found) == set(undisturbed)
+    for one in begun:
+        given = {prefix.index: len(prefix.ids) for prefix in one.prefixes}
+        for index in one.indices:
+            rollout, whole = found[one.group_id, index], undisturbed[one.group_id, index]
+            assert rollout.completion_ids.tolist() == whole.completion_ids.tolist()
+            assert (rollout.num_given, rollout.finish_reason) == (given.get(index, 0), whole.finish_reason)
+            np.testing.assert_allclose(rollout.behavior_logprobs, whole.behavior_logprobs, atol=tolerance)
 
 
 def test_padding_and_company_change_logprobs_by_rounding_only(model: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from echo_shared.errors import BackendError
 from echo_shared.installation import how_to_install
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, check_prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,8 @@ class EngineSettings:
     """Memory for the keys and values of all rollouts in progress."""
     helpers: tuple[str, ...] = ()
     """host:port of other devices that hold a part of the model each; llama.cpp only."""
+    stream_s: float = 0.0
+    """Seconds of sampling between two tellings of what unfinished rollouts have drawn; 0 = never. The worker's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,12 @@ class Engine(Protocol):
     def cancel(self, lease_id: int) -> None:
         """Gives up the lease's rollouts in progress; called between two steps of `sample`."""
 
+    def news(self) -> list[DrawnPart]:
+        """What rollouts in progress have drawn since the last call, or since they began behind their prefix.
+
+        Called between two steps of `sample`. What a rollout has drawn last comes with its FinishedRollout alone.
+        """
+
     def close(self) -> None:
         """Frees everything. Harmless when nothing is open."""
 
@@ -114,3 +122,4 @@ def check_request(request: GroupRequest, *, vocab_size: int, max_positions: int)
         raise BackendError(
             "A prompt holds a token that the model does not have.", got=f"vocabulary of {vocab_size}", code="bad_prompt"
         )
+    check_prefixes(request, vocab_size=vocab_size)

@@ -1,26 +1,48 @@
-"""Groups, rollouts and errors as frames between `process.EngineChild` and its `worker`."""
+"""Groups, rollouts in progress and finished, and errors as frames between `process.EngineChild` and its `worker`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
 from typing import Any, Final
 
 import numpy as np
 
 from echo_shared.errors import BackendError, EchoError
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
 
-_SCALARS: Final = ("lease_id", "group_id", "index", "policy_version", "sampling_s")
+_SCALARS: Final = ("lease_id", "group_id", "index", "policy_version", "sampling_s", "num_given")
+_PART_SCALARS: Final = ("lease_id", "index", "start")
 
 
 def group_to_frame(request: GroupRequest) -> dict[str, Any]:
-    return {field.name: getattr(request, field.name) for field in fields(GroupRequest)}
+    frame = {field.name: getattr(request, field.name) for field in fields(GroupRequest)}
+    return {**frame, "prefixes": [asdict(prefix) for prefix in request.prefixes]}
 
 
 def group_from_frame(frame: dict[str, Any]) -> GroupRequest:
-    return GroupRequest(**{**frame, "indices": tuple(frame["indices"]), "stop_ids": tuple(frame["stop_ids"])})
+    tuples = {name: tuple(frame[name]) for name in ("indices", "stop_ids")}
+    return GroupRequest(**{**frame, **tuples, "prefixes": tuple(Prefix(**prefix) for prefix in frame["prefixes"])})
+
+
+def parts_to_frame(parts: Sequence[DrawnPart]) -> dict[str, Any]:
+    """Column by column, as `rollouts_to_frame`; there is one part at least."""
+    return {
+        **{name: [getattr(part, name) for part in parts] for name in _PART_SCALARS},
+        "lengths": [len(part.ids) for part in parts],
+        "ids": np.concatenate([part.ids for part in parts]),
+        "logprobs": np.concatenate([part.logprobs for part in parts]),
+    }
+
+
+def parts_from_frame(frame: dict[str, Any]) -> Iterator[DrawnPart]:
+    begin = 0
+    for row, length in enumerate(frame["lengths"]):
+        here = slice(begin, begin + length)
+        begin += length
+        scalars = {name: frame[name][row] for name in _PART_SCALARS}
+        yield DrawnPart(**scalars, ids=frame["ids"][here], logprobs=frame["logprobs"][here])
 
 
 def rollouts_to_frame(rollouts: list[FinishedRollout]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 Rollouts in progress fill the first slots without gaps, slot number = llama.cpp sequence; each step feeds one token to
 all of them. Between two steps, free slots go to the pending rollouts of the current group, then to new groups: a
 group's prompt is decoded in one slot, its home, a piece a step, and copied from there to the slots of its rollouts. The
-home is then one of these, and is left last, so that a group may be wider than the engine.
+home is then one of these, and is left last, so that a group may be wider than the engine. A rollout that goes on from a
+prefix is a group by itself, whose prompt ends with the prefix; what a running rollout has of it is copied, not decoded.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from echo_node.host import hardware
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError
 from echo_shared.rollout_table import RolloutTable
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling import DrawnPart, GroupRequest
 
 DEFAULT_WIDTH: Final = 32
 MAX_WIDTH: Final = 256
@@ -40,17 +41,25 @@ _PREFILL_TOKENS: Final = 256
 """Prompt tokens between two steps at most, so that a long prompt does not hold up the others."""
 
 
+_Start = tuple[GroupRequest, NDArray[np.int32], tuple[int, ...]]
+"""A request, what is fed before the first draw, and the rollouts that begin so."""
+
+
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The group whose rollouts are being started."""
+    """Rollouts of one request that begin alike and are being started."""
 
     request: GroupRequest
+    ids: NDArray[np.int32]
+    """What is fed before the first draw: the prompt, with the prefix of the only rollout if it has one."""
     started_at: float
     pending: deque[int]
     """Indices that have no slot yet."""
     home: int
     """The slot that holds the prompt, perhaps with one rollout's tokens after it."""
     prefilled: int = 0
+    started: bool = False
+    """Whether the home may hold more than the prompt."""
     first_logits: NDArray[np.float32] | None = None
     """[1, vocabulary], after the whole prompt."""
 
@@ -122,6 +131,8 @@ class LlamaCppEngine:
         self._free = list(range(sequences))
         """Rising. Empty in llama.cpp too, but for the home of a group that has rollouts to start."""
         self._current: _Group | None = None
+        self._next: deque[_Start] = deque()
+        """What is left of the request that the current group is of."""
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         self._held: GroupRequest | None = None
@@ -133,7 +144,7 @@ class LlamaCppEngine:
             self._fill_slots(groups, events)
             if self._num_rows:
                 self._step(events)
-            elif self._current is None and self._held is None and not events:
+            elif not (self._current or self._next or self._held or events):
                 return
             yield events
 
@@ -144,9 +155,14 @@ class LlamaCppEngine:
             if self._current.home in self._free:
                 self._llama.remove_sequence(self._current.home)
             self._current = None
+        if self._next and self._next[0][0].lease_id == lease_id:
+            self._next.clear()
         cancelled = self._table.rows_of(lease_id)
         self._table.drop(cancelled)
         self._release(cancelled)
+
+    def news(self) -> list[DrawnPart]:
+        return self._table.news()
 
     # Slots
 
@@ -173,6 +189,23 @@ class LlamaCppEngine:
         """None when there is none, or no place for it now."""
         if self._layout is not None and not self._free:
             return None
+        if not self._next and (request := self._next_request(groups, events)) is not None:
+            self._next.extend((request, *start) for start in request.starts())
+        if not self._next:
+            return None
+        request, ids, indices = self._next.popleft()
+        if len(ids) > room:
+            # Until the whole prompt is there, its home comes after the rows.
+            self._close_gaps()
+        home = self._free[0]
+        prefilled = self._copy_prompt(request, home) if len(ids) > len(request.prompt_ids) else 0
+        pending = deque(indices)
+        return _Group(
+            request=request, ids=ids, started_at=time.perf_counter(), pending=pending, home=home, prefilled=prefilled
+        )
+
+    def _next_request(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> GroupRequest | None:
+        """The next one that can be sampled, once there is a layout for it."""
         request, self._held = self._held or next(groups, None), None
         while request is not None:
             try:
@@ -181,15 +214,23 @@ class LlamaCppEngine:
                 events.append(GroupFailed.of(request.lease_id, error))
                 request = next(groups, None)
                 continue
-            if not self._has_layout_for(request):
-                self._held = request
-                return None
-            if len(request.prompt_ids) > room:
-                # Until the whole prompt is there, its home comes after the rows.
-                self._close_gaps()
-            pending = deque(request.indices)
-            return _Group(request=request, started_at=time.perf_counter(), pending=pending, home=self._free[0])
+            if self._has_layout_for(request):
+                return request
+            self._held = request
+            return None
         return None
+
+    def _copy_prompt(self, request: GroupRequest, home: int) -> int:
+        """Copies the prompt from a running rollout of the group, of whichever lease, if there is one; returns how much
+        of it is there now."""
+        for slot, rollout in enumerate(self._table.rollouts):
+            if rollout is None or rollout.group.group_id != request.group_id:
+                continue
+            if np.array_equal(rollout.group.prompt_ids, request.prompt_ids):  # Another turn has another prompt.
+                self._llama.copy_sequence(slot, home)
+                self._llama.remove_sequence(home, len(request.prompt_ids))
+                return len(request.prompt_ids)
+        return 0
 
     def _has_layout_for(self, request: GroupRequest) -> bool:
         """Changes the layout if that helps, once nothing runs."""
@@ -227,11 +268,10 @@ class LlamaCppEngine:
 
     def _prefill(self, group: _Group, room: int) -> int:
         """Feeds the next piece of the prompt; returns how many tokens that were."""
-        prompt = group.request.prompt_ids
-        piece = prompt[group.prefilled : group.prefilled + room]
+        piece = group.ids[group.prefilled : group.prefilled + room]
         logits = self._llama.feed_prompt(piece, group.prefilled, group.home)
         group.prefilled += len(piece)
-        if group.prefilled == len(prompt):
+        if group.prefilled == len(group.ids):
             group.first_logits = logits.copy()
         return len(piece)
 
@@ -241,13 +281,14 @@ class LlamaCppEngine:
         self._free.sort(key=lambda slot: slot != group.home)
         count = min(len(group.pending), len(self._free))
         starting, self._free = self._free[:count], self._free[count:]
-        home_is_bare = len(group.pending) == len(request.indices)
+        home_is_bare = not group.started
+        group.started = True
         indices = [group.pending.popleft() for _ in starting]
         for slot in starting:
             if slot != group.home:
                 self._llama.copy_sequence(group.home, slot)
             if not home_is_bare:
-                self._llama.remove_sequence(slot, len(request.prompt_ids))
+                self._llama.remove_sequence(slot, len(group.ids))
         if not group.pending:
             self._current = None
         self._table.start(starting, request, indices, group.started_at)

@@ -1,7 +1,8 @@
 """mlx-lm as a sampling engine: Metal on Apple Silicon, the CPU elsewhere. Base models as safetensors only.
 
 Every step feeds one token of each rollout in progress. New groups are prefilled together, once each, between two steps,
-and start in the rows that have become free; a group may be wider than the engine. Tokens are drawn by numpy, since
+and start in the rows that have become free; a group may be wider than the engine. A rollout that goes on from a prefix
+starts with the prompt's keys and those of its prefix, which are computed from them. Tokens are drawn by numpy, since
 Apple's GPUs have no float64. The engine's threads are MLX's own affair: `EngineSettings.threads` is not heeded.
 """
 
@@ -30,7 +31,7 @@ from echo_node.backends.draw_rows import draw_rows
 from echo_node.backends.mlx_model import MlxModel, MlxPolicy, Prompt, round_up
 from echo_shared.errors import BackendError
 from echo_shared.rollout_table import RolloutTable
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling import DrawnPart, GroupRequest, Prefix
 
 DEFAULT_WIDTH: Final = 64
 
@@ -96,6 +97,9 @@ class MlxEngine:
         with _mlx_errors():
             self._close_gaps()
 
+    def news(self) -> list[DrawnPart]:
+        return self._table.news()
+
     # Admission
 
     def _admit(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
@@ -154,9 +158,21 @@ class MlxEngine:
             group.prompt = prompt
         for group, rows in starting:
             assert group.prompt is not None
-            self._model.put(group.prompt, rows)
+            alike = [row for row in rows if self._prefix_of(row) is None]
+            if alike:
+                self._model.put(group.prompt, alike)
+            for row in rows:
+                if (prefix := self._prefix_of(row)) is not None:
+                    ids = np.concatenate([group.request.prompt_ids, prefix.ids])
+                    self._model.put(self._model.extend(group.prompt, ids), [row])
             if not group.pending:
                 group.prompt = None
+
+    def _prefix_of(self, row: int) -> Prefix | None:
+        """Of a rollout that starts."""
+        rollout = self._table.rollouts[row]
+        assert rollout is not None
+        return next((one for one in rollout.group.prefixes if one.index == rollout.index), None)
 
     # Stepping
 

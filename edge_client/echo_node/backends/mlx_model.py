@@ -61,7 +61,7 @@ class MlxPolicy:
 class MlxModel:
     """The model and the keys and values of its rows.
 
-    Calls: `open`, then `set_policy`, then prompts and rows: `reserve`, `prefill`, `put`, `step`, `move`.
+    Calls: `open`, then `set_policy`, then prompts and rows: `reserve`, `prefill`, `extend`, `put`, `step`, `move`.
     """
 
     def open(self, base_dir: Path, *, device: str, precision: str) -> None:
@@ -141,6 +141,18 @@ class MlxModel:
                 ]
             mx.eval([computed[number] for number in batch])
         return computed
+
+    def extend(self, prompt: Prompt, ids: NDArray[np.int32]) -> Prompt:
+        """As `prefill` of `ids` [tokens], which begin as the prompt did: its keys and values are used again."""
+        done = prompt[0][0].shape[2] if prompt else 0
+        caches = [KVCache() for _ in self._layers]
+        for cache, (keys, values) in zip(caches, prompt, strict=False):  # Of a prompt of one token there are none.
+            cache.keys, cache.values, cache.offset = keys, values, done
+        for begin in range(done, len(ids) - 1, _PREFILL_TOKENS):
+            piece = ids[begin : min(begin + _PREFILL_TOKENS, len(ids) - 1)]
+            self._model(mx.array(piece)[None], cache=caches)
+            mx.eval([(cache.keys, cache.values) for cache in caches])
+        return [cache.keys_and_values() for cache in caches]
 
     def put(self, prompt: Prompt, rows: Sequence[int]) -> None:
         """Starts `rows` with the prompt."""

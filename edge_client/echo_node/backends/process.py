@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.frames import error_from_frame, group_to_frame, rollouts_from_frame
+from echo_node.backends.frames import error_from_frame, group_to_frame, parts_from_frame, rollouts_from_frame
 from echo_node.backends.registry import BackendChoice
 from echo_shared.child import ChildExited, Death, Frame
 from echo_shared.errors import BackendError
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling import DrawnPart, GroupRequest
 from echo_shared.supervised import Command, Limits, SupervisedChild
 
 WORKER: Final = "echo_node.backends.worker"
@@ -40,6 +40,23 @@ _CODES: Final = {
     Death.STOPPED: STOPPED,
 }
 _RATE_WINDOW_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What unfinished rollouts have drawn since it was told last."""
+
+    parts: tuple[DrawnPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """The worker knows nothing of the lease any more, and has told what it drew for it."""
+
+    lease_id: int
+
+
+WorkerNews = EngineEvent | Drawn | Cancelled
 
 
 class EngineChild:
@@ -113,7 +130,7 @@ class EngineChild:
         await self._child.send({"type": "submit", "group": group_to_frame(request)})
 
     async def cancel(self, lease_id: int) -> None:
-        """Gives up what is unfinished of a lease. A rollout that is on its way already may still come."""
+        """Gives up what is unfinished of a lease. What is on its way already still comes, then `Cancelled`."""
         await self._child.send({"type": "cancel", "lease_id": lease_id})
 
     async def measure(self, *, widths: Sequence[int], budget_s: float) -> list[dict[str, Any]]:
@@ -126,16 +143,22 @@ class EngineChild:
         rows: list[dict[str, Any]] = frame["rows"]
         return rows
 
-    async def events(self) -> AsyncIterator[EngineEvent]:
-        """What the worker finished or failed, until it ends, which raises BackendError. For one reader; cancel-safe."""
+    async def events(self) -> AsyncIterator[WorkerNews]:
+        """What the worker finished, failed, has drawn so far or gave up, until it ends, which raises BackendError. For
+        one reader; cancel-safe."""
         while True:
             frame = await self._receive()
-            if frame["type"] == "finished":
-                self._count(frame)
-                for rollout in rollouts_from_frame(frame):
-                    yield rollout
-            else:
-                yield GroupFailed(lease_id=frame["lease_id"], code=frame["code"], what=frame["what"])
+            match frame["type"]:
+                case "finished":
+                    self._count(frame)
+                    for rollout in rollouts_from_frame(frame):
+                        yield rollout
+                case "drawn":
+                    yield Drawn(parts=tuple(parts_from_frame(frame)))
+                case "cancelled":
+                    yield Cancelled(lease_id=frame["lease_id"])
+                case _:
+                    yield GroupFailed(lease_id=frame["lease_id"], code=frame["code"], what=frame["what"])
 
     async def _receive(self, *, within_s: float = math.inf) -> Frame:
         """The worker's next news. Cancel-safe."""
@@ -148,7 +171,8 @@ class EngineChild:
         return frame
 
     def _count(self, frame: Frame) -> None:
-        self._recent.append((sum(frame["lengths"]), frame["busy_s"]))
+        given = sum(frame["num_given"])
+        self._recent.append((sum(frame["lengths"]) - given, frame["busy_s"]))
         while len(self._recent) > 1 and sum(seconds for _, seconds in self._recent) > _RATE_WINDOW_S:
             self._recent.popleft()
 

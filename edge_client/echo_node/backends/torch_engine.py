@@ -26,7 +26,7 @@ from echo_node.backends.base import (
 from echo_node.backends.torch_linear import SamplerLinear, Update, replace_linears
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling import DrawnPart, GroupRequest
 from echo_shared.torch_precision import multiplies
 from echo_shared.torch_sampler import Batch
 
@@ -124,6 +124,9 @@ class TorchEngine:
     def cancel(self, lease_id: int) -> None:
         if self._batch is not None:
             self._batch.cancel(lease_id)
+
+    def news(self) -> list[DrawnPart]:
+        return [] if self._batch is None else self._batch.news()
 
     def close(self) -> None:
         self._model = None

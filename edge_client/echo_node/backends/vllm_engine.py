@@ -4,7 +4,8 @@ Tokens are drawn as `echo_shared.draws` defines by a logits processor: it leaves
 and gives it the token's log-probability as its value, which greedy sampling and vLLM's report of processed logits then
 carry out. vLLM computes adapters in 16 bits only, of which its rollouts differ a little from the float32 reference's.
 
-A prompt's keys are cached by the adapter's name as well, which is another one for each policy.
+A prompt's keys are cached by the adapter's name as well, which is another one for each policy. To vLLM a rollout that
+goes on from a prefix is one whose prompt ends with the prefix: the cache then holds what it shares with its group.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from echo_shared import draws
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, load_adapter
 from echo_shared.errors import BackendError
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
 from echo_shared.torch_draws import draw
 
 DEFAULT_WIDTH: Final = 256
@@ -42,6 +43,8 @@ MAX_RANK: Final = 64
 
 _MEMORY_SHARE: Final = 0.85
 """Of the GPU's memory, for weights, activations and, where `kv_cache_bytes` does not say, keys and values."""
+_TELL_TOKENS: Final = 16
+"""vLLM hands over what a rollout has drawn so many tokens at a time: each handing over is work for the host."""
 _DTYPES: Final = {"auto": "auto", "f16": "float16", "bf16": "bfloat16"}
 _ENVIRONMENT: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The engine's process is this one, which is a child already.
@@ -66,11 +69,28 @@ class VllmPolicy:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Running:
+    """A rollout, with what vLLM has handed over of it behind what was given."""
+
     request: GroupRequest
     index: int
     started_at: float
+    ids: list[int]
+    logprobs: list[float]
+    num_given: int
+    num_told: int
+
+    def news(self) -> DrawnPart:
+        """What was not told yet; told from here on."""
+        start, self.num_told = self.num_told, len(self.ids)
+        return DrawnPart(
+            lease_id=self.request.lease_id,
+            index=self.index,
+            start=start,
+            ids=np.array(self.ids[start:], np.int32),
+            logprobs=np.array(self.logprobs[start:], np.float32),
+        )
 
 
 class VllmEngine:
@@ -126,13 +146,20 @@ class VllmEngine:
             with _vllm_errors("vLLM failed."):
                 self._submit(groups, events)
                 outputs = self._engine.step() if self._running else []
-            events += [self._finished(output) for output in outputs if output.request_id in self._running]
+            events += [
+                self._finished(self._running.pop(output.request_id))
+                for output in outputs
+                if output.request_id in self._running and self._take(output)
+            ]
             if not events and not self._running:
                 return
             yield events
 
     def cancel(self, lease_id: int) -> None:
         self._abort([name for name, row in self._running.items() if row.request.lease_id == lease_id])
+
+    def news(self) -> list[DrawnPart]:
+        return [row.news() for row in self._running.values() if row.num_told < len(row.ids)]
 
     def close(self) -> None:
         engine = getattr(self, "_engine", None)
@@ -151,11 +178,12 @@ class VllmEngine:
             except BackendError as error:
                 events.append(GroupFailed.of(request.lease_id, error))
                 continue
-            prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
+            prefixes = {prefix.index: prefix for prefix in request.prefixes}
             for index in request.indices:
                 name = f"rollout-{next(self._numbers)}"
-                params = SamplingParams(**sampling_options(request, index))
-                self._running[name] = _Running(request, index, time.perf_counter())
+                self._running[name] = row = _begun(request, index, prefixes.get(index))
+                prompt = TokensPrompt(prompt_token_ids=[*request.prompt_ids.tolist(), *row.ids])
+                params = SamplingParams(**sampling_options(request, index, num_given=row.num_given))
                 self._engine.add_request(name, prompt, params, lora_request=self._lora)
 
     def _abort(self, names: list[str]) -> None:
@@ -164,25 +192,34 @@ class VllmEngine:
         if names:
             self._engine.abort_request(names)
 
-    def _finished(self, output: Any) -> FinishedRollout:
-        """The rollout in vLLM's output, which comes once, when it is complete."""
-        row = self._running.pop(output.request_id)
-        completion = output.outputs[0]
-        ids = np.array(completion.token_ids, np.int32)
-        logprobs = np.array(completion.logprobs.logprobs, np.float32)
-        if len(logprobs) != len(ids) or not np.isfinite(logprobs).all():
-            raise BackendError("The model computed values that are not numbers.", got=f"{len(ids)} tokens")
-        stopped = int(ids[-1]) in row.request.stop_ids
+    def _take(self, output: Any) -> bool:
+        """Notes what vLLM hands over of a rollout; whether that completes it."""
+        row, completion = self._running[output.request_id], output.outputs[0]
+        row.ids += completion.token_ids
+        row.logprobs += list(completion.logprobs.logprobs)
+        if len(row.logprobs) != len(row.ids) or not np.isfinite(row.logprobs[row.num_told :]).all():
+            raise BackendError("The model computed values that are not numbers.", got=f"{len(row.ids)} tokens")
+        return bool(output.finished)
+
+    @staticmethod
+    def _finished(row: _Running) -> FinishedRollout:
+        stopped = row.ids[-1] in row.request.stop_ids
         return FinishedRollout(
             lease_id=row.request.lease_id,
             group_id=row.request.group_id,
             index=row.index,
             policy_version=row.request.policy_version,
-            completion_ids=ids,
-            behavior_logprobs=logprobs,
+            completion_ids=np.array(row.ids, np.int32),
+            behavior_logprobs=np.array(row.logprobs, np.float32),
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
             sampling_s=time.perf_counter() - row.started_at,
+            num_given=row.num_given,
         )
+
+
+def _begun(request: GroupRequest, index: int, prefix: Prefix | None) -> _Running:
+    ids, logprobs = ([], []) if prefix is None else (prefix.ids.tolist(), prefix.logprobs.tolist())
+    return _Running(request, index, time.perf_counter(), ids, logprobs, num_given=len(ids), num_told=len(ids))
 
 
 class DrawTable:
@@ -195,13 +232,15 @@ class DrawTable:
         self._prompt_tokens = np.zeros(num_slots, np.int64)
 
     def start(self, slot: int, options: Mapping[str, Any] | None, max_tokens: int) -> bool:
-        """Puts the rollout of `sampling_options` into a slot; False when it is another's, as in vLLM's warm-up."""
+        """Puts the rollout of `sampling_options`, which is to draw `max_tokens`, into a slot; False when it is
+        another's, as in vLLM's warm-up."""
         self._in_use[slot] = options is not None and "echo_seed" in options
         if options is None or not self._in_use[slot]:
             return False
-        missing = max(0, max_tokens - self._u.shape[1])
+        count = options["echo_given"] + max_tokens
+        missing = max(0, count - self._u.shape[1])
         self._u = np.pad(self._u, ((0, 0), (0, missing)))
-        self._u[slot, :max_tokens] = draws.uniforms(options["echo_seed"], options["echo_index"], max_tokens)
+        self._u[slot, :count] = draws.uniforms(options["echo_seed"], options["echo_index"], count)
         self._temperature[slot] = options["echo_temperature"]
         self._prompt_tokens[slot] = options["echo_prompt_tokens"]
         return True
@@ -219,24 +258,25 @@ class DrawTable:
         return logits_RV.scatter_(1, tokens_R[:, None], logprobs_R[:, None].to(logits_RV.dtype))
 
 
-def sampling_options(request: GroupRequest, index: int) -> dict[str, Any]:
+def sampling_options(request: GroupRequest, index: int, *, num_given: int) -> dict[str, Any]:
     """vLLM's SamplingParams for one rollout: greedy, since the draw has left one token to choose."""
     from vllm.sampling_params import RequestOutputKind
 
     return {
         "temperature": 0.0,
-        "max_tokens": request.max_tokens,
+        "max_tokens": request.max_tokens - num_given,
         "stop_token_ids": list(request.stop_ids),
         "ignore_eos": True,
         "logprobs": 0,
         "flat_logprobs": True,
         "detokenize": False,
-        "output_kind": RequestOutputKind.FINAL_ONLY,
+        "output_kind": RequestOutputKind.DELTA,
         "extra_args": {
             "echo_seed": request.seed,
             "echo_index": index,
             "echo_temperature": request.temperature,
             "echo_prompt_tokens": len(request.prompt_ids),
+            "echo_given": num_given,
         },
     }
 
@@ -300,6 +340,7 @@ def _make_engine(base_dir: Path, settings: EngineSettings, width: int) -> Any:
             dtype=_DTYPES[settings.precision],
             max_model_len=-1,
             max_num_seqs=width,
+            stream_interval=_TELL_TOKENS,
             gpu_memory_utilization=_MEMORY_SHARE,
             kv_cache_memory_bytes=settings.kv_cache_bytes or None,
             enable_prefix_caching=True,

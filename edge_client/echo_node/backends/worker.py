@@ -2,8 +2,9 @@
 
 An engine may crash, leak or be killed for its memory; as a child it takes nobody with it. Groups queue here. Those of
 the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine
-takes the adapter of the next version in the queue that is prepared. The process ends when its parent closes the pipe
-or dies, and, with a last frame that says so, when the engine is of no more use.
+takes the adapter of the next version in the queue that is prepared. What unfinished rollouts have drawn is told every
+few seconds, and once more when their lease is cancelled, before the answer to that. The process ends when its parent
+closes the pipe or dies, and, with a last frame that says so, when the engine is of no more use.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final, assert_never
 
 from echo_node.backends import measure, registry
 from echo_node.backends.base import OUT_OF_MEMORY, Engine, EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.frames import error_to_frame, group_from_frame, rollouts_to_frame
+from echo_node.backends.frames import error_to_frame, group_from_frame, parts_to_frame, rollouts_to_frame
 from echo_node.backends.policies import Policies
 from echo_shared import process_memory
 from echo_shared.child import Frame, ParentPipe
@@ -35,7 +36,10 @@ _logger = logging.getLogger(__name__)
 class Worker:
     """Commands in, rollouts out. Its own iterator of groups: it runs dry, and yields again when more were submitted."""
 
-    def __init__(self, pipe: ParentPipe, engine: Engine, heartbeat: Heartbeat, base_dir: Path) -> None:
+    def __init__(
+        self, pipe: ParentPipe, engine: Engine, heartbeat: Heartbeat, base_dir: Path, *, stream_s: float
+    ) -> None:
+        """`stream_s`: see `EngineSettings`."""
         self._pipe = pipe
         self._engine = engine
         self._heartbeat = heartbeat
@@ -46,6 +50,8 @@ class Worker:
         self._current: int | None = None
         self._unfinished: Counter[int] = Counter()
         """Rollouts that the engine holds, by lease."""
+        self._stream_s = stream_s
+        self._told_at = time.perf_counter()
 
     def run(self) -> None:
         """Works until the parent closes the pipe. Raises BackendError when the engine is of no more use."""
@@ -96,7 +102,17 @@ class Worker:
             if not self._queues[version]:
                 del self._queues[version]
         if self._unfinished.pop(lease_id, 0):
+            self._tell_news(due=True)
             self._engine.cancel(lease_id)
+        self._pipe.send({"type": "cancelled", "lease_id": lease_id})
+
+    def _tell_news(self, *, due: bool) -> None:
+        """Tells what unfinished rollouts have drawn, when it is `due` or was not told for long."""
+        now = time.perf_counter()
+        if self._stream_s and (due or now - self._told_at >= self._stream_s):
+            self._told_at = now
+            if parts := self._engine.news():
+                self._pipe.send({"type": "drawn", **parts_to_frame(parts)})
 
     def _measure(self, widths: tuple[int, ...], budget_s: float) -> None:
         """Measures the engine on the bare base; only while nothing is queued or running."""
@@ -137,6 +153,7 @@ class Worker:
                     now = time.perf_counter()
                     self._report(events, now - began)
                     began = now
+                self._tell_news(due=False)
                 self._handle_waiting()
                 if self._pipe.ended:
                     return
@@ -185,9 +202,10 @@ def serve(pipe: ParentPipe) -> None:
     base_dir = Path(frame["base_dir"])
     with Heartbeat(pipe, frame["beat_s"]) as heartbeat:
         engine = registry.make_engine(frame["backend"])
-        width = engine.open(base_dir, Path(frame["derived_dir"]), EngineSettings(**frame["settings"]))
+        settings = EngineSettings(**frame["settings"])
+        width = engine.open(base_dir, Path(frame["derived_dir"]), settings)
         pipe.send({"type": "ready", "width": width})
-        Worker(pipe, engine, heartbeat, base_dir).run()
+        Worker(pipe, engine, heartbeat, base_dir, stream_s=settings.stream_s).run()
         engine.close()
 
 

@@ -62,7 +62,7 @@ class SubmitGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelLease:
-    """Stop sampling for this lease, and answer nothing more for it."""
+    """Stop sampling for this lease; answer LeaseCancelled after all that it has drawn."""
 
     lease_id: int
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echo_shared.messages import Fetched, Lease, LeaseRevoked, PolicyPublished, Receipts, Rollout, Welcome
-from echo_shared.sampling import FinishedRollout
+from echo_shared.sampling import DrawnPart, FinishedRollout
 
 LossCause = Literal["died", "out_of_memory", "replaced"]
 """Why an engine is gone; `replaced`: it was ended for one on a better device."""
@@ -67,6 +67,20 @@ class RolloutFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsDrawn:
+    """What rollouts in progress have drawn since the engine told last, or since they began behind their prefix."""
+
+    parts: tuple[DrawnPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseCancelled:
+    """The engine has stopped sampling for this lease, and has told all that it drew for it."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFailed:
     """The engine cannot sample what is left of this lease; the engine itself goes on."""
 
@@ -115,6 +129,8 @@ Event = (
     | EngineReady
     | EngineLost
     | RolloutFinished
+    | RolloutsDrawn
+    | LeaseCancelled
     | GroupFailed
     | Spooled
     | SpoolFailed

@@ -124,12 +124,18 @@ class HeldLeases:
             if held.deaths >= MAX_DEATHS
         ]
 
-    def overdue(self, now: float) -> list[Unfinished]:
-        """Lets go of what is past its deadline; what runs has as long again."""
-        late = [
-            held for held in self._held.values() if now > held.due_at + (held.lease.deadline_s if held.running else 0.0)
+    def is_running(self, lease_id: int) -> bool:
+        """Whether the engine samples for this lease."""
+        held = self._held.get(lease_id)
+        return held is not None and held.running
+
+    def overdue(self, now: float) -> list[int]:
+        """The leases that are past their deadline; what runs has as long again."""
+        return [
+            lease_id
+            for lease_id, held in self._held.items()
+            if now > held.due_at + (held.lease.deadline_s if held.running else 0.0)
         ]
-        return [self._let_go(held, "its deadline has passed") for held in late]
 
     def let_go(self, lease_id: int, reason: str) -> list[Unfinished]:
         """Lets go of one lease; empty when it is not held."""

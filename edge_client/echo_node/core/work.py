@@ -1,23 +1,28 @@
 """A node's work loop: what to fetch, sample, spool, send and say, as a state machine without I/O.
 
-It joins what knows nothing of each other: the leases held (`held`), the engine's life (`engine_life`), the policy
-versions (`policies`), the base model (`base_model`), the pace (`pace`), and the talk with the hub (`hub_talk`). Each
-is asked or told by the loop alone, and returns what follows; only the loop makes effects of it.
+It joins what knows nothing of each other: the leases held (`held`), what is drawn of them (`drawn`), the engine's life
+(`engine_life`), the policy versions (`policies`), the base model (`base_model`), the pace (`pace`), and the talk with
+the hub (`hub_talk`). Each is asked or told by the loop alone, and returns what follows; only the loop makes effects of
+it.
 
 Invariants:
 - a finished rollout is sent only once it is spooled, and is sent again after every reconnect until the hub's receipt;
 - after every reconnect the hub is asked for the final receipts that it may have sent meanwhile, and told how all that
   is on disk came here: it may have lost that;
 - a lease is sampled with exactly the version that it names, fetched first if need be;
+- the hub is sent what unfinished rollouts have drawn, once a connection, and all of it before their lease is returned,
+  unless the engine or the connection has ended or does not answer;
 - every leased index ends as one spooled rollout, is returned, or was revoked by the hub.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, assert_never
 
 from echo_node.core.base_model import BaseModel
+from echo_node.core.drawn import Drawn
 from echo_node.core.effects import (
     AskForReceipts,
     CancelLease,
@@ -41,7 +46,9 @@ from echo_node.core.events import (
     Event,
     FetchFailed,
     GroupFailed,
+    LeaseCancelled,
     RolloutFinished,
+    RolloutsDrawn,
     Spooled,
     SpoolFailed,
     Tick,
@@ -68,6 +75,9 @@ from echo_shared.sampling import FinishedRollout
 DRAIN_S: Final = 3.0
 """How long a leaving node waits for the last receipts."""
 
+LAST_WORDS_S: Final = 2.0
+"""How long the return of a lease waits for what the engine has drawn of it."""
+
 HoldBack = Literal["the engine is not up", "the spool cannot be written", "the node is leaving", "groups keep failing"]
 
 
@@ -90,6 +100,9 @@ class WorkLoop:
         self._engine = EngineLife(jitter)
         self._pace = Pace()
         self._held = HeldLeases()
+        self._drawn = Drawn()
+        self._leaving: dict[int, _Leaving] = {}
+        """Held leases that go back once the engine has told what it drew of them."""
         self._talk = HubTalk(
             LeaseReturned(lease_id=lease_id, indices=indices, reason="the node was restarted")
             for lease_id, indices in sorted(unfinished.items())
@@ -105,6 +118,8 @@ class WorkLoop:
         """What is to be done after `event`."""
         self._effects = []
         HANDLERS[type(event)](self, event, now)
+        for lease_id in [lease_id for lease_id, leaving in self._leaving.items() if now >= leaving.by]:
+            self._let_leave(lease_id)
         self._reconcile(now)
         self._effects += self._policies.declined()
         self._effects += self._talk.report(self.status(now), now)
@@ -153,6 +168,8 @@ class WorkLoop:
             self._effects += self._talk.send(self._base.fetched)
         for fetched in self._policies.reports:
             self._effects += self._talk.send(fetched)
+        self._drawn.connected()
+        self._send_drawn()
 
     def _published(self, event: PolicyPublished, now: float) -> None:
         if event.policy_version < self._policies.newest_published:  # A keyframe that this node has asked for.
@@ -176,6 +193,7 @@ class WorkLoop:
             self._effects += self._policies.offered(event.policy_version, event.offer)
         self._pace.leased(event.deadline_s, event.max_tokens)
         self._held.take(event, pending, now)
+        self._drawn.begin(event, pending)
         self._effects.append(SpoolLease(lease_id=event.lease_id, indices=indices))
 
     def _refusal(self, num_rollouts: int) -> str | None:
@@ -187,8 +205,11 @@ class WorkLoop:
         return None
 
     def _revoked(self, event: LeaseRevoked, now: float) -> None:
+        if self._leaving.pop(event.lease_id, None) is not None:
+            self._held.stopped(event.lease_id)
         for unfinished in self._held.let_go(event.lease_id, "the hub has revoked it"):
             self._cancel(unfinished)
+            self._drawn.forget(event.lease_id)
             self._effects.append(ForgetLease(lease_id=event.lease_id))
 
     def _acknowledged(self, event: Receipts, now: float) -> None:
@@ -220,6 +241,8 @@ class WorkLoop:
 
     def _engine_lost(self, event: EngineLost, now: float) -> None:
         self._policies.engine_lost()
+        for lease_id in list(self._leaving):
+            self._let_leave(lease_id)
         ending = self._engine.lost(event, now)
         match ending.blame:
             case "nobody":
@@ -240,11 +263,20 @@ class WorkLoop:
         self._pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
         if not self._held.finish(finished.lease_id, finished.index):
             return  # Revoked or returned in the meantime: the hub has counted it already.
-        rollout = _rollout(finished)
+        rollout = _rollout(finished, num_given=self._drawn.end(finished.lease_id, finished.index))
         self._spooling.add(rollout.rollout_id)
         self._effects.append(SpoolRollout(rollout=rollout))
 
+    def _rollouts_drawn(self, event: RolloutsDrawn, now: float) -> None:
+        for part in event.parts:
+            self._drawn.add(part)
+        self._send_drawn()
+
+    def _lease_cancelled(self, event: LeaseCancelled, now: float) -> None:
+        self._let_leave(event.lease_id)
+
     def _group_failed(self, event: GroupFailed, now: float) -> None:
+        self._leaving.pop(event.lease_id, None)
         self._held.stopped(event.lease_id)
         failed = self._held.let_go(event.lease_id, event.what)
         self._return(failed)
@@ -266,12 +298,12 @@ class WorkLoop:
             self._drain_by = now + DRAIN_S
             # Before the leases go back, or the hub would lease them to this node again.
             self._effects += self._talk.report(self.status(now), now)
-            self._return(self._held.let_go_all(event.reason))
+            self._give_back([lease.lease_id for lease in self._held.leases], event.reason, now)
 
     def _tick(self, event: Tick, now: float) -> None:
         self._policies.progressed(event.progress)
         self._effects += self._base.due(now)
-        self._return(self._held.overdue(now))
+        self._give_back(self._held.overdue(now), "its deadline has passed", now)
 
     # --- what follows from the state
 
@@ -284,7 +316,9 @@ class WorkLoop:
                 self._return(self._held.let_go(lease.lease_id, reason))
         leased = self._held.versions
         self._effects += self._policies.reconcile(leased=leased, engine_up=self._engine.is_up, now=now)
-        self._effects += [SubmitGroup(request=request) for request in self._held.start(self._policies.is_loaded)]
+        for request in self._held.start(self._policies.is_loaded):
+            prefixes = self._drawn.prefixes(request.lease_id, request.indices)
+            self._effects.append(SubmitGroup(request=replace(request, prefixes=prefixes)))
 
     def _activity(self) -> Literal["preparing", "waiting", "fetching", "sampling", "draining"]:
         if self._drain_by is not None:
@@ -298,16 +332,40 @@ class WorkLoop:
     def _finish_drain(self, now: float) -> None:
         if self._drain_by is None or self._stopped:
             return
-        waiting = self._spooling or (self._talk.connected and self._unacked)
+        waiting = self._leaving or self._spooling or (self._talk.connected and self._unacked)
         if not waiting or now >= self._drain_by:
             self._stopped = True
             self._effects += self._talk.send(Goodbye(reason="the node is leaving"))
             self._talk.disconnected()
             self._effects.append(Stop())
 
+    def _send_drawn(self) -> None:
+        if self._talk.connected:
+            for message in self._drawn.take_unsent():
+                self._effects += self._talk.send(message)
+
+    def _give_back(self, lease_ids: Iterable[int], reason: str, now: float) -> None:
+        """Returns leases: those that run once the engine has told what it drew, if there is a hub to send that to."""
+        for lease_id in lease_ids:
+            if lease_id in self._leaving:
+                continue
+            if self._talk.connected and self._held.is_running(lease_id):
+                self._leaving[lease_id] = _Leaving(reason, now + LAST_WORDS_S)
+                self._effects.append(CancelLease(lease_id=lease_id))
+            else:
+                self._return(self._held.let_go(lease_id, reason))
+
+    def _let_leave(self, lease_id: int) -> None:
+        """The engine has told all, or is not waited for any more."""
+        leaving = self._leaving.pop(lease_id, None)
+        if leaving is not None:
+            self._held.stopped(lease_id)
+            self._return(self._held.let_go(lease_id, leaving.reason))
+
     def _return(self, let_go: Iterable[Unfinished]) -> None:
         for unfinished in let_go:
             self._cancel(unfinished)
+            self._drawn.forget(unfinished.lease_id)
             self._effects += self._talk.say(
                 LeaseReturned(lease_id=unfinished.lease_id, indices=unfinished.indices, reason=unfinished.reason)
             )
@@ -317,7 +375,17 @@ class WorkLoop:
             self._effects.append(CancelLease(lease_id=unfinished.lease_id))
 
 
-def _rollout(finished: FinishedRollout) -> Rollout:
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A lease that the engine was told to cancel."""
+
+    reason: str
+    by: float
+    """When it goes back without an answer."""
+
+
+def _rollout(finished: FinishedRollout, *, num_given: int) -> Rollout:
+    """`num_given`: by the lease. The engine may have been given more, by the one before it."""
     return Rollout(
         rollout_id=rollout_id(finished.lease_id, finished.index),
         lease_id=finished.lease_id,
@@ -329,6 +397,7 @@ def _rollout(finished: FinishedRollout) -> Rollout:
         behavior_logprobs=finished.behavior_logprobs,
         finish_reason=finished.finish_reason,
         sampling_s=finished.sampling_s,
+        num_given=num_given,
     )
 
 
@@ -344,6 +413,8 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     EngineReady: WorkLoop._engine_ready,
     EngineLost: WorkLoop._engine_lost,
     RolloutFinished: WorkLoop._rollout_finished,
+    RolloutsDrawn: WorkLoop._rollouts_drawn,
+    LeaseCancelled: WorkLoop._lease_cancelled,
     GroupFailed: WorkLoop._group_failed,
     Spooled: WorkLoop._spooled,
     SpoolFailed: WorkLoop._spool_failed,

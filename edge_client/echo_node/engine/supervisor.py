@@ -13,11 +13,11 @@ from typing import Final, assert_never
 from echo_node.backends import registry
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
 from echo_node.backends.measure import widths_up_to
-from echo_node.backends.process import STOPPED, EngineChild
+from echo_node.backends.process import STOPPED, Cancelled, Drawn, EngineChild
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core import events
-from echo_node.core.events import EngineLost, EngineReady, LossCause, RolloutFinished
+from echo_node.core.events import EngineLost, EngineReady, LeaseCancelled, LossCause, RolloutFinished, RolloutsDrawn
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.widths import Place, Widths
@@ -36,7 +36,7 @@ _MOST_SAID: Final = 400
 """Characters of the reason that the hub is told."""
 _CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "replaced"}
 
-EngineNews = EngineReady | EngineLost | RolloutFinished | events.GroupFailed
+EngineNews = EngineReady | EngineLost | RolloutFinished | RolloutsDrawn | events.GroupFailed | LeaseCancelled
 Deliver = Callable[[EngineNews], Awaitable[None]]
 
 
@@ -73,6 +73,7 @@ def settings_of(config: NodeConfig) -> EngineSettings:
         precision=config.precision,
         kv_cache_bytes=config.kv_cache_bytes,
         helpers=config.helpers,
+        stream_s=config.stream_s,
     )
 
 
@@ -177,6 +178,10 @@ class EngineSupervisor:
                     await self._parts.deliver(RolloutFinished(rollout=event, tokens_per_s=child.tokens_per_s))
                 case GroupFailed(lease_id=lease_id, what=what):
                     await self._parts.deliver(events.GroupFailed(lease_id=lease_id, what=_for_the_hub(what)))
+                case Drawn(parts=parts):
+                    await self._parts.deliver(RolloutsDrawn(parts=parts))
+                case Cancelled(lease_id=lease_id):
+                    await self._parts.deliver(LeaseCancelled(lease_id=lease_id))
                 case _:
                     assert_never(event)
 

@@ -14,7 +14,7 @@ from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_shared.child import Frame
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 
 _ERRORS: dict[str, type[EchoError]] = {cls.default_code: cls for cls in (ConfigError, LearnerError, StorageError)}
 
@@ -37,11 +37,12 @@ def unpack_groups(frames: Sequence[Frame]) -> list[TrainingGroup]:
 
 
 def pack_request(request: GroupRequest) -> Frame:
-    return _fields(request)
+    return {**_fields(request), "prefixes": [_fields(prefix) for prefix in request.prefixes]}
 
 
 def unpack_request(frame: Frame) -> GroupRequest:
-    return GroupRequest(**{**frame, "indices": tuple(frame["indices"]), "stop_ids": tuple(frame["stop_ids"])})
+    tuples = {name: tuple(frame[name]) for name in ("indices", "stop_ids")}
+    return GroupRequest(**{**frame, **tuples, "prefixes": tuple(Prefix(**prefix) for prefix in frame["prefixes"])})
 
 
 def pack_rollout(rollout: FinishedRollout) -> Frame:

@@ -10,7 +10,7 @@ from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_shared.child import pack_frame, unpack_frame
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 
 
 def travelled(value: object) -> object:
@@ -41,6 +41,10 @@ def test_a_request_and_a_rollout_arrive_as_they_were() -> None:
         stop_ids=(1,),
     )
     assert_same(frames.unpack_request(travelled(frames.pack_request(request))), request)  # type: ignore[arg-type]
+    prefix = Prefix(index=5, ids=np.array([8], np.int32), logprobs=np.array([-0.5], np.float32))
+    begun = dataclasses.replace(request, prefixes=(prefix,))
+    (arrived,) = frames.unpack_request(travelled(frames.pack_request(begun))).prefixes  # type: ignore[arg-type]
+    assert_same(arrived, prefix)
     rollout = FinishedRollout(
         lease_id=1,
         group_id=2,

@@ -17,7 +17,9 @@ from echo_hub.core.events import LearnerReady
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.dashboard.model import Changes
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.partials import Partials
 from echo_hub.run.directory import RunDirectory
+from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.notable import NotableLog
 from echo_hub.views.pages_source import HubPages
@@ -75,6 +77,7 @@ class Hub:
             distributor=self,
             welcome=self._welcome,
             look_up=self._look_up,
+            partials=Partials(SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset())),
         )
         self.config = HubConfig(
             run=RunConfig(**{"name": "spring", **run}),

@@ -16,7 +16,7 @@ from echo_node.backends.registry import NAMES, choose, make_engine
 from echo_node.host import hardware
 from echo_shared.errors import BackendError, CodecError
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling import GroupRequest, Prefix
 
 WIDTH = 6
 EXACT = [name for name in NAMES if name != "vllm"]
@@ -81,6 +81,121 @@ def test_one_token_at_most(engine: Engine, base: Path, kit: Any) -> None:
     engine.set_policy(None)
     requests = kit.make_requests(4, max_tokens=1)
     assert_same_as_reference(kit, kit.load_reference(base), requests, kit.rollouts_of(run(engine, requests)))
+
+
+def continued(request: GroupRequest, rollouts: dict[Any, Any], cuts: np.random.Generator) -> GroupRequest:
+    """The request, with a random beginning of each of its rollouts but every fourth, of as many as can be cut."""
+    prefixes = []
+    for index in request.indices:
+        drawn = rollouts[request.lease_id, index]
+        if len(drawn.completion_ids) > 1 and index % 4:
+            cut = int(cuts.integers(1, len(drawn.completion_ids)))
+            # Not what this engine would give: whoever drew them gave them.
+            given = drawn.behavior_logprobs[:cut] - np.float32(0.25)
+            prefixes.append(Prefix(index=index, ids=drawn.completion_ids[:cut], logprobs=given))
+    return dataclasses.replace(request, prefixes=tuple(prefixes))
+
+
+def assert_same_as_undisturbed(
+    requests: list[GroupRequest], found: dict[Any, Any], undisturbed: dict[Any, Any]
+) -> None:
+    assert set(found) == set(undisturbed)
+    for request in requests:
+        given = {prefix.index: prefix.logprobs for prefix in request.prefixes}
+        for index in request.indices:
+            one, other = found[request.lease_id, index], undisturbed[request.lease_id, index]
+            count = len(given.get(index, ()))
+            assert one.completion_ids.tolist() == other.completion_ids.tolist()
+            assert (one.num_given, one.finish_reason) == (count, other.finish_reason)
+            np.testing.assert_array_equal(one.behavior_logprobs[:count], given.get(index, []))
+            np.testing.assert_allclose(one.behavior_logprobs[count:], other.behavior_logprobs[count:], atol=1e-4)
+            assert (one.completion_ids.dtype, one.behavior_logprobs.dtype) == (np.int32, np.float32)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rollout_goes_on_from_its_prefix(
+    engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any, seed: int
+) -> None:
+    """Groups of fresh and begun rollouts, narrower and wider than the engine, that come sooner and later."""
+    engine.set_policy(engine.prepare(make_adapter(base, 1)))
+    whole = [
+        dataclasses.replace(request, indices=tuple(range(1 + 3 * number % (2 * WIDTH))), max_tokens=2 + 9 * number % 25)
+        for number, request in enumerate(kit.make_requests(12, first_lease=10 * seed))
+    ]
+    undisturbed = kit.rollouts_of(run(engine, whole))
+    cuts = np.random.default_rng(seed)
+    requests = [continued(request, undisturbed, cuts) for request in whole]
+    assert sum(len(request.prefixes) for request in requests) > 20
+    source = Dripping(requests, seed)
+    events: list[Any] = []
+    while source.left:
+        events += chain.from_iterable(engine.sample(source))
+    assert_same_as_undisturbed(requests, kit.rollouts_of(events), undisturbed)
+
+
+def test_long_prompts_with_long_prefixes(engine: Engine, kit: Any) -> None:
+    engine.set_policy(None)
+    dice = np.random.default_rng(5)
+    whole = [
+        dataclasses.replace(
+            request,
+            prompt_ids=dice.integers(0, kit.vocabulary, length).astype(np.int32),
+            max_tokens=kit.max_positions - length,
+            stop_ids=(),
+        )
+        for request, length in zip(kit.make_requests(4, group_size=3), (1, 40, 150, 200), strict=True)
+    ]
+    undisturbed = kit.rollouts_of(run(engine, whole))
+    requests = [continued(request, undisturbed, dice) for request in whole]
+    assert_same_as_undisturbed(requests, kit.rollouts_of(run(engine, requests)), undisturbed)
+
+
+def test_a_prefix_that_cannot_be_gone_on_from_fails_alone(engine: Engine, kit: Any) -> None:
+    engine.set_policy(None)
+    good, *others = kit.make_requests(7)
+
+    def prefix(ids: list[int], index: int = 2, logprobs: int | None = None) -> Prefix:
+        count = len(ids) if logprobs is None else logprobs
+        return Prefix(index=index, ids=np.array(ids, np.int32), logprobs=np.zeros(count, np.float32))
+
+    bad = [
+        ((prefix([1, 2, 5]),), "it holds a stop token"),
+        ((prefix([1] * 12),), "12 tokens of 12"),
+        ((prefix([1, kit.vocabulary]),), "not in the vocabulary"),
+        ((prefix([1], index=9),), "for no index"),
+        ((prefix([1]), prefix([2])), "the second one"),
+        ((prefix([1, 2], logprobs=1),), "2 tokens and 1 log"),
+    ]
+    requests = [dataclasses.replace(request, prefixes=one) for request, (one, _) in zip(others, bad, strict=True)]
+    events = run(engine, [*requests, good])
+    failed = [event for event in events if isinstance(event, GroupFailed)]
+    assert [(one.lease_id, one.code) for one in failed] == [(one.lease_id, "bad_prefix") for one in requests]
+    for one, (_, words) in zip(failed, bad, strict=True):
+        assert words in one.what
+    assert len(events) == len(failed) + len(good.indices)
+
+
+def test_what_is_drawn_is_told_once_and_in_order(engine: Engine, kit: Any) -> None:
+    """After some steps, and not what came last."""
+    engine.set_policy(None)
+    requests = kit.make_requests(6, max_tokens=40)
+    first = kit.rollouts_of(run(engine, requests))
+    requests = [continued(request, first, np.random.default_rng(1)) for request in requests]
+    given = {(one.lease_id, prefix.index): prefix.ids.tolist() for one in requests for prefix in one.prefixes}
+    told: dict[Any, list[int]] = {}
+    rollouts: dict[Any, Any] = {}
+    for number, events in enumerate(engine.sample(iter(requests))):
+        rollouts |= kit.rollouts_of(events)
+        for part in engine.news() if number % 3 == 0 else []:
+            name = part.lease_id, part.index
+            assert name not in rollouts
+            drawn = told.setdefault(name, list(given.get(name, [])))
+            assert part.start == len(drawn) and len(part.ids) == len(part.logprobs) > 0
+            assert (part.ids.dtype, part.logprobs.dtype) == (np.int32, np.float32)
+            drawn += part.ids.tolist()
+    assert len(told) > 6 and engine.news() == []
+    for name, ids in told.items():
+        assert rollouts[name].completion_ids.tolist()[: len(ids)] == ids
 
 
 class Dripping:

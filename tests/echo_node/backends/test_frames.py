@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import fields
 from typing import Any
 
@@ -12,13 +13,15 @@ from echo_node.backends.frames import (
     error_to_frame,
     group_from_frame,
     group_to_frame,
+    parts_from_frame,
+    parts_to_frame,
     rollouts_from_frame,
     rollouts_to_frame,
 )
 from echo_shared.child import pack_frame, unpack_frame
 from echo_shared.errors import CodecError
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
 
 
 def through_the_pipe(frame: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +50,46 @@ def test_group() -> None:
     assert_same(group_from_frame(through_the_pipe(group_to_frame(request))), request)
 
 
+def test_prefixes() -> None:
+    prefixes = tuple(
+        Prefix(index=index, ids=np.arange(index, dtype=np.int32), logprobs=np.zeros(index, np.float32))
+        for index in (3, 1)
+    )
+    request = GroupRequest(
+        lease_id=1,
+        group_id=4,
+        indices=(3, 1, 2),
+        prompt_ids=np.array([1], np.int32),
+        seed=2,
+        policy_version=2,
+        temperature=1.0,
+        max_tokens=7,
+        stop_ids=(1,),
+        prefixes=prefixes,
+    )
+    arrived = group_from_frame(through_the_pipe(group_to_frame(request)))
+    assert_same(dataclasses.replace(arrived, prefixes=()), dataclasses.replace(request, prefixes=()))
+    for left, right in zip(arrived.prefixes, prefixes, strict=True):
+        assert_same(left, right)
+
+
+def test_parts() -> None:
+    parts = [
+        DrawnPart(
+            lease_id=number,
+            index=number + 1,
+            start=10 * number,
+            ids=np.arange(length, dtype=np.int32),
+            logprobs=np.linspace(-1, 0, length, dtype=np.float32),
+        )
+        for number, length in enumerate((2, 5, 1))
+    ]
+    arrived = list(parts_from_frame(through_the_pipe(parts_to_frame(parts))))
+    assert len(arrived) == 3
+    for left, right in zip(arrived, parts, strict=True):
+        assert_same(left, right)
+
+
 def test_error() -> None:
     error = CodecError("It is damaged.", got="bytes", do="Fetch it again.")
     arrived = error_from_frame(through_the_pipe(error_to_frame(error)))
@@ -64,6 +107,7 @@ def test_rollouts() -> None:
             behavior_logprobs=np.linspace(-1, 0, length, dtype=np.float32),
             finish_reason=FinishReason.STOP if number else FinishReason.LENGTH,
             sampling_s=0.5,
+            num_given=number,
         )
         for number, length in enumerate((1, 4, 2))
     ]

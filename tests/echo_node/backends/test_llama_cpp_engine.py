@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from echo_node.backends import kv_layout, llama_cpp_engine
 from echo_node.backends.base import EngineSettings, GroupFailed
 from echo_node.backends.llama_cpp_engine import LlamaCppEngine
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling import GroupRequest, Prefix
 
 
 def open_engine(base: Path, derived: Path, **settings: Any) -> LlamaCppEngine:
@@ -164,6 +164,49 @@ def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeyp
     request = dataclasses.replace(kit.make_requests(4)[3], indices=tuple(range(20)))
     assert drawn(kit, engine, [request]) == references(kit, kit.load_reference(base), [request])
     assert fed == [len(request.prompt_ids)]
+    engine.close()
+
+
+def test_a_begun_rollout_shares_the_prompt_of_one_that_runs(
+    base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt is fed once, then each prefix."""
+    engine = open_engine(base, tmp_path, width=4)
+    fed: list[int] = []
+    feed = engine._llama.feed_prompt
+
+    def noting(piece: NDArray[np.int32], begin: int, sequence: int) -> NDArray[np.float32]:
+        fed.append(len(piece))
+        return feed(piece, begin, sequence)
+
+    request = dataclasses.replace(kit.make_requests(4)[3], indices=(0, 1, 2), stop_ids=())
+    whole = kit.rollouts_of(sample(engine, [request]))
+    prefixes = tuple(
+        Prefix(
+            index=index,
+            ids=whole[request.lease_id, index].completion_ids[: 3 * index],
+            logprobs=whole[request.lease_id, index].behavior_logprobs[: 3 * index],
+        )
+        for index in (1, 2)
+    )
+    monkeypatch.setattr(engine._llama, "feed_prompt", noting)
+    found = drawn(kit, engine, [dataclasses.replace(request, prefixes=prefixes)])
+    assert found == {name: rollout.completion_ids.tolist() for name, rollout in whole.items()}
+    assert fed == [len(request.prompt_ids), 3, 6]
+    fed.clear()
+    leases = [
+        dataclasses.replace(
+            request, lease_id=100 + index, indices=(index,), prefixes=prefixes[index - 1 : index] if index else ()
+        )
+        for index in (0, 1, 2)
+    ]
+    found = drawn(kit, engine, leases)
+    assert found == {(100 + index, index): whole[request.lease_id, index].completion_ids.tolist() for index in range(3)}
+    assert fed == [len(request.prompt_ids), 3, 6]
+    another_turn = dataclasses.replace(leases[2], prompt_ids=request.prompt_ids[::-1].copy())
+    fed.clear()
+    drawn(kit, engine, [leases[0], another_turn])
+    assert fed == [len(request.prompt_ids), len(request.prompt_ids) + 6]
     engine.close()
 
 

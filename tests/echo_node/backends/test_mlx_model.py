@@ -78,6 +78,23 @@ def test_prompts_in_pieces_and_batches(base: Path, monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(last_logits(model, prompts), at_once, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 2, 9, 257, 300])
+def test_what_a_prompt_has_is_extended_and_stays(
+    length: int, base_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice from the same prompt, in one piece and in several: as if the whole had been computed at once."""
+    model = open_model(base_of("qwen3"))
+    wholes = [np.append(prompt_of(length), prompt_of(more, seed=more)) for more in (1, 40)]
+    (prompt,) = model.prefill([prompt_of(length)])
+    for pieces in (2_048, 16):
+        monkeypatch.setattr(mlx_model, "_PREFILL_TOKENS", pieces)
+        for whole, expected in zip(wholes, model.prefill(wholes), strict=True):
+            for found, at_once in zip(model.extend(prompt, whole), expected, strict=True):
+                for mine, theirs in zip(found, at_once, strict=True):
+                    assert mine.shape == theirs.shape
+                    np.testing.assert_allclose(np.array(mine), np.array(theirs), atol=1e-4)
+
+
 def test_rows_move_and_room_changes_without_a_trace(base: Path) -> None:
     model = open_model(base)
     prompts = [prompt_of(length, seed=length) for length in (5, 7, 3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -11,30 +12,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.process import DIED, EngineChild
+from echo_node.backends.base import EngineSettings, GroupFailed
+from echo_node.backends.process import DIED, Cancelled, Drawn, EngineChild, WorkerNews
 from echo_node.backends.registry import NAMES, BackendChoice
 from echo_shared.errors import BackendError
-from echo_shared.sampling import FinishedRollout
+from echo_shared.sampling import DrawnPart, FinishedRollout, Prefix
 from echo_shared.supervised import Limits
 
 
-async def start(base: Path, tmp_path: Path, name: str = "llama_cpp") -> EngineChild:
+async def start(base: Path, tmp_path: Path, name: str = "llama_cpp", *, stream_s: float = 0.0) -> EngineChild:
     return await EngineChild.start(
         BackendChoice(name=name, device="cpu", reason="test"),
         base_dir=base,
         derived_dir=tmp_path / "derived",
         log=tmp_path / "backend.log",
-        settings=EngineSettings(width=6, threads=1),
+        settings=EngineSettings(width=6, threads=1, stream_s=stream_s),
         limits=Limits(memory_bytes=8 * 2**30),
     )
 
 
-async def take(engine: EngineChild, count: int) -> list[EngineEvent]:
+async def take(engine: EngineChild, count: int) -> list[WorkerNews]:
     """The next `count` events."""
-    events = []
+    events: list[WorkerNews] = []
     async for event in engine.events():
         events.append(event)
         if len(events) == count:
@@ -99,13 +101,52 @@ async def test_a_cancelled_lease_is_given_up(base: Path, kit: Any, tmp_path: Pat
         await engine.cancel(request.lease_id)
     await engine.submit(last)
     events: list[FinishedRollout] = []
+    cancelled: list[int] = []
     async for event in engine.events():
-        assert isinstance(event, FinishedRollout)
+        if isinstance(event, Cancelled):
+            cancelled.append(event.lease_id)
+            continue
+        assert isinstance(event, FinishedRollout) and event.lease_id not in cancelled
         events.append(event)
         if sum(event.lease_id == last.lease_id for event in events) == 4:
             break
     assert queued.lease_id not in {event.lease_id for event in events}
+    assert cancelled == [endless.lease_id, queued.lease_id]
     await engine.stop()
+
+
+async def test_what_a_killed_worker_had_told_goes_on_in_another_engine(base: Path, kit: Any, tmp_path: Path) -> None:
+    """Killed when every rollout has begun; the other goes on, and the completions are those of the definition."""
+    (request,) = kit.make_requests(1, group_size=6, max_tokens=200)
+    request = dataclasses.replace(request, stop_ids=())
+    engine = await start(base, tmp_path, stream_s=0.001)
+    await engine.submit(request)
+    told: dict[int, list[DrawnPart]] = {}
+    async for event in engine.events():
+        assert isinstance(event, Drawn), "it is killed long before the end"
+        for part in event.parts:
+            told.setdefault(part.index, []).append(part)
+        if len(told) == 6 and all(len(parts) >= 3 for parts in told.values()):
+            os.kill(engine.pid, signal.SIGABRT)
+            break
+    await engine.stop()
+    prefixes = tuple(
+        Prefix(
+            index=index,
+            ids=np.concatenate([part.ids for part in parts]),
+            logprobs=np.concatenate([part.logprobs for part in parts]),
+        )
+        for index, parts in told.items()
+    )
+    other = await start(base, tmp_path, "torch")
+    await other.submit(dataclasses.replace(request, prefixes=prefixes))
+    rollouts = kit.rollouts_of(await take(other, 6))
+    model = kit.load_reference(base)
+    for prefix in prefixes:
+        rollout = rollouts[request.lease_id, prefix.index]
+        assert rollout.completion_ids.tolist() == kit.reference_rollout(model, request, prefix.index)[0]
+        assert rollout.num_given == len(prefix.ids) > 0
+    await other.stop()
 
 
 async def test_a_killed_worker_is_noticed(base: Path, kit: Any, tmp_path: Path) -> None:

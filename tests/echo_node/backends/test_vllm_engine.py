@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import itertools
 import json
+import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,16 +30,19 @@ from echo_node.backends.vllm_engine import (
 from echo_shared import draws
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout, Prefix
 
 VOCABULARY = 3_000
 
 
-def options_of(seed: int, index: int, temperature: float, prompt_tokens: int) -> dict[str, Any]:
+def options_of(seed: int, index: int, temperature: float, prompt_tokens: int, given: int = 0) -> dict[str, Any]:
     return {
         "echo_seed": seed,
         "echo_index": index,
         "echo_temperature": temperature,
         "echo_prompt_tokens": prompt_tokens,
+        "echo_given": given,
     }
 
 
@@ -70,6 +77,79 @@ def test_a_slot_is_used_again() -> None:
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(2))
     token, _ = reference(logits[0].numpy(), 5, 2, 0.5, 1)
     assert int(table.force(logits, np.array([0]), np.array([5])).argmax()) == token
+
+
+def test_behind_a_prefix_the_next_number_is_drawn_with() -> None:
+    """Five tokens of prompt and thirty that were given are fed: the next draw is number thirty."""
+    table = DrawTable(1)
+    table.start(0, options_of(7, 2, 1.0, 5, given=30), 10)
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(3))
+    expected = [reference(logits[0].numpy(), 7, 2, 1.0, position)[0] for position in (30, 39)]
+    drawn = [int(table.force(logits.clone(), np.array([0]), np.array([length])).argmax()) for length in (35, 44)]
+    assert drawn == expected
+
+
+class HandsOver:
+    """vLLM's engine as far as this one sees it: it hands over the tokens that it is told to, some at a time."""
+
+    def __init__(self, deltas: dict[int, list[tuple[list[int], bool]]]) -> None:
+        self.deltas = deltas
+        self.requests: dict[str, tuple[Any, Any]] = {}
+
+    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any) -> None:
+        self.requests[name] = prompt, params
+
+    def step(self) -> list[Any]:
+        outputs = []
+        for name, (_, params) in self.requests.items():
+            index = params["extra_args"]["echo_index"]
+            if self.deltas[index]:
+                ids, finished = self.deltas[index].pop(0)
+                logprobs = SimpleNamespace(logprobs=[-0.5] * len(ids))
+                completion = SimpleNamespace(token_ids=ids, logprobs=logprobs)
+                outputs.append(SimpleNamespace(request_id=name, outputs=[completion], finished=finished))
+        return outputs
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            del self.requests[name]
+
+
+@pytest.fixture
+def vllm_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of vLLM's that requests are made with."""
+    words = ModuleType("vllm")
+    words.SamplingParams = words.TokensPrompt = dict  # type: ignore[attr-defined]
+    parameters = ModuleType("vllm.sampling_params")
+    parameters.RequestOutputKind = SimpleNamespace(DELTA="delta")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", words)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", parameters)
+
+
+def test_what_vllm_hands_over_is_told_and_put_behind_the_prefix(kit: Any, vllm_words: None) -> None:
+    (request,) = kit.make_requests(1, group_size=2, max_tokens=5)
+    prefix = Prefix(index=3, ids=np.array([7, 8], np.int32), logprobs=np.array([-1, -2], np.float32))
+    request = dataclasses.replace(request, prefixes=(prefix,))
+    engine = VllmEngine()
+    engine._width, engine._vocab_size, engine._max_positions = 8, kit.vocabulary, 64
+    engine._running, engine._numbers, engine._lora = {}, itertools.count(), None
+    vllm = engine._engine = HandsOver({2: [([11], False), ([12, 15], True)], 3: [([13], False), ([14, 16], True)]})
+    steps = engine.sample(iter([request]))
+    assert next(steps) == []
+    told = {part.index: (part.start, part.ids.tolist(), part.logprobs.tolist()) for part in engine.news()}
+    assert told == {2: (0, [11], [-0.5]), 3: (2, [13], [-0.5])}
+    assert engine.news() == []
+    fresh, begun = vllm.requests.values()
+    assert [len(prompt["prompt_token_ids"]) for prompt, _ in (fresh, begun)] == [1, 3]
+    assert [params["max_tokens"] for _, params in (fresh, begun)] == [5, 3]
+    found = {rollout.index: rollout for rollout in next(steps) if isinstance(rollout, FinishedRollout)}
+    assert [(found[n].completion_ids.tolist(), found[n].num_given) for n in (2, 3)] == [
+        ([11, 12, 15], 0),
+        ([7, 8, 13, 14, 16], 2),
+    ]
+    assert [found[n].finish_reason for n in (2, 3)] == [FinishReason.STOP, FinishReason.LENGTH]
+    assert found[3].behavior_logprobs.tolist() == [-1, -2, -0.5, -0.5, -0.5]
+    assert list(steps) == []
 
 
 def test_warm_up_and_unfinished_prompts_do_no_harm() -> None:

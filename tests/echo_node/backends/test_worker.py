@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.process import DIED, SILENT, STALLED, STOPPED, EngineChild
+from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
+from echo_node.backends.process import DIED, SILENT, STALLED, STOPPED, Cancelled, Drawn, EngineChild, WorkerNews
 from echo_node.backends.registry import BackendChoice
 from echo_shared import process_memory
 from echo_shared.errors import BackendError
@@ -22,6 +22,7 @@ from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.supervised import Limits
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
+TALK = 8
 """As in odd_worker."""
 Starter = Callable[..., Awaitable[EngineChild]]
 
@@ -31,13 +32,13 @@ async def start(tmp_path: Path, odd_worker: str) -> AsyncIterator[Starter]:
     """Starts a worker with the odd engine; keywords go to Limits."""
     engines: list[EngineChild] = []
 
-    async def starter(**limits: Any) -> EngineChild:
+    async def starter(*, stream_s: float = 0.0, **limits: Any) -> EngineChild:
         engine = await EngineChild.start(
             BackendChoice(name="odd", device="cpu", reason="test"),
             base_dir=tmp_path,
             derived_dir=tmp_path,
             log=tmp_path / "log",
-            settings=EngineSettings(width=4),
+            settings=EngineSettings(width=4, stream_s=stream_s),
             limits=Limits(**{"memory_bytes": 2**33, "beat_s": 0.02, "look_s": 0.05, **limits}),
         )
         engines.append(engine)
@@ -62,8 +63,8 @@ def group(lease_id: int, *, version: int = 0, prompt: int = 0) -> GroupRequest:
     )
 
 
-async def take(engine: EngineChild, count: int) -> list[EngineEvent]:
-    events: list[EngineEvent] = []
+async def take(engine: EngineChild, count: int) -> list[WorkerNews]:
+    events: list[WorkerNews] = []
     async for event in engine.events():
         events.append(event)
         if len(events) == count:
@@ -86,11 +87,11 @@ async def test_a_version_is_prepared_while_another_samples(start: Starter, tmp_p
     await engine.submit(group(1, version=1))
     for lease_id in (2, 3):
         await engine.submit(group(lease_id))
-    first = [event.lease_id for event in await take(engine, 2)]
+    first = [event.lease_id for event in await take(engine, 2) if isinstance(event, FinishedRollout)]
     (slow / "go").touch()
     (last,) = await take(engine, 1)
-    assert (first, last.lease_id) == ([2, 3], 1)
     assert isinstance(last, FinishedRollout)
+    assert (first, last.lease_id) == ([2, 3], 1)
     assert last.completion_ids.tolist() == [1]
 
 
@@ -112,8 +113,8 @@ async def test_a_cancel_is_heard_while_an_adapter_is_prepared(start: Starter, tm
     await engine.cancel(1)
     await engine.drop_policy(1)
     await engine.submit(group(2, version=1))
-    (failed,) = await take(engine, 1)
-    assert isinstance(failed, GroupFailed)
+    cancelled, failed = await take(engine, 2)
+    assert isinstance(failed, GroupFailed) and cancelled == Cancelled(lease_id=1)
     assert (failed.lease_id, failed.code) == (2, "unknown_policy")
     (tmp_path / "slow" / "go").touch()  # Or its thread would keep the process from ending.
 
@@ -165,6 +166,41 @@ async def test_an_engine_with_hiccups_goes_on(start: Starter) -> None:
     failed, finished = await take(engine, 2)
     assert isinstance(failed, GroupFailed)
     assert isinstance(finished, FinishedRollout)
+
+
+async def test_what_is_drawn_is_told_now_and_then_and_all_of_it_before_a_cancel_is_answered(
+    start: Starter, tmp_path: Path
+) -> None:
+    engine = await start(stream_s=0.01)
+    await engine.submit(group(7, prompt=TALK))
+    drawn: list[int] = []
+    tellings = 0
+    async for event in engine.events():
+        if isinstance(event, Cancelled):
+            break
+        assert isinstance(event, Drawn)
+        (part,) = event.parts
+        assert (part.lease_id, part.index, part.start) == (7, 0, len(drawn))
+        assert part.logprobs.tolist() == [-float(token) for token in part.ids]
+        drawn += part.ids.tolist()
+        tellings += 1
+        if tellings == 3:
+            await engine.cancel(7)
+    assert event == Cancelled(lease_id=7)
+    await engine.submit(group(8))
+    (after,) = await take(engine, 1)
+    assert isinstance(after, FinishedRollout)
+    await engine.stop()
+    assert f"cancelled 7 {len(drawn)}" in (tmp_path / "log").read_text()
+    assert drawn == [*range(len(drawn))]
+
+
+async def test_an_engine_that_is_to_tell_nothing_tells_nothing(start: Starter) -> None:
+    engine = await start()
+    await engine.submit(group(7, prompt=TALK))
+    await engine.cancel(9)
+    await engine.cancel(7)
+    assert await take(engine, 2) == [Cancelled(lease_id=9), Cancelled(lease_id=7)]
 
 
 @pytest.mark.parametrize("prompt", [NO_ROOM, NO_MEMORY])

@@ -36,13 +36,15 @@ from echo_node.core.events import (
     Event,
     FetchFailed,
     GroupFailed,
+    LeaseCancelled,
     LossCause,
     RolloutFinished,
+    RolloutsDrawn,
     Spooled,
     SpoolFailed,
     Tick,
 )
-from echo_node.core.work import DRAIN_S, HANDLERS, WorkLoop
+from echo_node.core.work import DRAIN_S, HANDLERS, LAST_WORDS_S, WorkLoop
 from echo_shared.messages import (
     ArtefactOffer,
     DropReason,
@@ -52,6 +54,7 @@ from echo_shared.messages import (
     Have,
     KeyframeWanted,
     Lease,
+    LeasedPrefix,
     LeaseReturned,
     LeaseRevoked,
     NodeStatus,
@@ -60,11 +63,12 @@ from echo_shared.messages import (
     Receipts,
     ReceiptState,
     Rollout,
+    RolloutParts,
     Way,
     Welcome,
     rollout_id,
 )
-from echo_shared.sampling import FinishedRollout
+from echo_shared.sampling import DrawnPart, FinishedRollout
 from tests.echo_node.core.test_policies import offer as real_offer
 
 E = TypeVar("E")
@@ -506,7 +510,8 @@ def test_a_lease_past_its_deadline_is_returned_when_it_has_not_begun() -> None:
     assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
     node(Tick(), after_s=10.0)
     assert node.of(CancelLease) == [CancelLease(lease_id=2)]
-    assert [r.lease_id for r in node.sent(LeaseReturned)] == [2]
+    assert node.sent(LeaseReturned) == [] and node(Tick()).of(CancelLease) == []
+    assert [r.lease_id for r in node(LeaseCancelled(lease_id=2)).sent(LeaseReturned)] == [2]
 
 
 def test_more_work_than_any_node_holds_is_returned() -> None:
@@ -527,11 +532,13 @@ def test_draining_says_so_first_then_returns_then_waits_for_receipts_then_stops(
     rollout = node.of(SpoolRollout)[0].rollout
     node(DrainRequested(reason="enough"))
     messages = [e.message for e in node.turn if isinstance(e, Send)]
-    assert [type(m) for m in messages] == [NodeStatus, LeaseReturned]
+    assert [type(m) for m in messages] == [NodeStatus]
     assert (messages[0].activity, messages[0].capacity) == ("draining", 0)
-    assert (messages[1].indices, messages[1].reason) == ((1,), "enough")
     assert node.of(CancelLease) == [CancelLease(lease_id=1)]
     assert node(lease(2)).sent(LeaseReturned)[0].lease_id == 2
+    assert node.of(Stop) == []
+    (returned,) = node(LeaseCancelled(lease_id=1)).sent(LeaseReturned)
+    assert (returned.indices, returned.reason) == ((1,), "enough")
     node(Spooled(rollouts=(rollout,)))
     assert node.sent(Rollout) == [rollout]
     assert node.of(Stop) == []
@@ -551,7 +558,80 @@ def test_draining_without_a_connection_is_done_at_once() -> None:
     assert Node(unacked=["9-9"]).ready()(Disconnected(), DrainRequested(reason="enough")).of(Stop) == [Stop()]
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 5), st.integers(0, 3)), max_size=60)
+def drawn(lease_id: int, index: int, start: int, *ids: int) -> DrawnPart:
+    logprobs = np.full(len(ids), -0.5, np.float32)
+    return DrawnPart(lease_id=lease_id, index=index, start=start, ids=np.array(ids, np.int32), logprobs=logprobs)
+
+
+def shown(messages: list[RolloutParts]) -> list[tuple[int, int, int, list[int]]]:
+    return [(one.lease_id, one.index, one.start, one.ids.tolist()) for message in messages for one in message.parts]
+
+
+def continued(lease_id: int, index: int, *ids: int) -> Lease:
+    given = LeasedPrefix(index=index, ids=np.array(ids, np.int32), logprobs=np.full(len(ids), -0.5, np.float32))
+    return lease(lease_id).model_copy(update={"prefixes": (given,)})
+
+
+def test_what_is_drawn_is_sent_at_once_and_again_after_a_reconnect() -> None:
+    node = Node().ready()(lease(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 7, 8), drawn(1, 1, 0, 9))))
+    assert shown(node.sent(RolloutParts)) == [(1, 0, 0, [7, 8]), (1, 1, 0, [9])]
+    node(RolloutsDrawn(parts=(drawn(1, 1, 1, 5),)))
+    assert shown(node.sent(RolloutParts)) == [(1, 1, 1, [5])]
+    node(Disconnected(), RolloutsDrawn(parts=(drawn(1, 0, 2, 6),)))
+    assert node.sent(RolloutParts) == []
+    node(finished(1, 1), welcome())
+    assert shown(node.sent(RolloutParts)) == [(1, 0, 0, [7, 8, 6])]
+
+
+def test_a_prefix_goes_to_the_engine_and_the_rollout_says_how_much_was_given() -> None:
+    node = Node().ready()(continued(1, 1, 7, 8))
+    (submitted,) = node.of(SubmitGroup)
+    assert [(one.index, one.ids.tolist()) for one in submitted.request.prefixes] == [(1, [7, 8])]
+    node(RolloutsDrawn(parts=(drawn(1, 1, 2, 9),)))
+    assert shown(node.sent(RolloutParts)) == [(1, 1, 2, [9])]
+    assert [spool.rollout.num_given for spool in node(finished(1, 1)).of(SpoolRollout)] == [2]
+    assert [spool.rollout.num_given for spool in node(finished(1, 0)).of(SpoolRollout)] == [0]
+
+
+def test_the_engine_after_one_that_died_goes_on_where_it_was() -> None:
+    node = Node().ready()(continued(1, 1, 7), RolloutsDrawn(parts=(drawn(1, 0, 0, 5), drawn(1, 1, 1, 8))))
+    node(EngineLost(what="killed"), EngineReady(width=WIDTH))
+    prefixes = {one.index: one.ids.tolist() for one in node.of(SubmitGroup)[0].request.prefixes}
+    assert prefixes == {0: [5], 1: [7, 8]}
+    node(RolloutsDrawn(parts=(drawn(1, 0, 1, 6),)))
+    assert shown(node.sent(RolloutParts)) == [(1, 0, 1, [6])]
+    assert node(finished(1, 1)).of(SpoolRollout)[0].rollout.num_given == 1, "what the hub gave"
+
+
+def test_all_that_was_drawn_is_sent_before_the_lease_goes_back() -> None:
+    node = Node().ready()(lease(1, count=3), lease(2), RolloutsDrawn(parts=(drawn(1, 0, 0, 5),)))
+    node(DrainRequested(reason="enough"), RolloutsDrawn(parts=(drawn(1, 0, 1, 6), drawn(2, 0, 0, 7))))
+    node(finished(1, 2), LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
+    said = [
+        e.message for e in node.wanted if isinstance(e, Send) and isinstance(e.message, RolloutParts | LeaseReturned)
+    ]
+    assert [type(one) for one in said] == [RolloutParts, RolloutParts, LeaseReturned, LeaseReturned]
+    assert shown(node.ever_sent(RolloutParts)) == [(1, 0, 0, [5]), (1, 0, 1, [6]), (2, 0, 0, [7])]
+    assert [one.indices for one in node.ever_sent(LeaseReturned)] == [(0, 1), (0, 1)], "what has finished is kept"
+
+
+def test_an_engine_that_does_not_answer_or_ends_holds_no_lease_back() -> None:
+    node = Node().ready()(lease(1), DrainRequested(reason="enough"))
+    assert node(Tick(), after_s=LAST_WORDS_S).sent(LeaseReturned)[0].lease_id == 1
+    node = Node().ready()(lease(1), DrainRequested(reason="enough"), EngineLost(what="killed"))
+    assert [one.reason for one in node.sent(LeaseReturned)] == ["enough"]
+    assert node.of(CancelLease) == [] and node(LeaseCancelled(lease_id=1)).sent(LeaseReturned) == []
+
+
+def test_a_lease_that_is_revoked_or_fails_while_it_leaves_ends_once() -> None:
+    node = Node().ready()(lease(1), lease(2), DrainRequested(reason="enough"))
+    node(LeaseRevoked(lease_id=1, reason=DropReason.STALE), GroupFailed(lease_id=2, what="no"))
+    node(LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
+    assert [(one.lease_id, one.reason) for one in node.ever_sent(LeaseReturned)] == [(2, "no")]
+    assert sum(isinstance(effect, CancelLease) for effect in node.wanted) == 2
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 17), st.integers(0, 5), st.integers(0, 3)), max_size=60)
 
 
 class World:
@@ -573,6 +653,19 @@ class World:
         self.on_disk: set[int | None] = {None}
         """None stands for what a keyframe needs, as well as for the base."""
         self.published = 0
+        self.drawn: dict[tuple[int, int], int] = {}
+        """Tokens that the engine has drawn of what it holds, and how many of them it has told."""
+        self.told: dict[tuple[int, int], int] = {}
+        self.hub_has: dict[tuple[int, int], int] = {}
+        """Tokens of unfinished rollouts; forgotten with each connection."""
+        self.cancelling: list[int] = []
+
+    def news(self) -> RolloutsDrawn:
+        news = {name: (self.told[name], count) for name, count in self.drawn.items() if count > self.told[name]}
+        self.told |= {name: count for name, (_, count) in news.items()}
+        return RolloutsDrawn(
+            parts=tuple(drawn(*name, start, *range(start, end)) for name, (start, end) in news.items())
+        )
 
     def do(self, event: Event) -> None:
         self.node(event, after_s=0.01)
@@ -587,6 +680,12 @@ class World:
                 names = {rollout_id(returned.lease_id, index) for index in returned.indices}
                 assert not names & self.returned, "returned twice"
                 self.returned |= names
+            case Send(message=RolloutParts(parts=parts)):
+                for part in parts:
+                    name = part.lease_id, part.index
+                    assert part.start == self.hub_has.get(name, 0), "sent twice, or not in order"
+                    self.hub_has[name] = part.start + len(part.ids)
+                    assert part.ids.tolist() == [*range(part.start, self.hub_has[name])]
             case Send(message=Rollout() as rollout):
                 assert rollout.rollout_id in self.spooled, "sent before it was spooled"
             case SpoolRollout(rollout=rollout):
@@ -599,8 +698,13 @@ class World:
                 assert self.engine_up and request.policy_version in self.loaded
                 assert request.lease_id not in self.running, "submitted twice"
                 self.running[request.lease_id] = set(request.indices)
+                given = {one.index: len(one.ids) for one in request.prefixes}
+                for index in request.indices:
+                    name = request.lease_id, index
+                    self.drawn[name] = self.told[name] = given.get(index, 0)
             case CancelLease(lease_id=lease_id):
                 del self.running[lease_id]
+                self.cancelling.append(lease_id)
             case FetchArtefact(policy_version=version, offer=one):
                 assert version not in self.fetching, "fetched twice at once"
                 self.fetching[version] = one
@@ -620,6 +724,7 @@ class World:
         chosen = lease_ids[a % len(lease_ids)] if lease_ids else None
         if kind == 0:  # From a hub that has forgotten what the version was, or not.
             news = welcome(self.published)
+            self.hub_has = {}
             same = news.model_copy(update={"policy": news.policy and real_offer(self.published)})
             self.do(same if b else news)
         elif kind == 1:
@@ -627,12 +732,15 @@ class World:
         elif kind == 2 and a not in self.leased:
             version = max(0, self.published - b)
             self.leased[a], self.versions[a] = b + 1, version
-            self.do(lease(a, version=version, count=b + 1))
+            self.hub_has[a, 0] = b
+            given = continued(a, 0, *range(b)).prefixes if b else ()
+            self.do(lease(a, version=version, count=b + 1).model_copy(update={"prefixes": given}))
         elif kind == 3 and a in self.leased:
             self.revoked.add(a)
             self.do(LeaseRevoked(lease_id=a, reason=DropReason.STALE))
         elif kind in (4, 5, 6) and chosen is not None:
             index = self.running[chosen].pop()
+            del self.drawn[chosen, index]
             if not self.running[chosen]:
                 del self.running[chosen]
             self.do(finished(chosen, index, self.versions[chosen]))
@@ -641,6 +749,7 @@ class World:
             self.do(GroupFailed(lease_id=chosen, what="no"))
         elif kind == 8 and self.engine_up:
             self.engine_up, self.running, self.loaded = False, {}, set()
+            self.cancelling, self.drawn = [], {}
             cause: LossCause = ("died", "out_of_memory", "replaced")[a % 3]  # type: ignore[assignment]
             self.do(EngineLost(what="died", cause=cause, width=b))
         elif kind == 9 and any(isinstance(e, StartEngine) for e in self.node.wanted) and not self.engine_up:
@@ -662,6 +771,16 @@ class World:
             parent = self.published - 1 - b if a % 2 and b < self.published - 1 else None
             news = real_offer(self.published, parent=parent)
             self.do(PolicyPublished(policy_version=self.published, offer=news))
+        elif kind == 14:
+            running = {(lease_id, index) for lease_id, indices in self.running.items() for index in indices}
+            self.drawn |= {name: count + a for name, count in self.drawn.items() if name in running}
+        elif kind == 15:
+            self.do(self.news())
+        elif kind == 16 and self.cancelling:
+            lease_id = self.cancelling.pop(0)
+            self.do(self.news())
+            self.drawn = {name: count for name, count in self.drawn.items() if name[0] != lease_id}
+            self.do(LeaseCancelled(lease_id=lease_id))
         elif kind == 13 and self.published:
             version = max(1, self.published - b)
             self.do(PolicyPublished(policy_version=version, offer=real_offer(version)))
@@ -676,8 +795,10 @@ def test_every_leased_index_ends_once(steps: list[tuple[int, int, int]]) -> None
     world.do(welcome())
     for kind, a, b in steps:
         world.step(kind, a, b)
-    world.do(welcome(world.published))  # Reconnected, so that what is to be said is said.
+    world.step(0, 0, 0)  # Reconnected, so that what is to be said is said.
     world.do(DrainRequested(reason="the end"))
+    world.node.now += LAST_WORDS_S
+    world.do(Tick())
     spooled = world.spooled | {rollout.rollout_id for rollout in world.unspooled}
     assert not spooled & world.returned
     for lease_id, count in world.leased.items():

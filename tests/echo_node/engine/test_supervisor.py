@@ -16,7 +16,14 @@ import pytest
 
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import BackendChoice
-from echo_node.core.events import EngineLost, EngineReady, GroupFailed, RolloutFinished
+from echo_node.core.events import (
+    EngineLost,
+    EngineReady,
+    GroupFailed,
+    LeaseCancelled,
+    RolloutFinished,
+    RolloutsDrawn,
+)
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor
@@ -30,7 +37,7 @@ from echo_shared.supervised import Limits
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
-FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT = range(8)
+FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK = range(9)
 """As in odd_worker."""
 PATIENCE_S = 60.0
 TORCH = BackendChoice(name="torch", device="cpu", reason="test")
@@ -64,7 +71,7 @@ class Bench:
             chooser=self.chooser,
             widths=Widths(self.directory / "widths.json"),
             speeds=SpeedBook(self.directory / "speeds.json"),
-            settings=EngineSettings(width=width),
+            settings=EngineSettings(width=width, stream_s=0.01),
             limits=Limits(memory_bytes=2**33),
             bench_seconds=0.0,
             deliver=self.events.put,
@@ -166,6 +173,17 @@ async def test_a_group_fails_with_a_reason_that_the_hub_can_be_told_however_much
     assert failed.what.startswith("The engine failed. (error: no such kernel") and "\n" not in failed.what
     assert "/home/me" not in failed.what
     assert LeaseReturned(lease_id=1, indices=(0,), reason=failed.what).reason == failed.what
+
+
+async def test_what_is_drawn_is_told_and_so_is_the_end_of_a_cancelled_lease(bench: Bench) -> None:
+    await bench.start()
+    drawn = await bench.sample(TALK)
+    assert isinstance(drawn, RolloutsDrawn) and drawn.parts[0].lease_id == 1
+    await bench.engine.cancel(1)
+    while isinstance(news := await bench.next(), RolloutsDrawn):
+        assert drawn.parts[0].start < news.parts[0].start
+        drawn = news
+    assert news == LeaseCancelled(lease_id=1)
 
 
 async def test_a_crash_is_told_with_its_reason(bench: Bench) -> None:

@@ -143,7 +143,7 @@ async def test_a_narrow_memory_counts_more_than_the_best_width(node: Node) -> No
 
 def test_what_the_node_is_told_goes_to_the_engine() -> None:
     config = NodeConfig(threads=3, width=7, memory_limit_bytes=2**30)
-    assert settings_of(config) == EngineSettings(threads=3, width=7)
+    assert settings_of(config) == EngineSettings(threads=3, width=7, stream_s=5.0)
     assert limits_of(config, hardware.detect()).memory_bytes == 2**30
 
 

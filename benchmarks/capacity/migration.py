@@ -1,0 +1,142 @@
+"""Completions cut at random places on one engine and gone on with on another: are they those that nobody cut?
+
+Two models of one shape, in float32: the trained one in the box on its own task, which is sure of most tokens and stops
+after a few, and one with random weights, which is sure of none and draws `RANDOM_TOKENS`. A completion counts as
+identical when all its tokens are those that the first engine draws undisturbed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.backends import cases
+from benchmarks.backends.engine_process import EngineProcess
+from benchmarks.backends.models import sums
+from benchmarks.progress import Planned, Progress
+from echo_hub.run.base_model import resolve_base
+from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
+
+COMPLETIONS: Final = 500
+WIDTH: Final = 64
+GROUPS: Final = 160
+"""Of four: of the trained model's completions some have one token, which cannot be cut."""
+RANDOM_TOKENS: Final = 64
+RANDOM_RANGE: Final = 0.1
+"""Standard deviation of the random weights."""
+MODELS: Final = ("trained", "random")
+WAYS: Final = (("llama_cpp", "torch"), ("torch", "llama_cpp"), ("mlx", "llama_cpp"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Undisturbed completions and the requests that go on with them from where they were cut."""
+
+    requests: list[GroupRequest]
+    whole: dict[tuple[int, int], FinishedRollout]
+    """By lease and index."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(rollout.completion_ids) for rollout in self.whole.values())
+
+    @property
+    def num_given(self) -> int:
+        return sum(len(prefix.ids) for request in self.requests for prefix in request.prefixes)
+
+    def identical(self, rollouts: Sequence[FinishedRollout]) -> float:
+        """The share of the completions that are among these rollouts, token for token."""
+        found = {(rollout.lease_id, rollout.index): rollout.completion_ids.tolist() for rollout in rollouts}
+        same: list[bool] = [found.get(name) == rollout.completion_ids.tolist() for name, rollout in self.whole.items()]
+        return sum(same) / len(same)
+
+
+def cut(
+    groups: Sequence[GroupRequest], rollouts: Sequence[FinishedRollout], *, completions: int, rng: np.random.Generator
+) -> Cut:
+    """The first `completions` that have two tokens, each cut somewhere between its first and its last."""
+    by_name = {(rollout.lease_id, rollout.index): rollout for rollout in rollouts}
+    whole: dict[tuple[int, int], FinishedRollout] = {}
+    requests = []
+    for group in groups:
+        prefixes = []
+        for index in group.indices:
+            rollout = by_name[group.lease_id, index]
+            if len(rollout.completion_ids) > 1 and len(whole) < completions:
+                whole[group.lease_id, index] = rollout
+                at = int(rng.integers(1, len(rollout.completion_ids)))
+                ids, logprobs = rollout.completion_ids[:at], rollout.behavior_logprobs[:at]
+                prefixes.append(Prefix(index=index, ids=ids, logprobs=logprobs))
+        if prefixes:
+            indices = tuple(prefix.index for prefix in prefixes)
+            requests.append(dataclasses.replace(group, indices=indices, prefixes=tuple(prefixes)))
+    return Cut(requests=requests, whole=whole)
+
+
+def plan() -> list[Planned]:
+    return [
+        Planned(name=_case(model, *way), seconds=25, lacks=cases.lacks(way[0], "f32") or cases.lacks(way[1], "f32"))
+        for model in MODELS
+        for way in WAYS
+    ]
+
+
+def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
+    rows = []
+    for model in MODELS:
+        wanted = [way for way in WAYS if progress.wants(_case(model, *way))]
+        if not wanted:
+            continue
+        base, groups = _prepare(model, scratch, seed)
+        process = partial(EngineProcess, base=base, derived=scratch / f"{model}-gguf", precision="f32")
+        for first, second in wanted:
+            with process(first) as one, process(second) as other:
+                for engine in (one, other):
+                    engine.open(width=WIDTH, threads=1)
+                row = {"model": model, **_migrate(one, other, groups, seed=seed)}
+            told = ("identical", "identical_uncut", "nats_a_token")
+            progress.done(_case(model, first, second), {name: row[name] for name in told})
+            rows.append(row)
+    return rows
+
+
+def _case(model: str, first: str, second: str) -> str:
+    return f"migration, {model}, {first} to {second}"
+
+
+def _prepare(model: str, scratch: Path, seed: int) -> tuple[Path, list[GroupRequest]]:
+    groups = sums(GROUPS, seed, group_size=4)
+    tiny = resolve_base("builtin:tiny")
+    if model == "trained":
+        return tiny, groups
+    torch.manual_seed(seed)
+    config = AutoConfig.from_pretrained(tiny, initializer_range=RANDOM_RANGE)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(scratch / model)
+    return scratch / model, [dataclasses.replace(group, max_tokens=RANDOM_TOKENS, stop_ids=()) for group in groups]
+
+
+def _migrate(one: EngineProcess, other: EngineProcess, groups: list[GroupRequest], *, seed: int) -> dict[str, Any]:
+    undisturbed = one.sample(groups).rollouts
+    begun = cut(groups, undisturbed, completions=COMPLETIONS, rng=np.random.default_rng(seed))
+    continued = other.sample(begun.requests)
+    elsewhere = other.sample([dataclasses.replace(request, prefixes=()) for request in begun.requests])
+    logprobs = np.concatenate([rollout.behavior_logprobs for rollout in begun.whole.values()])
+    return {
+        "from": one.backend,
+        "to": other.backend,
+        "completions": len(begun.whole),
+        "tokens": begun.num_tokens,
+        "given_tokens": begun.num_given,
+        "nats_a_token": -float(logprobs.mean()),
+        "identical": begun.identical(continued.rollouts),
+        "identical_uncut": begun.identical(elsewhere.rollouts),
+        "seconds": continued.seconds,
+    }

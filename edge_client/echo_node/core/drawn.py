@@ -1,0 +1,105 @@
+"""What the rollouts in progress have drawn, and how much of it the hub was sent on this connection.
+
+A rollout begins with what its lease gave as a prefix, which the hub need not be sent, and grows by what the engine
+tells. It is kept until it is finished or let go: the engine that follows one that has ended goes on from there, and a
+hub that is connected with anew, which may have lost it, is sent all of it from token 0.
+
+Every token is sent once a connection, in order, in messages within the wire's bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_shared.messages import MAX_GROUP_SIZE, MAX_PARTS_TOKENS, Lease, RolloutPart, RolloutParts
+from echo_shared.sampling import DrawnPart, Prefix
+
+
+@dataclass(slots=True, kw_only=True)
+class _Progress:
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    num_given: int
+    num_sent: int
+
+
+class Drawn:
+    """Rollouts by lease and index: in by `begin`, out by `end` or `forget`."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, dict[int, _Progress]] = {}
+
+    def begin(self, lease: Lease, pending: Set[int]) -> None:
+        """Notes what a new lease, of which the indices `pending` are sampled, has given."""
+        given = {prefix.index: prefix for prefix in lease.prefixes}
+        self._leases[lease.lease_id] = {
+            index: _Progress(
+                ids=given[index].ids,
+                logprobs=given[index].logprobs,
+                num_given=len(given[index].ids),
+                num_sent=len(given[index].ids),
+            )
+            if index in given
+            else _Progress(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), num_given=0, num_sent=0)
+            for index in pending
+        }
+
+    def add(self, part: DrawnPart) -> None:
+        """Notes what the engine tells. A rollout that is not held any more, or a part that does not follow, as of an
+        engine that has ended, is nothing to keep."""
+        progress = self._leases.get(part.lease_id, {}).get(part.index)
+        if progress is not None and part.start == len(progress.ids):
+            progress.ids = np.concatenate([progress.ids, part.ids])
+            progress.logprobs = np.concatenate([progress.logprobs, part.logprobs])
+
+    def prefixes(self, lease_id: int, indices: Iterable[int]) -> tuple[Prefix, ...]:
+        """What an engine is to go on from."""
+        rollouts = self._leases.get(lease_id, {})
+        return tuple(
+            Prefix(index=index, ids=rollouts[index].ids, logprobs=rollouts[index].logprobs)
+            for index in indices
+            if index in rollouts and len(rollouts[index].ids)
+        )
+
+    def connected(self) -> None:
+        """The hub has been sent nothing yet."""
+        for rollouts in self._leases.values():
+            for progress in rollouts.values():
+                progress.num_sent = 0
+
+    def take_unsent(self) -> list[RolloutParts]:
+        """What the hub was not sent on this connection; it is from here on."""
+        messages: list[RolloutParts] = []
+        parts: list[RolloutPart] = []
+        room = MAX_PARTS_TOKENS
+        for lease_id, rollouts in self._leases.items():
+            for index, progress in rollouts.items():
+                while progress.num_sent < len(progress.ids):
+                    parts.append(_next_part(lease_id, index, progress, room))
+                    room -= len(parts[-1].ids)
+                    if room == 0 or len(parts) == MAX_GROUP_SIZE:
+                        messages.append(RolloutParts(parts=tuple(parts)))
+                        parts, room = [], MAX_PARTS_TOKENS
+        return [*messages, RolloutParts(parts=tuple(parts))] if parts else messages
+
+    def end(self, lease_id: int, index: int) -> int:
+        """Forgets a finished rollout; returns how many tokens its lease gave."""
+        progress = self._leases.get(lease_id, {}).pop(index, None)
+        return 0 if progress is None else progress.num_given
+
+    def forget(self, lease_id: int) -> None:
+        """The lease is not held any more."""
+        self._leases.pop(lease_id, None)
+
+
+def _next_part(lease_id: int, index: int, progress: _Progress, room: int) -> RolloutPart:
+    start = progress.num_sent
+    progress.num_sent = min(start + room, len(progress.ids))
+    new = slice(start, progress.num_sent)
+    return RolloutPart(
+        lease_id=lease_id, index=index, start=start, ids=progress.ids[new], logprobs=progress.logprobs[new]
+    )

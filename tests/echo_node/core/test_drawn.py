@@ -1,0 +1,101 @@
+"""What is drawn grows, is sent once a connection within the wire's bounds, and is what an engine goes on from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from echo_node.core.drawn import Drawn
+from echo_shared.fields import MAX_TOKENS
+from echo_shared.messages import MAX_GROUP_SIZE, Lease, LeasedPrefix, RolloutParts, decode_from_node, encode
+from echo_shared.sampling import DrawnPart
+from tests.echo_node.core.test_work import lease
+
+
+def part(lease_id: int, index: int, start: int, *ids: int) -> DrawnPart:
+    logprobs = -np.array(ids, np.float32)
+    return DrawnPart(lease_id=lease_id, index=index, start=start, ids=np.array(ids, np.int32), logprobs=logprobs)
+
+
+def continued(lease_id: int, index: int, *ids: int) -> Lease:
+    given = LeasedPrefix(index=index, ids=np.array(ids, np.int32), logprobs=-np.array(ids, np.float32))
+    return lease(lease_id).model_copy(update={"prefixes": (given,)})
+
+
+def shown(messages: list[RolloutParts]) -> list[tuple[int, int, int, list[int]]]:
+    return [(one.lease_id, one.index, one.start, one.ids.tolist()) for message in messages for one in message.parts]
+
+
+def test_what_is_drawn_is_sent_once() -> None:
+    drawn = Drawn()
+    drawn.begin(lease(1), {0, 1})
+    assert drawn.take_unsent() == []
+    drawn.add(part(1, 0, 0, 5, 6))
+    drawn.add(part(1, 1, 0, 7))
+    assert shown(drawn.take_unsent()) == [(1, 0, 0, [5, 6]), (1, 1, 0, [7])]
+    drawn.add(part(1, 0, 2, 8))
+    assert shown(drawn.take_unsent()) == [(1, 0, 2, [8])]
+    assert drawn.take_unsent() == []
+
+
+def test_on_a_new_connection_all_of_it_is_sent_again_with_what_was_given() -> None:
+    drawn = Drawn()
+    drawn.begin(continued(1, 1, 3, 4), {0, 1})
+    assert drawn.take_unsent() == [], "the hub has just given it"
+    drawn.add(part(1, 1, 2, 5))
+    assert shown(drawn.take_unsent()) == [(1, 1, 2, [5])]
+    drawn.connected()
+    messages = drawn.take_unsent()
+    assert shown(messages) == [(1, 1, 0, [3, 4, 5])]
+    assert messages[0].parts[0].logprobs.tolist() == [-3.0, -4.0, -5.0]
+
+
+def test_an_engine_goes_on_from_what_was_given_and_drawn() -> None:
+    drawn = Drawn()
+    drawn.begin(continued(1, 0, 3), {0, 1, 2})
+    drawn.add(part(1, 0, 1, 4))
+    drawn.add(part(1, 2, 0, 6))
+    found = {one.index: (one.ids.tolist(), one.logprobs.tolist()) for one in drawn.prefixes(1, (0, 1, 2))}
+    assert found == {0: ([3, 4], [-3.0, -4.0]), 2: ([6], [-6.0])}
+    assert drawn.prefixes(9, (0,)) == ()
+
+
+def test_what_does_not_follow_or_is_of_nothing_held_is_not_kept() -> None:
+    drawn = Drawn()
+    drawn.begin(lease(1), {0})
+    for late in (part(1, 0, 3, 5), part(1, 1, 0, 5), part(2, 0, 0, 5)):
+        drawn.add(late)
+    drawn.add(part(1, 0, 0, 5))
+    drawn.add(part(1, 0, 0, 5))
+    assert shown(drawn.take_unsent()) == [(1, 0, 0, [5])]
+
+
+def test_the_end_of_a_rollout_says_how_much_its_lease_gave() -> None:
+    drawn = Drawn()
+    drawn.begin(continued(1, 0, 3, 4), {0, 1})
+    drawn.add(part(1, 0, 2, 5))
+    drawn.add(part(1, 1, 0, 6))
+    assert (drawn.end(1, 0), drawn.end(1, 0), drawn.end(7, 0)) == (2, 0, 0)
+    assert shown(drawn.take_unsent()) == [(1, 1, 0, [6])]
+    drawn.connected()
+    drawn.forget(1)
+    drawn.forget(7)
+    assert drawn.take_unsent() == []
+
+
+def test_messages_keep_the_wires_bounds() -> None:
+    drawn = Drawn()
+    drawn.begin(lease(1), {0, 1})
+    long = np.zeros(MAX_TOKENS - 1, np.int32)
+    for index in (0, 1):
+        drawn.add(DrawnPart(lease_id=1, index=index, start=0, ids=long, logprobs=long.astype(np.float32)))
+    drawn.begin(lease(2), set(range(MAX_GROUP_SIZE + 1)))
+    for index in range(MAX_GROUP_SIZE + 1):
+        drawn.add(part(2, index, 0, index))
+    messages = drawn.take_unsent()
+    told: dict[tuple[int, int], int] = {}
+    for message in messages:
+        decode_from_node(encode(message))
+        for one in message.parts:
+            assert told.get((one.lease_id, one.index), 0) == one.start
+            told[one.lease_id, one.index] = one.start + len(one.ids)
+    assert (told[1, 0], told[1, 1], len(told)) == (len(long), len(long), 2 + MAX_GROUP_SIZE + 1)
