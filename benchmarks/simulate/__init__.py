@@ -6,8 +6,8 @@
   own; its memory after the run, when nobody holds work any more.
 - False claims: nodes that claim a capacity of 4,096, return nothing and come back with fresh keys.
 
-`mean_staleness_over_needed` is relative to the least mean staleness of any schedule that keeps the learner busy, as
-`echo_hub.simulator.rule` derives it; where the learner waits, it can be less than 1. Headlines of the grid are those of
+`mean_staleness_over_needed`: the mean staleness less the least that any schedule has that keeps the learner busy, as
+`echo_hub.simulator.rule` derives it; where the learner waits, it can be negative. Headlines of the grid are those of
 its worst case.
 """
 

@@ -24,7 +24,7 @@ def row_of(case: Case, seed: int) -> dict[str, Any]:
         "utilisation": report.utilisation,
         "stale_share": report.stale_share,
         "staleness": report.mean_staleness,
-        "over_needed": report.mean_staleness / needed if needed else None,
+        "over_needed": None if needed is None else report.mean_staleness - needed,
         "idle_nodes": report.idle_nodes_share,
         "liars_share": report.liars_share,
         "events_per_s": report.core.events_per_s,

@@ -11,7 +11,7 @@ is no larger than what its node, at its own pace, brings back in time:
            the drawing
 
 A node too slow for the step in hand works for a later one: a step's work is released the earlier to a node, the longer
-that node takes. If nothing at all is under way, anybody will do.
+that node takes. If nothing is under way but what is late, anybody will do.
 
 An index whose node takes far longer than the longest completions would take it, or has left, is *late*: it may be
 leased to another node as well, and the first valid result wins. One past its deadline is *overdue*: its node is
@@ -57,6 +57,8 @@ LATE_S: Final = 2.0
 """Besides, for the way there and back."""
 LEFT_S: Final = 10.0
 """A node that has left may come back so long before what it holds is late."""
+TYPICAL: Final = 1.2
+"""Times a typical rollout's, in which a rollout is to be back where the step should have begun already."""
 HURRY: Final = 2.0
 """A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""
 EARLIER: Final = 1.3
@@ -226,16 +228,16 @@ class Leasing:
         if tempo.step_s is None or not self._nodes.tokens_per_s:
             return _Terms(oldest)
         a_rollout_s = self._ledger.lengths.mean_tokens / self._nodes.tokens_per_s
-        typical_s = self._ledger.lengths.mean_tokens * self._nodes.typical_token_s
+        typical_s = self._ledger.lengths.mean_tokens * self._nodes.typical_token_s + self._nodes.typical_way_s
         missing = sum(count for of_batch, count in self._ledger.missing.items() if of_batch <= batch)
         left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
-        in_s = max(left_s, missing * a_rollout_s, typical_s)
+        in_s = max(left_s, missing * a_rollout_s, TYPICAL * typical_s)
         early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, typical_s)
         if early_s > SOON_S:
             self._release_at = min(self._release_at, now + early_s)
             return _Terms(oldest, in_s, left_s / EARLIER)
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
-        return _Terms(oldest, in_s if self._nodes.in_flight else inf, most=most)
+        return _Terms(oldest, in_s if self._ledger.num_under_way else inf, most=most)
 
     def _lease_batch(self, owner: GroupOwner, start: int, end: int, terms: _Terms, now: float) -> int:
         """Leases the groups from `start` to `end` in the owner's queue, from the front, where the longest are; then

@@ -50,6 +50,8 @@ class Ledger:
         self._out = out
         self._held_by: dict[str, dict[str, LeasedRollout]] = {}
         self.lengths = Lengths()
+        self.num_under_way = 0
+        """Rollouts that nodes hold and that are neither late nor overdue."""
         self.num_closed = 0
         """Groups that were here and are no longer."""
         self.num_wants = 0
@@ -160,6 +162,7 @@ class Ledger:
 
     def expire(self, rollout: LeasedRollout, now: float) -> None:
         """Its deadline has passed: the index is leased again, and a late result may still win."""
+        self.num_under_way -= not rollout.late
         rollout.overdue = True
         self._nodes.expire(rollout.node_id, now)
         self.blame(rollout)
@@ -167,6 +170,7 @@ class Ledger:
 
     def mark_late(self, rollout: LeasedRollout) -> None:
         """Its node takes too long, or has left: another may draw it too, and the first valid result wins."""
+        self.num_under_way -= 1
         rollout.late = True
         self.blame(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
@@ -353,6 +357,7 @@ class Ledger:
     def _end_lease(self, rollout: LeasedRollout) -> None:
         slot = self.groups[rollout.group_id].slots[rollout.index]
         slot.leased = tuple(other for other in slot.leased if other is not rollout)
+        self.num_under_way -= not (rollout.late or rollout.overdue)
         held = self._held_by[rollout.node_id]
         del held[rollout.rollout_id]
         if not held:
@@ -360,6 +365,7 @@ class Ledger:
         self._nodes.release(rollout.node_id, rollout.expected_tokens, overdue=rollout.overdue)
 
     def _hold(self, rollout: LeasedRollout) -> None:
+        self.num_under_way += 1
         self._held_by.setdefault(rollout.node_id, {})[rollout.rollout_id] = rollout
 
     def _move(self, rollout: LeasedRollout, state: ReceiptState, reason: DropReason | None = None) -> None:

@@ -9,13 +9,12 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, nextafter
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import Effect
 from echo_hub.core.events import Event, Tick
-from echo_hub.simulator.ticking import next_tick
 
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
 """What is there once, however many coordinators there are."""
@@ -62,7 +61,7 @@ class MeteredCore:
 
     def start(self, now: float) -> list[Effect]:
         effects = self.coordinator.start(now)
-        self.tick_at = next_tick(self.coordinator, now)
+        self._ask_for_tick()
         return effects
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -71,7 +70,7 @@ class MeteredCore:
         effects = self.coordinator.handle(event, now)
         if type(event) is Tick:
             self._last_tick = now
-        self.tick_at = next_tick(self.coordinator, self._last_tick)
+        self._ask_for_tick()
         took_s = clock() - began_at
         name = type(event).__name__
         kind = self.cost.kinds.get(name)
@@ -82,6 +81,11 @@ class MeteredCore:
         if took_s > kind.worst_s:
             kind.worst_s = took_s
         return effects
+
+    def _ask_for_tick(self) -> None:
+        """The coordinator says itself when it is to be told the time; after the last tick in any case."""
+        due = self.coordinator.due_at()
+        self.tick_at = inf if due is None else max(due, nextafter(self._last_tick, inf))
 
 
 def held_bytes(root: object) -> int:

@@ -54,8 +54,8 @@ class Node:
     pace: Pace = field(default_factory=Pace)
     speed: int = UNPROVEN
     """The class of its pace; smaller is faster."""
-    counted: tuple[float, float] = (0.0, 0.0)
-    """The tokens_per_s and token_s with which it counts in the pool's pace."""
+    counted: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """The tokens_per_s, token_s and way_s with which it counts in the pool's pace."""
     num_silences: int = 0
     """Times that all it held was overdue, since a rollout of it was scored."""
     num_failures: int = 0

@@ -75,14 +75,14 @@ class Pace:
         """Seconds until a completion of `num_tokens` is back, beside `queued_tokens` of others that the node holds: as
         long as it takes alone if it begins at once, and so much again for each round of others before it."""
         rounds = ceil((queued_tokens / num_tokens + 1.0) / self._at_once - _NEARLY) if num_tokens else 1
-        return self.token_s * num_tokens * max(1, rounds) + self._there_and_back_s
+        return self.token_s * num_tokens * max(1, rounds) + self.way_s
 
     def fits(self, queued_tokens: float, num_tokens: float, in_s: float) -> int:
         """How many completions of `num_tokens` are back in `in_s` seconds, beside `queued_tokens` of others."""
         alone_s = self.token_s * num_tokens
         if not alone_s:
             return UNBOUNDED
-        rounds = int((in_s - self._there_and_back_s) / alone_s)
+        rounds = int((in_s - self.way_s) / alone_s)
         return max(0, int((rounds + _NEARLY) * self._at_once - queued_tokens / num_tokens)) if rounds > 0 else 0
 
     @property
@@ -90,5 +90,6 @@ class Pace:
         return max(1.0, self.tokens_per_s * self.token_s)
 
     @property
-    def _there_and_back_s(self) -> float:
+    def way_s(self) -> float:
+        """Seconds that a completion is under way, there and back, besides being drawn."""
         return self._way_s if self._way_s < inf else 0.0

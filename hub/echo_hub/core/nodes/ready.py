@@ -66,6 +66,8 @@ class Nodes:
         """What all rollouts that are held are likely to come to."""
         self._token_s = 0.0
         """The sum of each candidate's tokens_per_s times its token_s."""
+        self._way_s = 0.0
+        """The sum of each candidate's tokens_per_s times its way_s."""
 
     @property
     def num_known(self) -> int:
@@ -106,6 +108,11 @@ class Nodes:
     def typical_token_s(self) -> float:
         """Seconds a token takes in one completion, on average over what the pool draws; 0 = nothing is known."""
         return self._token_s / self.tokens_per_s if self.tokens_per_s > 0 else 0.0
+
+    @property
+    def typical_way_s(self) -> float:
+        """Seconds that a completion is under way besides, likewise."""
+        return self._way_s / self.tokens_per_s if self.tokens_per_s > 0 else 0.0
 
     @property
     def next_end_of_rest(self) -> float:
@@ -262,11 +269,12 @@ class Nodes:
 
     def _count_pace(self, node: Node, *, counts: bool) -> None:
         """Keeps the pool's pace true to the node's."""
-        rate, token_s = (node.pace.tokens_per_s, node.pace.token_s) if counts else (0.0, 0.0)
-        before, token_s_before = node.counted
-        self.tokens_per_s += rate - before
-        self._token_s += rate * token_s - before * token_s_before
-        node.counted = (rate, token_s)
+        pace, (rate_before, token_s_before, way_s_before) = node.pace, node.counted
+        node.counted = (pace.tokens_per_s, pace.token_s, pace.way_s) if counts else (0.0, 0.0, 0.0)
+        rate, token_s, way_s = node.counted
+        self.tokens_per_s += rate - rate_before
+        self._token_s += rate * token_s - rate_before * token_s_before
+        self._way_s += rate * way_s - rate_before * way_s_before
 
     def _update(self, node: Node) -> None:
         """Keeps candidates, queues and records true to the node."""
