@@ -59,6 +59,8 @@ LEFT_S: Final = 10.0
 """A node that has left may come back so long before what it holds is late."""
 TYPICAL: Final = 1.2
 """Times a typical rollout's, in which a rollout is to be back where the step should have begun already."""
+UNPROVEN_IN: Final = 4.0
+"""Typical rollouts' time that must be left for who has returned nothing yet: he may never do, and others have to."""
 HURRY: Final = 2.0
 """A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""
 EARLIER: Final = 1.3
@@ -228,7 +230,7 @@ class Leasing:
         if tempo.step_s is None or not self._nodes.tokens_per_s:
             return _Terms(oldest)
         a_rollout_s = self._ledger.lengths.mean_tokens / self._nodes.tokens_per_s
-        typical_s = self._ledger.lengths.mean_tokens * self._nodes.typical_token_s + self._nodes.typical_way_s
+        typical_s = self._typical_s
         missing = sum(count for of_batch, count in self._ledger.missing.items() if of_batch <= batch)
         left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
         in_s = max(left_s, missing * a_rollout_s, TYPICAL * typical_s)
@@ -238,6 +240,11 @@ class Leasing:
             return _Terms(oldest, in_s, left_s / EARLIER)
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
         return _Terms(oldest, in_s if self._ledger.num_under_way else inf, most=most)
+
+    @property
+    def _typical_s(self) -> float:
+        """Seconds from lease to arrival of a typical rollout."""
+        return self._ledger.lengths.mean_tokens * self._nodes.typical_token_s + self._nodes.typical_way_s
 
     def _lease_batch(self, owner: GroupOwner, start: int, end: int, terms: _Terms, now: float) -> int:
         """Leases the groups from `start` to `end` in the owner's queue, from the front, where the longest are; then
@@ -303,7 +310,8 @@ class Leasing:
             return None
         paces = (terms.not_before_s / expected, terms.in_s / expected)
         is_long = expected > self._ledger.lengths.mean_tokens
-        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long)
+        unproven = terms.in_s >= UNPROVEN_IN * self._typical_s
+        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long, unproven=unproven)
         for node in nodes:
             fitting = node.pace.fits(node.held_tokens, expected, terms.in_s)
             if fitting:

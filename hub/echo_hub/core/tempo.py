@@ -21,7 +21,8 @@ READY: Final = 0.05
 """A batch is to be complete so long before the learner is free, over a step's time."""
 FIRST_MARGIN: Final = 1.5
 MOST_MARGIN: Final = 8.0
-_DOWN: Final = 0.05
+LEAST_MARGIN: Final = 1.0
+_DOWN: Final = 0.15
 """How fast the margin shrinks, for each batch that lies ready for a whole step too long."""
 
 
@@ -84,4 +85,4 @@ class Tempo:
     def _lay_ready(self, seconds: float) -> None:
         if self.step_s:
             too_long = min(1.0, seconds / self.step_s) - READY
-            self.margin = max(1.0, self.margin * (1.0 - _DOWN * max(0.0, too_long)))
+            self.margin = max(LEAST_MARGIN, self.margin * (1.0 - _DOWN * max(0.0, too_long)))
