@@ -243,10 +243,10 @@ class Training:
 
     def _plan(self, now: float) -> bool:
         """Writes down the batch of the next step, if the run has one and enough groups are complete."""
-        if self.next_step > self._settings.steps or not self._batch_now():
+        if self.next_step > self._settings.steps or not self._batch():
             return False
         self.sweep()
-        batch = self._batch_now()
+        batch = self._batch()
         if not batch:
             return False
         self.planned.append(self._ledger.plan(self.next_step, batch, now))
@@ -257,17 +257,12 @@ class Training:
         self.sweep()
         return True
 
-    def _batch_now(self) -> tuple[int, ...]:
-        """The batch of the next step, if this is the time for it. While the learner has work, it may overtake no group
-        that is still open: that one may have no later step."""
-        batch = self._batch()
-        overtakes = batch and not self._first_are_complete(len(batch))
-        return () if overtakes and self.training is not None else batch
-
     def _batch(self) -> tuple[int, ...]:
-        """The groups of the next step, oldest first; none while there are not enough."""
+        """The groups of the next step, oldest first; none while there are not enough. While the learner has work, none
+        of them overtakes one that is still open, which may have no later step."""
         complete, most, budget = self._ledger.complete, self._settings.groups_per_step, self._settings.tokens_per_step
-        if self._settings.mode != "async" and not self._first_are_complete(self.outlook.next_batch):
+        in_order = self._settings.mode != "async" or self.training is not None
+        if in_order and not self._first_are_complete(self.outlook.next_batch):
             return ()
         if budget:
             tokens = 0

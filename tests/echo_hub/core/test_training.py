@@ -141,6 +141,29 @@ def test_the_next_step_is_handed_over_while_one_is_in_training(bench: BenchOf) -
     assert b.coordinator.status().training_step == 2
 
 
+def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: BenchOf) -> None:
+    """S = 1: once step 2 has its batch, what version 0 sampled has no step any more."""
+    b = bench(max_staleness=1, groups_per_step=1, steps=9)
+    b.node("a")
+    b.learner()
+    b.tell(b.arrival(b.leases[1], 0))
+    b.deliver_group(1)
+    assert b.of(TrainStep) == [TrainStep(step=1)]
+    b.train(1)
+    b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
+    b.deliver_group(2)
+    assert b.of(TrainStep) == [TrainStep(step=2)]
+    assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.STALE)]
+    b = bench(max_staleness=2, groups_per_step=1, steps=9)
+    b.node("a")
+    b.learner()
+    b.deliver_group(0)
+    b.deliver_group(2)
+    assert b.of(StepPlanned) == [], "group 1 is still open, and step 1 in training"
+    b.deliver_group(1)
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(1,)]
+
+
 def test_a_step_that_is_handed_over_early_takes_nothing_too_old_for_it(bench: BenchOf) -> None:
     """S = 0: what version 0 sampled is for step 1 alone, however early it is there."""
     b = bench(max_staleness=0, groups_per_step=1, steps=9)

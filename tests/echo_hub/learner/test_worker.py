@@ -21,6 +21,7 @@ from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.learner.worker import Worker
+from echo_shared.adapter import WEIGHTS_FILE
 from echo_shared.child import ChildExited, Frame
 from echo_shared.errors import LearnerError, StorageError
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -170,6 +171,34 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
         ask(worker, "dance")
     assert worker.policy_version == 0
     assert train(1, groups)[-1]["metrics"]["updated"] == 1
+
+
+def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(
+    settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    """Each step is answered once its adapter and its checkpoint are there, in order; to the byte those of a learner
+    that waits after each step."""
+    steps, told = (1, 2, 3), list[tuple[int, bool, int]]()
+    for name in ("beside", "one by one"):
+        run = tmp_path / name
+        run.mkdir()
+        worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run)})
+
+        def look(frame: Frame, run: Path = run) -> None:
+            step = frame["policy_version"]
+            told.append((step, (run / f"v{step}").exists(), checkpoint.complete(run / "checkpoints")[0].step))
+
+        for step in steps:
+            groups = frames.pack_groups(make_groups(step))
+            train = {"command": "train", "step": step, "groups": groups, "export_to": str(run / f"v{step}")}
+            worker.handle(worker.admitted(train), look)
+            if name == "one by one":
+                worker.close()
+        worker.close()
+    torch.use_deterministic_algorithms(False)
+    assert told == [(step, True, step) for step in steps] * 2
+    for file in (*(f"v{step}/{WEIGHTS_FILE}" for step in steps), f"checkpoints/step-000003/{checkpoint.OPTIMIZER}"):
+        assert (tmp_path / "beside" / file).read_bytes() == (tmp_path / "one by one" / file).read_bytes()
 
 
 def drawn(worker: Worker, command: str, **fields: object) -> dict[tuple[int, int], tuple[bytes, bytes]]:
