@@ -193,7 +193,8 @@ class ScoreRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStep:
-    """Action: load the planned batch of this step and give it to the learner, then answer StepDone."""
+    """Action: load the planned batch of this step and give it to the learner, which may still be at work on the step
+    before; then answer StepDone. Steps come in order, two at most without an answer."""
 
     step: int
 
