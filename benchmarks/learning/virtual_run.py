@@ -38,6 +38,7 @@ from echo_hub.core.effects import (
     ScoreRollout,
     SendLease,
     SendReceipts,
+    SendTrained,
     StepPlanned,
     StepTrained,
     TrainStep,
@@ -168,6 +169,7 @@ class _Run:
                     | RolloutsEvaluated()
                     | RolloutsLeased()
                     | SendReceipts()
+                    | SendTrained()
                     | StepTrained()
                     | VersionRecorded()
                 ):

@@ -177,6 +177,14 @@ class SendReceipts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendTrained:
+    """Action: tell each node which of its rollouts are trained; one element a rollout, in the order of training."""
+
+    rollout_ids: tuple[str, ...]
+    node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LookUpReceipt:
     """Action: a node sent a rollout that is final, or was never leased to it: answer with the store's receipt."""
 
@@ -230,6 +238,7 @@ Action = (
     | SendLease
     | RevokeLease
     | SendReceipts
+    | SendTrained
     | LookUpReceipt
     | ScoreRollout
     | TrainStep

@@ -240,8 +240,7 @@ class Training:
     def sweep(self) -> None:
         """Drops waiting groups whose oldest rollout exceeds the bound at the next step, and leases that would."""
         oldest = oldest_useful_version(self._settings, self.next_step)
-        for group_id in self._ledger.waiting.first(len(self._ledger.waiting)):
-            group = self._ledger.groups[group_id]
+        for group in self._ledger.waiting_from_before(oldest):
             if group.oldest_version is not None and group.oldest_version < oldest:
                 self._ledger.drop_group(group, DropReason.STALE)
             elif not group.complete:

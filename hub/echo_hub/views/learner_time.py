@@ -48,8 +48,10 @@ class LearnerTime:
 
 def usual_hand_off_s(steps: Sequence[StepRecord]) -> float:
     """Seconds from a step's plan, or from the end of the step before, to its end that are neither training nor evaluation; 0 of no steps."""
-    free_at = [float("-inf"), *(step.trained_at for step in steps)]
-    return median(_after_plan(step, at)[0] for step, at in zip(steps, free_at, strict=False)) if steps else 0.0
+    if not steps:
+        return 0.0
+    free_at = [float("-inf"), *(step.trained_at for step in steps[:-1])]
+    return median(_after_plan(step, at)[0] for step, at in zip(steps, free_at, strict=True))
 
 
 def learner_time(

@@ -55,6 +55,7 @@ from echo_hub.core.effects import (
     ScoreRollout,
     SendLease,
     SendReceipts,
+    SendTrained,
     StepPlanned,
     StepTrained,
     TrainStep,
@@ -406,6 +407,9 @@ class World(RuleBasedStateMachine):
                         del node.work[name]
             case SendReceipts():
                 self._receive(action.node_id, action.receipts)
+            case SendTrained():
+                for node_id, name in zip(action.node_ids, action.rollout_ids, strict=True):
+                    self._receive(node_id, (effects.Receipt(name, ReceiptState.TRAINED),))
             case LookUpReceipt():
                 self._receive(action.node_id, tuple(self.store.receipts(action.node_id, [action.rollout_id])))
             case ScoreRollout():

@@ -18,6 +18,7 @@ from echo_hub.core.effects import (
     RevokeLease,
     RolloutsDropped,
     SendLease,
+    SendTrained,
     StepPlanned,
     StepTrained,
     TrainStep,
@@ -73,7 +74,7 @@ def test_a_trained_step_gives_receipts_and_a_version(bench: BenchOf) -> None:
     b.tell(StepDone(step=1, metrics={"loss": 0.25}))
     (trained,) = b.of(StepTrained)
     assert (trained.step, trained.metrics) == (1, {"loss": 0.25})
-    assert [r.state for r in b.receipts("a")] == [ReceiptState.TRAINED] * 4
+    assert [told.node_ids for told in b.of(SendTrained)] == [("a",) * 4]
     assert b.of(PublishVersion) == [PublishVersion(policy_version=1)]
     b.tell(VersionPublished(policy_version=1))
     assert b.of(VersionRecorded) == [VersionRecorded(policy_version=1, published_at=b.now)]
@@ -319,7 +320,7 @@ def test_a_learner_that_has_the_planned_step_has_trained_it(bench: BenchOf) -> N
     b.learner(3)
     (trained,) = b.of(StepTrained)
     assert (trained.step, trained.rollout_ids) == (3, ("3-0", "3-1"))
-    assert [r.state for r in b.receipts("a")] == [ReceiptState.TRAINED] * 2
+    assert [told.node_ids for told in b.of(SendTrained)] == [("a",) * 2]
     assert b.of(PublishVersion) == [PublishVersion(policy_version=3)]
     assert b.of(TrainStep) == []
 
