@@ -69,7 +69,7 @@ SOON_S: Final = 0.01
 """What is released so soon is released now."""
 SLOWEST_S: Final = 3_600.0
 """Nobody is so slow that a step's work is released to it so long before the step begins."""
-MOST_REFUSED: Final = 64
+MOST_REFUSED: Final = 16
 """Groups that are passed over in one go because no node is left but those that they failed on."""
 PREFILL: Final = 1 / 16
 """What it costs to read a token of a prompt, over what it costs to draw one."""
@@ -255,8 +255,8 @@ class Leasing:
             group = self._ledger.groups[wanting[front][-1]]
             leased = self._lease_some(group, terms, now)
             if not leased:
-                if group.is_plain:
-                    break
+                if group.is_plain or self._find(group, terms, ()) is None:
+                    break  # Nobody is left, wherever it has failed.
                 refused += 1
             if leased and not group.unleased:
                 back -= 1  # It has left the queue.
