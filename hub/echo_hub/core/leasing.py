@@ -303,7 +303,7 @@ class Leasing:
 
     def _find(self, group: RolloutGroup, terms: _Terms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
         """Who may take a member of the group, and how many at most."""
-        expected = group.expected_tokens
+        expected = self._ledger.expected_tokens(group)
         if not expected or (terms.in_s == inf and not terms.not_before_s):
             for node in self._nodes.next_ready(terms.oldest, avoid):
                 return node, min(node.free, self._size(group, terms))
@@ -320,9 +320,8 @@ class Leasing:
 
     def _size(self, group: RolloutGroup, terms: _Terms) -> int:
         """How many members at most, for the others' sake; at least as many as make it worth reading the prompt."""
-        if not group.expected_tokens:
-            return terms.most
-        worth = ceil(group.prompt_tokens * PREFILL / (PREFILL_SHARE * group.expected_tokens))
+        expected = self._ledger.expected_tokens(group)
+        worth = ceil(group.prompt_tokens * PREFILL / (PREFILL_SHARE * expected)) if expected else 1
         return max(terms.most, worth)
 
     def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: _Terms) -> tuple[int, ...]:
@@ -363,7 +362,7 @@ class Leasing:
         if not lengths.long_tokens or not self._nodes.typical_token_s:
             return inf
         if node.proven:
-            queued = node.held_tokens + (count - 1) * group.expected_tokens
+            queued = node.held_tokens + (count - 1) * self._ledger.expected_tokens(group)
             return LATE_S + LATE * node.pace.finish_s(queued, lengths.long_tokens)
         return LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s
 

@@ -140,6 +140,7 @@ class Ledger:
         """Books the lease; the caller sends it."""
         group = self.groups[record.group_id]
         leased: list[LeasedRollout] = []
+        expected = self.expected_tokens(group)
         self._note_version(group, record.policy_version)
         for index in record.indices:
             rollout = LeasedRollout(
@@ -152,16 +153,20 @@ class Ledger:
                 record.turn,
                 deadline=record.deadline,
                 leased_at=now,
-                expected_tokens=group.expected_tokens,
+                expected_tokens=expected,
             )
             self.rollouts[rollout.rollout_id] = rollout
             group.slots[index].leased = (*group.slots[index].leased, rollout)
             self._hold(rollout)
             self._want(group, index)
             leased.append(rollout)
-        self._nodes.take(record.node_id, len(leased), len(leased) * group.expected_tokens, now)
+        self._nodes.take(record.node_id, len(leased), len(leased) * expected, now)
         self._out.record(record)
         return leased
+
+    def expected_tokens(self, group: RolloutGroup) -> float:
+        """What a completion of the group is likely to come to; 0 while nobody knows."""
+        return group.expected_tokens or self.lengths.mean_tokens
 
     def held_by(self, node_id: str) -> list[LeasedRollout]:
         """What the node holds, in the order in which it was leased."""

@@ -47,7 +47,8 @@ class LearnerTime:
 
 
 def usual_hand_off_s(steps: Sequence[StepRecord]) -> float:
-    """Seconds from a step's plan, or from the end of the step before, to its end that are neither training nor evaluation; 0 of no steps."""
+    """Seconds from a step's plan, the step before ended, to its end that are neither training nor evaluation; 0 of no
+    steps."""
     if not steps:
         return 0.0
     free_at = [float("-inf"), *(step.trained_at for step in steps[:-1])]
