@@ -175,6 +175,7 @@ class Coordinator:
         self._finished = True
         for owner in self._owners:
             owner.end_run()
+        self._leasing.end_run()
         self._out.act(FinishRun())
 
     # --- nodes

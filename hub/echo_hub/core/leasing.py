@@ -154,6 +154,10 @@ class Leasing:
         """When there is something to do even if nothing happens before; inf = never."""
         return min(self._watched[0][0] if self._watched else inf, self._release_at)
 
+    def end_run(self) -> None:
+        """No step's work is released any more."""
+        self._release_at = inf
+
     def watch(self, lease_id: int, indices: tuple[int, ...], deadline: float) -> None:
         """From its deadline on, the unfinished rollouts of the lease are leased again."""
         heappush(self._watched, (deadline, "overdue", lease_id, indices))
