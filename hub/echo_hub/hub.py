@@ -291,9 +291,8 @@ class Hub:
             case PrepareGroup():
                 self._preparation.submit(action.group_id)
             case SendLease():
-                if action.node_id != HUB_NODE_ID:
-                    self._opened.partials.leased(action.node_id, action.lease_id, action.indices)
-                self._handing_out.submit(action)
+                is_own = action.node_id == HUB_NODE_ID
+                self._handing_out.submit(action, () if is_own else self._opened.partials.begin(action))
             case RevokeLease():
                 self._opened.partials.revoked(action.lease_id)
                 self._handing_out.submit(action)
