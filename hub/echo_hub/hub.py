@@ -243,6 +243,8 @@ class Hub:
             status=self._opened.coordinator.status(),
             distribution=self._distributor.status(),
             num_received=self._driver.num_received,
+            rollouts_gone_on=self._opened.partials.num_gone_on,
+            tokens_saved=self._opened.partials.tokens_saved,
             learner_is_starting=self._trainer.state is LearnerState.STARTING,
             learner_is_down=self._trainer.state is LearnerState.DOWN,
             last_is_published=self.ending.last_is_published,
