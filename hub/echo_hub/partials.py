@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -34,9 +35,18 @@ BUDGET_BYTES: Final = 128 * 2**20
 ROLLOUT_BYTES: Final = 512
 """What a rollout takes besides its tokens, its share of its lease included."""
 
-
 _Drawers = tuple[tuple[str, int], ...]
 """Nodes and how many tokens each drew, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    lease_id: int
+    """The earlier lease that the rollout goes on with."""
+    drawn_by: _Drawers
+
+
+_NEW: Final[Mapping[int, _Origin]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +81,11 @@ class _Partial:
 
     ids: bytearray
     logprobs: bytearray
-    given: set[int] | None = field(default_factory=set)
-    """How long the prefixes are that its node was given, 0 = none: one, or, where its lease was sent again, as many as
-    it was sent. None: not known."""
-    drawn_by: _Drawers = ()
-    """Who drew what it was given at first."""
+    given: tuple[int, ...] | None = ()
+    """How long the prefixes are that its node was given, 0 = none: one, or more where its lease was sent again. None:
+    not known."""
+    origin: _Origin | None = None
+    """Of what it was given at first."""
     is_open: bool = True
     """Its node goes on with it."""
 
@@ -85,7 +95,7 @@ class _Partial:
 
     def drawers(self, node_id: str, num_tokens: int, *, num_given: int) -> _Drawers:
         """Who drew its first `num_tokens`, if `node_id` goes on behind the first `num_given`."""
-        before = self.drawn_by if num_given else ()
+        before = self.origin.drawn_by if self.origin is not None and num_given else ()
         own = num_tokens - sum(count for _, count in before)
         if own == 0:
             return before
@@ -99,7 +109,7 @@ class _Partial:
             return ""
         count = rollout.num_given
         if count not in self.given:
-            return f"{count} given tokens instead of {' or '.join(map(str, sorted(self.given)))}"
+            return f"{count} given tokens instead of {' or '.join(map(str, self.given))}"
         if rollout.completion_ids[:count].astype("<i4").tobytes() != self.ids[: 4 * count]:
             return "other tokens than were given"
         if rollout.behavior_logprobs[:count].astype("<f4").tobytes() != self.logprobs[: 4 * count]:
@@ -118,8 +128,8 @@ class _Lease:
 
 
 class Partials:
-    """Rollouts in by `leased`; out by `arrived`, `revoked`, `forget`, or, the longest untouched leases first, to keep
-    the budget."""
+    """Rollouts in by `begin` or `leased`; out by `finish`, `arrived`, `revoked`, `forget`, or, the longest untouched
+    leases first, to keep the budget."""
 
     def __init__(self, bounds: SamplingBounds, *, budget_bytes: int = BUDGET_BYTES) -> None:
         self._bounds = bounds
@@ -146,12 +156,9 @@ class Partials:
             if len(prefix.ids) <= room:
                 prefixes.append(prefix)
                 room -= len(prefix.ids)
-        drawn_by = {one.index: self._drawn_by(earlier[one.index], one.index) for one in prefixes}
+        origins = {one.index: self._origin(earlier[one.index], one.index) for one in prefixes}
         again = lease.lease_id in earlier.values()
-        self.leased(lease.node_id, lease.lease_id, lease.indices, prefixes, drawn_by=drawn_by, again=again)
-        if not again:
-            for prefix in prefixes:
-                self._let_go(earlier[prefix.index], prefix.index)
+        self.leased(lease.node_id, lease.lease_id, lease.indices, prefixes, origins=origins, again=again)
         return tuple(prefixes)
 
     def leased(
@@ -161,24 +168,25 @@ class Partials:
         indices: Iterable[int],
         prefixes: Sequence[Prefix] = (),
         *,
-        drawn_by: Mapping[int, _Drawers] | None = None,
+        origins: Mapping[int, _Origin] = _NEW,
         again: bool = False,
     ) -> None:
-        """A node holds these rollouts from now on, and has been given the prefixes, which these have drawn. Told again,
-        what is there stays; `again`: what is not there has been told before."""
+        """A node holds these rollouts from now on, and has been given the prefixes. Told again, what is there stays;
+        `again`: what is not there has been told before."""
         given = {prefix.index: prefix for prefix in prefixes}
         known = self._leases.get(lease_id)
         rollouts = known.rollouts if known is not None and known.node_id == node_id else {}
         self._drop(lease_id)
         for index in indices:
-            partial = rollouts.setdefault(index, _Partial(bytearray(), bytearray(), None if again else set()))
+            partial = rollouts.setdefault(index, _Partial(bytearray(), bytearray(), None if again else ()))
             partial.is_open = True
             if index in given and not partial.ids:
                 partial.ids += given[index].ids.astype("<i4").tobytes()
                 partial.logprobs += given[index].logprobs.astype("<f4").tobytes()
-                partial.drawn_by = (drawn_by or {}).get(index, ())
-            if partial.given is not None:
-                partial.given.add(len(given[index].ids) if index in given else 0)
+                partial.origin = origins.get(index)
+            count = len(given[index].ids) if index in given else 0
+            if partial.given is not None and count not in partial.given:
+                partial.given = (*partial.given, count)
         self._leases[lease_id] = _Lease(node_id, rollouts)
         self.num_bytes += self._leases[lease_id].num_bytes
         self._make_room()
@@ -201,17 +209,20 @@ class Partials:
         return Prefix(index=index, ids=ids, logprobs=np.frombuffer(bytes(partial.logprobs), "<f4"))
 
     def finish(self, node_id: str, rollout: Rollout) -> Finished:
-        """The node has sent the finished rollout: what to make of it. What was there of it is forgotten."""
+        """The node has sent the finished rollout: what to make of it. What was there of it is forgotten, and so is what
+        it has gone on with, unless the node that drew that goes on as well and may still be first in the end."""
         lease = self._leases.get(rollout.lease_id)
         partial = None if lease is None or lease.node_id != node_id else lease.rollouts.get(rollout.index)
-        num_tokens, problem, drawers = len(rollout.completion_ids), "", ((node_id, len(rollout.completion_ids)),)
+        num_tokens = len(rollout.completion_ids)
+        drawers: _Drawers = ((node_id, num_tokens),)
+        problem = "" if partial is None else partial.problem(rollout)
         if partial is not None:
-            problem = partial.problem(rollout)
-        if partial is not None and partial.given is not None and not problem:
-            drawers = partial.drawers(node_id, num_tokens, num_given=rollout.num_given)
-            self.num_gone_on += rollout.num_given > 0
-            self.tokens_saved += rollout.num_given
-        self.arrived(node_id, rollout.lease_id, rollout.index)
+            if partial.given is not None and not problem:
+                drawers = partial.drawers(node_id, num_tokens, num_given=rollout.num_given)
+                self.num_gone_on += rollout.num_given > 0
+                self.tokens_saved += rollout.num_given
+            self.arrived(node_id, rollout.lease_id, rollout.index)
+            self._forget_origins(partial, rollout.index)
         version = rollout.policy_version_start
         spans = tuple(Span(node_id=who, policy_version=version, num_tokens=count) for who, count in drawers)
         return Finished(spans=spans, problem=problem)
@@ -242,17 +253,22 @@ class Partials:
             if not lease.rollouts:
                 del self._leases[lease_id]
 
-    def _drawn_by(self, lease_id: int, index: int) -> _Drawers:
-        """Who drew all that is there of a rollout, which is there."""
+    def _origin(self, lease_id: int, index: int) -> _Origin:
+        """Of all that is there of a rollout, which is there."""
         lease = self._leases[lease_id]
         partial = lease.rollouts[index]
-        return partial.drawers(lease.node_id, partial.num_tokens, num_given=partial.num_tokens)
+        return _Origin(lease_id, partial.drawers(lease.node_id, partial.num_tokens, num_given=partial.num_tokens))
 
-    def _let_go(self, lease_id: int, index: int) -> None:
-        """Another has what was there of it: it is forgotten, unless its node goes on with it too."""
-        lease = self._leases.get(lease_id)
-        if lease is not None and index in lease.rollouts and not lease.rollouts[index].is_open:
-            self.forget(lease_id, index)
+    def _forget_origins(self, partial: _Partial, index: int) -> None:
+        seen: set[int] = set()
+        origin = partial.origin
+        while origin is not None and origin.lease_id not in seen:
+            seen.add(origin.lease_id)
+            lease = self._leases.get(origin.lease_id)
+            before = None if lease is None else lease.rollouts.get(index)
+            if before is not None and not before.is_open:
+                self.forget(origin.lease_id, index)
+            origin = None if before is None else before.origin
 
     def _take(self, node_id: str, part: RolloutPart) -> PartRefusal | None:
         lease = self._leases.get(part.lease_id)

@@ -164,12 +164,18 @@ def test_a_lease_goes_on_with_what_an_earlier_one_has(partials: Partials) -> Non
     assert partials.begin(leases(10, "b", 0, goes_on=((0, 77),))) == ()
 
 
-def test_what_was_given_back_is_forgotten_once_another_goes_on_with_it(partials: Partials) -> None:
+def test_what_was_given_back_is_kept_until_another_has_finished_it(partials: Partials) -> None:
+    """Who goes on with it may be a stranger: what that one adds may be of no use for a third."""
     partials.take("a", [part(0, [5, 9]), part(0, [4], index=3)])
     partials.given_back("a", 7, (0,))
-    partials.begin(leases(9, "b", 0, 3, goes_on=((0, 7), (3, 7))))
-    assert (shown(partials), shown(partials, index=3)) == (None, [4])
-    assert (shown(partials, 9), shown(partials, 9, 3)) == ([5, 9], [4])
+    partials.begin(leases(8, "b", 0, 3, goes_on=((0, 7), (3, 7))))
+    partials.given_back("b", 8, (0,))
+    partials.begin(leases(9, "c", 0, goes_on=((0, 8),)))
+    assert (shown(partials), shown(partials, 8), shown(partials, 9)) == ([5, 9], [5, 9], [5, 9])
+    partials.finish("c", rollout(9, [5, 9, 2], num_given=2))
+    partials.finish("b", rollout(8, [4, 2], num_given=1, index=3))
+    assert (shown(partials), shown(partials, 8)) == (None, None)
+    assert shown(partials, index=3) == [4], "its node goes on with it"
 
 
 def test_what_a_lease_has_no_room_for_is_left_out(monkeypatch: pytest.MonkeyPatch, partials: Partials) -> None:

@@ -162,8 +162,8 @@ class Ledger:
     def begun(self, record: RolloutsLeased) -> tuple[tuple[int, int], ...]:
         """The indices that go on with what an earlier lease of theirs has drawn, each with that lease; before `lease`.
 
-        Only with what a proven node drew: who goes on answers for the whole completion, and is not to answer for what
-        a fresh key has planted.
+        Only with what a proven node drew, or the same: who goes on answers for the whole completion, and is not to
+        answer for what a fresh key has planted.
         """
         slots = self.groups[record.group_id].slots
         return tuple(
@@ -171,7 +171,7 @@ class Ledger:
             for index in record.indices
             if (before := slots[index].begun) is not None
             and before.policy_version == record.policy_version
-            and self._nodes.is_proven(before.node_id)
+            and (before.node_id == record.node_id or self._nodes.is_proven(before.node_id))
         )
 
     def held_by(self, node_id: str) -> list[LeasedRollout]:

@@ -322,13 +322,13 @@ class World(RuleBasedStateMachine):
             self.names.setdefault((record.group_id, index), []).append(name)
 
     def _model_goes_on(self, lease: SendLease) -> None:
-        """What it goes on with has the same tokens, by a node that had proven itself or, sent again, by its own."""
+        """What it goes on with has the same tokens, by a node that had proven itself or by its own."""
         for index, earlier_id in lease.goes_on:
             earlier, own = (self.rows[rollout_id(each, index)] for each in (earlier_id, lease.lease_id))
             same = [(row.group_id, row.index, row.turn, row.version, row.failures) for row in (earlier, own)]
             assert same[0] == same[1] == (lease.group_id, index, lease.turn, lease.policy_version, own.failures)
             assert HUB_NODE_ID not in (earlier.node_id, own.node_id)
-            assert earlier_id == lease.lease_id or (earlier_id < lease.lease_id and earlier.node_id in self.proven)
+            assert earlier_id <= lease.lease_id and earlier.node_id in {*self.proven, own.node_id}
             self.gone_on.add((earlier.end, earlier_id == lease.lease_id))
 
     def _model_plan(self, record: StepPlanned) -> None:

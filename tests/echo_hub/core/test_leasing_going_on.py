@@ -104,6 +104,14 @@ def test_a_fresh_key_plants_no_tokens(bench: BenchOf) -> None:
     assert [one.goes_on for one in b.of(SendLease)] == [((2, 1),)], "it is proven by now"
 
 
+def test_who_is_leased_again_what_it_gave_back_goes_on_with_its_own(bench: BenchOf) -> None:
+    b, lease = begun(bench, proven=False)
+    give_back(b, lease, 1)
+    b.now += 1.0
+    b.tell(Tick())
+    assert [(one.node_id, one.goes_on) for one in b.of(SendLease)] == [("a", ((1, 1),))]
+
+
 def test_another_version_draws_other_tokens(bench: BenchOf) -> None:
     b = bench(steps=9, groups_per_step=1, group_size=2, max_staleness=3)
     b.learner()
