@@ -1,22 +1,29 @@
-"""The whole system on this machine: `echo-hub demo`, as a user runs it, and what it reached."""
+"""The whole system on this machine: `echo-hub demo`, as a user runs it, and what it reached.
+
+Its `utilisation` is the share of the wall-clock in which a step trains, from the first step's start to the last one's
+end, by the learner's own clock: the sum of all steps' train_s, over that sum and the gap_s of all steps but the first,
+which have none between them. What a step takes longer because nodes compute on the same processor counts as training.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
-from echo_shared.step_figures import CLIP_FRACTION, COMPUTED_TOKENS, GRAD_NORM, MISMATCH_KL, TRAIN_S
+from echo_shared.step_figures import CLIP_FRACTION, COMPUTED_TOKENS, GAP_S, GRAD_NORM, MISMATCH_KL, TRAIN_S
 
 DESCRIPTION: Final = "Held-out greedy accuracy before and after `echo-hub demo`, with two nodes on this machine"
 TIMEOUT_S: Final = 900
-METRICS: Final = tuple(f.key for f in (TRAIN_S, COMPUTED_TOKENS, MISMATCH_KL, CLIP_FRACTION, GRAD_NORM))
+METRICS: Final = tuple(f.key for f in (TRAIN_S, GAP_S, COMPUTED_TOKENS, MISMATCH_KL, CLIP_FRACTION, GRAD_NORM))
 
 
 CASE: Final = "demo"
@@ -43,8 +50,19 @@ def measure(seed: int, progress: Progress) -> Measurement:
         "versions_by_transport",
     )
     conditions = {key: report[key] for key in ("leased", "trained", "dropped")}
-    progress.done(CASE, {name: report[name] for name in names[:4]})
-    return Measurement(headline={name: report[name] for name in names}, rows=rows, conditions=conditions)
+    headline = {
+        **{name: report[name] for name in names},
+        "utilisation": utilisation(rows),
+        "median_gap_s": statistics.median(row[GAP_S.key] for row in rows[1:]),
+    }
+    progress.done(CASE, {name: headline[name] for name in (*names[:4], "utilisation")})
+    return Measurement(headline=headline, rows=rows, conditions=conditions)
+
+
+def utilisation(steps: Sequence[Mapping[str, float]]) -> float:
+    """Of all steps of one learner process, in order."""
+    trained_s = sum(step[TRAIN_S.key] for step in steps)
+    return trained_s / (trained_s + sum(step[GAP_S.key] for step in steps[1:]))
 
 
 def _steps(run: Path) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ from echo_hub.core.effects import (
     ScoreRollout,
     SendLease,
     SendReceipts,
+    SendTrained,
     StepPlanned,
     StepTrained,
     TrainStep,
@@ -104,12 +105,13 @@ class _Run:
         self._node_id = HUB_NODE_ID if config.run.mode == "colocated" else "node"
         self._events: deque[Event] = deque()
         self._leases: list[SendLease] = []
-        self._step: TrainStep | None = None
+        self._steps: deque[int] = deque()
+        """Those that the learner was given, in order."""
         self._received: dict[str, RolloutPayload] = {}
         self._rewards: dict[str, float] = {}
         self._group_of: dict[str, int] = {}
         self._trained = 0
-        self._planned: StepPlanned | None = None
+        self._planned: dict[int, StepPlanned] = {}
         self._points: list[Point] = []
         self._finished = False
 
@@ -129,8 +131,8 @@ class _Run:
         elif self._leases:
             self._sample()
         else:
-            assert self._step is not None, "somebody always has work until the run is finished"
-            self._train(self._step.step)
+            assert self._steps, "somebody always has work until the run is finished"
+            self._train(self._steps.popleft())
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -141,7 +143,7 @@ class _Run:
                     assert effect.reward is not None, "the task has one turn"
                     self._rewards[effect.rollout_id] = effect.reward
                 case StepPlanned():
-                    self._planned = effect
+                    self._planned[effect.step] = effect
                 case PrepareGroup():
                     seed = self._problems.seed(effect.group_id)
                     self._events.append(GroupPrepared(group_id=effect.group_id, seed=seed))
@@ -150,7 +152,7 @@ class _Run:
                 case ScoreRollout():
                     self._score(effect.rollout_id)
                 case TrainStep():
-                    self._step = effect
+                    self._steps.append(effect.step)
                 case PublishVersion():
                     self._events.append(VersionPublished(policy_version=effect.policy_version))
                     self._report_capacity(effect.policy_version)
@@ -167,6 +169,7 @@ class _Run:
                     | RolloutsEvaluated()
                     | RolloutsLeased()
                     | SendReceipts()
+                    | SendTrained()
                     | StepTrained()
                     | VersionRecorded()
                 ):
@@ -208,8 +211,7 @@ class _Run:
         self._events.append(RolloutScored(rollout_id=name, reward=reward))
 
     def _train(self, step: int) -> None:
-        assert self._planned is not None and self._planned.step == step
-        planned, self._step = self._planned, None
+        planned = self._planned.pop(step)
         metrics = train_step(self._policy, self._optimizer, self._batch(planned), self._settings)
         self._trained += len(planned.rollout_ids)
         if step % EVALUATE_EVERY == 0 or step == self._config.training.steps:

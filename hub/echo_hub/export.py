@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,9 +70,8 @@ async def evaluate_versions(
 
 def _sampler(learner: Learner) -> VersionSampler:
     async def generate(requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
-        started = time.monotonic()
-        rollouts = await learner.evaluate(requests, adapter=adapter, greedy=greedy)
-        return Generated(rollouts=rollouts, seconds=time.monotonic() - started)
+        drawn = await learner.evaluate(requests, adapter=adapter, greedy=greedy)
+        return Generated(rollouts=drawn.rollouts, seconds=drawn.seconds)
 
     return generate
 

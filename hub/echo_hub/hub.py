@@ -31,6 +31,7 @@ from echo_hub.core.effects import (
     ScoreRollout,
     SendLease,
     SendReceipts,
+    SendTrained,
     TrainStep,
 )
 from echo_hub.core.events import LearnerReady, StepDone, VersionPublished
@@ -58,7 +59,7 @@ from echo_hub.net.tracker import routes as tracker_routes
 from echo_hub.own_sampler import OwnSampler
 from echo_hub.partials import Partials
 from echo_hub.publishing import Publishing
-from echo_hub.receipts import ReceiptLookUps, as_message
+from echo_hub.receipts import ReceiptLookUps, TrainedReceipts, as_message
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
@@ -118,6 +119,7 @@ class Hub:
         self.publishing = Publishing(distributor=self._distributor, directory=directory, report=self._version_published)
         self._own_sampler = OwnSampler(config.training, report=self._driver.report)
         self._look_ups = ReceiptLookUps(store=opened.store, send=self._gateway.send)
+        self._trained_receipts = TrainedReceipts(send=self._gateway.send)
         self._nodes = self._make_nodes()
         self._preparation = GroupPreparation(opened.problems)
         self._scorer = Scorer(pool=opened.scoring, bounds=opened.bounds, load=partial(load_scoring_jobs, opened.store))
@@ -278,6 +280,7 @@ class Hub:
                     self._distributor.run(),
                     self._evaluations.run(),
                     self._look_ups.run(),
+                    self._trained_receipts.run(),
                     self._housekeeping.run(),
                     self._housekeeping.watch_bans(),
                     self._event_files.run(self._changes),
@@ -300,6 +303,8 @@ class Hub:
                 self._handing_out.submit(action)
             case SendReceipts():
                 self._gateway.send(action.node_id, as_message(action.receipts))
+            case SendTrained():
+                self._trained_receipts.submit(action)
             case LookUpReceipt():
                 self._look_ups.submit(action)
             case ScoreRollout():

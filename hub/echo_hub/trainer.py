@@ -1,7 +1,9 @@
 """Keeps the learner process alive and gives it its work: steps, evaluations and, in co-located mode, sampling.
 
-One job at a time, in order. When the process dies it is started again from its newest checkpoint. What was lost with
-it: the coordinator asks for its step and its rollouts again, an evaluation goes on where it was.
+Jobs are handed to the process in order. A step is handed over with its batch while the one before it is in training,
+and told of when it is done; any other job is waited for. When the process dies it is started again from its newest
+checkpoint. What was lost with it: the coordinator asks for its steps and its rollouts again, an evaluation goes on
+where it was.
 
 An evaluation never holds up training for long: it is done in parts, with the adapter of its own version, and where a
 step waits, it gives way after as much time as the last step took. So it takes half of the learner's time at most.
@@ -12,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,7 +24,7 @@ from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, Step
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.evaluation.by_hub import Generated
-from echo_hub.learner.process import Learner
+from echo_hub.learner.process import Learner, StepUnderWay
 from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.backoff import Restarts
@@ -31,7 +32,7 @@ from echo_shared.child import ChildExited
 from echo_shared.errors import LearnerError
 from echo_shared.messages import rollout_id
 from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.step_figures import EVAL_S
+from echo_shared.step_figures import TRAIN_S
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class LearnerState(StrEnum):
 
 
 LearnerEvent = LearnerReady | LearnerLost | StepDone | RolloutArrived
+Report = Callable[[LearnerEvent], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +79,7 @@ _Job = _Train | _Generate | GroupRequest
 
 
 class Trainer:
-    """The learner's keeper. `load_batch` gives a step's batch, `export_path` where its adapter goes, if anywhere.
-
-    A step's metrics are the learner's and eval_s, the seconds that evaluations took since the step before; eval_s is
-    not known of a step that only a checkpoint tells of.
-    """
+    """The learner's keeper. `load_batch` gives a step's batch, `export_path` where its adapter goes, if anywhere."""
 
     def __init__(
         self,
@@ -100,8 +98,6 @@ class Trainer:
         self.state = LearnerState.STARTING
         self._train_s = 0.0
         """Seconds of the last step."""
-        self._eval_s = 0.0
-        """Seconds of evaluations since the last step."""
 
     @property
     def pid(self) -> int | None:
@@ -122,7 +118,7 @@ class Trainer:
     def sample(self, request: GroupRequest) -> None:
         self._jobs.put_nowait(request)
 
-    async def run(self, report: Callable[[LearnerEvent], Awaitable[None]]) -> None:
+    async def run(self, report: Report) -> None:
         """Works for ever. Raises LearnerError when the learner cannot be kept alive."""
         restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
         while True:
@@ -134,10 +130,8 @@ class Trainer:
                 self._pid = learner.pid
                 self.state = LearnerState.RUNNING
                 self._drop_what_is_asked_for_again()
-                await report(LearnerReady(policy_version=learner.policy_version, metrics=learner.last_metrics))
-                while True:
-                    await self._work(learner, report)
-                    restarts.succeeded()
+                await report(LearnerReady(policy_version=learner.policy_version, metrics=learner.resumed))
+                await self._work(learner, report, restarts)
             except ChildExited as error:
                 wait_s = restarts.died()
                 self.state = LearnerState.DOWN
@@ -152,15 +146,30 @@ class Trainer:
                 if learner is not None:
                     await learner.stop()
 
-    async def _work(self, learner: Learner, report: Callable[[LearnerEvent], Awaitable[None]]) -> None:
-        job = await self._jobs.get()
+    async def _work(self, learner: Learner, report: Report, restarts: Restarts) -> None:
+        """Hands jobs over, and tells of steps as they are done. Raises the first error of either."""
+        try:
+            async with asyncio.TaskGroup() as steps:
+                while True:
+                    job = await self._jobs.get()
+                    if isinstance(job, _Train):
+                        batch = await self._load_batch(job.step)
+                        under_way = await learner.train(job.step, batch, self._export_path(job.step))
+                        steps.create_task(self._tell_of(job.step, under_way, report, restarts))
+                    else:
+                        await self._carry_out(job, learner, report)
+                        restarts.succeeded()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+
+    async def _tell_of(self, step: int, under_way: StepUnderWay, report: Report, restarts: Restarts) -> None:
+        metrics = await under_way.metrics()
+        self._train_s = metrics[TRAIN_S.key]
+        restarts.succeeded()
+        await report(StepDone(step=step, metrics=metrics))
+
+    async def _carry_out(self, job: _Generate | GroupRequest, learner: Learner, report: Report) -> None:
         match job:
-            case _Train():
-                batch, started = await self._load_batch(job.step), time.monotonic()
-                metrics = await learner.train(job.step, batch, self._export_path(job.step))
-                self._train_s = time.monotonic() - started
-                metrics[EVAL_S.key], self._eval_s = self._eval_s, 0.0
-                await report(StepDone(step=job.step, metrics=metrics))
             case _Generate():
                 await self._generate(learner, job)
             case GroupRequest():
@@ -185,22 +194,21 @@ class Trainer:
     async def _generate(self, learner: Learner, job: _Generate) -> None:
         """Draws part by part, until the job is done, nobody waits for it any more, or another job has waited long
         enough."""
-        began = time.monotonic()
+        took_s = 0.0
         settings = self._settings.learner
         budget = settings.micro_batch_tokens * settings.processes * settings.hosts
         while job.requests and not job.done.done():
             part = job.requests[next(batches(job.requests, budget))]
-            started = time.monotonic()
             try:
-                job.finished += await learner.evaluate(part, adapter=job.adapter, greedy=job.greedy)
+                drawn = await learner.evaluate(part, adapter=job.adapter, greedy=job.greedy)
             except ChildExited:
                 self._jobs.put_nowait(job)
                 raise
-            now = time.monotonic()
-            job.seconds += now - started
-            self._eval_s += now - started
+            job.finished += drawn.rollouts
+            job.seconds += drawn.seconds
+            took_s += drawn.seconds  # Not what it waited for: the step before it may still be in training.
             job.requests = job.requests[len(part) :]
-            if job.requests and not self._jobs.empty() and now - began >= self._train_s:
+            if job.requests and not self._jobs.empty() and took_s >= self._train_s:
                 self._jobs.put_nowait(job)
                 return
         if not job.done.done():

@@ -301,6 +301,7 @@ class ParentPipe:
         self._output: BinaryIO = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._closed = False
         self._ended = False
         self._sending = threading.Lock()
         threading.Thread(target=self._read, name="parent-pipe", daemon=True).start()
@@ -311,7 +312,13 @@ class ParentPipe:
             if len(body := self._input.read(size)) < size:
                 break  # The parent died in mid-frame.
             self._frames.put(unpack_frame(body))
+        self._closed = True
         self._frames.put(None)
+
+    @property
+    def closed(self) -> bool:
+        """The parent has closed the pipe, or is gone, whatever frames are still unread."""
+        return self._closed
 
     @property
     def ended(self) -> bool:

@@ -125,6 +125,15 @@ EVAL_S: Final = StepFigure(
     chart="seconds",
     colour="accuracy",
 )
+GAP_S: Final = StepFigure(
+    key="gap_s",
+    label="between steps",
+    about="From the end of the step before to the newest one's start, evaluations and sampling included.",
+    unit="s",
+    prometheus="echo_learner_gap_seconds",
+    chart="seconds",
+    colour="staleness",
+)
 SECONDS: Final = StepFigure(
     key="seconds",
     label="training",
@@ -207,7 +216,7 @@ TRAIN_S: Final = StepFigure(
 )
 
 STEP_FIGURES: tuple[StepFigure, ...] = (
-    *(RATIO_MAX, RATIO_MEAN, BASE_KL, SHARE_TRUNCATED, SHARE_WITHOUT_ADVANTAGE, CLIP_FRACTION, EVAL_S, SECONDS),
+    *(RATIO_MAX, RATIO_MEAN, BASE_KL, SHARE_TRUNCATED, SHARE_WITHOUT_ADVANTAGE, CLIP_FRACTION, EVAL_S, GAP_S, SECONDS),
     *(TOKENS_PER_S, GRAD_NORM, MISMATCH_KL, LOSS, UPDATED, GROUPS_WITHOUT_ADVANTAGE, ROLLOUTS_MASKED),
     *(ROLLOUTS_UNSELECTED, ROLLOUTS_VETOED, CORRECTION_WEIGHT, CORRECTION_SHARE, COMPLETION_TOKENS, COMPUTED_TOKENS),
     TRAIN_S,
@@ -228,7 +237,7 @@ CHARTS: tuple[Chart, ...] = (
         title="Shares",
         about="Shares of clipped tokens, of groups without advantage and of rollouts cut off by length, by step",
     ),
-    Chart(key="seconds", title="Seconds a step", about="Seconds of training and of evaluation by step"),
+    Chart(key="seconds", title="Seconds a step", about="Seconds of training, of evaluation and between steps, by step"),
     Chart(key="tokens", title="Trained tokens/s", about="Tokens that the learner trained on per second, by step"),
 )
 """In their order on the operator's page."""

@@ -65,9 +65,9 @@ async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive
             case ScoreRollout():
                 assert len(driven.store.load_payloads([action.rollout_id])) == 1
             case TrainStep():
-                assert snapshot.planned is not None and snapshot.planned.step == action.step
+                assert action.step in [planned.step for planned in snapshot.planned]
             case AnnounceVersion():
-                assert snapshot.published_version == action.policy_version
+                assert snapshot.published_version >= action.policy_version
             case _:
                 return
         seen.add(type(action).__name__)

@@ -92,7 +92,7 @@ async def test_versions_are_evaluated_beside_the_run(tmp_path: Path) -> None:
     settings = LearnerSettings.of_run(CONFIG, base_dir=base_dir, stop_ids=codec.stop_ids)
     learner = await Learner.start(settings, directory.root)
     try:
-        await learner.train(1, [group], directory.adapter(1))
+        await (await learner.train(1, [group], directory.adapter(1))).metrics()
         # The run's own learner is still there and holds its lock.
         found = await evaluate_versions(CONFIG, directory, policy_versions=None)
         again = await evaluate_versions(CONFIG, directory, policy_versions=[1, 0])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from echo_hub import receipts as receipts_module
-from echo_hub.core.effects import LookUpReceipt, SendLease
-from echo_hub.receipts import ReceiptLookUps
+from echo_hub.core.effects import LookUpReceipt, SendLease, SendTrained
+from echo_hub.receipts import ReceiptLookUps, TrainedReceipts
 from echo_shared.messages import DropReason, FromHub, Receipts, ReceiptState
 
 Drive = Callable[..., Awaitable[Any]]
@@ -63,3 +63,17 @@ async def test_look_ups_are_answered_in_order_and_bounded(drive: Drive, monkeypa
     assert [node_id for node_id, _ in sent.messages] == ["n0", "n1", "n3"], "the third of three found no room"
     working.cancel()
     await asyncio.wait([working])
+
+
+async def test_nodes_are_told_of_a_trained_batch_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts_module, "TOLD_AT_ONCE", 3)
+    sent = Sent()
+    trained = TrainedReceipts(send=sent.send)
+    trained.submit(SendTrained(rollout_ids=("1-0", "2-0", "1-1", "1-2"), node_ids=("a", "b", "a", "a")))
+    working = asyncio.create_task(trained.run())
+    await sent.until(3)
+    working.cancel()
+    await asyncio.wait([working])
+    told = [(node_id, [receipt.rollout_id for receipt in message.receipts]) for node_id, message in sent.messages]
+    assert told == [("a", ["1-0", "1-1"]), ("b", ["2-0"]), ("a", ["1-2"])]
+    assert {receipt.state for _, message in sent.messages for receipt in message.receipts} == {ReceiptState.TRAINED}

@@ -227,6 +227,27 @@ async def test_a_closed_pipe_asks_it_to_end(start: Starter) -> None:
     await child.stop()
 
 
+async def test_it_sees_that_the_pipe_is_closed_before_it_has_read_all(start: Starter) -> None:
+    child = await start(
+        "import sys\n"
+        "from echo_shared.child import ParentPipe\n"
+        "pipe = ParentPipe()\n"
+        "opened = not pipe.closed and pipe.receive() == {'n': 1}\n"
+        "pipe.send({})\n"
+        "while not pipe.closed:\n"
+        "    pass\n"
+        "unread = not pipe.ended and pipe.receive() == {'n': 2} and pipe.receive() is None and pipe.ended\n"
+        "sys.exit(7 if opened and unread else 8)\n"
+    )
+    await child.send({"n": 1})
+    await child.receive()
+    await child.send({"n": 2})
+    await child.stop()
+    with pytest.raises(ChildExited) as caught:
+        await child.receive()
+    assert caught.value.returncode == 7
+
+
 async def test_one_that_does_not_end_is_killed(start: Starter) -> None:
     child = await start(STUBBORN)
     assert await child.receive() == {"ready": True}

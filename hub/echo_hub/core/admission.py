@@ -11,7 +11,7 @@ the rule holds after a restart and after drops, without any re-basing, and where
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -84,6 +84,11 @@ class SortedKeys(Generic[_Key]):
         position = bisect_left(self._keys, key)
         if position < len(self._keys) and self._keys[position] == key:
             del self._keys[position]
+
+    def discard_all(self, keys: Collection[_Key]) -> None:
+        """Removes many keys in one pass."""
+        gone = set(keys)
+        self._keys = [key for key in self._keys if key not in gone]
 
     def first(self, count: int) -> tuple[_Key, ...]:
         """The `count` smallest keys."""

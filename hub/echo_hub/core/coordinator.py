@@ -97,8 +97,8 @@ class Coordinator:
             self._ledger.restore_failure(*failure)
         for (deadline, lease_id), indices in leases.items():
             self._leasing.watch(lease_id, tuple(indices), deadline)
-        if self._snapshot.planned is not None:
-            self._ledger.restore_plan(self._snapshot.planned.group_ids)
+        for planned in self._snapshot.planned:
+            self._ledger.restore_plan(planned.group_ids)
         self._give_back_hub_leases()
         self._evaluating.drop_what_settings_lack()
         return self._turn(now)
@@ -129,7 +129,7 @@ class Coordinator:
             groups_preparing=self._num_preparing,
             groups_open=waiting - complete,
             groups_buffered=complete,
-            groups_planned=len(self._training.planned.group_ids) if self._training.planned else 0,
+            groups_planned=sum(len(planned.group_ids) for planned in self._training.planned),
             nodes_connected=self._nodes.num_connected,
             leased_by_node=self._nodes.held_by_node,
             in_flight=len(self._ledger.rollouts),

@@ -180,6 +180,14 @@ class SendReceipts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendTrained:
+    """Action: tell each node which of its rollouts are trained; one element a rollout, in the order of training."""
+
+    rollout_ids: tuple[str, ...]
+    node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LookUpReceipt:
     """Action: a node sent a rollout that is final, or was never leased to it: answer with the store's receipt."""
 
@@ -196,7 +204,8 @@ class ScoreRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStep:
-    """Action: load the planned batch of this step and give it to the learner, then answer StepDone."""
+    """Action: load the planned batch of this step and give it to the learner, which may still be at work on the step
+    before; then answer StepDone. Steps come in order, two at most without an answer."""
 
     step: int
 
@@ -232,6 +241,7 @@ Action = (
     | SendLease
     | RevokeLease
     | SendReceipts
+    | SendTrained
     | LookUpReceipt
     | ScoreRollout
     | TrainStep

@@ -102,11 +102,11 @@ class LeaseGivenBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerReady:
-    """The learner is up, with the checkpoint of this version loaded. `metrics`: of the step that made the version; the
-    checkpoint keeps them."""
+    """The learner is up, with the checkpoint of this version loaded. `metrics`: by step, of the newest ones up to that
+    version, as many as it may have trained unseen; the checkpoint keeps them."""
 
     policy_version: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,8 @@ class LearnerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """Step `step` is trained and checkpointed: the learner now holds version `step`."""
+    """Step `step` is trained, and exported and checkpointed where that is due. The learner may be at work on the next
+    step already."""
 
     step: int
     metrics: Mapping[str, float]

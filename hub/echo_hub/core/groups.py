@@ -110,6 +110,8 @@ class RolloutGroup:
     prompt_tokens: int = 0
     expected_tokens: float = 0.0
     """What each completion of it was expected to come to, when it was opened."""
+    oldest_version: int | None = None
+    """The oldest version of what has been received, earlier turns included; None before the first."""
     is_plain: bool = True
     """All that wants a lease is a first turn that has failed nowhere."""
     key: Key = (0, 0.0, 0)
@@ -127,11 +129,6 @@ class RolloutGroup:
     @property
     def still_leased(self) -> list[LeasedRollout]:
         return [rollout for slot in self.slots for rollout in slot.leased]
-
-    @property
-    def oldest_version(self) -> int | None:
-        """The oldest version of what has been received, earlier turns included; None before the first."""
-        return min((rollout.policy_version for rollout in self.received), default=None)
 
     @property
     def has_advantage(self) -> bool:

@@ -62,6 +62,8 @@ LEFT_S: Final = 10.0
 """A node that has left may come back so long before what it holds is late."""
 TYPICAL: Final = 1.2
 """Times a typical rollout's, in which a rollout is to be back where the step should have begun already."""
+UNPROVEN_IN: Final = 4.0
+"""Typical rollouts' time that must be left for who has returned nothing yet: he may never do, and others have to."""
 HURRY: Final = 2.0
 """A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""
 EARLIER: Final = 1.3
@@ -70,7 +72,7 @@ SOON_S: Final = 0.01
 """What is released so soon is released now."""
 SLOWEST_S: Final = 3_600.0
 """Nobody is so slow that a step's work is released to it so long before the step begins."""
-MOST_REFUSED: Final = 64
+MOST_REFUSED: Final = 16
 """Groups that are passed over in one go because no node is left but those that they failed on."""
 PREFILL: Final = 1 / 16
 """What it costs to read a token of a prompt, over what it costs to draw one."""
@@ -231,7 +233,7 @@ class Leasing:
         if tempo.step_s is None or not self._nodes.tokens_per_s:
             return _Terms(oldest)
         a_rollout_s = self._ledger.lengths.mean_tokens / self._nodes.tokens_per_s
-        typical_s = self._ledger.lengths.mean_tokens * self._nodes.typical_token_s + self._nodes.typical_way_s
+        typical_s = self._typical_s
         missing = sum(count for of_batch, count in self._ledger.missing.items() if of_batch <= batch)
         left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
         in_s = max(left_s, missing * a_rollout_s, TYPICAL * typical_s)
@@ -242,6 +244,11 @@ class Leasing:
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
         return _Terms(oldest, in_s if self._ledger.num_under_way else inf, most=most)
 
+    @property
+    def _typical_s(self) -> float:
+        """Seconds from lease to arrival of a typical rollout."""
+        return self._ledger.lengths.mean_tokens * self._nodes.typical_token_s + self._nodes.typical_way_s
+
     def _lease_batch(self, owner: GroupOwner, start: int, end: int, terms: _Terms, now: float) -> int:
         """Leases the groups from `start` to `end` in the owner's queue, from the front, where the longest are; then
         from the back, to nodes too slow for these. Returns where the queue goes on behind them."""
@@ -251,8 +258,8 @@ class Leasing:
             group = self._ledger.groups[wanting[front][-1]]
             leased = self._lease_some(group, terms, now)
             if not leased:
-                if group.is_plain:
-                    break
+                if group.is_plain or self._find(group, terms, ()) is None:
+                    break  # Nobody is left, wherever it has failed.
                 refused += 1
             if leased and not group.unleased:
                 back -= 1  # It has left the queue.
@@ -299,14 +306,15 @@ class Leasing:
 
     def _find(self, group: RolloutGroup, terms: _Terms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
         """Who may take a member of the group, and how many at most."""
-        expected = group.expected_tokens
+        expected = self._ledger.expected_tokens(group)
         if not expected or (terms.in_s == inf and not terms.not_before_s):
             for node in self._nodes.next_ready(terms.oldest, avoid):
                 return node, min(node.free, self._size(group, terms))
             return None
         paces = (terms.not_before_s / expected, terms.in_s / expected)
         is_long = expected > self._ledger.lengths.mean_tokens
-        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long)
+        unproven = terms.in_s >= UNPROVEN_IN * self._typical_s
+        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long, unproven=unproven)
         for node in nodes:
             fitting = node.pace.fits(node.held_tokens, expected, terms.in_s)
             if fitting:
@@ -315,9 +323,8 @@ class Leasing:
 
     def _size(self, group: RolloutGroup, terms: _Terms) -> int:
         """How many members at most, for the others' sake; at least as many as make it worth reading the prompt."""
-        if not group.expected_tokens:
-            return terms.most
-        worth = ceil(group.prompt_tokens * PREFILL / (PREFILL_SHARE * group.expected_tokens))
+        expected = self._ledger.expected_tokens(group)
+        worth = ceil(group.prompt_tokens * PREFILL / (PREFILL_SHARE * expected)) if expected else 1
         return max(terms.most, worth)
 
     def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: _Terms) -> tuple[int, ...]:
@@ -359,7 +366,7 @@ class Leasing:
         if not lengths.long_tokens or not self._nodes.typical_token_s:
             return inf
         if node.proven:
-            queued = node.held_tokens + (count - 1) * group.expected_tokens
+            queued = node.held_tokens + (count - 1) * self._ledger.expected_tokens(group)
             return LATE_S + LATE * node.pace.finish_s(queued, lengths.long_tokens)
         return LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s
 

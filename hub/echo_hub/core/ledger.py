@@ -30,6 +30,7 @@ from echo_hub.core.effects import (
     RolloutsLeased,
     ScoreRecorded,
     ScoreRollout,
+    SendTrained,
     StepPlanned,
     StepTrained,
 )
@@ -50,6 +51,8 @@ class Ledger:
         self._nodes = nodes
         self._out = out
         self._held_by: dict[str, dict[str, LeasedRollout]] = {}
+        self._by_version: dict[int, set[int]] = {}
+        """The learner's groups for which something was leased by each version."""
         self.lengths = Lengths()
         self.num_under_way = 0
         """Rollouts that nodes hold and that are neither late nor overdue."""
@@ -94,6 +97,7 @@ class Ledger:
         slot = group.slots[row.index]
         group.num_tokens += row.num_tokens
         self.rollouts[row.rollout_id] = rollout
+        self._note_version(group, row.policy_version)
         if row.state is ReceiptState.LEASED:
             slot.leased = (*slot.leased, rollout)
             self._begin(slot, rollout)
@@ -102,8 +106,10 @@ class Ledger:
         elif row.state is ReceiptState.SCORED and row.reward is None:
             slot.turns = (*slot.turns, rollout)
             group.is_plain = False
+            _note_age(group, row.policy_version)
         else:
             slot.winner = rollout
+            _note_age(group, row.policy_version)
             self._count_end(group, row.state)
         self._want(group, row.index)
         return rollout
@@ -116,9 +122,9 @@ class Ledger:
         slot.scorer_failures += slot.turn == turn
 
     def restore_plan(self, group_ids: Iterable[int]) -> None:
-        for group_id in group_ids:
-            for ids in (self.waiting, self.complete, self.flat):
-                ids.discard(group_id)
+        planned = tuple(group_ids)
+        for ids in (self.waiting, self.complete, self.flat):
+            ids.discard_all(planned)
 
     def open_group(self, group: RolloutGroup) -> None:
         """A new group, not all of whose episodes are evaluated already."""
@@ -136,6 +142,8 @@ class Ledger:
         """Books the lease; the caller sends it."""
         group = self.groups[record.group_id]
         leased: list[LeasedRollout] = []
+        expected = self.expected_tokens(group)
+        self._note_version(group, record.policy_version)
         for index in record.indices:
             rollout = LeasedRollout(
                 rollout_id(record.lease_id, index),
@@ -147,7 +155,7 @@ class Ledger:
                 record.turn,
                 deadline=record.deadline,
                 leased_at=now,
-                expected_tokens=group.expected_tokens,
+                expected_tokens=expected,
             )
             self.rollouts[rollout.rollout_id] = rollout
             group.slots[index].leased = (*group.slots[index].leased, rollout)
@@ -155,7 +163,7 @@ class Ledger:
             self._hold(rollout)
             self._want(group, index)
             leased.append(rollout)
-        self._nodes.take(record.node_id, len(leased), len(leased) * group.expected_tokens, now)
+        self._nodes.take(record.node_id, len(leased), len(leased) * expected, now)
         self._out.record(record)
         return leased
 
@@ -173,6 +181,10 @@ class Ledger:
             and before.policy_version == record.policy_version
             and (before.node_id == record.node_id or self._nodes.is_proven(before.node_id))
         )
+
+    def expected_tokens(self, group: RolloutGroup) -> float:
+        """What a completion of the group is likely to come to; 0 while nobody knows."""
+        return group.expected_tokens or self.lengths.mean_tokens
 
     def held_by(self, node_id: str) -> list[LeasedRollout]:
         """What the node holds, in the order in which it was leased."""
@@ -223,6 +235,7 @@ class Ledger:
         self._end_lease(rollout)
         group.num_tokens += rollout.num_tokens
         group.slots[rollout.index].winner = rollout
+        _note_age(group, rollout.policy_version)
         self._want(group, rollout.index)
         self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
         self._move(rollout, ReceiptState.RECEIVED)
@@ -314,7 +327,8 @@ class Ledger:
     def plan(self, step: int, group_ids: tuple[int, ...], now: float) -> StepRow:
         """Writes down the batch of `step`; its groups, all complete, leave the queue."""
         groups = [self.groups[group_id] for group_id in group_ids]
-        ids = tuple(rollout.rollout_id for group in groups for rollout in group.received)
+        slots = [slot for group in groups for slot in group.slots]
+        ids = tuple(rollout.rollout_id for slot in slots for rollout in slot.received)
         ages = tuple(step - 1 - (group.oldest_version or 0) for group in groups)
         self._out.record(StepPlanned(step=step, group_ids=group_ids, rollout_ids=ids, staleness=ages, planned_at=now))
         self.restore_plan(group_ids)
@@ -324,10 +338,19 @@ class Ledger:
         """scored → trained, for the whole batch."""
         record = StepTrained(step=batch.step, rollout_ids=batch.rollout_ids, metrics=metrics, trained_at=now)
         self._out.record(record)
-        for trained_id in batch.rollout_ids:
-            self._move(self.rollouts.pop(trained_id), ReceiptState.TRAINED)
+        node_ids = tuple([self.rollouts.pop(trained_id).node_id for trained_id in batch.rollout_ids])
         for group_id in batch.group_ids:
-            self._forget(group_id)
+            del self.groups[group_id]
+        self.num_closed += len(batch.group_ids)
+        self._out.act(SendTrained(rollout_ids=batch.rollout_ids, node_ids=node_ids))
+
+    def waiting_from_before(self, oldest_version: int) -> list[RolloutGroup]:
+        """The waiting groups for which something was leased by a version older than this, by their ids; each is told
+        once for each such version."""
+        found: set[int] = set()
+        for version in [version for version in self._by_version if version < oldest_version]:
+            found |= self._by_version.pop(version)
+        return [self.groups[group_id] for group_id in sorted(found) if group_id in self.waiting]
 
     def _begin(self, slot: Slot, rollout: LeasedRollout) -> None:
         """Remembers it as what another may go on with."""
@@ -366,6 +389,7 @@ class Ledger:
                 self._count_missing(group, 1)
         else:
             slot.turns = tuple(other for other in slot.turns if other is not rollout)
+        group.oldest_version = min((other.policy_version for other in group.received), default=None)
 
     def _count_end(self, group: RolloutGroup, state: ReceiptState) -> None:
         """A slot has its winner: its episode has ended once that is scored."""
@@ -376,6 +400,10 @@ class Ledger:
             self.complete.add(group.group_id)
             if not group.has_advantage:
                 self.flat.add(group.group_id)
+
+    def _note_version(self, group: RolloutGroup, policy_version: int) -> None:
+        if group.owner.for_learner:
+            self._by_version.setdefault(policy_version, set()).add(group.group_id)
 
     def _count_missing(self, group: RolloutGroup, count: int) -> None:
         if group.owner.for_learner and count:
@@ -415,3 +443,8 @@ class Ledger:
             group.unleased.discard(index)
             if not group.unleased:
                 wanting.discard(group.key)
+
+
+def _note_age(group: RolloutGroup, policy_version: int) -> None:
+    if group.oldest_version is None or policy_version < group.oldest_version:
+        group.oldest_version = policy_version

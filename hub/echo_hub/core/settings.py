@@ -9,7 +9,7 @@ from echo_hub.core.nodes.node import NodeSettings, Samplers
 
 Mode = Literal["colocated", "sequential", "async"]
 
-UNPROVEN_SHARE: Final = 8
+UNPROVEN_SHARE: Final = 16
 """Nodes that have returned nothing yet hold one of so many rollouts of a step at most, all together."""
 
 _SAMPLERS: Final[dict[Mode, Samplers]] = {"colocated": "hub", "sequential": "any", "async": "by_version"}

@@ -31,7 +31,7 @@ class RolloutRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """One group that no trained step has consumed and that was not dropped; the planned step's are among them."""
+    """One group that no trained step has consumed and that was not dropped; those of planned steps are among them."""
 
     group_id: int
     seed: int
@@ -63,8 +63,8 @@ class CoordinatorSnapshot:
     """Groups younger than that one that were dropped because all their rewards were equal."""
     trained_steps: int = 0
     """Steps recorded as trained."""
-    planned: StepRow | None = None
-    """The step after `trained_steps`, if its batch was already written."""
+    planned: tuple[StepRow, ...] = ()
+    """The steps after `trained_steps` whose batches are already written, in order."""
     batch_sizes: tuple[int, ...] = ()
     """How many groups each of the newest `RECENT_STEPS` steps has in its batch, in order."""
     published_version: int = 0

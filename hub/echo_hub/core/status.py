@@ -20,7 +20,7 @@ class CoordinatorStatus:
     groups_buffered: int
     """Complete groups that wait for a step."""
     groups_planned: int
-    """Groups in the batch that is being trained."""
+    """Groups in written batches that are not trained: of the step in training, and of the next."""
     nodes_connected: int
     leased_by_node: Mapping[str, int]
     """Rollouts leased to each node and not yet received."""

@@ -21,7 +21,8 @@ READY: Final = 0.05
 """A batch is to be complete so long before the learner is free, over a step's time."""
 FIRST_MARGIN: Final = 1.5
 MOST_MARGIN: Final = 8.0
-_DOWN: Final = 0.05
+LEAST_MARGIN: Final = 1.0
+_DOWN: Final = 0.15
 """How fast the margin shrinks, for each batch that lies ready for a whole step too long."""
 
 
@@ -37,12 +38,16 @@ class Tempo:
         """The step that the learner is at, and since when."""
         self._done_at: float | None = None
         """When the learner ended its last step, if nothing has happened to it since."""
+        self._given = 0
+        """The newest step that the learner was given."""
         self._filled = 0
-        """The newest step whose groups were all complete, and since when."""
-        self._filled_at = 0.0
+        """The newest step whose groups were all complete."""
+        self._filled_at: dict[int, float] = {}
+        """When those of each step were that the learner has not come to."""
 
     def given(self, step: int, now: float) -> None:
         """The learner has this step, and begins with it as soon as it is free."""
+        self._given = step
         if self._begun is None:
             self._begun = (step, now)
 
@@ -51,13 +56,15 @@ class Tempo:
         if self._begun is not None and self._begun[0] == step:
             self._steps_s.append(now - max(self._begun[1], self._done_at or 0.0))
             self.step_s = median(self._steps_s)
-            if self._filled == step + 1:
-                self._lay_ready(now - self._filled_at)
-        self._begun, self._done_at = None, now
+            if step + 1 in self._filled_at:
+                self._lay_ready(now - self._filled_at[step + 1])
+        self._filled_at = {later: at for later, at in self._filled_at.items() if later > step}
+        self._begun, self._done_at = (step + 1, now) if self._given > step else None, now
 
     def lost(self) -> None:
         """The learner is gone: nobody knows when it begins."""
         self._begun = self._done_at = None
+        self._given = 0
 
     def filled(self, step: int, now: float) -> None:
         """Enough groups are complete for all steps up to this one."""
@@ -65,7 +72,8 @@ class Tempo:
             return
         if self._done_at is not None and self._begun is None and self.step_s:
             self.margin = min(MOST_MARGIN, self.margin * (1.0 + min(1.0, (now - self._done_at) / self.step_s)))
-        self._filled, self._filled_at = step, now
+        self._filled_at.update(dict.fromkeys(range(self._filled + 1, step + 1), now))
+        self._filled = step
 
     def begins(self, step: int, *, next_step: int, now: float) -> float:
         """When `step` is likely to begin, if rollouts are there in time. `next_step`: the first without a batch."""
@@ -84,4 +92,4 @@ class Tempo:
     def _lay_ready(self, seconds: float) -> None:
         if self.step_s:
             too_long = min(1.0, seconds / self.step_s) - READY
-            self.margin = max(1.0, self.margin * (1.0 - _DOWN * max(0.0, too_long)))
+            self.margin = max(LEAST_MARGIN, self.margin * (1.0 - _DOWN * max(0.0, too_long)))

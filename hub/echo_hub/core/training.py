@@ -1,12 +1,17 @@
 """The learner's side of the run: which step is next, what it consumes, and which versions are published.
 
-    learner_version   what the learner holds; None while it is away
+    learner_version   what the learner has told that it holds; None while it is away
     trained_steps     steps in the books; a learner that holds less repeats them from the store first
-    planned           the batch of step trained_steps + 1, once it is written
+    planned           the batches of the steps after trained_steps, as far as they are written: two at most
     training          what the learner is at work on
 
-A step is written before it is trained and counted once: a learner that comes back with the planned step already in its
-checkpoint has trained it and brings its metrics, one that comes back without it gets the very same batch again.
+While the learner trains step k it is given step k + 1, as soon as the oldest groups that wait are complete and make up
+its batch, so that it goes on at once. Once it has nothing to do, a batch may overtake groups that are still open. Step
+k + 1 consumes at version k wherever the learner stands when its batch is written, and the staleness bound holds it to
+that. In lock-step modes nothing is complete for step k + 1 before version k is published.
+
+A step is written before it is trained and counted once: a learner that comes back with planned steps already in its
+checkpoint has trained them and brings their metrics, one that comes back without them gets the very same batches again.
 
 Which groups a step takes:
 - `groups_per_step` complete ones, oldest first;
@@ -44,6 +49,9 @@ MAX_SCORER_FAILURES: Final = 3
 """Times that the scorer fails on one turn of an index, each time on another draw, before its group is dropped: so a
 problem that breaks the scorer cannot stall the run."""
 
+STEPS_AHEAD: Final = 2
+"""How many steps the learner is given before it tells that the first of them is done."""
+
 MAX_FLAT_BATCHES: Final = 4
 """`groups_per_step` times this many flat groups are dropped for the sake of one step."""
 
@@ -66,22 +74,30 @@ class Training:
         self._flat_groups = list(snapshot.flat_groups)
         self._batch_sizes = deque(snapshot.batch_sizes, RECENT_STEPS)
         self.trained_steps = snapshot.trained_steps
-        self.planned = snapshot.planned
+        self.planned = deque(snapshot.planned)
         self.published_version = snapshot.published_version
         self._publishing = 0
         self.tempo = Tempo()
         self.learner_version: int | None = None
-        self.training: int | None = None
+        self._given = 0
+        """The newest step that the learner was given since it came; at least its version."""
 
     @property
     def next_step(self) -> int:
         """The first step whose batch is not written yet."""
-        return self.trained_steps + 1 + (self.planned is not None)
+        return self.trained_steps + 1 + len(self.planned)
+
+    @property
+    def training(self) -> int | None:
+        """The step that the learner is at work on; None while it has nothing to do."""
+        if self.learner_version is None or self._given == self.learner_version:
+            return None
+        return self.learner_version + 1
 
     @property
     def idle_version(self) -> int | None:
         """The version that the learner holds, if it is up to date and not at work."""
-        idle = self.training is None and self.planned is None and self.learner_version == self.trained_steps
+        idle = self.training is None and not self.planned and self.learner_version == self.trained_steps
         return self.learner_version if idle else None
 
     @property
@@ -92,7 +108,7 @@ class Training:
     @property
     def finished(self) -> bool:
         """The last step is trained, and the last version that is due is published."""
-        steps_done = self.planned is None and self.trained_steps >= self._settings.steps
+        steps_done = not self.planned and self.trained_steps >= self._settings.steps
         return steps_done and self.published_version >= self._settings.newest_due_version(self.trained_steps)
 
     @property
@@ -170,24 +186,24 @@ class Training:
         for group in [group for group in self._ledger.groups.values() if group.owner is self]:
             self._ledger.drop_group(group, DropReason.RUN_ENDED)
 
-    def learner_ready(self, policy_version: int, metrics: Mapping[str, float], now: float) -> None:
+    def learner_ready(self, policy_version: int, metrics: Mapping[int, Mapping[str, float]], now: float) -> None:
         """Raises LocalProtocolError when checkpoint and store cannot be of one run."""
-        trained_unseen = self.planned is not None and policy_version == self.trained_steps + 1
         missing = [step for step in range(policy_version + 1, self.trained_steps + 1) if step not in self._replayable]
-        if missing or (policy_version > self.trained_steps and not trained_unseen):
+        if missing or policy_version >= self.next_step:
             raise LocalProtocolError(
                 "The learner's checkpoint and the hub's store do not fit together.",
-                got=f"a checkpoint of version {policy_version}; the store has {self.trained_steps} trained steps"
+                got=f"a checkpoint of version {policy_version}; the store has {self.trained_steps} trained steps and "
+                f"{len(self.planned)} planned ones"
                 + (f", and the rollouts of step {missing[0]} are no longer kept" if missing else ""),
                 do="Restore the run directory, checkpoints and database together, from one backup.",
             )
-        if trained_unseen:
-            self._count_step(metrics, now)
-        self.learner_version, self.training = policy_version, None
+        for step in range(self.trained_steps + 1, policy_version + 1):
+            self._count_step(metrics.get(step, {}), now)
+        self.learner_version = self._given = policy_version
         self._publish_if_due()
 
     def learner_lost(self) -> None:
-        self.learner_version = self.training = None
+        self.learner_version = None
         self.tempo.lost()
 
     def step_done(self, step: int, metrics: Mapping[str, float], now: float) -> None:
@@ -198,7 +214,7 @@ class Training:
         self.tempo.done(step, now)
         if step > self.trained_steps:
             self._count_step(metrics, now)
-        self.learner_version, self.training = step, None
+        self.learner_version = step
         self._publish_if_due()
 
     def version_published(self, policy_version: int, now: float) -> None:
@@ -209,25 +225,22 @@ class Training:
             self._out.act(AnnounceVersion(policy_version=policy_version))
 
     def advance(self, now: float) -> None:
-        """Gives an idle learner its next step, if there is one."""
+        """Gives the learner its next steps, as far as their batches are written or can be."""
         self.tempo.filled(self.next_step - 1 + len(self._ledger.complete) // self._settings.groups_per_step, now)
         if self._settings.dynamic_sampling:
             self._drop_flat_groups()
-        if self.learner_version is None or self.training is not None:
+        if self.learner_version is None:
             return
-        if self.learner_version < self.trained_steps:
-            self._train(self.learner_version + 1, now)
-            return
-        if self.planned is None and self.trained_steps < self._settings.steps:
-            self._plan(now)
-        if self.planned is not None:
-            self._train(self.planned.step, now)
+        while self._given < self.learner_version + STEPS_AHEAD:
+            step = self._given + 1
+            if step == self.next_step and not self._plan(now):
+                return
+            self._train(step, now)
 
     def sweep(self) -> None:
         """Drops waiting groups whose oldest rollout exceeds the bound at the next step, and leases that would."""
         oldest = oldest_useful_version(self._settings, self.next_step)
-        for group_id in self._ledger.waiting.first(len(self._ledger.waiting)):
-            group = self._ledger.groups[group_id]
+        for group in self._ledger.waiting_from_before(oldest):
             if group.oldest_version is not None and group.oldest_version < oldest:
                 self._ledger.drop_group(group, DropReason.STALE)
             elif not group.complete:
@@ -245,24 +258,28 @@ class Training:
             if group_id > self._newest_planned_group:
                 self._flat_groups.append(group_id)
 
-    def _plan(self, now: float) -> None:
-        if not self._batch():
-            return
+    def _plan(self, now: float) -> bool:
+        """Writes down the batch of the next step, if the run has one and enough groups are complete."""
+        if self.next_step > self._settings.steps or not self._batch():
+            return False
         self.sweep()
         batch = self._batch()
         if not batch:
-            return
-        self.planned = self._ledger.plan(self.trained_steps + 1, batch, now)
+            return False
+        self.planned.append(self._ledger.plan(self.next_step, batch, now))
         self._batch_sizes.append(len(batch))
         self._newest_planned_group = max(self._newest_planned_group, batch[-1])
         self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]
         # The version at which the step after this one consumes is certain from here on: give up what cannot make it.
         self.sweep()
+        return True
 
     def _batch(self) -> tuple[int, ...]:
-        """The groups of the next step, oldest first; none while there are not enough."""
+        """The groups of the next step, oldest first; none while there are not enough. While the learner has work, none
+        of them overtakes one that is still open, which may have no later step."""
         complete, most, budget = self._ledger.complete, self._settings.groups_per_step, self._settings.tokens_per_step
-        if self._settings.mode != "async" and not self._first_are_complete(self.outlook.next_batch):
+        in_order = self._settings.mode != "async" or self.training is not None
+        if in_order and not self._first_are_complete(self.outlook.next_batch):
             return ()
         if budget:
             tokens = 0
@@ -273,15 +290,15 @@ class Training:
         return complete.first(most) if len(complete) >= most else ()
 
     def _train(self, step: int, now: float) -> None:
-        self.training = step
+        self._given = step
         self.tempo.given(step, now)
         self._out.act(TrainStep(step=step))
 
     def _count_step(self, metrics: Mapping[str, float], now: float) -> None:
-        assert self.planned is not None
-        self._ledger.train(self.planned, metrics, now)
-        self.trained_steps, self.planned = self.planned.step, None
-        self._replayable.add(self.trained_steps)
+        batch = self.planned.popleft()
+        self._ledger.train(batch, metrics, now)
+        self.trained_steps = batch.step
+        self._replayable.add(batch.step)
 
     def _publish_if_due(self) -> None:
         assert self.learner_version is not None

@@ -2,9 +2,11 @@
 
     adapter_model.safetensors, adapter_config.json   the policy, in PEFT's layout
     optimizer.safetensors                            Adam's state and the states of PyTorch's random generators
-    checkpoint.json                                  the step, its metrics, the other files' sizes; written last
+    checkpoint.json                                  the step, its metrics and those of the step before, the other
+                                                     files' sizes; written last
 
-Of a learner of several processes, rank 0 writes it. All in it is whole, so that any number of processes may go on.
+`take` copies what a checkpoint holds, so that `save` may write it while training goes on. Of a learner of several
+processes, rank 0 writes it. All in it is whole, so that any number of processes may go on.
 
 A directory is written under a temporary name, synced to disk and renamed. One whose checkpoint.json is missing or does
 not match its files is never picked up.
@@ -44,8 +46,8 @@ class Checkpoint:
 
     directory: Path
     step: int
-    metrics: Mapping[str, float]
-    """What the step has told of itself."""
+    metrics: Mapping[int, Mapping[str, float]]
+    """What the step and the one before it have told of themselves, by step: nobody may have heard either."""
 
 
 @contextmanager
@@ -77,15 +79,33 @@ def atomic_directory(final: Path) -> Iterator[Path]:
         ) from error
 
 
+def take(policy: Policy, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+    """What `restore` takes, copied to the host's memory; without an optimizer the adapter alone."""
+    adapter = {f"{_ADAPTER}{name}": _copy(parameter) for name, parameter in policy.parameters.items()}
+    return adapter if optimizer is None else {**adapter, **_optimizer_tensors(policy, optimizer)}
+
+
+def adapter_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapter's weights in what `take` or `read` gave, by PEFT's names."""
+    return {name.removeprefix(_ADAPTER): tensor for name, tensor in tensors.items() if name.startswith(_ADAPTER)}
+
+
 def save(
-    root: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, step: int, metrics: Mapping[str, float]
+    root: Path, policy: Policy, tensors: Mapping[str, Tensor], *, metrics: Mapping[int, Mapping[str, float]]
 ) -> None:
-    """Writes the checkpoint of `step` below `root`."""
+    """Writes what `take` gave as the checkpoint of the newest step in `metrics` below `root`; reads nothing of `policy`
+    that training changes."""
+    *earlier, step = sorted(metrics)
+    rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
     with atomic_directory(root / f"step-{step:06d}") as directory:
-        policy.save_adapter(directory)
-        save_file(_optimizer_tensors(policy, optimizer), directory / OPTIMIZER)
-        sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
-        marker = {"step": step, "metrics": dict(metrics), "files": sizes}
+        policy.save_adapter(directory, adapter_in(tensors))
+        save_file(rest, directory / OPTIMIZER)
+        marker = {
+            "step": step,
+            "metrics": dict(metrics[step]),
+            "earlier": {str(number): dict(metrics[number]) for number in earlier},
+            "files": {path.name: path.stat().st_size for path in directory.iterdir()},
+        }
         (directory / MARKER).write_text(json.dumps(marker, indent=2), encoding="utf-8")
 
 
@@ -103,7 +123,7 @@ def complete(root: Path) -> list[Checkpoint]:
 
 
 def read(checkpoint: Checkpoint, policy: Policy) -> dict[str, Tensor]:
-    """What `restore` takes, in the host's memory. Raises LearnerError unless it is of this policy's shapes."""
+    """What `take` gave, in the host's memory. Raises LearnerError unless it is of this policy's shapes."""
     adapter = policy.read_adapter(checkpoint.directory)
     return {
         **{f"{_ADAPTER}{name}": tensor for name, tensor in adapter.items()},
@@ -133,8 +153,12 @@ def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict
         tensors["rng.cuda"] = torch.cuda.get_rng_state(policy.device)
     for name, parameter in policy.parameters.items():
         for field, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}/{field}"] = value.detach().cpu()
+            tensors[f"{name}/{field}"] = _copy(value)
     return tensors
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _read(directory: Path) -> Checkpoint | None:
@@ -143,7 +167,9 @@ def _read(directory: Path) -> Checkpoint | None:
         for name, size in marker["files"].items():
             if (directory / name).stat().st_size != size:
                 raise ValueError(f"{name} does not have its {size} bytes")
-        return Checkpoint(directory=directory, step=marker["step"], metrics=marker["metrics"])
+        earlier = {int(step): metrics for step, metrics in marker.get("earlier", {}).items()}
+        metrics = {**earlier, marker["step"]: marker["metrics"]}
+        return Checkpoint(directory=directory, step=marker["step"], metrics=metrics)
     except (OSError, ValueError, KeyError) as error:
         log.warning("checkpoint %s is not complete and is left out: %s", directory.name, error)
         return None

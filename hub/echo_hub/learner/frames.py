@@ -1,7 +1,8 @@
 """How batches and rollouts stand in the frames between hub and learner process. Loads no torch.
 
-A request is {call, command, ...}. It is answered by any number of {call, kind: "item", ...} and then by one
-{call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}.
+A request is {call, command, ...}. It is answered by any number of {call, kind: "item", policy_version, ...} and then by
+one {call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}. The answer to "train" may
+come after answers to later requests, but not after that to the next "train".
 """
 
 from __future__ import annotations

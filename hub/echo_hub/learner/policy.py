@@ -135,10 +135,12 @@ class Policy:
         with self.model.disable_adapter():
             return self.logprobs(batch)
 
-    def published(self) -> dict[str, Tensor]:
-        """The adapter as nodes get it, A [R, I] and B [O, R] by PEFT's names: in bfloat16, if that is wanted, rounded
-        to nearest, ties to even."""
-        return {name: parameter.detach().to(self._published_dtype) for name, parameter in self.parameters.items()}
+    def published(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The adapter, or `weights` in its place, as nodes get it, A [R, I] and B [O, R] by PEFT's names: in bfloat16,
+        if that is wanted, rounded to nearest, ties to even."""
+        return {
+            name: weight.detach().to(self._published_dtype) for name, weight in (weights or self.parameters).items()
+        }
 
     def save_adapter(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Writes the adapter, or `weights` in its place, in PEFT's layout; the same weights give the same bytes."""

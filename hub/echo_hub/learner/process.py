@@ -1,7 +1,8 @@
 """The learner as its parent sees it: a child process that is given steps, samples and evaluations. Loads no torch.
 
-Commands may overlap; the process carries them out in the order in which they were given. Every await here may be
-cancelled: the process still finishes what it was told to do, and nobody reads that answer.
+Commands may overlap; the process carries them out in the order in which they were given, each as soon as the one before
+is done: what a step has left is written beside the next command. Every await here may be cancelled: the process still
+finishes what it was told to do, and nobody reads that answer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,22 @@ from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.supervised import Command, SupervisedChild
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What an evaluation has drawn, and how long the process was at it."""
+
+    rollouts: list[FinishedRollout]
+    seconds: float
+
+
 class Learner:
     """Made by `start`. Every command raises LearnerError (refused, or failed) or ChildExited (the process is gone)."""
 
     def __init__(self, child: SupervisedChild, opened: Frame) -> None:
         self.policy_version: int = opened["policy_version"]
         """What the process holds, by its last answer; right even when nobody waited for that answer."""
-        self.last_metrics: Mapping[str, float] = opened["metrics"]
-        """Metrics of the step that made `policy_version`, if this or an earlier process has trained it."""
+        self.resumed: Mapping[int, Mapping[str, float]] = opened["metrics"]
+        """The metrics that came with its checkpoint: of its step and of the one before, by step."""
         self._child = child
         self._numbers = itertools.count(1)
         # Unbounded, but a call gets no more answers than it asked for rollouts.
@@ -64,31 +74,21 @@ class Learner:
     def pid(self) -> int:
         return self._child.pid
 
-    async def train(self, step: int, groups: Sequence[TrainingGroup], export_to: Path | None) -> dict[str, float]:
-        """Trains version `step` - 1 into `step`; the metrics are those of `echo_hub.learner.step.train_step`.
-
-        When this returns, the step is in a checkpoint, if one is due, and its adapter lies in `export_to`, if given.
-        """
-        result = await self._result(
-            "train",
-            step=step,
-            groups=frames.pack_groups(groups),
-            export_to=None if export_to is None else str(export_to),
-        )
-        metrics: dict[str, float] = result["metrics"]
-        return metrics
+    async def train(self, step: int, groups: Sequence[TrainingGroup], export_to: Path | None) -> StepUnderWay:
+        """Hands the process the step that turns version `step` - 1 into `step`, which it may not hold yet: it begins
+        once it has carried out what it was given before."""
+        fields = {"groups": frames.pack_groups(groups), "export_to": None if export_to is None else str(export_to)}
+        return StepUnderWay(await self._call("train", step=step, **fields))
 
     async def sample(self, groups: Sequence[GroupRequest]) -> AsyncGenerator[FinishedRollout, None]:
         """Draws all rollouts of `groups`, which must ask for `policy_version`; yields each when it is finished."""
         requests = [frames.pack_request(group) for group in groups]
-        async with contextlib.aclosing(self._call("sample", groups=requests)) as answers:
+        async with contextlib.aclosing(await self._call("sample", groups=requests)) as answers:
             async for frame in answers:
                 if frame["kind"] == "item":
                     yield frames.unpack_rollout(frame["rollout"])
 
-    async def evaluate(
-        self, groups: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool
-    ) -> list[FinishedRollout]:
+    async def evaluate(self, groups: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Drawn:
         """Draws all rollouts of `groups`, by the PEFT `adapter` in a directory or, None, by the base; whatever is held.
 
         Greedy, or drawn from the requests' seeds.
@@ -98,31 +98,33 @@ class Learner:
             "adapter": None if adapter is None else str(adapter),
             "greedy": greedy,
         }
-        async with contextlib.aclosing(self._call("evaluate", **fields)) as answers:
-            return [frames.unpack_rollout(frame["rollout"]) async for frame in answers if frame["kind"] == "item"]
+        async with contextlib.aclosing(await self._call("evaluate", **fields)) as answers:
+            *items, result = [frame async for frame in answers]
+        return Drawn(rollouts=[frames.unpack_rollout(item["rollout"]) for item in items], seconds=result["at_work_s"])
 
     async def stop(self) -> None:
         """Ends the process, after its step if that does not take long. Harmless when it has ended."""
         await self._child.stop()
         await self._reader
 
-    async def _result(self, command: str, **fields: Any) -> Frame:
-        async with contextlib.aclosing(self._call(command, **fields)) as answers:
-            async for frame in answers:
-                last = frame
-        return last
-
     async def _call(self, command: str, **fields: Any) -> AsyncGenerator[Frame, None]:
-        """Yields the answers to one command; the last is its result."""
+        """Sends one command; the answers to it, of which the last is its result."""
+        if self._ended is not None:
+            raise self._ended
         number = next(self._numbers)
-        answers = self._answers[number] = asyncio.Queue()
+        self._answers[number] = asyncio.Queue()
         try:
-            if self._ended is not None:
-                raise self._ended
             await self._child.send({"call": number, "command": command, **fields})
+        except BaseException:
+            del self._answers[number]
+            raise
+        return self._answers_to(number)
+
+    async def _answers_to(self, number: int) -> AsyncGenerator[Frame, None]:
+        try:
             kind = "item"
             while kind == "item":
-                frame = await answers.get()
+                frame = await self._answers[number].get()
                 if isinstance(frame, ChildExited):
                     raise frame
                 kind = frame["kind"]
@@ -137,9 +139,7 @@ class Learner:
         try:
             while True:
                 frame = await self._child.receive()
-                if frame["kind"] == "result":
-                    self.policy_version = frame["policy_version"]
-                    self.last_metrics = frame.get("metrics", self.last_metrics)
+                self.policy_version = frame.get("policy_version", self.policy_version)
                 answers = self._answers.get(frame["call"])
                 if answers is not None:
                     answers.put_nowait(frame)
@@ -147,6 +147,22 @@ class Learner:
             self._ended = error
             for answers in self._answers.values():
                 answers.put_nowait(error)
+
+
+class StepUnderWay:
+    """A step that the learner process was given."""
+
+    def __init__(self, answers: AsyncGenerator[Frame, None]) -> None:
+        self._answers = answers
+
+    async def metrics(self) -> dict[str, float]:
+        """Waits until the step is in a checkpoint, if one is due, and its adapter where it is wanted; then its metrics:
+        those of `echo_hub.learner.step.train_step`, and what the process knows of the time between steps."""
+        async with contextlib.aclosing(self._answers) as answers:
+            async for frame in answers:
+                result = frame
+        metrics: dict[str, float] = result["metrics"]
+        return metrics
 
 
 def _command(learner: LearnerConfig) -> Sequence[str]:

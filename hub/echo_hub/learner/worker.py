@@ -1,8 +1,13 @@
 """The learner process: `python -m echo_hub.learner.worker`, driven by `echo_hub.learner.process`.
 
-One command at a time, in order. Only one learner works in a run directory: it holds RUN/learner.lock, which the system
-frees when the process dies. A command that is refused changes nothing (LearnerError); any other failure ends the
-process, and the next one starts from the newest checkpoint.
+One command at a time, in order. What a step leaves, its adapter and its checkpoint, is copied at its end and written
+beside what comes next; the step is answered once it is written, and its successor ends no earlier. So a kill at any
+moment costs what is not in a checkpoint yet, two steps at most where each is checkpointed, and the hub gives those
+again. What is still to be begun when the hub closes the pipe, or is gone, is not begun.
+
+Only one learner works in a run directory: it holds RUN/learner.lock, which the system frees when the process dies. A
+command that is refused changes nothing (LearnerError); any other failure ends the process, and the next one starts
+from the newest checkpoint.
 
 Of several processes (`echo_hub.learner.launch`), rank 0 speaks with the hub, refuses commands, and has the run
 directory; every rank carries out what was not refused.
@@ -14,9 +19,10 @@ import argparse
 import logging
 import os
 import sys
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +30,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from torch import distributed
+from torch import Tensor, distributed
 
 from echo_hub.learner import checkpoint, frames
 from echo_hub.learner.launch import end_with
@@ -34,10 +40,12 @@ from echo_hub.learner.ranks import ALONE, Ranks
 from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
+from echo_hub.learner.writer import Writer
 from echo_shared import torch_sampler
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
 from echo_shared.sampling import GroupRequest
+from echo_shared.step_figures import EVAL_S, GAP_S
 from echo_shared.torch_draws import draw, most_likely
 
 log = logging.getLogger(__name__)
@@ -45,9 +53,12 @@ log = logging.getLogger(__name__)
 TICK_S: Final = 60.0
 """Well below `ranks.SILENCE`."""
 
+Answer = Callable[[Frame], None]
+"""Called with one answer to a command, from any thread."""
+
 
 class Worker:
-    """Made by `open`; holds policy version `policy_version`."""
+    """Made by `open`; holds policy version `policy_version`. `close` it."""
 
     def __init__(self, settings: LearnerSettings, run_dir: Path, policy: Policy, lock: FileLock | None) -> None:
         self._settings = settings
@@ -57,8 +68,16 @@ class Worker:
         self._lock = lock  # Let go of, it would unlock.
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
+        self._writer = Writer()
+        self.failed = False
+        """Writing has failed, and the hub was told."""
+        self._eval_s = 0.0
+        """Seconds of evaluations since the last step."""
+        self._ended: float | None = None
+        """When the last step of this process was computed."""
         self.policy_version = 0
-        self.metrics: Mapping[str, float] = {}
+        self.metrics: Mapping[int, Mapping[str, float]] = {}
+        """Of the step that made the version and of the one before, by step, as far as they are known."""
 
     @classmethod
     def open(cls, frame: Frame, ranks: Ranks = ALONE) -> Worker:
@@ -79,7 +98,7 @@ class Worker:
         """Resumes every rank from rank 0's newest checkpoint, if there is one."""
         found = checkpoint.complete(self._checkpoints)[:1] if self._ranks.rank == 0 else []
         tensors = self._ranks.agree(lambda: checkpoint.read(found[0], self._policy) if found else {})
-        newest = {"step": found[0].step, "metrics": dict(found[0].metrics)} if found else {"step": 0, "metrics": {}}
+        newest = {"step": found[0].step, "metrics": found[0].metrics} if found else {"step": 0, "metrics": {}}
         told = self._ranks.tell(newest if self._ranks.rank == 0 else None)
         tensors = self._ranks.tell_tensors(tensors)
         if tensors:
@@ -111,42 +130,76 @@ class Worker:
             raise LearnerError("The learner does not know this command.", got=frame["command"])
         return frame
 
-    def handle(self, frame: Frame) -> Iterator[Frame]:
-        """The answer to an admitted command: items, each of kind "item", and at last the result."""
-        if frame["command"] == "train":
-            metrics = self._train(frame["step"], frames.unpack_groups(frame["groups"]), frame["export_to"])
-            yield {"kind": "result", "metrics": metrics}
-        elif frame["command"] == "sample":
-            for rollout in self._sample([frames.unpack_request(request) for request in frame["groups"]]):
-                yield {"kind": "item", "rollout": rollout}
-            yield {"kind": "result"}
-        elif frame["command"] == "evaluate":
-            requests = [frames.unpack_request(request) for request in frame["groups"]]
-            for rollout in self._evaluate(requests, frame["adapter"], greedy=frame["greedy"]):
-                yield {"kind": "item", "rollout": rollout}
-            yield {"kind": "result"}
+    def handle(self, frame: Frame, answer: Answer) -> None:
+        """Carries an admitted command out and answers it: items, each of kind "item", and at last the result. A step is
+        answered from another thread, perhaps after commands that came later.
 
-    def _train(self, step: int, groups: Sequence[TrainingGroup], export_to: str | None) -> dict[str, float]:
+        Raises what the write of an earlier step raised.
+        """
+        if frame["command"] == "train":
+            self._train(frame["step"], frames.unpack_groups(frame["groups"]), frame["export_to"], answer)
+            return
+        began = time.perf_counter()
+        requests = [frames.unpack_request(request) for request in frame["groups"]]
+        if frame["command"] == "sample":
+            rollouts = self._sample(requests)
+        else:
+            rollouts = self._evaluate(requests, frame["adapter"], greedy=frame["greedy"])
+        for rollout in rollouts:
+            answer({"kind": "item", "policy_version": self.policy_version, "rollout": rollout})
+        seconds = time.perf_counter() - began
+        self._eval_s += seconds if frame["command"] == "evaluate" else 0.0
+        answer({"kind": "result", "policy_version": self.policy_version, "at_work_s": seconds})
+
+    def close(self) -> None:
+        """Returns once all is written; raises what writing raised."""
+        self._writer.wait()
+
+    def _train(self, step: int, groups: Sequence[TrainingGroup], export_to: str | None, answer: Answer) -> None:
         training, learner = self._settings.training, self._settings.learner
         self._offload.take_back()
+        began = time.perf_counter()
         metrics = train_step(self._policy, self._optimizer, groups, self._settings)
-        self.policy_version, self.metrics = step, metrics
+        metrics[EVAL_S.key], self._eval_s = self._eval_s, 0.0
+        if self._ended is not None:
+            metrics[GAP_S.key] = began - self._ended
+        self._ended = time.perf_counter()
+        before = {number: of_step for number, of_step in self.metrics.items() if number == step - 1}
+        self.policy_version, self.metrics = step, {**before, step: metrics}
         if self._ranks.rank:
-            return metrics
-        # In this order: a step that is in a checkpoint has been exported, so that a crash between the two repeats it.
-        if export_to is not None:
-            with checkpoint.atomic_directory(Path(export_to)) as directory:
-                self._policy.save_adapter(directory, self._policy.published())
-        if step % learner.checkpoint_every == 0 or step == training.steps:
-            checkpoint.save(
-                self._checkpoints,
-                self._policy,
-                self._optimizer,
-                step=step,
-                metrics=metrics,
-            )
-            checkpoint.prune(self._checkpoints, kept=learner.checkpoints_kept, milestones=learner.checkpoint_milestones)
-        return metrics
+            return
+        self._writer.wait()
+        checkpointed = step % learner.checkpoint_every == 0 or step == training.steps
+        tensors = checkpoint.take(self._policy, self._optimizer if checkpointed else None)
+        self._writer.start(
+            partial(self._finish, self.metrics, tensors, export_to, checkpointed=checkpointed, answer=answer)
+        )
+
+    def _finish(
+        self,
+        metrics: Mapping[int, Mapping[str, float]],
+        tensors: Mapping[str, Tensor],
+        export_to: str | None,
+        *,
+        checkpointed: bool,
+        answer: Answer,
+    ) -> None:
+        """Writes what the newest step in `metrics` has left and answers it; on the writer's thread."""
+        step = max(metrics)
+        try:
+            # In this order: a step that is in a checkpoint has been exported, so that a crash between repeats it.
+            if export_to is not None:
+                with checkpoint.atomic_directory(Path(export_to)) as directory:
+                    self._policy.save_adapter(directory, self._policy.published(checkpoint.adapter_in(tensors)))
+            if checkpointed:
+                kept = self._settings.learner
+                checkpoint.save(self._checkpoints, self._policy, tensors, metrics=metrics)
+                checkpoint.prune(self._checkpoints, kept=kept.checkpoints_kept, milestones=kept.checkpoint_milestones)
+        except Exception as error:
+            self.failed = True
+            answer(_failure(error))  # At once: there may be no next command that could find out.
+            raise
+        answer({"kind": "result", "policy_version": step, "metrics": metrics[step]})
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:
         """Draws by the very weights that a node would get."""
@@ -230,44 +283,50 @@ def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
     """Rank 0's part: answers commands until the parent is gone; the exit status."""
     worker: Worker | None = None
     while (frame := _next_command(pipe, ranks)) is not None:
-        call: dict[str, Any] = {"call": frame["call"]}
+        if worker is not None and worker.failed:
+            return 1
+        answer = partial(_send, pipe, frame["call"])
         try:
             if frame["command"] == "open":
                 worker = Worker.open(ranks.tell(frame), ranks)
-                pipe.send(
-                    {**call, "kind": "result", "policy_version": worker.policy_version, "metrics": worker.metrics}
-                )
+                answer({"kind": "result", "policy_version": worker.policy_version, "metrics": worker.metrics})
                 continue
             assert worker is not None, "the parent opens first"
-            for answer in worker.handle(ranks.tell(worker.admitted(frame))):
-                pipe.send({**call, "policy_version": worker.policy_version, **answer})
+            worker.handle(ranks.tell(worker.admitted(frame)), answer)
         except BrokenPipeError:
             break
         except LearnerError as error:
-            pipe.send({**call, "kind": "error", **frames.pack_error(error)})
-        except EchoError as error:
-            log.error("%s", error)
-            pipe.send({**call, "kind": "error", **frames.pack_error(error)})
-            return 1
+            answer({"kind": "error", **frames.pack_error(error)})
         except Exception as error:
             logging.exception("command %s failed", frame["command"])
-            if ranks.count > 1:
-                return 1  # Most likely another rank has died: nothing that ends a run.
-            failure = LearnerError(
-                "The learner failed.", got=f"{type(error).__name__}: {error}", do="See logs/learner.log."
-            )
-            pipe.send({**call, "kind": "error", **frames.pack_error(failure)})
+            # Of any other kind, most likely another rank has died: nothing that ends a run.
+            if isinstance(error, EchoError) or ranks.count == 1:
+                answer(_failure(error))
             return 1
+    if worker is not None:
+        with suppress(BrokenPipeError):
+            worker.close()
     ranks.tell({"command": "end"})
     ranks.leave()
     return 0
+
+
+def _failure(error: Exception) -> Frame:
+    if not isinstance(error, EchoError):
+        got = f"{type(error).__name__}: {error}"
+        error = LearnerError("The learner failed.", got=got, do="See logs/learner.log.")
+    return {"kind": "error", **frames.pack_error(error)}
+
+
+def _send(pipe: ParentPipe, call: int, frame: Frame) -> None:
+    pipe.send({"call": call, **frame})
 
 
 def _next_command(pipe: ParentPipe, ranks: Ranks) -> Frame | None:
     """The hub's, however long it takes: the other ranks wait for no silence longer than `TICK_S`."""
     while (frame := pipe.receive(timeout_s=TICK_S)) is None and not pipe.ended:
         ranks.tell({"command": "wait"})
-    return frame
+    return None if pipe.closed else frame
 
 
 def follow(ranks: Ranks) -> int:
@@ -281,9 +340,13 @@ def follow(ranks: Ranks) -> int:
                 log.warning("rank 0 tells the hub: %s", error)
         elif frame["command"] != "wait":
             assert worker is not None, "rank 0 opens first"
-            deque(worker.handle(frame), maxlen=0)
+            worker.handle(frame, _unheard)
     ranks.leave()
     return 0
+
+
+def _unheard(_: Frame) -> None:
+    """Rank 0 answers."""
 
 
 def main() -> int:

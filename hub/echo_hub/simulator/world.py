@@ -35,6 +35,7 @@ from echo_hub.core.effects import (
     ScoreRollout,
     SendLease,
     SendReceipts,
+    SendTrained,
     StepPlanned,
     StepTrained,
     TrainStep,
@@ -203,6 +204,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     RolloutsEvaluated: World._ignore,
     ScoreRecorded: World._ignore,
     SendReceipts: World._ignore,
+    SendTrained: World._ignore,
     VersionRecorded: World._ignore,
 }
 """What becomes of each effect; a test holds it equal to Effect."""

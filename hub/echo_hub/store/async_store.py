@@ -1,7 +1,7 @@
-"""The store for the event loop: its methods as coroutines, carried out one at a time on a thread of its own.
+"""The store for the event loop: its methods as coroutines, those that write on one thread, those that read on another.
 
-SQLite has one writer, and what is told to it in order is committed in order. Pages and curves read `store` directly, on
-threads of theirs.
+SQLite has one writer, and what is told to it in order is committed in order. Reads go on beside writes, and have what
+was committed when they began. Pages and curves read `store` directly, on threads of theirs.
 """
 
 from __future__ import annotations
@@ -28,45 +28,50 @@ class AsyncStore:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
 
-    async def _run(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: method(*args, **kwargs))
+    async def _write(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, lambda: method(*args, **kwargs))
+
+    async def _read(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, lambda: method(*args, **kwargs))
 
     async def close(self) -> None:
-        await self._run(self.store.close)
-        self._executor.shutdown()
+        await asyncio.to_thread(self._reader.shutdown)
+        await self._write(self.store.close)
+        self._writer.shutdown()
 
     async def apply(self, records: Sequence[Record], now: float) -> None:
-        await self._run(self.store.apply, records, now)
+        await self._write(self.store.apply, records, now)
 
     async def snapshot(self) -> CoordinatorSnapshot:
-        return await self._run(self.store.snapshot)
+        return await self._read(self.store.snapshot)
 
     async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
-        return await self._run(self.store.receipts, node_id, rollout_ids)
+        return await self._read(self.store.receipts, node_id, rollout_ids)
 
     async def load_payloads(self, rollout_ids: Sequence[str]) -> list[StoredPayload]:
-        return await self._run(self.store.load_payloads, rollout_ids)
+        return await self._read(self.store.load_payloads, rollout_ids)
 
     async def load_turns(
         self, episodes: Collection[tuple[int, int]]
     ) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
-        return await self._run(self.store.load_turns, episodes)
+        return await self._read(self.store.load_turns, episodes)
 
     async def load_batch(self, step: int) -> list[BatchGroup]:
-        return await self._run(self.store.load_batch, step)
+        return await self._read(self.store.load_batch, step)
 
     async def load_evaluated(self, policy_version: int) -> list[EvaluatedEpisode]:
-        return await self._run(self.store.load_evaluated, policy_version)
+        return await self._read(self.store.load_evaluated, policy_version)
 
     async def prune(self, checkpoint_step: int) -> None:
-        await self._run(self.store.prune, checkpoint_step)
+        await self._write(self.store.prune, checkpoint_step)
 
     async def node_seen(
         self, *, node_id: str, public_key: bytes, name: str, backend: str, device: str, now: float
     ) -> None:
-        await self._run(
+        await self._write(
             self.store.node_seen,
             node_id=node_id,
             public_key=public_key,
@@ -77,22 +82,22 @@ class AsyncStore:
         )
 
     async def nodes_still_here(self, node_ids: Sequence[str], now: float) -> None:
-        await self._run(self.store.nodes_still_here, node_ids, now)
+        await self._write(self.store.nodes_still_here, node_ids, now)
 
     async def banned_nodes(self) -> frozenset[str]:
-        return await self._run(self.store.banned_nodes)
+        return await self._read(self.store.banned_nodes)
 
     async def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
-        await self._run(self.store.record_distribution, news, now)
+        await self._write(self.store.record_distribution, news, now)
 
     async def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
-        await self._run(self.store.record_evaluations, measured)
+        await self._write(self.store.record_evaluations, measured)
 
     async def evaluated_versions(self) -> set[int]:
-        return await self._run(self.store.evaluated_versions)
+        return await self._read(self.store.evaluated_versions)
 
     async def run_meta(self) -> dict[str, str]:
-        return await self._run(self.store.run_meta)
+        return await self._read(self.store.run_meta)
 
     async def set_run_meta(self, key: str, value: str) -> None:
-        await self._run(self.store.set_run_meta, key, value)
+        await self._write(self.store.set_run_meta, key, value)

@@ -105,8 +105,10 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
         .order_by(groups.c.group_id)
     ).all()
     planned = connection.execute(
-        select(steps.c.step, steps.c.group_ids, steps.c.rollout_ids).where(steps.c.step == trained + 1)
-    ).one_or_none()
+        select(steps.c.step, steps.c.group_ids, steps.c.rollout_ids)
+        .where(steps.c.step > trained)
+        .order_by(steps.c.step)
+    )
     kept = connection.scalars(select(steps.c.step).where(steps.c.trained_at.is_not(None), steps.c.pruned.is_(False)))
     newest_planned = connection.execute(
         select(func.coalesce(func.max(groups.c.group_id), -1)).where(groups.c.step.is_not(None))
@@ -129,8 +131,10 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
         newest_planned_group=newest_planned,
         flat_groups=tuple(flat_groups),
         trained_steps=trained,
-        planned=planned
-        and StepRow(step=planned.step, group_ids=tuple(planned.group_ids), rollout_ids=tuple(planned.rollout_ids)),
+        planned=tuple(
+            StepRow(step=row.step, group_ids=tuple(row.group_ids), rollout_ids=tuple(row.rollout_ids))
+            for row in planned
+        ),
         batch_sizes=tuple(reversed(batch_sizes)),
         published_version=connection.scalar(select(func.max(versions.c.policy_version))) or 0,
         replayable=frozenset(kept),

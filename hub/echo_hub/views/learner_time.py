@@ -5,8 +5,9 @@
                rollouts        hand_off, evaluation,    training
                or start        down
 
-A plan is made the moment that a step's rollouts are there and the learner is free, so what is before it is waiting for
-rollouts; before the run's first step it is the run's start. What is behind it and is not training is the step's way to
+A plan is made the moment that a step's rollouts are there, perhaps while the step before is still trained; so what a
+free learner has before it is waiting for rollouts; before the run's first step it is the run's start. What is behind
+the plan, with the learner free, and is not training is the step's way to
 the learner. Of that, evaluations are told by the learner itself; what is far more than usual was not the hand-off: the
 learner, or the hub, was down and came back. Nothing in the books tells apart a hub that was stopped while it waited for
 rollouts and one that waited.
@@ -46,8 +47,12 @@ class LearnerTime:
 
 
 def usual_hand_off_s(steps: Sequence[StepRecord]) -> float:
-    """Seconds from a step's plan to its end that are neither training nor evaluation; 0 of no steps."""
-    return median(_after_plan(step)[0] for step in steps) if steps else 0.0
+    """Seconds from a step's plan, the step before ended, to its end that are neither training nor evaluation; 0 of no
+    steps."""
+    if not steps:
+        return 0.0
+    free_at = [float("-inf"), *(step.trained_at for step in steps[:-1])]
+    return median(_after_plan(step, at)[0] for step, at in zip(steps, free_at, strict=True))
 
 
 def learner_time(
@@ -64,7 +69,7 @@ def learner_time(
     for step in steps:
         if before is not None:
             seconds["start" if step.step == 1 else "rollouts"] += max(0.0, step.planned_at - before)
-            hand_off_s, evaluation_s, train_s = _after_plan(step)
+            hand_off_s, evaluation_s, train_s = _after_plan(step, before)
             is_usual = hand_off_s <= max(NOT_A_HAND_OFF_S, NOT_USUAL * usual)
             seconds["hand_off"] += hand_off_s if is_usual else usual
             seconds["down"] += 0.0 if is_usual else hand_off_s - usual
@@ -84,9 +89,9 @@ def learner_time(
     )
 
 
-def _after_plan(step: StepRecord) -> tuple[float, float, float]:
-    """Seconds of hand-off, of evaluation and of training between the step's plan and its end."""
-    lasted_s = max(0.0, step.trained_at - step.planned_at)
+def _after_plan(step: StepRecord, free_at: float) -> tuple[float, float, float]:
+    """Seconds of hand-off, of evaluation and of training from when the step was planned and the learner free."""
+    lasted_s = max(0.0, step.trained_at - max(step.planned_at, free_at))
     train_s = min(step.figures.get(SECONDS.key) or 0.0, lasted_s)
     evaluation_s = min(step.figures.get(EVAL_S.key) or 0.0, lasted_s - train_s)
     return lasted_s - train_s - evaluation_s, evaluation_s, train_s

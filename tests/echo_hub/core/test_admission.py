@@ -81,3 +81,9 @@ def test_sorted_ids() -> None:
     ids.discard(6)
     assert (len(ids), ids[0], ids.first(2), ids.position(9)) == (3, 1, (1, 3), 2)
     assert 3 in ids and 5 not in ids and 100 not in ids
+
+
+def test_many_keys_go_in_one_pass() -> None:
+    keys = SortedKeys(range(10))
+    keys.discard_all((3, 4, 99))
+    assert keys.first(9) == (0, 1, 2, 5, 6, 7, 8, 9)

@@ -1,9 +1,10 @@
 """A random world around the coordinator: whatever happens, the books are right and the run finishes.
 
-Nodes connect, vanish, forget, resend, answer late, give back and send garbage; the learner dies before and after its
-checkpoint; the hub dies before its commit, between commit and actions, and between turns, and is rebuilt from a real
-store. After every turn the invariants are checked against a model of their own. At the end one reliable node and a
-reliable learner must be enough to finish the run.
+Nodes connect, vanish, forget, resend, answer late, give back and send garbage; the learner holds up to two steps and
+dies before, between and after their checkpoints; the hub dies before its commit, between commit and actions, and
+between turns, while its learner goes on or does not, and is rebuilt from a real store. After every turn the invariants
+are checked against a model of their own. At the end one reliable node and a reliable learner must be enough to finish
+the run.
 
 How many turns an episode has, how many tokens each, and its reward, follow from its group and index; so in lock-step
 modes the batches of a run must be the same whatever happened on the way.
@@ -54,6 +55,7 @@ from echo_hub.core.effects import (
     ScoreRollout,
     SendLease,
     SendReceipts,
+    SendTrained,
     StepPlanned,
     StepTrained,
     TrainStep,
@@ -96,6 +98,11 @@ def payload(group_id: int, index: int, turn: int) -> RolloutPayload:
         finish_reason=FinishReason.STOP,
         sampling_s=0.1,
     )
+
+
+def figures(step: int) -> dict[str, float]:
+    """What the learner tells of a step."""
+    return {"loss": step / 8}
 
 
 DEADLINE_S = 10.0
@@ -197,7 +204,14 @@ class World(RuleBasedStateMachine):
         self.planned: dict[int, StepPlanned] = {}
         self.trained_steps = 0
         self.learner: int | None = None
+        """What it has told that it holds."""
+        self.jobs: list[int] = []
+        """Steps that it was given and has not told of, in order."""
         self.checkpoint = 0
+        self.orphan_trains = 0
+        """Of its steps, those that it still trains when the hub dies."""
+        self.most_unseen = 0
+        """Steps of one checkpoint that the books did not have."""
         self.batches_seen: dict[int, list[str]] = {}
         self.crash_at: str = ""
         self.proven: set[str] = set()
@@ -214,7 +228,7 @@ class World(RuleBasedStateMachine):
         self.preparing: list[int] = []
         self.scoring: list[str] = []
         self.publishing: list[int] = []
-        self.job: int | None = None
+        self.jobs = []
         self.learner = None
         for node in self.nodes.values():
             node.connected = False
@@ -244,6 +258,7 @@ class World(RuleBasedStateMachine):
             self._act(effect)
 
     def _die(self) -> None:
+        self._checkpoint_some(self.orphan_trains)
         if HUB_NODE_ID in self.nodes:
             self.nodes[HUB_NODE_ID] = SimNode()
         self._boot()
@@ -289,6 +304,7 @@ class World(RuleBasedStateMachine):
             case StepTrained():
                 assert record.step == self.trained_steps + 1
                 assert record.rollout_ids == self.planned[record.step].rollout_ids
+                assert record.metrics == figures(record.step), "seen or unseen, it keeps its own figures"
                 for trained_id in record.rollout_ids:
                     assert not self.rows[trained_id].end, "no rollout is trained twice"
                     self.rows[trained_id].end = "trained"
@@ -332,7 +348,7 @@ class World(RuleBasedStateMachine):
             self.gone_on.add((earlier.end, earlier_id == lease.lease_id))
 
     def _model_plan(self, record: StepPlanned) -> None:
-        assert record.step == self.trained_steps + 1 and record.step not in self.planned
+        assert record.step == len(self.planned) + 1 <= self.trained_steps + (2 if self.settings.mode == "async" else 1)
         most, budget = self.settings.groups_per_step, self.settings.tokens_per_step
         tokens = [self.rows[planned_id].num_tokens for planned_id in record.rollout_ids]
         last = [self.rows[i].num_tokens for i in record.rollout_ids if self.rows[i].group_id == record.group_ids[-1]]
@@ -408,12 +424,16 @@ class World(RuleBasedStateMachine):
                         del node.work[name]
             case SendReceipts():
                 self._receive(action.node_id, action.receipts)
+            case SendTrained():
+                for node_id, name in zip(action.node_ids, action.rollout_ids, strict=True):
+                    self._receive(node_id, (effects.Receipt(name, ReceiptState.TRAINED),))
             case LookUpReceipt():
                 self._receive(action.node_id, tuple(self.store.receipts(action.node_id, [action.rollout_id])))
             case ScoreRollout():
                 self.scoring.append(action.rollout_id)
             case TrainStep():
-                assert self.job is None and self.learner == action.step - 1
+                assert self.learner is not None and action.step == self.learner + len(self.jobs) + 1
+                assert len(self.jobs) < 2
                 batch = [
                     turn.rollout_id
                     for group in self.store.load_batch(action.step)
@@ -421,7 +441,7 @@ class World(RuleBasedStateMachine):
                     for turn in episode.turns
                 ]
                 assert self.batches_seen.setdefault(action.step, batch) == batch, "a repeated step has the same batch"
-                self.job = action.step
+                self.jobs.append(action.step)
             case PublishVersion():
                 assert self.settings.is_due(action.policy_version)
                 self.publishing.append(action.policy_version)
@@ -477,7 +497,7 @@ class World(RuleBasedStateMachine):
             assert one.reward in (None, 0.0, 1.0) and 1 <= one.num_tokens <= 5 * max(index_turns)
         self.evaluating.discard(version)
         self.evaluated.add(version)
-        figures = dict.fromkeys(("accuracy", "accuracy_error", "mean_reward", "mean_tokens", "share_truncated"), 0.5)
+        measured = dict.fromkeys(("accuracy", "accuracy_error", "mean_reward", "mean_tokens", "share_truncated"), 0.5)
         kind = EvaluationKind.GREEDY
         self.store.record_evaluations(
             [
@@ -490,14 +510,16 @@ class World(RuleBasedStateMachine):
                     pass_at={},
                     seconds=1.0,
                     evaluated_at=self.now,
-                    **figures,
+                    **measured,
                 )
             ]
         )
         assert self.store.load_evaluated(version) == []
 
-    @rule(when=st.sampled_from(["before commit", "after commit", "now"]))
-    def hub_dies(self, when: str) -> None:
+    @rule(when=st.sampled_from(["before commit", "after commit", "now"]), orphan_trains=st.integers(0, 2))
+    def hub_dies(self, when: str, orphan_trains: int = 0) -> None:
+        """Its learner may finish what it was given before it ends."""
+        self.orphan_trains = orphan_trains
         if when == "now":
             self._die()
         else:
@@ -642,32 +664,35 @@ class World(RuleBasedStateMachine):
     @rule()
     def learner_starts(self) -> None:
         self.learner = self.checkpoint
-        self._turn(LearnerReady(policy_version=self.checkpoint))
+        self.most_unseen = max(self.most_unseen, self.checkpoint - self.trained_steps)
+        kept = {step: figures(step) for step in (self.checkpoint - 1, self.checkpoint) if step > 0}
+        self._turn(LearnerReady(policy_version=self.checkpoint, metrics=kept))
 
     @precondition(lambda self: self.learner is not None)
-    @rule(after_checkpoint=st.booleans())
-    def learner_dies(self, after_checkpoint: bool) -> None:
-        if after_checkpoint and self.job is not None:
-            self.checkpoint = self.job
+    @rule(checkpointed=st.integers(0, 2))
+    def learner_dies(self, checkpointed: int) -> None:
+        """Before it can tell of the steps that it has trained and checkpointed."""
+        self._checkpoint_some(checkpointed)
         self._kill_learner()
         self._turn(LearnerLost())
 
+    def _checkpoint_some(self, count: int) -> None:
+        self.checkpoint = max([self.checkpoint, *self.jobs[:count]])
+
     def _kill_learner(self) -> None:
-        self.learner = self.job = None
+        self.learner, self.jobs = None, []
         if HUB_NODE_ID in self.nodes:
             self.nodes[HUB_NODE_ID].work.clear()
 
-    @precondition(lambda self: self.job is not None)
+    @precondition(lambda self: self.jobs)
     @rule(checkpointed=st.sampled_from([True, True, False]), pruned=st.booleans())
     def learner_trains(self, checkpointed: bool, pruned: bool) -> None:
-        step, self.job = self.job, None
-        assert step is not None
-        self.learner = step
+        step = self.learner = self.jobs.pop(0)
         if checkpointed:
             self.checkpoint = step
             if pruned:
                 self.store.prune(step)
-        self._turn(StepDone(step=step, metrics={"loss": 0.5}))
+        self._turn(StepDone(step=step, metrics=figures(step)))
 
     # --- progress, so that faults meet every stage of a run
 
@@ -690,7 +715,7 @@ class World(RuleBasedStateMachine):
                 self._resend(node_id)
         self.score("good", 99)
         if train:
-            if self.job is not None:
+            if self.jobs:
                 self.learner_trains(checkpointed=True, pruned=False)
             if self.publishing:
                 self.publish(newest_first=False)
@@ -709,6 +734,7 @@ class World(RuleBasedStateMachine):
         assert (books.trained, books.evaluated) == (trained, evaluated)
         assert (books.num_dropped, books.in_flight) == (dropped, status.in_flight)
         assert status.trained_steps == self.trained_steps
+        assert status.training_step == (self.jobs[0] if self.jobs else None)
 
     @invariant()
     def admission_is_kept(self) -> None:
@@ -733,7 +759,9 @@ class World(RuleBasedStateMachine):
         snapshot, status = self.store.snapshot(), self.coordinator.status()
         assert len(snapshot.rollouts) == status.in_flight
         assert {group.group_id for group in snapshot.groups} == self.opened - self.closed
-        assert (snapshot.planned is not None) == bool(status.groups_planned)
+        steps = range(self.trained_steps + 1, len(self.planned) + 1)
+        assert [row.step for row in snapshot.planned] == list(steps)
+        assert sum(len(row.group_ids) for row in snapshot.planned) == status.groups_planned
 
     def teardown(self) -> None:
         """From here on all goes well: one reliable node, one learner. The run must finish, with nothing left over."""
@@ -773,7 +801,7 @@ class World(RuleBasedStateMachine):
             scored = self.scoring.pop(0)
             if not self.rows[scored].end:
                 self._turn(self._verdict(scored))
-        if self.job is not None:
+        if self.jobs:
             self.learner_trains(checkpointed=True, pruned=False)
         if self.publishing:
             self.publish(newest_first=False)
@@ -793,6 +821,8 @@ SCORING: Move = (
     3,
     lambda world, chance: world.score(chance.choice(["good", "good", "invalid", "failed", "failed"]), 3),
 )
+FAST_NODES: Move = (6, lambda world, chance: world.much_goes_well(set("abc"), set("abc"), False))
+"""Batches for two steps lie ready more often than not."""
 MOVES: list[Move] = [
     SCORING,
     (12, lambda world, chance: world.much_goes_well(_subset(chance), _subset(chance), chance.random() < 0.5)),
@@ -808,16 +838,21 @@ MOVES: list[Move] = [
         1,
         lambda world, chance: world.node_connects(chance.choice("abc"), chance.randrange(13), 0, chance.random() < 0.7),
     ),
-    (1, lambda world, chance: world.hub_dies(chance.choice(["before commit", "after commit", "now"]))),
-    (3, lambda world, chance: world.learner_dies(chance.random() < 0.5) if world.learner is not None else None),
-    (3, lambda world, chance: world.learner_trains(chance.random() < 0.4, True) if world.job is not None else None),
+    (
+        1,
+        lambda world, chance: world.hub_dies(
+            chance.choice(["before commit", "after commit", "now"]), chance.randrange(3)
+        ),
+    ),
+    (3, lambda world, chance: world.learner_dies(chance.randrange(3)) if world.learner is not None else None),
+    (3, lambda world, chance: world.learner_trains(chance.random() < 0.4, True) if world.jobs else None),
     (4, lambda world, chance: world.evaluation_is_wanted(chance.randrange(99))),
     (1, lambda world, chance: world.evaluation_is_abandoned(chance.randrange(99)) if chance.random() < 0.2 else None),
     (1, lambda world, chance: world.publish(chance.random() < 0.5) if world.publishing else None),
 ]
 
 
-def walk(seed: int, moves: int, *, scorer_fails: bool = True) -> World:
+def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool = False) -> World:
     """A long random run, its moves weighted so that runs get far and faults meet every stage of them."""
     chance = Random(seed)
     world = World()
@@ -833,7 +868,7 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True) -> World:
         tokens_per_step=chance.choice([0, 8, 25, 60]),
         evaluation=chance.choice([(0, 0), (3, 0), (2, 3)]),
     )
-    possible = [move for move in MOVES if scorer_fails or move is not SCORING]
+    possible = [move for move in MOVES if scorer_fails or move is not SCORING] + [FAST_NODES] * fast_nodes
     for _ in range(moves):
         weights = [weight for weight, _ in possible]
         chance.choices(possible, weights)[0][1](world, chance)
@@ -846,11 +881,16 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True) -> World:
 
 def test_long_walks_meet_every_end() -> None:
     """The walks are not vacuous: rollouts end in every way that there is, and are gone on with in every way."""
-    worlds = [walk(seed, moves=60) for seed in range(20)]
+    worlds = [walk(seed, moves=60) for seed in range(20, 40)]
     ends = {row.end for world in worlds for row in world.rows.values()}
     assert ends - {DropReason.RUN_ENDED} == {*USEFUL, *DropReason} - {DropReason.RUN_ENDED}
     gone_on = {way for world in worlds for way in world.gone_on}
     assert gone_on == {("", False), (DropReason.RETURNED, False), ("", True)}, "held, given back, sent again"
+
+
+def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> None:
+    worlds = [walk(4 * number, moves=60, fast_nodes=True) for number in range(1, 9)]
+    assert {world.most_unseen for world in worlds} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("seed", [seed for seed in range(2000, 2012) if seed % 4 > 1])

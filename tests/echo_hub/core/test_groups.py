@@ -79,12 +79,10 @@ def test_a_slot_knows_its_turn() -> None:
     assert Slot(turns=(first,)).received == (first,)
 
 
-def test_a_group_is_as_old_as_its_oldest_received_rollout() -> None:
+def test_a_group_knows_what_has_come_in_and_what_is_leased() -> None:
     group = RolloutGroup(0, 1, [Slot(), Slot(leased=(rollout(1),)), Slot()], OWNER)
-    assert group.oldest_version is None
     group.slots[0].winner, group.slots[2].winner = rollout(7), rollout(5)
     group.slots[2].turns = (rollout(4),)
-    assert group.oldest_version == 4
     assert [each.policy_version for each in group.received] == [7, 4, 5]
     assert [leased.policy_version for leased in group.still_leased] == [1]
     assert not group.complete

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,10 +23,17 @@ from echo_hub.core.events import (
     Tick,
 )
 from echo_hub.core.leasing import LEFT_S, turn_seed
+from echo_hub.core.payload import RolloutPayload
 from echo_shared.draws import derive_seed
-from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.messages import DropReason, FinishReason, ReceiptState
 
 BenchOf = Callable[..., Any]
+PAYLOAD = RolloutPayload(
+    completion_ids=np.array([5, 7], np.int32),
+    behavior_logprobs=np.array([-0.5, -1.25], np.float32),
+    finish_reason=FinishReason.STOP,
+    sampling_s=0.1,
+)
 
 
 def test_a_group_is_leased_by_its_members_as_far_as_nodes_have_room(bench: BenchOf) -> None:
@@ -315,6 +323,55 @@ def test_what_a_node_holds_that_has_left_is_leased_to_another_after_a_while(benc
     b.tell(Tick())
     assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (0, 1))]
     assert b.of(RolloutsDropped) == [], "it may still come back with them"
+
+
+def _proven(bench: BenchOf, seconds: dict[str, float], **settings: Any) -> Any:
+    """A run in whose first step each node has returned a few rollouts, of two tokens each, that took so long each."""
+    b = bench(
+        **{"groups_per_step": 4, "group_size": 4, "steps": 99, "max_staleness": 1, "deadline_s": 600.0, **settings}
+    )
+    b.learner()
+    for node_id in seconds:
+        b.node(node_id, capacity=4)
+    ready = {}
+    for _ in range(400):
+        for lease in list(b.leases.values()):
+            at = ready.setdefault(lease.lease_id, b.now + seconds[lease.node_id])
+            if b.now >= at:
+                del b.leases[lease.lease_id]
+                payload = replace(PAYLOAD, sampling_s=seconds[lease.node_id])
+                b.tell(*(b.arrival(lease, index, payload=payload) for index in lease.indices))
+                b.tell(*(RolloutScored(rollout_id=one.rollout_id, reward=1.0) for one in b.of(ScoreRollout)))
+        b.now += 0.5
+        b.tell(Tick())
+        if b.coordinator.status().training_step == 1:
+            break
+    b.now += 4.0
+    b.train(1)
+    for node_id in seconds:
+        b.tell(NodeReported(node_id=node_id, capacity=4, policy_version=1))
+    return b
+
+
+def test_what_takes_far_longer_than_its_node_takes_is_leased_to_another_as_well(bench: BenchOf) -> None:
+    b = _proven(bench, {"a": 1.0, "b": 1.0})
+    stalled = max((lease for lease in b.leases.values() if lease.node_id == "a"), key=lambda lease: lease.lease_id)
+    leased_at, again = b.now, None
+    for _ in range(100):
+        of_b = [lease for lease in b.leases.values() if lease.node_id == "b"]
+        same = [lease for lease in of_b if lease.group_id == stalled.group_id]
+        again = next((lease for lease in same if set(lease.indices) & set(stalled.indices)), None)
+        if again is not None:
+            break
+        for lease in of_b:
+            del b.leases[lease.lease_id]
+            b.deliver(lease)
+        b.now += 0.5
+        b.tell(Tick())
+    assert b.now - leased_at <= 10.0, "far sooner than its deadline"
+    assert again is not None and set(again.indices) <= set(stalled.indices) and again.seed == stalled.seed
+    b.deliver(stalled)
+    assert [r.state for r in b.receipts("a")][:1] == [ReceiptState.RECEIVED], "the first valid result wins"
 
 
 def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> None:

@@ -14,6 +14,7 @@ from echo_hub.core.effects import (
     ScoreRecorded,
     ScoreRollout,
     SendReceipts,
+    SendTrained,
     StepPlanned,
     StepTrained,
 )
@@ -98,10 +99,9 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
     batch = books.ledger.plan(1, (0,), 6.0)
     books.out.take()
     books.ledger.train(batch, {"loss": 1.0}, 7.0)
-    trained, receipts = books.out.take()
+    trained, told = books.out.take()
     assert trained == StepTrained(step=1, rollout_ids=("1-0", "1-1"), metrics={"loss": 1.0}, trained_at=7.0)
-    assert isinstance(receipts, SendReceipts)
-    assert {receipt.state for receipt in receipts.receipts} == {ReceiptState.TRAINED}
+    assert told == SendTrained(rollout_ids=("1-0", "1-1"), node_ids=("a", "a"))
     assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.ledger.waiting) == 0
 
 
@@ -318,6 +318,35 @@ def test_episodes_that_have_not_ended_are_counted_by_batch() -> None:
     assert books.ledger.missing == {0: 2, 1: 2}
     books.ledger.drop_group(books.ledger.groups[0], DropReason.STALE)
     assert books.ledger.missing == {1: 2}
+
+
+def test_groups_with_something_of_an_old_version_are_told_once() -> None:
+    books = Books()
+    for group_id in range(4):
+        books.open(group_id)
+    books.lease(2, 0, 1, version=1)
+    books.lease(0, 0, version=0)
+    books.lease(0, 1, version=2)
+    books.lease(1, 0, 1, version=0)
+    books.ledger.drop_group(books.ledger.groups[1], DropReason.STALE)
+    assert [group.group_id for group in books.ledger.waiting_from_before(2)] == [0, 2]
+    assert books.ledger.waiting_from_before(2) == []
+    assert [group.group_id for group in books.ledger.waiting_from_before(3)] == [0]
+
+
+def test_a_group_is_as_old_as_its_oldest_received_rollout() -> None:
+    books = Books()
+    books.open(0)
+    group = books.ledger.groups[0]
+    books.lease(0, 0, version=3)
+    books.lease(0, 1, version=5)
+    assert group.oldest_version is None
+    books.receive("2-1")
+    assert group.oldest_version == 5
+    books.receive("1-0", score=False)
+    assert group.oldest_version == 3
+    books.ledger.fail(books.ledger.rollouts["1-0"], DropReason.INVALID, "why")
+    assert group.oldest_version == 5
 
 
 def test_what_is_late_may_go_to_another_and_is_not_lost() -> None:

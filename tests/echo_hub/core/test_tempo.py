@@ -72,3 +72,14 @@ def test_a_learner_that_was_away_did_not_wait() -> None:
     tempo.lost()
     tempo.filled(4, now + 600.0)
     assert tempo.margin == FIRST_MARGIN
+
+
+def test_a_learner_that_has_its_next_step_already_begins_it_at_once() -> None:
+    tempo = Tempo()
+    tempo.given(1, 0.0)
+    tempo.given(2, 4.0)
+    tempo.done(1, 10.0)
+    assert tempo.begins(3, next_step=3, now=10.0) == 20.0
+    tempo.given(3, 11.0)
+    tempo.done(2, 20.0)
+    assert (tempo.step_s, tempo.begins(4, next_step=4, now=21.0)) == (10.0, 30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from echo_hub.core.effects import (
     RevokeLease,
     RolloutsDropped,
     SendLease,
+    SendTrained,
     StepPlanned,
     StepTrained,
     TrainStep,
@@ -72,7 +74,7 @@ def test_a_trained_step_gives_receipts_and_a_version(bench: BenchOf) -> None:
     b.tell(StepDone(step=1, metrics={"loss": 0.25}))
     (trained,) = b.of(StepTrained)
     assert (trained.step, trained.metrics) == (1, {"loss": 0.25})
-    assert [r.state for r in b.receipts("a")] == [ReceiptState.TRAINED] * 4
+    assert [told.node_ids for told in b.of(SendTrained)] == [("a",) * 4]
     assert b.of(PublishVersion) == [PublishVersion(policy_version=1)]
     b.tell(VersionPublished(policy_version=1))
     assert b.of(VersionRecorded) == [VersionRecorded(policy_version=1, published_at=b.now)]
@@ -121,15 +123,72 @@ def test_what_the_learner_was_sampling_is_leased_again_when_it_is_back(bench: Be
     assert [(lease.group_id, lease.indices) for lease in b.of(SendLease)] == [(0, (1,)), (1, (0, 1))]
 
 
-def test_async_mode_trains_on_while_it_publishes(bench: BenchOf) -> None:
-    b = bench(max_staleness=1)
+def test_the_next_step_is_handed_over_while_one_is_in_training(bench: BenchOf) -> None:
+    b = bench(max_staleness=2, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
-    for group_id in range(4):
-        b.deliver_group(group_id)
+    b.deliver_group(0)
+    assert b.of(TrainStep) == [TrainStep(step=1)]
+    b.deliver_group(1)
+    (planned,) = b.of(StepPlanned)
+    assert (planned.step, planned.group_ids, planned.staleness) == (2, (1,), (1,)), "it consumes at version 1"
+    assert b.of(TrainStep) == [TrainStep(step=2)]
+    assert (b.coordinator.status().training_step, b.coordinator.status().groups_planned) == (1, 2)
+    b.deliver_group(2)
+    assert b.of(StepPlanned) == [], "two steps at most"
     b.tell(StepDone(step=1, metrics={}))
     assert b.of(PublishVersion) == [PublishVersion(policy_version=1)]
+    assert b.of(TrainStep) == [TrainStep(step=3)]
+    assert b.coordinator.status().training_step == 2
+
+
+def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: BenchOf) -> None:
+    """S = 1: once step 2 has its batch, what version 0 sampled has no step any more."""
+    b = bench(max_staleness=1, groups_per_step=1, steps=9)
+    b.node("a")
+    b.learner()
+    b.tell(b.arrival(b.leases[1], 0))
+    b.deliver_group(1)
+    assert b.of(TrainStep) == [TrainStep(step=1)]
+    b.train(1)
+    b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
+    b.deliver_group(2)
     assert b.of(TrainStep) == [TrainStep(step=2)]
+    assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.STALE)]
+    b = bench(max_staleness=2, groups_per_step=1, steps=9)
+    b.node("a")
+    b.learner()
+    b.deliver_group(0)
+    b.deliver_group(2)
+    assert b.of(StepPlanned) == [], "group 1 is still open, and step 1 in training"
+    b.deliver_group(1)
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(1,)]
+
+
+def test_a_step_that_is_handed_over_early_takes_nothing_too_old_for_it(bench: BenchOf) -> None:
+    """S = 0: what version 0 sampled is for step 1 alone, however early it is there."""
+    b = bench(max_staleness=0, groups_per_step=1, steps=9)
+    b.node("a")
+    b.learner()
+    b.deliver_group(0)
+    assert b.of(TrainStep) == [TrainStep(step=1)] and b.of(PrepareGroup) == []
+    b.train(1)
+    b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
+    b.deliver_group(1)
+    (planned,) = b.of(StepPlanned)
+    assert (planned.step, planned.staleness) == (2, (0,))
+
+
+def test_in_lock_step_nothing_is_handed_over_early(bench: BenchOf) -> None:
+    for mode, node_id in (("sequential", "a"), ("colocated", "hub")):
+        b = bench(mode=mode, groups_per_step=1)
+        b.node(node_id)
+        b.learner()
+        b.deliver_group(0)
+        assert b.of(TrainStep) == [TrainStep(step=1)] and b.of(SendLease) == []
+        b.train(1)
+        b.deliver_group(1)
+        assert b.of(TrainStep) == [TrainStep(step=2)] and b.coordinator.status().training_step == 2
 
 
 def test_publication_every_third_version_and_after_the_last(bench: BenchOf) -> None:
@@ -240,7 +299,7 @@ def planned_snapshot(**changes: Any) -> CoordinatorSnapshot:
             for index in range(2)
         ),
         "trained_steps": 2,
-        "planned": StepRow(step=3, group_ids=(2,), rollout_ids=("3-0", "3-1")),
+        "planned": (StepRow(step=3, group_ids=(2,), rollout_ids=("3-0", "3-1")),),
         "published_version": 2,
         "replayable": frozenset({1, 2}),
     }
@@ -261,7 +320,7 @@ def test_a_learner_that_has_the_planned_step_has_trained_it(bench: BenchOf) -> N
     b.learner(3)
     (trained,) = b.of(StepTrained)
     assert (trained.step, trained.rollout_ids) == (3, ("3-0", "3-1"))
-    assert [r.state for r in b.receipts("a")] == [ReceiptState.TRAINED] * 2
+    assert [told.node_ids for told in b.of(SendTrained)] == [("a",) * 2]
     assert b.of(PublishVersion) == [PublishVersion(policy_version=3)]
     assert b.of(TrainStep) == []
 
@@ -269,11 +328,11 @@ def test_a_learner_that_has_the_planned_step_has_trained_it(bench: BenchOf) -> N
 def test_a_learner_with_an_older_checkpoint_repeats_without_new_records(bench: BenchOf) -> None:
     b = bench(planned_snapshot(), groups_per_step=1)
     b.learner(0)
-    assert b.of(TrainStep) == [TrainStep(step=1)]
+    assert b.effects == [TrainStep(step=1), TrainStep(step=2)]
     b.tell(StepDone(step=1, metrics={}))
-    assert b.effects == [TrainStep(step=2)]
+    assert b.effects == [TrainStep(step=3)]
     b.tell(StepDone(step=2, metrics={}))
-    assert b.of(StepTrained) == [] and b.of(TrainStep) == [TrainStep(step=3)]
+    assert b.of(StepTrained) == []
     b.tell(StepDone(step=3, metrics={}))
     assert [record.step for record in b.of(StepTrained)] == [3]
 
@@ -282,7 +341,7 @@ def test_a_learner_with_an_older_checkpoint_repeats_without_new_records(bench: B
     ("version", "changes"),
     [
         (4, {}),
-        (3, {"planned": None}),
+        (3, {"planned": ()}),
         (0, {"replayable": frozenset({2})}),
     ],
 )
@@ -296,14 +355,54 @@ def test_a_checkpoint_that_does_not_fit_the_store_is_an_error(
 
 def test_a_step_that_only_the_checkpoint_knows_is_counted_with_its_figures(bench: BenchOf) -> None:
     b = bench(planned_snapshot(), groups_per_step=1)
-    b.tell(LearnerReady(policy_version=3, metrics={"loss": 0.25}))
+    b.tell(LearnerReady(policy_version=3, metrics={2: {"loss": 0.5}, 3: {"loss": 0.25}}))
     assert [(record.step, record.metrics) for record in b.of(StepTrained)] == [(3, {"loss": 0.25})]
 
 
 def test_a_step_that_is_in_the_books_keeps_its_figures(bench: BenchOf) -> None:
     b = bench(planned_snapshot(), groups_per_step=1)
-    b.tell(LearnerReady(policy_version=2, metrics={"loss": 0.25}))
+    b.tell(LearnerReady(policy_version=2, metrics={1: {"loss": 0.5}, 2: {"loss": 0.25}}))
     assert b.of(StepTrained) == []
+
+
+def two_planned() -> CoordinatorSnapshot:
+    """Steps 1 and 2 trained; the batches of steps 3 and 4 written."""
+    one = planned_snapshot()
+    rollouts = tuple(replace(row, rollout_id=f"4-{row.index}", lease_id=4, group_id=3) for row in one.rollouts)
+    return replace(
+        one,
+        next_group_id=4,
+        next_lease_id=5,
+        groups=(*one.groups, GroupRow(group_id=3, seed=2)),
+        rollouts=(*one.rollouts, *rollouts),
+        planned=(*one.planned, StepRow(step=4, group_ids=(3,), rollout_ids=("4-0", "4-1"))),
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_a_learner_comes_back_before_between_or_behind_two_planned_steps(bench: BenchOf, version: int) -> None:
+    """What it has trained is counted with its own figures, what it has not is repeated with the very same batch."""
+    b = bench(two_planned(), groups_per_step=1, max_staleness=2)
+    assert b.coordinator.status().groups_planned == 2
+    figures = {step: {"loss": step / 8} for step in (version - 1, version)}
+    b.tell(LearnerReady(policy_version=version, metrics=figures))
+    counted = [(record.step, record.metrics) for record in b.of(StepTrained)]
+    assert counted == [(step, figures[step]) for step in range(3, version + 1)]
+    assert b.of(TrainStep) == [TrainStep(step=step) for step in range(version + 1, min(version + 2, 4) + 1)]
+    assert b.of(StepPlanned) == []
+    for step in range(version + 1, 5):
+        b.tell(StepDone(step=step, metrics={"loss": 1.0}))
+        assert [record.step for record in b.of(StepTrained)] == ([step] if step > 2 else [])
+    assert b.coordinator.status().trained_steps == 4
+
+
+def test_a_learner_lost_between_two_steps_gets_both_again(bench: BenchOf) -> None:
+    b = bench(two_planned(), groups_per_step=1, max_staleness=2)
+    b.learner(2)
+    b.tell(StepDone(step=3, metrics={}), LearnerLost())
+    assert b.coordinator.status().training_step is None
+    b.learner(2)
+    assert b.of(TrainStep) == [TrainStep(step=3), TrainStep(step=4)] and b.of(StepTrained) == []
 
 
 def test_a_step_that_was_not_given_is_an_error(bench: BenchOf) -> None:
@@ -311,6 +410,10 @@ def test_a_step_that_was_not_given_is_an_error(bench: BenchOf) -> None:
     b.learner()
     with pytest.raises(LocalProtocolError, match="not given"):
         b.tell(StepDone(step=1, metrics={}))
+    b = bench(two_planned(), groups_per_step=1, max_staleness=2)
+    b.learner(2)
+    with pytest.raises(LocalProtocolError, match="step 4, not 3"):
+        b.tell(StepDone(step=4, metrics={}))
 
 
 def test_a_version_that_was_due_and_is_not_out_is_published_again(bench: BenchOf) -> None:
@@ -376,7 +479,7 @@ def test_a_run_whose_steps_were_lowered_drops_what_is_left(bench: BenchOf) -> No
         state=ReceiptState.LEASED,
         reward=None,
     )
-    b = bench(planned_snapshot(planned=None, rollouts=(row,)), groups_per_step=1, steps=2)
+    b = bench(planned_snapshot(planned=(), rollouts=(row,)), groups_per_step=1, steps=2)
     (dropped,) = b.of(RolloutsDropped)
     assert (dropped.rollout_ids, dropped.reason) == (("3-0",), DropReason.RUN_ENDED)
     assert b.of(RevokeLease) == [RevokeLease(node_id="a", lease_id=3, reason=DropReason.RUN_ENDED)]

@@ -24,7 +24,8 @@ def started(settings: LearnerSettings) -> tuple[Policy, torch.optim.Optimizer]:
 def write(root: Path, settings: LearnerSettings, steps: int, *, kept: int = 10, milestones: int = 0) -> None:
     policy, optimizer = started(settings)
     for step in range(1, steps + 1):
-        checkpoint.save(root, policy, optimizer, step=step, metrics={"loss": step / 2})
+        metrics = {number: {"loss": number / 2} for number in (step - 1, step) if number}
+        checkpoint.save(root, policy, checkpoint.take(policy, optimizer), metrics=metrics)
         checkpoint.prune(root, kept=kept, milestones=milestones)
 
 
@@ -37,9 +38,10 @@ def test_resume_is_exact_to_the_bit(settings: LearnerSettings, make_groups: Make
     for step in (1, 2):
         train_step(policy, optimizer, make_groups(step), settings)
     torch.rand(3)
-    checkpoint.save(tmp_path, policy, optimizer, step=2, metrics={})
+    taken = checkpoint.take(policy, optimizer)
     noise = torch.rand(4)
     train_step(policy, optimizer, make_groups(3), settings)
+    checkpoint.save(tmp_path, policy, taken, metrics={2: {}})  # What has happened since changes nothing of it.
 
     resumed, resumed_optimizer = started(settings)
     resume(tmp_path, resumed, resumed_optimizer)
@@ -63,7 +65,8 @@ def test_a_changed_learning_rate_holds_after_resume(
 def test_the_newest_are_kept(settings: LearnerSettings, tmp_path: Path) -> None:
     write(tmp_path, settings, steps=5, kept=2)
     assert [item.step for item in checkpoint.complete(tmp_path)] == [5, 4]
-    assert checkpoint.complete(tmp_path)[0].metrics == {"loss": 2.5}
+    assert checkpoint.complete(tmp_path)[0].metrics == {4: {"loss": 2.0}, 5: {"loss": 2.5}}
+    assert checkpoint.complete(tmp_path)[0].step == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000005"]
 
 

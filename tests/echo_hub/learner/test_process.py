@@ -40,7 +40,7 @@ async def test_a_cancelled_command_leaves_the_stream_whole(
     )
     learner = await Learner.start(settings, tmp_path)
     try:
-        training = asyncio.create_task(learner.train(1, make_groups(1), None))
+        training = asyncio.create_task((await learner.train(1, make_groups(1), None)).metrics())
         await asyncio.sleep(0)
         training.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -51,11 +51,13 @@ async def test_a_cancelled_command_leaves_the_stream_whole(
         assert learner.policy_version == 1, "nobody waited for the step, and yet it was trained"
         seen = [rollout.index async for rollout in learner.sample([request])]
         assert sorted(seen) == list(range(16))
-        first, second = await asyncio.gather(
-            learner.evaluate([request], adapter=None, greedy=True),
-            learner.train(2, make_groups(2), tmp_path / "v2"),
+        steps = [await learner.train(step, make_groups(step), tmp_path / f"v{step}") for step in (2, 3)]
+        first, second, third = await asyncio.gather(
+            learner.evaluate([request], adapter=None, greedy=True), *(step.metrics() for step in steps)
         )
-        assert len(first) == 16 and second["updated"] == 1
+        assert len(first.rollouts) == 16 and learner.policy_version == 3
+        assert second["updated"] == third["updated"] == 1
+        assert third["gap_s"] > 0 == third["eval_s"]
     finally:
         await learner.stop()
     await learner.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.learner.worker import Worker
+from echo_shared.adapter import WEIGHTS_FILE
 from echo_shared.child import ChildExited, Frame
 from echo_shared.errors import LearnerError, StorageError
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -71,21 +72,22 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
 ) -> None:
     settings = make_settings(publish_precision=precision, training={"steps": 100}, learner={"checkpoint_every": 2})
     async with learner_in(settings, tmp_path) as learner:
-        assert (learner.policy_version, learner.last_metrics) == (0, {})
-        second: Mapping[str, float] = {}
+        assert (learner.policy_version, learner.resumed) == (0, {})
+        metrics: dict[int, dict[str, float]] = {}
         for step in (1, 2, 3):
-            metrics = await learner.train(step, make_groups(step), tmp_path / f"v{step}")
-            second = metrics if step == 2 else second
+            under_way = await learner.train(step, make_groups(step), tmp_path / f"v{step}")
+            metrics[step] = await under_way.metrics()
             assert learner.policy_version == step
         before = digest(tmp_path / "v3")
         os.kill(learner.pid, signal.SIGKILL)
         with pytest.raises(ChildExited) as caught:
-            await learner.train(4, make_groups(4), None)
+            await (await learner.train(4, make_groups(4), None)).metrics()
         assert caught.value.returncode == -signal.SIGKILL
 
     successor = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
     assert successor.policy_version == 2, "step 3 was not in a checkpoint yet"
-    assert successor.metrics == second
+    assert successor.metrics == {1: metrics[1], 2: metrics[2]}
+    assert metrics[1].keys() == metrics[2].keys() - {"gap_s"}, "before its first step there is no other"
     ask(successor, "train", step=3, groups=frames.pack_groups(make_groups(3)), export_to=str(tmp_path / "v3-again"))
     torch.use_deterministic_algorithms(False)
     assert digest(tmp_path / "v3-again") == before
@@ -111,14 +113,16 @@ async def test_it_does_what_the_same_code_does_in_this_process(
 
     async with learner_in(settings, tmp_path) as learner:
         for step in (1, 2):
-            await learner.train(step, make_groups(step), tmp_path / f"v{step}")
+            under_way = await learner.train(step, make_groups(step), tmp_path / f"v{step}")
+        await under_way.metrics()
         singles = [replace(request(0, number), indices=(0,)) for number in range(3)]
         for version, completions in expected.items():
             adapter = tmp_path / f"v{version}" if version else None
-            rollouts = await learner.evaluate(singles, adapter=adapter, greedy=True)
-            found = {rollout.group_id: rollout.completion_ids.tolist() for rollout in rollouts}
+            evaluated = await learner.evaluate(singles, adapter=adapter, greedy=True)
+            assert evaluated.seconds > 0
+            found = {rollout.group_id: rollout.completion_ids.tolist() for rollout in evaluated.rollouts}
             assert [found[number] for number in range(3)] == completions
-        drawn_again = await learner.evaluate(requests, adapter=tmp_path / "v2", greedy=False)
+        drawn_again = (await learner.evaluate(requests, adapter=tmp_path / "v2", greedy=False)).rollouts
         assert all(same(rollout, drawn[rollout.group_id, rollout.index]) for rollout in drawn_again)
         sampled = [rollout async for rollout in learner.sample(requests)]
     assert len(sampled) == len(drawn_again) == len(drawn) == 9
@@ -133,7 +137,11 @@ def worker(settings: LearnerSettings, tmp_path: Path) -> Iterator[Worker]:
 
 
 def ask(worker: Worker, command: str, **fields: object) -> list[Frame]:
-    return list(worker.handle(worker.admitted({"command": command, **fields})))
+    """All answers to a command, once what it leaves is written."""
+    answers: list[Frame] = []
+    worker.handle(worker.admitted({"command": command, **fields}), answers.append)
+    worker.close()
+    return answers
 
 
 def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups, tmp_path: Path) -> None:
@@ -163,6 +171,34 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
         ask(worker, "dance")
     assert worker.policy_version == 0
     assert train(1, groups)[-1]["metrics"]["updated"] == 1
+
+
+def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(
+    settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    """Each step is answered once its adapter and its checkpoint are there, in order; to the byte those of a learner
+    that waits after each step."""
+    steps, told = (1, 2, 3), list[tuple[int, bool, int]]()
+    for name in ("beside", "one by one"):
+        run = tmp_path / name
+        run.mkdir()
+        worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run)})
+
+        def look(frame: Frame, run: Path = run) -> None:
+            step = frame["policy_version"]
+            told.append((step, (run / f"v{step}").exists(), checkpoint.complete(run / "checkpoints")[0].step))
+
+        for step in steps:
+            groups = frames.pack_groups(make_groups(step))
+            train = {"command": "train", "step": step, "groups": groups, "export_to": str(run / f"v{step}")}
+            worker.handle(worker.admitted(train), look)
+            if name == "one by one":
+                worker.close()
+        worker.close()
+    torch.use_deterministic_algorithms(False)
+    assert told == [(step, True, step) for step in steps] * 2
+    for file in (*(f"v{step}/{WEIGHTS_FILE}" for step in steps), f"checkpoints/step-000003/{checkpoint.OPTIMIZER}"):
+        assert (tmp_path / "beside" / file).read_bytes() == (tmp_path / "one by one" / file).read_bytes()
 
 
 def drawn(worker: Worker, command: str, **fields: object) -> dict[tuple[int, int], tuple[bytes, bytes]]:
@@ -236,7 +272,7 @@ async def test_a_failure_in_mid_step_ends_the_process_and_is_told(
     (tmp_path / "file").write_text("in the way of the adapter")
     async with learner_in(settings, tmp_path) as learner:
         with pytest.raises(StorageError, match="could not be written"):
-            await learner.train(1, make_groups(1), tmp_path / "file" / "v1")
+            await (await learner.train(1, make_groups(1), tmp_path / "file" / "v1")).metrics()
         with pytest.raises(ChildExited):
             await learner.evaluate([request(0)], adapter=None, greedy=True)
     assert checkpoint.complete(tmp_path / "checkpoints") == [], "a step that was not exported is not in a checkpoint"

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sqlalchemy import event
@@ -10,15 +13,39 @@ from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
 
 
-async def test_every_call_is_made_on_the_one_thread(tmp_path: Path) -> None:
-    store = AsyncStore(Store.open(f"sqlite:///{tmp_path / 'echo.db'}"))
-    threads: set[str] = set()
-    event.listen(store.store.engine, "commit", lambda connection: threads.add(threading.current_thread().name))
-    await store.set_run_meta("a", "1")
-    await store.set_run_meta("b", "2")
-    assert await store.run_meta() == {"a": "1", "b": "2"}
-    assert len(threads) == 1 and threads != {threading.current_thread().name}
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[AsyncStore]:
+    store = AsyncStore(Store.open(f"sqlite:///{directory / 'echo.db'}"))
+    yield store
     await store.close()
+
+
+async def test_one_thread_writes_and_another_reads(tmp_path: Path) -> None:
+    writers, readers = set[str](), set[str]()
+    async with opened(tmp_path) as store:
+        event.listen(store.store.engine, "commit", lambda _: writers.add(threading.current_thread().name))
+        event.listen(store.store.engine, "rollback", lambda _: readers.add(threading.current_thread().name))
+        for key in ("a", "b"):
+            await store.set_run_meta(key, "1")
+            assert key in await store.run_meta()
+    assert len(writers) == len(readers) == 1 and writers.isdisjoint(readers)
+    assert threading.current_thread().name not in writers | readers
+
+
+async def test_a_read_waits_for_no_write(tmp_path: Path) -> None:
+    writes, may_commit = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        writes.set()
+        assert may_commit.wait(60)
+
+    async with opened(tmp_path) as store, asyncio.TaskGroup() as tasks:
+        await store.set_run_meta("a", "1")
+        event.listen(store.store.engine, "commit", hold, once=True)
+        tasks.create_task(store.set_run_meta("a", "2"))
+        await asyncio.to_thread(writes.wait, 60)
+        assert await store.run_meta() == {"a": "1"}
+        may_commit.set()
 
 
 def test_each_method_is_the_stores_of_that_name() -> None:

@@ -53,10 +53,23 @@ def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -
         flat_groups=(4,),
         batch_sizes=(1, 1),
         trained_steps=1,
-        planned=StepRow(step=2, group_ids=(1,), rollout_ids=("2-0", "2-1")),
+        planned=(StepRow(step=2, group_ids=(1,), rollout_ids=("2-0", "2-1")),),
         published_version=4,
         replayable=frozenset({1}),
     )
+
+
+def test_the_snapshot_holds_every_step_that_is_planned_and_not_trained(store: Store, records: Any) -> None:
+    store.apply([*records.opened(1, 2), records.leased(2, 1, 0), records.leased(3, 2, 0)], now=1.0)
+    store.apply([*records.received("2-0", "3-0"), *records.scored("2-0", "3-0")], now=2.0)
+    store.apply([records.planned(1, (2,), ("3-0",))], now=3.0)
+    store.apply([records.planned(2, (1,), ("2-0",))], now=4.0)
+    snapshot = store.snapshot()
+    assert snapshot.planned == (
+        StepRow(step=1, group_ids=(2,), rollout_ids=("3-0",)),
+        StepRow(step=2, group_ids=(1,), rollout_ids=("2-0",)),
+    )
+    assert [group.group_id for group in snapshot.groups] == [1, 2] and snapshot.trained_steps == 0
 
 
 def test_the_snapshot_holds_what_the_scorer_failed_on_in_groups_that_are_open(store: Store, records: Any) -> None:

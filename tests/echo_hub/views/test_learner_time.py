@@ -68,3 +68,15 @@ def test_a_learner_that_was_down_is_not_a_hand_off() -> None:
     assert told.window_s == pytest.approx(16.0)
     assert told.idle["down"] * 16 == pytest.approx(10.0)
     assert told.idle["hand_off"] * 16 == pytest.approx(3 * 0.25)
+
+
+def test_a_step_that_is_planned_while_the_one_before_is_trained_waits_for_nothing() -> None:
+    steps = [
+        step(7, planned=0.0, trained=10.0, train_s=9.5),
+        step(8, planned=3.0, trained=20.0, train_s=9.5),
+        step(9, planned=12.0, trained=30.0, train_s=9.5),
+    ]
+    told = learner_time(steps, started_at=0.0)
+    assert told is not None and told.training == pytest.approx(0.95)
+    assert told.idle["hand_off"] == pytest.approx(0.05) and told.idle["rollouts"] == 0.0
+    assert usual_hand_off_s(steps) == 0.5

@@ -239,11 +239,12 @@ class Nodes:
         *,
         paces: tuple[float, float] | None = None,
         by_speed: bool = False,
+        unproven: bool = True,
     ) -> Iterator[Node]:
-        """The nodes to lease to, best first. `paces`: from the fastest to the slowest token_s that will do; nodes that
-        are not measured do in any case. `by_speed`: the fastest first."""
+        """The nodes to lease to, best first. `paces`: from the fastest to the slowest token_s that will do. `by_speed`:
+        the fastest first. `unproven`: whether those that have returned nothing yet will do, whose pace nobody knows."""
         fastest, slowest = (UNPROVEN + 1, -UNPROVEN) if paces is None else map(speed_class, paces)
-        if self.unproven_may:
+        if unproven and self.unproven_may:
             yield from self._queues.first(oldest_version, fastest=UNPROVEN, slowest=UNPROVEN, avoid=avoid)
         yield from self._queues.first(oldest_version, fastest=fastest, slowest=slowest, avoid=avoid, by_speed=by_speed)
 

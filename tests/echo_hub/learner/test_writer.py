@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from echo_hub.learner.writer import Writer
+
+
+def test_a_write_goes_on_beside_what_the_others_do() -> None:
+    writer, may_end, threads = Writer(), threading.Event(), []
+
+    def write() -> None:
+        assert may_end.wait(60)
+        threads.append(threading.current_thread())
+
+    writer.wait()
+    writer.start(write)
+    assert threads == []
+    may_end.set()
+    writer.wait()
+    writer.start(write)
+    writer.wait()
+    assert len(threads) == 2 and threading.current_thread() not in threads
+
+
+def test_what_a_write_raises_is_raised_once() -> None:
+    writer = Writer()
+    writer.start(lambda: [][0])
+    with pytest.raises(IndexError):
+        writer.wait()
+    writer.wait()
