@@ -13,7 +13,7 @@ from echo_hub.core.payload import RolloutPayload
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.tracker import Tracker
-from echo_hub.partials import Partials
+from echo_hub.partials import Finished, Partials
 from echo_hub.store.async_store import AsyncStore
 from echo_shared.errors import LocalProtocolError, RefusedError
 from echo_shared.messages import (
@@ -118,8 +118,7 @@ class ConnectedNodes:
             case RolloutParts():
                 self._partials.take(node_id, message.parts)
             case Rollout():
-                self._partials.arrived(node_id, message.lease_id, message.index)
-                await self._report(_arrived(node_id, message))
+                await self._report(_arrived(node_id, message, self._partials.finish(node_id, message)))
             case LeaseReturned():
                 self._partials.given_back(node_id, message.lease_id, message.indices)
                 await self._report(
@@ -133,7 +132,7 @@ class ConnectedNodes:
                 assert_never(message)
 
 
-def _arrived(node_id: str, rollout: Rollout) -> RolloutArrived:
+def _arrived(node_id: str, rollout: Rollout, finished: Finished) -> RolloutArrived:
     return RolloutArrived(
         node_id=node_id,
         rollout_id=rollout.rollout_id,
@@ -147,7 +146,9 @@ def _arrived(node_id: str, rollout: Rollout) -> RolloutArrived:
             behavior_logprobs=rollout.behavior_logprobs,
             finish_reason=rollout.finish_reason,
             sampling_s=rollout.sampling_s,
+            spans=finished.spans,
         ),
+        problem=finished.problem,
     )
 
 

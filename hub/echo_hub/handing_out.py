@@ -1,8 +1,8 @@
 """Leases and revocations on their way to the nodes, in the order in which the coordinator gave them.
 
 What a lease says beyond the coordinator's action is put together here: the prompt's ids or the whole conversation so
-far, how to sample, and, for a version that a node may not have, where to fetch it. In co-located mode the hub's own
-leases go to its learner.
+far, how to sample, what was drawn before of its rollouts, and, for a version that a node may not have, where to fetch
+it. In co-located mode the hub's own leases go to its learner.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from echo_hub.net.gateway import NodeInfo
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import AnsweredTurn
-from echo_shared.messages import ArtefactOffer, FromHub, Lease, LeaseRevoked
-from echo_shared.sampling import GroupRequest
+from echo_shared.messages import ArtefactOffer, FromHub, Lease, LeasedPrefix, LeaseRevoked
+from echo_shared.sampling import GroupRequest, Prefix
 
 
 class Offers(Protocol):
@@ -57,11 +57,12 @@ class HandingOut:
         self._offers = offers
         self._send = send
         self._sample = sample
-        self._waiting: asyncio.Queue[SendLease | RevokeLease] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[SendLease | RevokeLease, Sequence[Prefix]]] = asyncio.Queue()
 
-    def submit(self, action: SendLease | RevokeLease) -> None:
-        """The queue holds at most what the coordinator leases, so it needs no bound of its own."""
-        self._waiting.put_nowait(action)
+    def submit(self, action: SendLease | RevokeLease, prefixes: Sequence[Prefix] = ()) -> None:
+        """`prefixes`: what the lease goes on with. The queue holds at most what the coordinator leases, so it needs no
+        bound of its own."""
+        self._waiting.put_nowait((action, prefixes))
 
     async def run(self) -> None:
         """Hands out for ever. What a later turn is asked with is read from the store, for all that wait at once."""
@@ -69,16 +70,17 @@ class HandingOut:
             actions = [await self._waiting.get()]
             while not self._waiting.empty():
                 actions.append(self._waiting.get_nowait())
-            leases = [action for action in actions if isinstance(action, SendLease)]
+            leases = [action for action, _ in actions if isinstance(action, SendLease)]
             episodes = {(lease.group_id, lease.indices[0]) for lease in leases if lease.turn}
             turns = await self._store.load_turns(episodes) if episodes else {}
-            for action in actions:
+            for action, prefixes in actions:
                 if isinstance(action, SendLease):
-                    self._lease(action, turns.get((action.group_id, action.indices[0]), ())[: action.turn])
+                    before = turns.get((action.group_id, action.indices[0]), ())[: action.turn]
+                    self._lease(action, before, prefixes)
                 else:
                     self._send(action.node_id, LeaseRevoked(lease_id=action.lease_id, reason=action.reason))
 
-    def _lease(self, action: SendLease, turns: Sequence[AnsweredTurn]) -> None:
+    def _lease(self, action: SendLease, turns: Sequence[AnsweredTurn], prefixes: Sequence[Prefix]) -> None:
         """`turns`: those before, in order; gone when the group was dropped meanwhile, and the lease with it."""
         if len(turns) < action.turn:
             return
@@ -102,6 +104,7 @@ class HandingOut:
             stop_ids=request.stop_ids,
             deadline_s=action.deadline_s,
             offer=self._offers.offer(action.policy_version, node.info) if offered else None,
+            prefixes=tuple(LeasedPrefix(index=one.index, ids=one.ids, logprobs=one.logprobs) for one in prefixes),
         )
         self._send(action.node_id, lease)
 

@@ -245,6 +245,8 @@ class Hub:
             status=self._opened.coordinator.status(),
             distribution=self._distributor.status(),
             num_received=self._driver.num_received,
+            rollouts_gone_on=self._opened.partials.num_gone_on,
+            tokens_saved=self._opened.partials.tokens_saved,
             learner_is_starting=self._trainer.state is LearnerState.STARTING,
             learner_is_down=self._trainer.state is LearnerState.DOWN,
             last_is_published=self.ending.last_is_published,
@@ -294,9 +296,8 @@ class Hub:
             case PrepareGroup():
                 self._preparation.submit(action.group_id)
             case SendLease():
-                if action.node_id != HUB_NODE_ID:
-                    self._opened.partials.leased(action.node_id, action.lease_id, action.indices)
-                self._handing_out.submit(action)
+                is_own = action.node_id == HUB_NODE_ID
+                self._handing_out.submit(action, () if is_own else self._opened.partials.begin(action))
             case RevokeLease():
                 self._opened.partials.revoked(action.lease_id)
                 self._handing_out.submit(action)

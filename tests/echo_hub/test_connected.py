@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from echo_hub.connected import ConnectedNodes, LiveNode
+from echo_hub.core.effects import SendLease
 from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
+from echo_hub.core.payload import Span
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.partials import Partials
 from echo_hub.scoring.checks import SamplingBounds
@@ -197,6 +199,7 @@ async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
     assert arrived.payload.completion_ids is ROLLOUT.completion_ids
     assert arrived.payload.behavior_logprobs is ROLLOUT.behavior_logprobs
     assert (arrived.payload.finish_reason, arrived.payload.sampling_s) == (FinishReason.LENGTH, 0.25)
+    assert arrived.payload.spans == (Span(node_id="a", policy_version=3, num_tokens=2),) and arrived.problem == ""
     await hub.nodes.node_said("a", LeaseReturned(lease_id=4, indices=(0, 2), reason="on battery"))
     expected = LeaseGivenBack(node_id="a", lease_id=4, indices=(0, 2), reason="on battery")
     assert hub.calls[-1] == ("report", expected)
@@ -222,6 +225,31 @@ async def test_parts_are_kept_until_the_rollout_is_there(hub: Hub) -> None:
     hub.calls.clear()
     await hub.nodes.node_said("a", ROLLOUT)
     assert hub.partials.prefix(4, 1) is None and len(hub.calls) == 1
+
+
+async def test_a_rollout_that_was_begun_elsewhere_says_so_and_begins_as_it_was_given(hub: Hub) -> None:
+    hub.partials.leased("b", 3, (1,))
+    part = RolloutPart(lease_id=3, index=1, start=0, ids=np.array([5], np.int32), logprobs=np.array([-0.5], np.float32))
+    await hub.nodes.node_said("b", RolloutParts(parts=(part,)))
+    for given, expected in (
+        (1, ("", ["b", "a"])),
+        (0, ("0 given tokens instead of 1", ["a"])),
+    ):
+        hub.partials.begin(
+            SendLease(
+                node_id="a",
+                lease_id=4,
+                group_id=2,
+                indices=(1,),
+                seed=1,
+                policy_version=3,
+                deadline_s=1.0,
+                goes_on=((1, 3),),
+            )
+        )
+        await hub.nodes.node_said("a", ROLLOUT.model_copy(update={"num_given": given}))
+        (_, arrived) = hub.calls[-1]
+        assert (arrived.problem, [span.node_id for span in arrived.payload.spans]) == expected
 
 
 async def test_a_message_that_the_gateway_keeps_is_our_bug(hub: Hub) -> None:

@@ -18,7 +18,7 @@ from echo_hub.net.gateway import NodeInfo
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_shared.messages import ArtefactOffer, DropReason, FromHub, Lease, LeaseRevoked
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling import GroupRequest, Prefix
 
 Drive = Callable[..., Awaitable[Any]]
 STOP_IDS = (1, 2)
@@ -60,8 +60,9 @@ class Around:
 
     async def hand_out(self, *actions: SendLease | RevokeLease) -> list[tuple[str, FromHub]]:
         """What is sent of these: a revocation behind them says that all is handed out."""
-        for action in (*actions, RevokeLease(node_id="end", lease_id=0, reason=DropReason.REVOKED)):
+        for action in actions:
             self.handing_out.submit(action)
+        self.handing_out.submit(RevokeLease(node_id="end", lease_id=0, reason=DropReason.REVOKED))
         working = asyncio.create_task(self.handing_out.run())
         async with asyncio.timeout(20):
             while not self.sent or self.sent[-1][0] != "end":
@@ -102,6 +103,15 @@ async def test_a_lease_carries_the_prompt_and_how_to_sample(around: Around) -> N
     assert (said.lease_id, said.group_id, said.indices, said.seed, said.policy_version) == (9, 3, (0, 2), 77, 4)
     assert (said.temperature, said.max_tokens, said.stop_ids, said.deadline_s) == (0.5, 7, STOP_IDS, 30.0)
     assert np.array_equal(said.prompt_ids, around.problems.prompt_ids(3)) and said.offer is None
+
+
+async def test_a_lease_carries_what_was_drawn_before(around: Around) -> None:
+    prefix = Prefix(index=2, ids=np.array([5, 9], np.int32), logprobs=np.array([-0.5, -0.25], np.float32))
+    around.handing_out.submit(lease(), (prefix,))
+    ((_, said),) = await around.hand_out()
+    assert isinstance(said, Lease)
+    (carried,) = said.prefixes
+    assert (carried.index, carried.ids.tolist(), carried.logprobs.tolist()) == (2, [5, 9], [-0.5, -0.25])
 
 
 async def test_leases_and_revocations_keep_their_order(around: Around) -> None:

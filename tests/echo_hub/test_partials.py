@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_hub.core.effects import SendLease
 from echo_hub.core.snapshot import RolloutRow
-from echo_hub.partials import ROLLOUT_BYTES, Partials, PartRefusal, partials_of
+from echo_hub.partials import ROLLOUT_BYTES, Finished, Partials, PartRefusal, partials_of
 from echo_hub.scoring.checks import SamplingBounds
-from echo_shared.messages import ReceiptState, RolloutPart
+from echo_shared.messages import FinishReason, ReceiptState, Rollout, RolloutPart
 from echo_shared.sampling import Prefix
 
 BOUNDS = SamplingBounds(vocabulary_size=50, max_tokens=10, stop_ids=frozenset({1, 2}))
@@ -116,6 +117,154 @@ def test_who_goes_on_adds_to_what_was_given() -> None:
     assert partials.refused == {PartRefusal.DIFFERENT: 1}, "what another node drew is not to be rewritten"
 
 
+def leases(lease_id: int, node_id: str, *indices: int, goes_on: tuple[tuple[int, int], ...] = ()) -> SendLease:
+    return SendLease(
+        node_id=node_id,
+        lease_id=lease_id,
+        group_id=2,
+        indices=indices,
+        seed=5,
+        policy_version=3,
+        deadline_s=9.0,
+        goes_on=goes_on,
+    )
+
+
+def rollout(
+    lease_id: int, ids: Sequence[int], *, num_given: int, index: int = 0, logprob: float | None = None
+) -> Rollout:
+    values = -np.array(ids, np.float32) / 8 if logprob is None else np.full(len(ids), logprob, np.float32)
+    return Rollout(
+        rollout_id=f"{lease_id}-{index}",
+        lease_id=lease_id,
+        group_id=2,
+        index=index,
+        policy_version_start=3,
+        policy_version_end=3,
+        completion_ids=np.array(ids, np.int32),
+        behavior_logprobs=values,
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.1,
+        num_given=num_given,
+    )
+
+
+def spans(finished: Finished) -> list[tuple[str, int]]:
+    assert all(span.policy_version == 3 for span in finished.spans)
+    return [(span.node_id, span.num_tokens) for span in finished.spans]
+
+
+def test_a_lease_goes_on_with_what_an_earlier_one_has(partials: Partials) -> None:
+    partials.take("a", [part(0, [5, 9]), part(0, [4], index=3)])
+    (carried,) = partials.begin(leases(9, "b", 0, 1, goes_on=((0, 7), (1, 7))))
+    assert (carried.index, carried.ids.tolist(), carried.logprobs.tolist()) == (0, [5, 9], [-5 / 8, -9 / 8])
+    partials.take("a", [part(2, [8])])
+    partials.take("b", [part(2, [6], lease_id=9)])
+    assert (shown(partials), shown(partials, 9)) == ([5, 9, 8], [5, 9, 6]), "the first may still win"
+    assert partials.begin(leases(10, "b", 0, goes_on=((0, 77),))) == ()
+
+
+def test_what_was_given_back_is_kept_until_another_has_finished_it(partials: Partials) -> None:
+    """Who goes on with it may be a stranger: what that one adds may be of no use for a third."""
+    partials.take("a", [part(0, [5, 9]), part(0, [4], index=3)])
+    partials.given_back("a", 7, (0,))
+    partials.begin(leases(8, "b", 0, 3, goes_on=((0, 7), (3, 7))))
+    partials.given_back("b", 8, (0,))
+    partials.begin(leases(9, "c", 0, goes_on=((0, 8),)))
+    assert (shown(partials), shown(partials, 8), shown(partials, 9)) == ([5, 9], [5, 9], [5, 9])
+    partials.finish("c", rollout(9, [5, 9, 2], num_given=2))
+    partials.finish("b", rollout(8, [4, 2], num_given=1, index=3))
+    assert (shown(partials), shown(partials, 8)) == (None, None)
+    assert shown(partials, index=3) == [4], "its node goes on with it"
+
+
+def test_what_a_lease_has_no_room_for_is_left_out(monkeypatch: pytest.MonkeyPatch, partials: Partials) -> None:
+    monkeypatch.setattr("echo_hub.partials.MAX_PREFIX_TOKENS", 4)
+    partials.leased("a", 7, (0, 1, 2))
+    partials.take("a", [part(0, [5, 9], index=0), part(0, [4, 4, 4], index=1), part(0, [6], index=2)])
+    carried = partials.begin(leases(9, "b", 0, 1, 2, goes_on=((0, 7), (1, 7), (2, 7))))
+    assert {prefix.index: prefix.ids.tolist() for prefix in carried} == {1: [4, 4, 4], 2: [6]}
+    assert partials.finish("b", rollout(9, [5, 2], num_given=0)).problem == ""
+
+
+def test_a_finished_rollout_says_who_drew_how_much(partials: Partials) -> None:
+    partials.take("a", [part(0, [5, 9])])
+    partials.begin(leases(8, "b", 0, goes_on=((0, 7),)))
+    partials.take("b", [part(2, [8], lease_id=8)])
+    partials.begin(leases(9, "c", 0, goes_on=((0, 8),)))
+    assert spans(partials.finish("c", rollout(9, [5, 9, 8, 6, 2], num_given=3))) == [("a", 2), ("b", 1), ("c", 2)]
+    assert (partials.num_gone_on, partials.tokens_saved) == (1, 3)
+    assert spans(partials.finish("b", rollout(8, [5, 9, 8, 2], num_given=2))) == [("a", 2), ("b", 2)]
+    assert spans(partials.finish("a", rollout(7, [5, 9, 2], num_given=0))) == [("a", 3)]
+    assert (partials.num_gone_on, partials.tokens_saved) == (2, 5)
+    assert (shown(partials), shown(partials, 8), shown(partials, 9)) == (None, None, None)
+
+
+def test_who_goes_on_with_its_own_is_named_once_and_who_added_nothing_not_at_all(partials: Partials) -> None:
+    partials.take("a", [part(0, [5, 9])])
+    partials.begin(leases(8, "b", 0, goes_on=((0, 7),)))
+    partials.begin(leases(9, "a", 0, goes_on=((0, 8),)))
+    assert spans(partials.finish("a", rollout(9, [5, 9, 2], num_given=2))) == [("a", 3)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (rollout(9, [5, 9, 2], num_given=1), "1 given tokens instead of 2"),
+        (rollout(9, [5, 9, 2], num_given=0), "0 given tokens instead of 2"),
+        (rollout(9, [5, 8, 2], num_given=2), "other tokens than were given"),
+        (rollout(9, [5], num_given=2), "other tokens than were given"),
+        (rollout(9, [5, 9, 2], num_given=2, logprob=-0.1), "other log-probabilities than were given"),
+        (rollout(9, [4, 2], num_given=1, index=1), "1 given tokens instead of 0"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_was_given_comes_back_as_it_was(partials: Partials, sent: Rollout, problem: str) -> None:
+    partials.take("a", [part(0, [5, 9])])
+    partials.begin(leases(9, "b", 0, 1, goes_on=((0, 7),)))
+    finished = partials.finish("b", sent)
+    assert (finished.problem, spans(finished)) == (problem, [("b", len(sent.completion_ids))])
+    assert partials.num_gone_on == 0
+
+
+def test_a_lease_that_is_sent_again_carries_its_own(partials: Partials) -> None:
+    """The node may hold what it was given first, or have lost that and begin with what it is given now."""
+    partials.take("a", [part(0, [5, 9])])
+    for num_given, drawn in ((2, [("a", 2), ("b", 3)]), (3, [("a", 2), ("b", 3)])):
+        partials.begin(leases(9, "b", 0, 1, goes_on=((0, 7),)))
+        partials.take("b", [part(2, [8], lease_id=9), part(0, [4], lease_id=9, index=1)])
+        again = partials.begin(leases(9, "b", 0, 1, goes_on=((0, 9), (1, 9))))
+        assert {prefix.index: prefix.ids.tolist() for prefix in again} == {0: [5, 9, 8], 1: [4]}
+        finished = partials.finish("b", rollout(9, [5, 9, 8, 6, 2], num_given=num_given))
+        assert (finished.problem, spans(finished)) == ("", drawn)
+        own = partials.finish("b", rollout(9, [4, 2], num_given=num_given - 2, index=1))
+        assert (own.problem, spans(own)) == ("", [("b", 2)])
+
+
+def test_a_lease_that_is_sent_again_in_part_keeps_what_was_given_back_of_it(partials: Partials) -> None:
+    partials.take("a", [part(0, [5]), part(0, [6], index=3)])
+    partials.given_back("a", 7, (3,))
+    partials.begin(leases(7, "a", 0, goes_on=((0, 7),)))
+    partials.take("a", [part(1, [6], index=3)])
+    assert (shown(partials), shown(partials, index=3), partials.refused.total()) == ([5], [6], 1)
+
+
+def test_of_a_lease_from_before_the_start_nothing_is_held_against_its_node() -> None:
+    partials = Partials(BOUNDS)
+    partials.begin(leases(7, "a", 0, goes_on=((0, 7),)))
+    partials.take("a", [part(0, [5, 9])])
+    finished = partials.finish("a", rollout(7, [5, 9, 2], num_given=1))
+    assert (finished.problem, spans(finished)) == ("", [("a", 3)])
+    unknown = partials.finish("b", rollout(9, [5, 2], num_given=1))
+    assert (unknown.problem, spans(unknown)) == ("", [("b", 2)])
+
+
+def test_another_nodes_rollout_is_not_finished(partials: Partials) -> None:
+    partials.take("a", [part(0, [5])])
+    partials.finish("b", rollout(7, [5, 2], num_given=1))
+    assert shown(partials) == [5]
+
+
 def test_a_lease_that_is_told_again_keeps_what_is_there(partials: Partials) -> None:
     partials.take("a", [part(0, [5, 9])])
     partials.leased("a", 7, (0, 3), [prefix(0, [5])])
@@ -189,7 +338,7 @@ def test_a_hub_that_is_back_takes_what_nodes_held() -> None:
 
 TELLINGS = st.lists(
     st.tuples(
-        st.sampled_from(["lease", "part", "arrived", "revoked", "given back", "forget"]),
+        st.sampled_from(["lease", "go on", "finish", "part", "arrived", "revoked", "given back", "forget"]),
         st.sampled_from(["a", "b"]),
         st.integers(0, 3),
         st.integers(0, 2),
@@ -207,6 +356,11 @@ def test_whatever_is_told_the_books_are_right(tellings: list[tuple[str, str, int
     for kind, node_id, lease_id, index, start, ids in tellings:
         if kind == "lease":
             partials.leased(node_id, lease_id, range(index + 1))
+        elif kind == "go on":
+            goes_on = tuple((each, start % 4) for each in range(index + 1))
+            partials.begin(leases(lease_id, node_id, *range(index + 1), goes_on=goes_on))
+        elif kind == "finish" and ids:
+            partials.finish(node_id, rollout(lease_id, ids, num_given=start, index=index))
         elif kind == "part":
             partials.take(node_id, [part(start, ids, lease_id=lease_id, index=index)])
         elif kind == "arrived":

@@ -304,7 +304,7 @@ def _unlike_lease(event: RolloutArrived, rollout: LeasedRollout) -> str:
         "last policy version": (event.policy_version_end, rollout.policy_version),
     }
     wrong = [f"{name} {got} instead of {leased}" for name, (got, leased) in said.items() if got != leased]
-    return ", ".join(wrong)
+    return ", ".join([*wrong, *filter(None, [event.problem])])
 
 
 HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {

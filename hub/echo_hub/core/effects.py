@@ -149,6 +149,9 @@ class SendLease:
     seed: int
     policy_version: int
     deadline_s: float
+    goes_on: tuple[tuple[int, int], ...] = ()
+    """Index and earlier lease: of the same index, turn, seed and version, so that what was drawn for that one is the
+    beginning of this one's completion. A lease that is sent again goes on with itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,8 @@ class RolloutArrived:
     policy_version_start: int
     policy_version_end: int
     payload: RolloutPayload
+    problem: str = ""
+    """What in it contradicts what the lease gave of its completion; empty = nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,9 @@ class Slot:
     """Rollouts of the turn in progress that nodes hold."""
     failed_on: tuple[str, ...] = ()
     """Nodes that gave it back, let it expire or failed at it, the latest last: others are asked first."""
+    begun: LeasedRollout | None = None
+    """The newest of the turn in progress, and of its seed, whose drawn tokens another may go on with: it may be given
+    back already. A stranger's takes the place of none that a proven node drew with the same version."""
     scorer_failures: int = 0
     """Completions of the turn in progress that the scorer failed on; each was drawn with a seed of its own."""
     num_returns: int = 0

@@ -18,6 +18,9 @@ leased to another node as well, and the first valid result wins. One past its de
 thought to have lost it. An index that failed on a node is offered to others first; to the same one only when no other
 takes work. A node that comes back is sent again what it holds: what was sent into a dying connection is lost.
 
+Nothing is drawn twice that the hub has: a lease says of each index with which earlier lease of it it goes on, and, sent
+again, that it goes on with itself.
+
 Beside training, others may own groups: evaluations. While training and one of these both want leases, one of
 `EVALUATION_SHARE` leased rollouts is the other's, counted from the last time that it wanted none; what training does
 not want, it gets too. So neither starves the other: training waits no longer than a node takes to finish what it holds.
@@ -354,11 +357,12 @@ class Leasing:
             policy_version=group.owner.lease_version(group, node),
             deadline=deadline,
         )
+        goes_on = () if node.is_hub else self._ledger.begun(record)
         leased = self._ledger.lease(record, now)
         self.watch(lease_id, indices, deadline)
         if late_at < deadline and not node.is_hub:
             heappush(self._watched, (late_at, "late", lease_id, indices))
-        self._send(leased, now)
+        self._send(leased, now, goes_on)
 
     def _lateness_s(self, node: Node, group: RolloutGroup, count: int) -> float:
         """How long the node may take for what it is given, before others are asked too."""
@@ -370,8 +374,10 @@ class Leasing:
             return LATE_S + LATE * node.pace.finish_s(queued, lengths.long_tokens)
         return LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s
 
-    def _send(self, rollouts: Sequence[LeasedRollout], now: float) -> None:
-        """Rollouts of one lease, to the node that they are leased to."""
+    def _send(
+        self, rollouts: Sequence[LeasedRollout], now: float, goes_on: tuple[tuple[int, int], ...] | None = None
+    ) -> None:
+        """Rollouts of one lease, to the node that they are leased to. `goes_on`: None when it is sent again."""
         first = rollouts[0]
         group = self._ledger.groups[first.group_id]
         self._out.act(
@@ -384,6 +390,7 @@ class Leasing:
                 seed=turn_seed(group.seed, first.turn, group.slots[first.index].scorer_failures),
                 policy_version=first.policy_version,
                 deadline_s=first.deadline - now,
+                goes_on=goes_on if goes_on is not None else tuple((each.index, each.lease_id) for each in rollouts),
             )
         )
 

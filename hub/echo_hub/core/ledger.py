@@ -6,6 +6,7 @@ Invariants, after every call:
 - each change of state is recorded and receipted exactly once, here and nowhere else;
 - each turn of an index has at most one winner, and what is leased of an index is its turn in progress;
 - a group that is complete has nothing leased;
+- what a slot has as begun is of its turn in progress and of the seed that this turn is drawn with;
 - `wanting` of each owner holds exactly its groups with an index that wants a lease;
 - `flat` holds exactly those complete groups that wait and whose rewards are all equal.
 """
@@ -99,6 +100,7 @@ class Ledger:
         self._note_version(group, row.policy_version)
         if row.state is ReceiptState.LEASED:
             slot.leased = (*slot.leased, rollout)
+            self._begin(slot, rollout)
             self._hold(rollout)
             self._nodes.take(row.node_id, 1, 0.0, now)
         elif row.state is ReceiptState.SCORED and row.reward is None:
@@ -157,12 +159,28 @@ class Ledger:
             )
             self.rollouts[rollout.rollout_id] = rollout
             group.slots[index].leased = (*group.slots[index].leased, rollout)
+            self._begin(group.slots[index], rollout)
             self._hold(rollout)
             self._want(group, index)
             leased.append(rollout)
         self._nodes.take(record.node_id, len(leased), len(leased) * expected, now)
         self._out.record(record)
         return leased
+
+    def begun(self, record: RolloutsLeased) -> tuple[tuple[int, int], ...]:
+        """The indices that go on with what an earlier lease of theirs has drawn, each with that lease; before `lease`.
+
+        Only with what a proven node drew, or the same: who goes on answers for the whole completion, and is not to
+        answer for what a fresh key has planted.
+        """
+        slots = self.groups[record.group_id].slots
+        return tuple(
+            (index, before.lease_id)
+            for index in record.indices
+            if (before := slots[index].begun) is not None
+            and before.policy_version == record.policy_version
+            and (before.node_id == record.node_id or self._nodes.is_proven(before.node_id))
+        )
 
     def expected_tokens(self, group: RolloutGroup) -> float:
         """What a completion of the group is likely to come to; 0 while nobody knows."""
@@ -195,7 +213,10 @@ class Ledger:
         slot.failed_on = (*(node for node in slot.failed_on if node != rollout.node_id), rollout.node_id)
 
     def fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
-        """Any state → dropped, and others than its node are asked first."""
+        """Any state → dropped, and others than its node are asked first. What was given back may be gone on with; what
+        has failed is drawn anew."""
+        if reason is not DropReason.RETURNED:
+            self.groups[rollout.group_id].slots[rollout.index].begun = None
         self.blame(rollout)
         self.drop([rollout], reason, detail)
 
@@ -244,7 +265,7 @@ class Ledger:
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
         for turn in turns:
             self._move(self.rollouts.pop(turn.rollout_id), ReceiptState.EVALUATED)
-        slot.turns, slot.winner, slot.evaluated = (), None, True
+        slot.turns, slot.winner, slot.evaluated, slot.begun = (), None, True, None
         group.num_ended += 1
         if group.complete:
             self.revoke(group.still_leased, DropReason.EXPIRED)
@@ -260,7 +281,7 @@ class Ledger:
         self._withdraw_turn(slot)
         group.is_plain = False
         slot.turns, slot.winner = (*slot.turns, rollout), None
-        slot.failed_on, slot.scorer_failures, slot.num_returns = (), 0, 0
+        slot.failed_on, slot.scorer_failures, slot.num_returns, slot.begun = (), 0, 0, None
         self._want(group, rollout.index)
 
     def draw_again(self, rollout: LeasedRollout, detail: str) -> None:
@@ -330,6 +351,17 @@ class Ledger:
         for version in [version for version in self._by_version if version < oldest_version]:
             found |= self._by_version.pop(version)
         return [self.groups[group_id] for group_id in sorted(found) if group_id in self.waiting]
+
+    def _begin(self, slot: Slot, rollout: LeasedRollout) -> None:
+        """Remembers it as what another may go on with."""
+        before = slot.begun
+        if (
+            before is None
+            or before.policy_version != rollout.policy_version
+            or self._nodes.is_proven(rollout.node_id)
+            or not self._nodes.is_proven(before.node_id)
+        ):
+            slot.begun = rollout
 
     def _withdraw_turn(self, slot: Slot) -> None:
         """What is still leased of its turn in progress."""

@@ -11,6 +11,15 @@ from echo_shared.messages import FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Tokens of one completion that one node drew, one after the other."""
+
+    node_id: str
+    policy_version: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPayload:
     """One completion: ids and behaviour logprobs (nats), both [T]."""
 
@@ -18,3 +27,6 @@ class RolloutPayload:
     behavior_logprobs: NDArray[np.float32]
     finish_reason: FinishReason
     sampling_s: float
+    spans: tuple[Span, ...] = ()
+    """Who drew how much of it, in order; one where one node drew it all. Empty: it is not said, and is the node's whom
+    it was leased to."""

@@ -133,6 +133,10 @@ def _rollouts(run: RunView) -> Iterator[Metric]:
     yield _labelled(ended, ((["dropped", reason], number) for reason, number in accounting.dropped.items()))
     yield _gauge("echo_rollouts_in_flight", "Rollouts leased and not yet in a final state.", accounting.in_flight)
     yield _gauge("echo_rollouts_per_second", "Rollouts received per second.", run.rollouts_per_s)
+    gone_on = CounterMetricFamily("echo_rollouts_gone_on", "Received, and begun on another node or before a restart.")
+    yield _labelled(gone_on, [([], run.rollouts_gone_on)])
+    saved = CounterMetricFamily("echo_tokens_saved", "Tokens of these rollouts that were not drawn again.")
+    yield _labelled(saved, [([], run.tokens_saved)])
     yield _gauge("echo_buffered_groups", "Complete groups that wait for the learner.", run.buffered_groups)
 
 

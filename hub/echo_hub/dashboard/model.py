@@ -166,6 +166,10 @@ class RunView:
     """None before the first is trained."""
     rollouts_per_s: float = 0.0
     """Received, over the last minute or so."""
+    rollouts_gone_on: int = 0
+    """Received since the hub's start, and begun on another node or before their node's restart."""
+    tokens_saved: int = 0
+    """Of these, that were not drawn again."""
     buffered_groups: int = 0
     """Complete, scored, and waiting for the learner."""
     accounting: Accounting = field(default_factory=Accounting)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, func, or_, select
 
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
-from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
 from echo_hub.store.tables import evaluations, groups, payloads, rollouts, steps, versions
 from echo_hub.store.writing import key_of
@@ -214,8 +214,12 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
         payloads.c.behavior_logprobs,
         payloads.c.finish_reason,
         payloads.c.sampling_s,
+        payloads.c.spans,
         rollouts.c.group_id,
         rollouts.c.turn,
+        rollouts.c.node_id,
+        rollouts.c.policy_version,
+        rollouts.c.num_tokens,
     ).join_from(payloads, rollouts, _WITH_PAYLOAD)
     rows = [
         row
@@ -233,6 +237,7 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
                 behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
                 finish_reason=FinishReason(row.finish_reason),
                 sampling_s=row.sampling_s,
+                spans=_spans(row),
             ),
         )
         for row in rows
@@ -272,6 +277,14 @@ def _in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
     rest = iter(keys)
     while part := list(islice(rest, _KEYS_A_QUERY)):
         yield part
+
+
+def _spans(row: Any) -> tuple[Span, ...]:
+    """Who drew a rollout: where nothing is stored of it, the node that it is leased to."""
+    return tuple(
+        Span(node_id=node_id, policy_version=version, num_tokens=count)
+        for node_id, version, count in row.spans or [(row.node_id, row.policy_version, row.num_tokens)]
+    )
 
 
 def _ids(stored: bytes | None) -> NDArray[np.int32]:

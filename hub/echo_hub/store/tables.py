@@ -116,6 +116,7 @@ payloads = Table(
     Column("finish_reason", String(16), nullable=False),
     Column("sampling_s", Double, nullable=False),
     Column("observation_ids", LargeBinary),
+    Column("spans", JSON(none_as_null=True)),
 )
 
 steps = Table(

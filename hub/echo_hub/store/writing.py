@@ -27,6 +27,7 @@ from echo_hub.core.effects import (
     StepTrained,
     VersionRecorded,
 )
+from echo_hub.core.payload import Span
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
 from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_so_far, tally
 from echo_shared.errors import LocalProtocolError
@@ -94,6 +95,11 @@ def _bytes(array: NDArray[Any], dtype: str) -> bytes:
     return np.ascontiguousarray(array, dtype=dtype).tobytes()
 
 
+def _as_json(spans: Sequence[Span]) -> list[list[str | int]] | None:
+    """Nothing where one node drew it all: the rollout's own row says which."""
+    return [[span.node_id, span.policy_version, span.num_tokens] for span in spans] if len(spans) > 1 else None
+
+
 def _change(connection: Connection, statement: Any, rows: _Rows, what: str) -> None:
     changed = connection.execute(statement, rows).rowcount
     if changed != len(rows):
@@ -149,6 +155,7 @@ def _receive(connection: Connection, records: Sequence[RolloutReceived], now: fl
                 "behavior_logprobs": _bytes(payload.behavior_logprobs, "<f4"),
                 "finish_reason": payload.finish_reason,
                 "sampling_s": payload.sampling_s,
+                "spans": _as_json(payload.spans),
             }
         )
     _change(connection, _RECEIVE, changes, "received")

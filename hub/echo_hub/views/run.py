@@ -27,6 +27,10 @@ class Moment:
     distribution: DistributionStatus
     num_received: int
     """Rollouts received since the hub's start."""
+    rollouts_gone_on: int
+    """Those of them that had begun before their lease, likewise."""
+    tokens_saved: int
+    """Tokens that were not drawn again for that."""
     learner_is_starting: bool
     """For the first time: nothing can be trained yet."""
     learner_is_down: bool
@@ -87,6 +91,8 @@ class RunViews:
             max_staleness=config.training.max_staleness if config.run.mode == "async" else 0,
             newest_step=newest,
             rollouts_per_s=rollouts_per_s,
+            rollouts_gone_on=moment.rollouts_gone_on,
+            tokens_saved=moment.tokens_saved,
             buffered_groups=status.groups_buffered,
             accounting=self._store.accounting(),
             evaluations=thinned(evaluations, EVALUATIONS_SHOWN),

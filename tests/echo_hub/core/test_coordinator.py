@@ -225,7 +225,16 @@ def test_a_restart_repeats_what_may_have_been_lost(bench: BenchOf) -> None:
 def test_a_lease_from_before_a_restart_is_still_good(bench: BenchOf) -> None:
     b = bench(restarted(row("7-0", "a", ReceiptState.LEASED), row("7-1", "a", ReceiptState.LEASED)))
     b.node("a", capacity=3)
-    lease = SendLease(node_id="a", lease_id=7, group_id=6, indices=(0, 1), seed=66, policy_version=0, deadline_s=4000.0)
+    lease = SendLease(
+        node_id="a",
+        lease_id=7,
+        group_id=6,
+        indices=(0, 1),
+        seed=66,
+        policy_version=0,
+        deadline_s=4000.0,
+        goes_on=((0, 7), (1, 7)),
+    )
     assert lease in b.of(SendLease), "it may have been lost"
     assert b.coordinator.status().leased_by_node == {"a": 3}
     b.tell(b.arrival(lease, 1))

@@ -214,12 +214,17 @@ class World(RuleBasedStateMachine):
         """Steps of one checkpoint that the books did not have."""
         self.batches_seen: dict[int, list[str]] = {}
         self.crash_at: str = ""
+        self.proven: set[str] = set()
+        """Nodes that returned something good, since the hub started."""
+        self.gone_on: set[tuple[str, bool]] = set()
+        """How what leases went on with had ended, and whether that was themselves."""
         self._boot()
 
     # --- the hub
 
     def _boot(self) -> None:
         self.evaluating.clear()
+        self.proven.clear()
         self.preparing: list[int] = []
         self.scoring: list[str] = []
         self.publishing: list[int] = []
@@ -280,6 +285,7 @@ class World(RuleBasedStateMachine):
                 assert not failed or EvaluationGroup.of(row.group_id), "a scorer's failure is no reward"
                 assert record.reward is None or record.observation_ids is None
                 row.answered = record.observation_ids is not None
+                self.proven.add(row.node_id)
             case RolloutsEvaluated():
                 rows = [self.rows[name] for name in record.rollout_ids]
                 (episode,) = {(row.group_id, row.index) for row in rows}
@@ -330,6 +336,16 @@ class World(RuleBasedStateMachine):
             name = rollout_id(record.lease_id, index)
             assert self.rows.setdefault(name, row) is row
             self.names.setdefault((record.group_id, index), []).append(name)
+
+    def _model_goes_on(self, lease: SendLease) -> None:
+        """What it goes on with has the same tokens, by a node that had proven itself or by its own."""
+        for index, earlier_id in lease.goes_on:
+            earlier, own = (self.rows[rollout_id(each, index)] for each in (earlier_id, lease.lease_id))
+            same = [(row.group_id, row.index, row.turn, row.version, row.failures) for row in (earlier, own)]
+            assert same[0] == same[1] == (lease.group_id, index, lease.turn, lease.policy_version, own.failures)
+            assert HUB_NODE_ID not in (earlier.node_id, own.node_id)
+            assert earlier_id <= lease.lease_id and earlier.node_id in {*self.proven, own.node_id}
+            self.gone_on.add((earlier.end, earlier_id == lease.lease_id))
 
     def _model_plan(self, record: StepPlanned) -> None:
         assert record.step == len(self.planned) + 1 <= self.trained_steps + (2 if self.settings.mode == "async" else 1)
@@ -393,6 +409,7 @@ class World(RuleBasedStateMachine):
                 for index in action.indices:
                     failures = self._failures(action.group_id, index, action.turn)
                     assert action.seed == turn_seed(seed, action.turn, failures)
+                self._model_goes_on(action)
                 played = self.store.load_turns({(action.group_id, action.indices[0])})
                 assert len(played.get((action.group_id, action.indices[0]), ())) == action.turn
                 node = self.nodes[action.node_id]
@@ -863,9 +880,12 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
 
 
 def test_long_walks_meet_every_end() -> None:
-    """The walks are not vacuous: rollouts end in every way that there is."""
-    ends = {row.end for seed in range(20, 40) for row in walk(seed, moves=60).rows.values()}
+    """The walks are not vacuous: rollouts end in every way that there is, and are gone on with in every way."""
+    worlds = [walk(seed, moves=60) for seed in range(20, 40)]
+    ends = {row.end for world in worlds for row in world.rows.values()}
     assert ends - {DropReason.RUN_ENDED} == {*USEFUL, *DropReason} - {DropReason.RUN_ENDED}
+    gone_on = {way for world in worlds for way in world.gone_on}
+    assert gone_on == {("", False), (DropReason.RETURNED, False), ("", True)}, "held, given back, sent again"
 
 
 def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> None:

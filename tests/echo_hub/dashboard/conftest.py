@@ -171,6 +171,8 @@ class ScriptedSource:
             max_staleness=2,
             newest_step=newest,
             rollouts_per_s=128.4 if newest and self.step < self.total else 0.0,
+            rollouts_gone_on=19 if newest else 0,
+            tokens_saved=4_100 if newest else 0,
             buffered_groups=31 if newest and self.step < self.total else 0,
             accounting=Accounting(
                 leased=trained + flight + sum(dropped.values()), trained=trained, dropped=dropped, in_flight=flight

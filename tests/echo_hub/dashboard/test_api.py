@@ -30,6 +30,7 @@ SCHEMA = {
         ),
         *("started_at", "finished_at", "steps_total", "trained_step", "published_version", "group_size"),
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
+        *("rollouts_gone_on", "tokens_saved"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
         *("newest_step", "accuracy_before", "accuracy_after"),
         *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "uplink_bytes_s", "capacity"),

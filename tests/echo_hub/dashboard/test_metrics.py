@@ -76,6 +76,12 @@ async def test_the_accounting_identity_holds_among_the_metrics(hub: ClientSessio
     assert samples["echo_rollouts_leased_total", ()] == ended + samples["echo_rollouts_in_flight", ()]
 
 
+async def test_what_was_gone_on_with_is_counted(hub: ClientSession) -> None:
+    samples = await scrape(hub)
+    assert samples["echo_rollouts_gone_on_total", ()] == 19
+    assert samples["echo_tokens_saved_total", ()] == 4_100
+
+
 async def test_what_is_not_known_has_no_sample(open_hub: Any, make_source: Any) -> None:
     samples = await scrape(await open_hub(make_source(names=())))
     assert samples["echo_learner_step", ()] == 0

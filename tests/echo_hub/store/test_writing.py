@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import func, null, select
 
 from echo_hub.core.effects import (
     RECORDS,
@@ -15,7 +17,9 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.payload import Span
 from echo_hub.store.store import Store
+from echo_hub.store.tables import payloads
 from echo_hub.store.writing import WRITERS, key_of
 from echo_shared.books import Accounting, Evaluation, EvaluationKind
 from echo_shared.errors import LocalProtocolError, StorageError
@@ -55,6 +59,20 @@ def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> 
     assert last.finish_reason is FinishReason.STOP and len(last.observation_ids) == 0
     assert last.completion_ids.dtype == np.int32 and last.completion_ids.tolist() == [300, 301, 302, 303, 304]
     assert last.behavior_logprobs.dtype == np.float32 and last.behavior_logprobs[-1] == -0.625
+
+
+def test_who_drew_a_rollout_is_written_where_it_is_more_than_one(store: Store, records: Any) -> None:
+    store.apply([*records.opened(0), records.leased(4, 0, 0, 1, node_id="b", version=3)], now=1.0)
+    spans = (Span(node_id="a", policy_version=3, num_tokens=2), Span(node_id="b", policy_version=3, num_tokens=1))
+    first, second = records.received("4-0", "4-1")
+    one = replace(first.payload, spans=(Span(node_id="b", policy_version=3, num_tokens=2),))
+    two = replace(second.payload, spans=spans)
+    store.apply([replace(first, payload=one), replace(second, payload=two)], now=2.0)
+    assert [row.payload.spans for row in store.load_payloads(["4-0", "4-1"])] == [one.spans, spans]
+    with store._reading() as connection:
+        stored = connection.execute(select(payloads.c.index, payloads.c.spans).order_by(payloads.c.index)).all()
+        assert [row.spans for row in stored] == [None, [["a", 3, 2], ["b", 3, 1]]]
+        assert connection.scalar(select(func.count()).where(payloads.c.spans.is_(null()))) == 1
 
 
 def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Store, records: Any) -> None:

@@ -108,6 +108,8 @@ class Hub:
             status=driver.coordinator.status(),
             distribution=DistributionStatus(),
             num_received=driver.num_received,
+            rollouts_gone_on=0,
+            tokens_saved=0,
             learner_is_starting=False,
             learner_is_down=False,
             last_is_published=False,

@@ -38,6 +38,12 @@ async def test_the_books_are_shown_as_they_are(hub: Any) -> None:
     assert view.newest_step == (await hub.pages.steps(1))[0]
 
 
+async def test_what_was_gone_on_with_is_shown(hub: Any) -> None:
+    hub.said = {"rollouts_gone_on": 3, "tokens_saved": 700}
+    view = await hub.pages.run_view()
+    assert (view.rollouts_gone_on, view.tokens_saved) == (3, 700)
+
+
 async def test_a_run_is_over_when_the_hub_says_so(hub: Any, make_evaluations: Any) -> None:
     """The views decide nothing of it, whatever the books and the coordinator look like."""
     await hub.join("a")

@@ -123,6 +123,11 @@ class Nodes:
         node = self._nodes.get(node_id)
         return node is not None and node.connected
 
+    def is_proven(self, node_id: str) -> bool:
+        """Whether something that the node returned was scored, since the hub's start and as far as is remembered."""
+        node = self._nodes.get(node_id) or self._left.get(node_id)
+        return node is not None and node.proven
+
     def published(self, policy_version: int) -> None:
         """This version is out: no claim of a newer one counts."""
         self._newest = policy_version

@@ -153,6 +153,18 @@ def test_a_proven_node_that_comes_back_keeps_its_window() -> None:
     assert [(node.node_id, node.limit) for node in nodes.next_ready(0, ())] == [("b", 4), ("a", 12)]
 
 
+def test_a_node_is_proven_once_something_of_it_is_scored_and_stays_so_when_it_leaves() -> None:
+    nodes = make()
+    join(nodes, "a", 4)
+    assert not nodes.is_proven("a") and not nodes.is_proven("b")
+    take(nodes, "a", 1)
+    release(nodes, "a")
+    assert not nodes.is_proven("a")
+    nodes.trust("a", in_time=True)
+    nodes.disconnect("a")
+    assert nodes.is_proven("a")
+
+
 def test_overdue_rollouts_take_up_no_capacity() -> None:
     nodes = make()
     join(nodes, "silent", 4)

@@ -1,0 +1,220 @@
+"""Which lease goes on with what an earlier one has drawn, by way of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from echo_hub.core.effects import RolloutsDropped, ScoreRollout, SendLease
+from echo_hub.core.events import (
+    EvaluationWanted,
+    LeaseGivenBack,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    RolloutRejected,
+    RolloutScored,
+    Tick,
+)
+from echo_hub.core.leasing import LEFT_S
+from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
+from echo_shared.messages import DropReason, ReceiptState
+
+BenchOf = Callable[..., Any]
+
+
+def begun(bench: BenchOf, *, proven: bool = True, **settings: Any) -> tuple[Any, SendLease]:
+    """One group of three. Node a has returned index 0 and, if it is proven, that is scored; it holds the others."""
+    b = bench(**{"groups_per_step": 1, "group_size": 3, "steps": 1, "deadline_s": 60.0, **settings})
+    b.node("a")
+    lease = b.leases[1]
+    b.tell(b.arrival(lease, 0))
+    if proven:
+        b.tell(RolloutScored(rollout_id="1-0", reward=1.0))
+    return b, lease
+
+
+def give_back(b: Any, lease: SendLease, *indices: int) -> None:
+    b.tell(LeaseGivenBack(node_id=lease.node_id, lease_id=lease.lease_id, indices=indices, reason="on battery"))
+
+
+def test_what_is_drawn_for_the_first_time_begins_at_its_first_token(bench: BenchOf) -> None:
+    _, lease = begun(bench)
+    assert lease.goes_on == ()
+
+
+def test_what_was_given_back_is_gone_on_with(bench: BenchOf) -> None:
+    b, lease = begun(bench)
+    b.node("b")
+    give_back(b, lease, 1)
+    (again,) = b.of(SendLease)
+    assert (again.node_id, again.indices, again.goes_on) == ("b", (1,), ((1, 1),))
+    give_back(b, again, 1)
+    assert b.of(SendLease) == [], "a rests, and b does"
+    b.now += 1.0
+    b.tell(Tick())
+    (third,) = b.of(SendLease)
+    assert (third.node_id, third.goes_on) == ("a", ((1, 1),)), "what b, which is not proven, has added is left out"
+
+
+def test_what_a_node_that_has_left_had_drawn_is_gone_on_with(bench: BenchOf) -> None:
+    b, _ = begun(bench)
+    b.node("b")
+    b.tell(NodeDisconnected(node_id="a"))
+    b.now += LEFT_S
+    b.tell(Tick())
+    (again,) = b.of(SendLease)
+    assert (again.node_id, again.seed, again.goes_on) == ("b", b.leases[1].seed, ((1, 1), (2, 1)))
+    assert b.of(RolloutsDropped) == [], "who is back with it may still win"
+
+
+def test_what_is_late_or_overdue_is_gone_on_with(bench: BenchOf) -> None:
+    """Late: far longer than the longest completions take at the pool's pace."""
+    for wait_s in (20.0, 60.0):
+        b, _ = begun(bench)
+        b.node("b")
+        b.now += wait_s
+        b.tell(Tick())
+        for again in b.of(SendLease):
+            assert (again.node_id, again.goes_on) == ("b", ((1, 1), (2, 1)))
+    assert b.of(SendLease), "overdue"
+
+
+def test_a_lease_that_is_sent_again_goes_on_with_itself(bench: BenchOf) -> None:
+    """A node that has lost what it drew goes on from what the hub has, whether it is proven or not."""
+    b, _ = begun(bench, proven=False)
+    b.tell(NodeDisconnected(node_id="a"), NodeConnected(node_id="a"))
+    b.tell(NodeReported(node_id="a", capacity=9, policy_version=0))
+    (again,) = b.of(SendLease)
+    assert (again.lease_id, again.goes_on) == (1, ((1, 1), (2, 1)))
+
+
+def test_a_fresh_key_plants_no_tokens(bench: BenchOf) -> None:
+    b, lease = begun(bench, proven=False)
+    b.node("b")
+    give_back(b, lease, 1)
+    (again,) = b.of(SendLease)
+    assert (again.node_id, again.goes_on) == ("b", ())
+    b.tell(RolloutScored(rollout_id="1-0", reward=1.0))
+    b.node("c")
+    give_back(b, lease, 2)
+    assert [one.goes_on for one in b.of(SendLease)] == [((2, 1),)], "it is proven by now"
+
+
+def test_who_is_leased_again_what_it_gave_back_goes_on_with_its_own(bench: BenchOf) -> None:
+    b, lease = begun(bench, proven=False)
+    give_back(b, lease, 1)
+    b.now += 1.0
+    b.tell(Tick())
+    assert [(one.node_id, one.goes_on) for one in b.of(SendLease)] == [("a", ((1, 1),))]
+
+
+def test_another_version_draws_other_tokens(bench: BenchOf) -> None:
+    b = bench(steps=9, groups_per_step=1, group_size=2, max_staleness=3)
+    b.learner()
+    b.node("a", capacity=2)
+    b.deliver_group(0)
+    of_next = b.leases[2]
+    assert (of_next.group_id, of_next.policy_version) == (1, 0)
+    b.train(1)
+    b.tell(NodeReported(node_id="a", capacity=0, policy_version=0))
+    give_back(b, of_next, 0)
+    b.node("b", version=1)
+    (again,) = [one for one in b.of(SendLease) if one.group_id == 1]
+    assert (again.node_id, again.indices, again.policy_version, again.goes_on) == ("b", (0,), 1, ())
+
+
+def test_what_the_scorer_failed_on_is_drawn_from_its_first_token(bench: BenchOf) -> None:
+    b, lease = begun(bench)
+    b.tell(b.arrival(lease, 1))
+    b.tell(RolloutRejected(rollout_id="1-1", reason=DropReason.SCORER_FAILED, detail="no"))
+    (again,) = b.of(SendLease)
+    assert (again.indices, again.goes_on) == ((1,), ()) and again.seed != lease.seed
+    b.node("b")
+    give_back(b, again, 1)
+    (third,) = b.of(SendLease)
+    assert (third.seed, third.goes_on) == (again.seed, ((1, again.lease_id),)), "of the seed that it is drawn with"
+
+
+def test_what_was_found_invalid_is_drawn_from_its_first_token(bench: BenchOf) -> None:
+    b, lease = begun(bench)
+    b.node("b")
+    b.tell(b.arrival(lease, 1))
+    b.tell(RolloutRejected(rollout_id="1-1", reason=DropReason.INVALID, detail="not drawn"))
+    (again,) = b.of(SendLease)
+    assert (again.node_id, again.seed, again.goes_on) == ("b", lease.seed, ())
+
+
+def test_a_rollout_that_does_not_begin_as_it_was_given_is_invalid(bench: BenchOf) -> None:
+    b, lease = begun(bench)
+    b.tell(b.arrival(lease, 1, problem="other tokens than were given"))
+    (dropped,) = b.of(RolloutsDropped)
+    assert (dropped.rollout_ids, dropped.reason) == (("1-1",), DropReason.INVALID)
+    assert dropped.detail == "other tokens than were given"
+    assert b.of(ScoreRollout) == []
+
+
+def test_the_next_turn_begins_at_its_first_token(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, group_size=2, steps=1, multi_turn=True)
+    b.node("a")
+    b.go_on(b.leases[1])
+    turns = b.of(SendLease)
+    assert [(one.turn, one.goes_on) for one in turns] == [(1, ()), (1, ())]
+    b.node("b")
+    give_back(b, turns[0], *turns[0].indices)
+    ((index,), (again,)) = turns[0].indices, b.of(SendLease)
+    assert (again.turn, again.goes_on) == (1, ((index, turns[0].lease_id),))
+
+
+def test_an_evaluations_completions_are_gone_on_with(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, group_size=2, steps=1, evaluation_problems=2)
+    b.node("a")
+    b.tell(EvaluationWanted(policy_version=0))
+    wanted = b.of(SendLease)
+    assert wanted and all(one.goes_on == () for one in wanted)
+    b.deliver(b.leases[1])
+    b.node("b")
+    give_back(b, wanted[0], 0)
+    assert [(one.node_id, one.goes_on) for one in b.of(SendLease)] == [("b", ((0, wanted[0].lease_id),))]
+
+
+def test_the_hubs_own_leases_begin_at_their_first_token(bench: BenchOf) -> None:
+    b = bench(mode="colocated", groups_per_step=1, group_size=2, steps=1)
+    b.learner()
+    b.node(HUB_NODE_ID)
+    b.tell(b.arrival(b.leases[1], 0), RolloutScored(rollout_id="1-0", reward=1.0))
+    give_back(b, b.leases[1], 1)
+    assert [one.goes_on for one in b.of(SendLease)] == [()]
+
+
+@pytest.mark.parametrize("state", [ReceiptState.LEASED, ReceiptState.DROPPED])
+def test_after_a_restart_what_nodes_still_hold_is_gone_on_with(bench: BenchOf, state: ReceiptState) -> None:
+    held = [
+        RolloutRow(
+            rollout_id="7-0",
+            lease_id=7,
+            node_id="a",
+            group_id=0,
+            index=0,
+            policy_version=0,
+            deadline=2_000.0,
+            state=state,
+            reward=None,
+        )
+    ]
+    rollouts = tuple(row for row in held if row.state is ReceiptState.LEASED)
+    groups = (GroupRow(group_id=0, seed=9),)
+    snapshot = CoordinatorSnapshot(next_group_id=1, next_lease_id=8, groups=groups, rollouts=rollouts)
+    b = bench(snapshot, groups_per_step=1, group_size=2, steps=1)
+    b.node("a")
+    first = next(lease for lease in b.leases.values() if lease.lease_id >= 8)
+    b.deliver(first)
+    b.node("b")
+    if rollouts:
+        give_back(b, b.leases[7], 0)
+        assert [one.goes_on for one in b.of(SendLease)] == [((0, 7),)]
+    else:
+        assert first.goes_on == ()

@@ -1,0 +1,142 @@
+"""A node is killed in the middle of its completions: another goes on with what the hub has of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+
+from echo_hub.config.sections import (
+    EvaluationConfig,
+    HubConfig,
+    LearnerConfig,
+    RunConfig,
+    SamplingConfig,
+    ServerConfig,
+    TrainingConfig,
+)
+from echo_hub.hub import Hub
+from echo_hub.main import make_run
+from echo_hub.opening import open_hub
+from echo_hub.run.base_model import resolve_base
+from echo_hub.run.directory import RunDirectory
+from echo_hub.store.tables import groups, payloads, rollouts
+from echo_node.backends.base import EngineSettings
+from echo_node.backends.registry import make_engine
+from echo_shared.sampling import GroupRequest
+
+pytestmark = pytest.mark.timeout(600)
+
+FLAT = SamplingConfig(temperature=10.0, max_tokens=200)
+"""Nothing is likely, the end neither: completions are long."""
+TOLD = 24
+"""Tokens of one completion that the hub has when its node is killed, at least."""
+
+CONFIG = HubConfig(
+    run=RunConfig(mode="async"),
+    training=TrainingConfig(steps=1, groups_per_step=6, group_size=4, lora_rank=2),
+    sampling=FLAT,
+    evaluation=EvaluationConfig(problems=1),
+    learner=LearnerConfig(threads=1),
+    server=ServerConfig(port=0, heartbeat_s=1.0, shared_memory=False),
+)
+
+
+async def wait_for(condition: Callable[[], Any], serving: asyncio.Task[None]) -> Any:
+    async with asyncio.timeout(240):
+        while not (found := condition()):
+            assert not serving.done(), serving
+            await asyncio.sleep(0.005)
+    return found
+
+
+def told(hub: Hub) -> dict[tuple[int, int], int]:
+    """How much the hub has of each rollout in progress, by lease and index."""
+    leases = hub._opened.partials._leases.items()
+    return {(name, i): one.num_tokens for name, lease in leases for i, one in lease.rollouts.items() if one.num_tokens}
+
+
+def finished(hub: Hub) -> list[Any]:
+    """All rollouts of the run that have come in."""
+    columns = (
+        rollouts.c.lease_id,
+        rollouts.c.index.label("at"),
+        rollouts.c.node_id,
+        rollouts.c.group_id,
+        payloads.c.completion_ids,
+        payloads.c.spans,
+        groups.c.seed,
+    )
+    same = (payloads.c.lease_id == rollouts.c.lease_id) & (payloads.c.index == rollouts.c.index)
+    query = select(*columns).join(payloads, same).join(groups, groups.c.group_id == rollouts.c.group_id)
+    with hub._opened.store.store._reading() as connection:
+        return list(connection.execute(query))
+
+
+def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any, list[int]]]:
+    """Each rollout with the tokens that an engine draws for it from the first one on."""
+    engine = make_engine("torch")
+    engine.open(resolve_base("builtin:tiny"), derived, EngineSettings(width=4, threads=1, precision="f32"))
+    requests = [
+        GroupRequest(
+            lease_id=number,
+            group_id=row.group_id,
+            indices=(row.at,),
+            prompt_ids=hub._opened.problems.prompt_ids(row.group_id),
+            seed=row.seed,
+            policy_version=0,
+            temperature=FLAT.temperature,
+            max_tokens=FLAT.max_tokens,
+            stop_ids=hub._stop_ids,
+        )
+        for number, row in enumerate(rows)
+    ]
+    for rollout in chain.from_iterable(engine.sample(iter(requests))):
+        yield rows[rollout.lease_id], rollout.completion_ids.tolist()
+    engine.close()
+
+
+async def test_a_killed_nodes_completions_are_gone_on_with(
+    site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECHO_NODE_STREAM_S", "0.02")
+    directory = RunDirectory(tmp_path / "run")
+    make_run(directory, CONFIG)
+    async with open_hub(CONFIG, directory) as hub:
+        serving = asyncio.create_task(hub.serve())
+        nodes = hub._opened.coordinator._nodes
+        first = await site.node(hub.url, "first")
+
+        def in_the_middle() -> bool:
+            return any(count >= TOLD and nodes.is_proven(next(iter(hub._nodes.live))) for count in told(hub).values())
+
+        await wait_for(in_the_middle, serving)
+        (killed,) = hub._nodes.live
+        await first.kill()
+        await wait_for(lambda: not hub._nodes.live, serving)
+        had, before = told(hub), len(finished(hub))
+        assert max(had.values()) >= TOLD
+
+        await site.node(hub.url, "second")
+        await wait_for(lambda: len(finished(hub)) == 24, serving)
+        rows = finished(hub)
+        assert len(rows) > before
+        gone_on = [row for row in rows if row.spans]
+        assert sorted(row.spans[0][2] for row in gone_on) == sorted(had.values()), "all that the hub had, of each"
+        for row in gone_on:
+            assert [node_id for node_id, _, _ in row.spans] == [killed, row.node_id] and killed != row.node_id
+            assert sum(count for _, _, count in row.spans) == len(row.completion_ids) // 4
+        view = await hub.pages.run_view()
+        assert (view.rollouts_gone_on, view.tokens_saved) == (len(had), sum(had.values()))
+        for row, expected in undisturbed(hub, rows, tmp_path / "derived"):
+            assert np.frombuffer(row.completion_ids, "<i4").tolist() == expected, (row.lease_id, row.at, row.spans)
+        serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
