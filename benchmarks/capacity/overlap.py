@@ -1,10 +1,10 @@
 """Real runs on both sides of the boundary: was the learner as busy as the capacity model says of what was measured?
 
-Each case is a real hub with real nodes (`real_run`). What a token takes is set, as is the hub's uplink; how long a step
-trains is up to the machine. The nodes' slots are chosen so that their throughput is `over` times what the model says it
-takes: by the learner's time in the run before, and by what a slot yielded in the first one. What it really was is
-`pool_over_needed`, by the run's own books, from which the prediction comes too (`echo_hub.views.pace`). Between two
-versions of a shaped uplink's `SLOW` a step is trained and more: T_bcast is larger than T_train.
+Each case is a real hub with real nodes (`real_run`). What a token and a step take at least is set, as is the hub's
+uplink. The nodes' slots are chosen so that their throughput is `over` times what the model says it takes: by the
+learner's time in the run before, and by what a slot yielded in the first one. What it really was is `pool_over_needed`,
+by the run's own books, from which the prediction comes too (`echo_hub.views.pace`). Over the uplink of `SLOW` a version
+takes longer than a step: T_bcast is larger than T_train.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ WARM_UP: Final = 4
 STEPS: Final = 18
 """Of a run, those of the warm-up among them."""
 TOKEN_S: Final = 0.1
+STEP_S: Final = 2.0
 FAST: Final = LinkSet(hub_up=20, node_down=50, node_up=10)
 SLOW: Final = LinkSet(hub_up=7, node_down=50, node_up=10)
 ENOUGH: Final = 1.2
@@ -39,16 +40,14 @@ SECONDS: Final = 45.0
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "sampling": {"max_tokens": 6},
     "training": {"steps": 1000, "groups_per_step": 16, "group_size": 8, "lora_rank": 32, "learning_rate": 5e-5},
-    # Small micro-batches and a second forward pass, so that a step takes a second and more.
-    "objective": {"kl_coefficient": 0.001},
-    "learner": {"threads": 1, "micro_batch_tokens": 64},
+    "learner": {"threads": 1},
     "evaluation": {"problems": 1},
     "dissemination": {"way": "inline", "delta_reach": 0},  # Every version is as large as the others.
 }
 
 SLOTS_SEEN: Final = 32
 SEEN: Final = Pace(
-    workload=Workload(mode="async", rollouts_per_step=128, train_s=1.5, hand_off_s=0.05, broadcast_s=0.8),
+    workload=Workload(mode="async", rollouts_per_step=128, train_s=STEP_S, hand_off_s=0.05, broadcast_s=0.9),
     nodes=(NodeClass(name="both", count=1, rollouts_per_s=SLOTS_SEEN * 2.5, latency_s=0.7),),
     kinds=(),
 )
@@ -76,7 +75,11 @@ class Case:
         """The run's config."""
         training = {"max_staleness": self.max_staleness, "publish_every": self.publish_every}
         own = {"run": {"name": "capacity", "mode": self.mode, "seed": seed}}
-        return {**SETTINGS, **own, "training": {**SETTINGS["training"], **training}}
+        return {
+            **{name: dict(section) for name, section in SETTINGS.items()},
+            **own,
+            "training": {**SETTINGS["training"], **training},
+        }
 
 
 ASYNC: Final = Case(over=ENOUGH, max_staleness=2)
@@ -145,7 +148,7 @@ def measure(progress: Progress, *, seed: int) -> list[dict[str, Any]]:
         try:
             slots = sizing.slots(case)
             with tempfile.TemporaryDirectory(prefix="echo-capacity-") as directory:
-                fleet = Fleet(slots=slots, token_s=TOKEN_S)
+                fleet = Fleet(slots=slots, token_s=TOKEN_S, step_s=STEP_S)
                 books = run(case.settings(seed), fleet, case.links, Path(directory), num_steps=STEPS)
         except RunFailed as error:
             progress.leave_out(case.name, str(error))

@@ -1,7 +1,8 @@
 """One real run: a hub and its nodes as processes, each on a host of its own, and what their books say afterwards.
 
-The hub is `echo-hub serve`, the nodes are `paced_node`: real engines whose tokens take a known time. Their hosts are
-network namespaces with shaped links (`benchmarks.dissemination.links`), so that a version takes long to reach them.
+The hub is `paced_hub`, the nodes are `paced_node`: a real learner and real engines, whose steps and tokens take a known
+time. Their hosts are network namespaces with shaped links (`benchmarks.dissemination.links`), so that a version takes
+long to reach them.
 A run ends when it has trained its steps; nothing of it is in this process but its books.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.capacity.paced_engine import TOKEN_S
+from benchmarks.capacity.paced_learner import STEP_S
 from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
@@ -41,11 +43,12 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The nodes of a run, as alike as can be."""
+    """The nodes of a run, as alike as can be, and the learner's pace."""
 
     slots: int
     """Rollouts that they draw at once, all together."""
     token_s: float
+    step_s: float
 
     def width(self, number: int) -> int:
         """The slots of one node; they count from 1."""
@@ -68,7 +71,7 @@ def run(
     with open_links(NUM_NODES, links) as net, ExitStack() as processes:
         config = load_config(None, {**settings, "server": {"host": net.address(HUB), "port": 0}})
         make_run(run_directory, config)
-        hub, url = processes.enter_context(_hub(net, directory))
+        hub, url = processes.enter_context(_hub(net, fleet, directory))
         nodes = [
             processes.enter_context(_node(net, url, fleet, directory, number)) for number in range(1, 1 + NUM_NODES)
         ]
@@ -77,11 +80,19 @@ def run(
 
 
 @contextmanager
-def _hub(net: Links | Loopback, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def _hub(net: Links | Loopback, fleet: Fleet, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and its URL."""
-    command = [*net.command(HUB), sys.executable, "-m", "echo_hub.main", "serve", str(directory / "run")]
+    command = [
+        *net.command(HUB),
+        sys.executable,
+        "-m",
+        "benchmarks.capacity.paced_hub",
+        "serve",
+        str(directory / "run"),
+    ]
+    environment = {**os.environ, STEP_S: str(fleet.step_s)}
     with (directory / "hub.log").open("ab") as log:
-        hub = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        hub = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
     with _ended(hub):
         assert hub.stdout is not None
         for line in hub.stdout:
