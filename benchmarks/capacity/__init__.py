@@ -1,5 +1,8 @@
 """Is the learner kept busy by lent computers? Real runs beside what the capacity model says of them; and what keeps
-such computers of use although they come and go: work that goes on elsewhere where it was cut off."""
+such computers of use although they come and go: work that goes on elsewhere where it was cut off.
+
+Nothing heavy is imported with the package: the processes of a real run are modules of it, and nodes load no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.capacity import migration, overlap
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
 
@@ -18,10 +20,14 @@ DESCRIPTION: Final = (
 
 
 def plan() -> list[Planned]:
+    from benchmarks.capacity import migration, overlap
+
     return [*overlap.plan(), *migration.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
+    from benchmarks.capacity import migration, overlap
+
     real_runs = overlap.measure(progress, seed=seed)
     with tempfile.TemporaryDirectory(prefix="echo-capacity-") as directory:
         migrated: list[dict[str, Any]] = migration.measure(Path(directory), progress, seed=seed)
