@@ -101,7 +101,13 @@ def test_the_warm_up_is_left_out() -> None:
 def test_headline() -> None:
     def row(case: Case, utilisation: float, predicted: float, period_s: float = 1.0) -> dict[str, object]:
         periods = {"period_s": period_s, "predicted_period_s": period_s + 1}
-        return {"case": case.name, "utilisation": utilisation, "predicted": predicted, **periods}
+        return {
+            "case": case.name,
+            "utilisation": utilisation,
+            "predicted": predicted,
+            "pool_over_needed": 1.2,
+            **periods,
+        }
 
     rows = [
         row(CASES[0], 0.5, 0.56),
@@ -118,6 +124,7 @@ def test_headline() -> None:
         0.96,
         0.98,
     )
+    assert found["pool_when_enough"] == 1.2
     assert set(headline([]).values()) == {None}
 
 
