@@ -6,6 +6,7 @@ the newest so many rows.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,9 @@ def read_pace(
     if workload.step_s <= 0:
         return None
     work = _by_node(store.recent_rollouts(ROLLOUTS_READ), since=_settled_at(steps))
+    if config.run.mode == "sequential":
+        trained_at = [step.trained_at for step in steps]
+        work = {node_id: behind_versions(leases, trained_at, workload.broadcast_s) for node_id, leases in work.items()}
     counted = set(work if connected is None else connected)
     if config.run.mode == "colocated":
         counted.add(HUB_NODE_ID)
@@ -120,6 +124,20 @@ def broadcast_s(spreads: Sequence[Spread]) -> float:
         if late is not None and spread.trained_at is not None:
             took.append(late + max(0.0, spread.published_at - spread.trained_at))
     return median(took[1:] or took) if took else 0.0
+
+
+def behind_versions(leases: Sequence[_Lease], trained_at: Sequence[float], broadcast_s: float) -> list[_Lease]:
+    """Leases as from when their version was there.
+
+    In sequential mode they go out while it is still on its way, which is the dissemination's time and not the node's.
+    `trained_at`: when each version was trained, in order.
+    """
+    there = []
+    for begin, end in leases:
+        number = bisect_right(trained_at, begin)
+        arrived_at = trained_at[number - 1] + broadcast_s if number else begin
+        there.append((min(end, max(begin, arrived_at)), end))
+    return there
 
 
 def _share_wasted(steps: Sequence[StepRecord]) -> float:

@@ -7,7 +7,7 @@ import pytest
 
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.store.recent import Spread
-from echo_hub.views.pace import broadcast_s, busy_seconds, kinds_of, read_pace, read_steps
+from echo_hub.views.pace import behind_versions, broadcast_s, busy_seconds, kinds_of, read_pace, read_steps
 from tests.echo_hub.written_books import write_books
 
 
@@ -126,3 +126,10 @@ async def test_sequential_knows_no_staleness(make_hub: Any) -> None:
     pace = read_pace(hub.driven.store, hub.config, read_steps(hub.driven.store), None)
     assert pace is not None
     assert (pace.workload.mode, pace.workload.max_staleness) == ("sequential", 0)
+
+
+def test_a_lease_that_waits_for_its_version_is_no_work() -> None:
+    """Versions are trained at 10 and 20, and are there 2 s later."""
+    leases = [(5.0, 6.0), (10.0, 15.0), (11.0, 11.5), (13.0, 14.0), (20.5, 23.0)]
+    there = [(5.0, 6.0), (12.0, 15.0), (11.5, 11.5), (13.0, 14.0), (22.0, 23.0)]
+    assert behind_versions(leases, [10.0, 20.0], 2.0) == there

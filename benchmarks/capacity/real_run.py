@@ -1,0 +1,160 @@
+"""One real run: a hub and its nodes as processes, each on a host of its own, and what their books say afterwards.
+
+The hub is `paced_hub`, the nodes are `paced_node`: a real learner and real engines, whose steps and tokens take a known
+time. Their hosts are network namespaces with shaped links (`benchmarks.dissemination.links`), so that a version takes
+long to reach them.
+A run ends when it has trained its steps; nothing of it is in this process but its books.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.capacity.paced_engine import TOKEN_S
+from benchmarks.capacity.paced_learner import STEP_S
+from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
+from echo_hub.config.file import load_config
+from echo_hub.config.sections import HubConfig
+from echo_hub.main import make_run
+from echo_hub.run.directory import RunDirectory
+from echo_hub.store.store import Store
+from echo_hub.views.pace import Pace, read_pace, read_steps
+from echo_shared.books import StepRecord
+
+NUM_NODES: Final = 2
+LOOK_S: Final = 0.5
+SERVES_WITHIN_S: Final = 60.0
+ENDS_WITHIN_S: Final = 15.0
+STEP_WITHIN_S: Final = 20.0
+"""A run whose steps take longer than this on average has stalled."""
+
+
+class RunFailed(Exception):
+    """A process of the run has ended too early, or the run does not get on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The nodes of a run, as alike as can be, and the learner's pace."""
+
+    slots: int
+    """Rollouts that they draw at once, all together."""
+    token_s: float
+    step_s: float
+
+    def width(self, number: int) -> int:
+        """The slots of one node; they count from 1."""
+        return (self.slots + number - 1) // NUM_NODES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """What is left of a run."""
+
+    steps: tuple[StepRecord, ...]
+    pace: Pace
+
+
+def run(
+    settings: Mapping[str, Mapping[str, Any]], fleet: Fleet, links: LinkSet, directory: Path, *, num_steps: int
+) -> Books:
+    """Plays a run until so many steps are trained. Raises RunFailed."""
+    run_directory = RunDirectory(directory / "run")
+    with open_links(NUM_NODES, links) as net, ExitStack() as processes:
+        config = load_config(None, {**settings, "server": {"host": net.address(HUB), "port": 0}})
+        make_run(run_directory, config)
+        hub, url = processes.enter_context(_hub(net, fleet, directory))
+        nodes = [
+            processes.enter_context(_node(net, url, fleet, directory, number)) for number in range(1, 1 + NUM_NODES)
+        ]
+        _wait(run_directory, [hub, *nodes], num_steps)
+    return _books(run_directory, config)
+
+
+@contextmanager
+def _hub(net: Links | Loopback, fleet: Fleet, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its URL."""
+    command = [
+        *net.command(HUB),
+        sys.executable,
+        "-m",
+        "benchmarks.capacity.paced_hub",
+        "serve",
+        str(directory / "run"),
+    ]
+    environment = {**os.environ, STEP_S: str(fleet.step_s)}
+    with (directory / "hub.log").open("ab") as log:
+        hub = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
+    with _ended(hub):
+        assert hub.stdout is not None
+        for line in hub.stdout:
+            if line.startswith("Dashboard"):
+                yield hub, line.split()[1].rstrip("/")
+                return
+        raise RunFailed(f"the hub has not begun to serve: see {directory / 'hub.log'}")
+
+
+@contextmanager
+def _node(
+    net: Links | Loopback, url: str, fleet: Fleet, directory: Path, number: int
+) -> Iterator[subprocess.Popen[str]]:
+    home = directory / f"node{number}"
+    arguments = ["join", url, "--insecure", "--quiet", "--name", home.name, "--data-dir", str(home)]
+    arguments += ["--backend", "llama_cpp", "--threads", "1", "--width", str(fleet.width(number))]
+    environment = {
+        **os.environ,
+        TOKEN_S: str(fleet.token_s),
+        "OMP_NUM_THREADS": "1",
+        "ECHO_NODE_EXIT_WITH_STDIN": "true",
+        "ECHO_NODE_BENCH_SECONDS": "0",
+    }
+    command = [*net.command(number), sys.executable, "-m", "benchmarks.capacity.paced_node", *arguments]
+    with (directory / f"node{number}.log").open("ab") as log:
+        node = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True)
+    with _ended(node):
+        yield node
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """However the block is left, the process has ended."""
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def _wait(run_directory: RunDirectory, processes: list[subprocess.Popen[str]], num_steps: int) -> None:
+    until = time.monotonic() + SERVES_WITHIN_S + num_steps * STEP_WITHIN_S
+    store = Store.open(run_directory.database_url, beside_hub=True)
+    try:
+        while (newest := store.newest_step()) is None or newest.step < num_steps:
+            if any(process.poll() is not None for process in processes) or time.monotonic() > until:
+                raise RunFailed(f"{newest.step if newest else 0} of {num_steps} steps: see {run_directory.root.parent}")
+            time.sleep(LOOK_S)
+    finally:
+        store.close()
+
+
+def _books(run_directory: RunDirectory, config: HubConfig) -> Books:
+    store = Store.open(run_directory.database_url)
+    try:
+        steps = read_steps(store)
+        pace = read_pace(store, config, steps, None)
+    finally:
+        store.close()
+    assert pace is not None  # There are steps.
+    return Books(steps=tuple(steps), pace=pace)
