@@ -210,13 +210,14 @@ class Leasing:
             return
         self._release_at, self._refused = inf, False
         while start < len(wanting) and self._nodes.any_ready:
-            group = self._ledger.groups[wanting[start][-1]]
-            step = outlook.step_of(self._ledger.waiting.position(group.group_id))
+            batch = wanting[start][0]
+            first_id = batch * self._settings.groups_per_step
+            step = outlook.step_of(self._ledger.waiting.position(first_id))
             oldest = oldest_useful_version(self._settings, step)
             if oldest > newest_version:
                 break  # Younger groups need versions at least as new.
-            end = wanting.position((group.key[0] + 1, -inf, 0))
-            terms = self._terms(step, group.key[0], end - start, now, outlook=outlook, tempo=tempo)
+            end = wanting.position((batch + 1, -inf, 0))
+            terms = self._terms(step, batch, end - start, now, outlook=outlook, tempo=tempo)
             if terms.not_before_s > SLOWEST_S:
                 break
             start = self._lease_batch(owner, start, end, terms, now)

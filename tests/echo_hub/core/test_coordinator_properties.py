@@ -155,6 +155,7 @@ class World(RuleBasedStateMachine):
         dynamic_sampling=st.booleans(),
         tokens_per_step=st.sampled_from([0, 0, 5, 30]),
         evaluation=st.sampled_from([(0, 0), (2, 0), (1, 3)]),
+        first_window=st.sampled_from([1, 4, 64]),
     )
     def begin(
         self,
@@ -168,6 +169,7 @@ class World(RuleBasedStateMachine):
         dynamic_sampling: bool = False,
         tokens_per_step: int = 0,
         evaluation: tuple[int, int] = (0, 0),
+        first_window: int = 4,
     ) -> None:
         period = 1 + pick % (max_staleness + 1) if mode == "async" else 1
         self.settings = CoordinatorSettings(
@@ -181,6 +183,7 @@ class World(RuleBasedStateMachine):
             multi_turn=turns > 1,
             dynamic_sampling=dynamic_sampling,
             tokens_per_step=tokens_per_step,
+            first_window=first_window,
             run_seed=11,
             evaluation_problems=0 if mode == "colocated" else evaluation[0],
             evaluation_samples=evaluation[1],
@@ -818,7 +821,7 @@ def _subset(chance: Random) -> set[str]:
 
 Move = tuple[int, Callable[[World, Random], None]]
 SCORING: Move = (
-    3,
+    9,
     lambda world, chance: world.score(chance.choice(["good", "good", "invalid", "failed", "failed"]), 3),
 )
 FAST_NODES: Move = (6, lambda world, chance: world.much_goes_well(set("abc"), set("abc"), False))
@@ -867,6 +870,7 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
         dynamic_sampling=chance.random() < 0.5,
         tokens_per_step=chance.choice([0, 8, 25, 60]),
         evaluation=chance.choice([(0, 0), (3, 0), (2, 3)]),
+        first_window=chance.choice([1, 4, 64]),
     )
     possible = [move for move in MOVES if scorer_fails or move is not SCORING] + [FAST_NODES] * fast_nodes
     for _ in range(moves):
@@ -881,7 +885,7 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
 
 def test_long_walks_meet_every_end() -> None:
     """The walks are not vacuous: rollouts end in every way that there is, and are gone on with in every way."""
-    worlds = [walk(seed, moves=60) for seed in range(20, 40)]
+    worlds = [walk(seed, moves=60) for seed in range(20, 52)]
     ends = {row.end for world in worlds for row in world.rows.values()}
     assert ends - {DropReason.RUN_ENDED} == {*USEFUL, *DropReason} - {DropReason.RUN_ENDED}
     gone_on = {way for world in worlds for way in world.gone_on}
@@ -889,7 +893,7 @@ def test_long_walks_meet_every_end() -> None:
 
 
 def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> None:
-    worlds = [walk(4 * number, moves=60, fast_nodes=True) for number in range(1, 9)]
+    worlds = [walk(4 * number, moves=60, fast_nodes=True) for number in range(1, 25)]
     assert {world.most_unseen for world in worlds} == {0, 1, 2}
 
 

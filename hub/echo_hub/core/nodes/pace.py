@@ -14,6 +14,7 @@ A node that draws 8 completions at once, each at 20 tokens a second, has token_s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil, inf
 from typing import Final
 
@@ -29,28 +30,19 @@ _NEARLY: Final = 0.1
 """What a node draws at once is measured, and so a little off: a round that it is short of by this is none."""
 
 
+@dataclass(slots=True, eq=False)
 class Pace:
     """Of a node that has returned nothing yet, all figures are 0: unknown."""
 
-    __slots__ = (
-        "_counted_from",
-        "_drawn_s",
-        "_num",
-        "_tokens",
-        "_way_s",
-        "_worked_s",
-        "takes",
-        "token_s",
-        "tokens_per_s",
-    )
-
-    def __init__(self) -> None:
-        self.token_s = 0.0
-        self.tokens_per_s = 0.0
-        self.takes = 0
-        self._counted_from = 0.0
-        self._worked_s = self._drawn_s = self._tokens = self._num = 0.0
-        self._way_s = inf
+    token_s: float = 0.0
+    tokens_per_s: float = 0.0
+    takes: int = 0
+    _counted_from: float = 0.0
+    _num: float = 0.0
+    _tokens: float = 0.0
+    _drawn_s: float = 0.0
+    _worked_s: float = 0.0
+    _way_s: float = inf
 
     def begin(self, now: float) -> None:
         """It had no work, and gets some."""
