@@ -6,7 +6,7 @@ All figures forget what is long past (a memory of about `MEMORY` completions):
     tokens_per_s    tokens of all its completions together, over the time in which it had work: the most of late, for
                     with little to do it draws less than it can
     takes           completions that keep it busy: those that it draws at once (by Little's law tokens_per_s · token_s),
-                    those that are on their way there and back meanwhile, and a third more. To give it more would only
+                    those that are on their way there and back meanwhile or that it draws in a second, and a third more. To give it more would only
                     make them wait; where it could do with more, it is found to take more each time
 
 A node that draws 8 completions at once, each at 20 tokens a second, has token_s = 0.05 and tokens_per_s = 160.
@@ -26,6 +26,8 @@ _PEAK_KEPT: Final = 1.0 - 1.0 / 512
 _WAY_GROWS: Final = 1.01
 """The way there and back is the least of what was seen, which is forgotten that fast."""
 _AHEAD: Final = 1.33
+_AHEAD_S: Final = 1.0
+"""What a node draws in so many seconds it may hold besides in any case: computers hold each other up at times."""
 _NEARLY: Final = 0.1
 """What a node draws at once is measured, and so a little off: a round that it is short of by this is none."""
 
@@ -60,7 +62,7 @@ class Pace:
             self.token_s = self._drawn_s / self._tokens
             self.tokens_per_s = max(self._tokens / self._worked_s, _PEAK_KEPT * self.tokens_per_s)
             self._way_s = min(_WAY_GROWS * self._way_s, max(0.0, latency_s - sampling_s))
-            on_their_way = self._way_s * self.tokens_per_s * self._num / self._tokens
+            on_their_way = max(self._way_s, _AHEAD_S) * self.tokens_per_s * self._num / self._tokens
             self.takes = 1 + ceil(_AHEAD * (self.tokens_per_s * self.token_s + on_their_way))
 
     def finish_s(self, queued_tokens: float, num_tokens: float) -> float:
