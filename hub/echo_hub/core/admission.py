@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from echo_hub.core.settings import CoordinatorSettings
 
@@ -40,6 +39,10 @@ class Outlook:
             return self.next_step
         return self.next_step + 1 + (position - self.next_batch) // max(1, self.later_batches)
 
+    def end_of(self, step: int) -> int:
+        """The first position in the queue that is none of this step's, nor of one before."""
+        return self.next_batch + (step - self.next_step) * max(1, self.later_batches)
+
 
 def room(settings: CoordinatorSettings, outlook: Outlook, *, lease_version: int, waiting_groups: int) -> int:
     """How many groups may still be opened. `waiting_groups`: in preparation, open or complete, in no step's batch."""
@@ -54,46 +57,47 @@ def oldest_useful_version(settings: CoordinatorSettings, step: int) -> int:
     return max(0, step - 1 - settings.staleness_bound)
 
 
-_Key = TypeVar("_Key", int, tuple[int, float, int])
+class SortedIds:
+    """Group ids in ascending order. Ids come and go mostly at the two ends, which a list does fast."""
 
-
-class SortedKeys(Generic[_Key]):
-    """Keys in ascending order, such as group ids. They come and go mostly at the two ends, which a list does fast."""
-
-    def __init__(self, keys: Iterable[_Key] = ()) -> None:
-        self._keys: list[_Key] = sorted(keys)
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        self._ids = sorted(ids)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._ids)
 
-    def __getitem__(self, position: int) -> _Key:
-        return self._keys[position]
+    def __getitem__(self, position: int) -> int:
+        return self._ids[position]
 
-    def __contains__(self, key: _Key) -> bool:
-        position = bisect_left(self._keys, key)
-        return position < len(self._keys) and self._keys[position] == key
+    def __contains__(self, group_id: int) -> bool:
+        position = bisect_left(self._ids, group_id)
+        return position < len(self._ids) and self._ids[position] == group_id
 
-    def add(self, key: _Key) -> None:
-        """Adds the key; harmless when it is there already."""
-        position = bisect_left(self._keys, key)
-        if position == len(self._keys) or self._keys[position] != key:
-            self._keys.insert(position, key)
+    def add(self, group_id: int) -> None:
+        """Adds the id; harmless when it is there already."""
+        position = bisect_left(self._ids, group_id)
+        if position == len(self._ids) or self._ids[position] != group_id:
+            self._ids.insert(position, group_id)
 
-    def discard(self, key: _Key) -> None:
-        """Removes the key; harmless when it is not there."""
-        position = bisect_left(self._keys, key)
-        if position < len(self._keys) and self._keys[position] == key:
-            del self._keys[position]
+    def discard(self, group_id: int) -> None:
+        """Removes the id; harmless when it is not there."""
+        position = bisect_left(self._ids, group_id)
+        if position < len(self._ids) and self._ids[position] == group_id:
+            del self._ids[position]
 
-    def discard_all(self, keys: Collection[_Key]) -> None:
-        """Removes many keys in one pass."""
-        gone = set(keys)
-        self._keys = [key for key in self._keys if key not in gone]
+    def discard_all(self, group_ids: Collection[int]) -> None:
+        """Removes many ids in one pass."""
+        gone = set(group_ids)
+        self._ids = [group_id for group_id in self._ids if group_id not in gone]
 
-    def first(self, count: int) -> tuple[_Key, ...]:
-        """The `count` smallest keys."""
-        return tuple(self._keys[:count])
+    def first(self, count: int) -> tuple[int, ...]:
+        """The `count` smallest ids."""
+        return tuple(self._ids[:count])
 
-    def position(self, key: _Key) -> int:
-        """How many keys are smaller."""
-        return bisect_left(self._keys, key)
+    def position(self, group_id: int) -> int:
+        """How many ids are smaller."""
+        return bisect_left(self._ids, group_id)
+
+    def between(self, start: int, stop: int) -> list[int]:
+        """The ids at these positions."""
+        return self._ids[start:stop]

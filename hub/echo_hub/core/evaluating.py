@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from echo_hub.core.admission import SortedKeys
+from echo_hub.core.admission import SortedIds
 from echo_hub.core.effects import EvaluationDone
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.groups import Key, LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox
@@ -43,7 +43,7 @@ class Evaluating:
         self._settings = settings
         self._ledger = ledger
         self._out = out
-        self.wanting: SortedKeys[Key] = SortedKeys()
+        self.wanting = SortedIds()
         self._left: dict[int, set[int]] = {}
         self._over: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
         for group_id, index in snapshot.evaluated:
@@ -132,7 +132,6 @@ class Evaluating:
                     self,
                     num_ended=len(ended),
                     asked_for=False,
-                    key=(about.policy_version, 0.0, about.group_id),
                 )
             )
 

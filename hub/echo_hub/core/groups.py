@@ -11,14 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from echo_hub.core.admission import SortedKeys
+from echo_hub.core.admission import SortedIds
 from echo_hub.core.nodes.node import Node
 from echo_shared.messages import ReceiptState
 from echo_shared.rewards import all_equal
-
-Key = tuple[int, float, int]
-"""Number of the batch that a group was opened for, minus its expected tokens, its id: the oldest batch first, and in it
-the longest completions first (as StreamRL does, arXiv 2504.15930: what takes longest is to begin first)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,8 +110,6 @@ class RolloutGroup:
     """The oldest version of what has been received, earlier turns included; None before the first."""
     is_plain: bool = True
     """All that wants a lease is a first turn that has failed nowhere."""
-    key: Key = (0, 0.0, 0)
-    """Its place among those that want leases."""
 
     @property
     def complete(self) -> bool:
@@ -145,9 +139,8 @@ class GroupOwner(Protocol):
     """
 
     @property
-    def wanting(self) -> SortedKeys[Key]:
-        """The keys of its groups that have an index that wants a lease, the first to be leased first; kept by the
-        ledger."""
+    def wanting(self) -> SortedIds:
+        """Its groups that have an index that wants a lease; kept by the ledger."""
 
     @property
     def for_learner(self) -> bool:

@@ -72,6 +72,8 @@ SOON_S: Final = 0.01
 """What is released so soon is released now."""
 SLOWEST_S: Final = 3_600.0
 """Nobody is so slow that a step's work is released to it so long before the step begins."""
+AT_ONCE: Final = 64
+"""Groups among which the longest are looked for: StreamRL (arXiv 2504.15930) begins with what takes longest."""
 MOST_REFUSED: Final = 16
 """Groups that are passed over in one go because no node is left but those that they failed on."""
 PREFILL: Final = 1 / 16
@@ -85,6 +87,10 @@ def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
     if attempt:
         return derive_seed(group_seed, turn, attempt)
     return derive_seed(group_seed, turn) if turn else group_seed
+
+
+def _shortness(group: RolloutGroup) -> float:
+    return -group.expected_tokens
 
 
 class _Share:
@@ -205,23 +211,26 @@ class Leasing:
     def dispatch(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
         """Leases the groups that wait for the learner until no node is left that may do them.
         `newest_version`: what a lease may name."""
-        wanting, start = owner.wanting, 0
         if self._asked == self._standing(newest_version, outlook) and now < self._release_at:
             return
+        wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
         self._release_at, self._refused = inf, False
         while start < len(wanting) and self._nodes.any_ready:
-            batch = wanting[start][0]
-            first_id = batch * self._settings.groups_per_step
-            step = outlook.step_of(self._ledger.waiting.position(first_id))
-            oldest = oldest_useful_version(self._settings, step)
-            if oldest > newest_version:
+            step = outlook.step_of(waiting.position(wanting[start]))
+            if oldest_useful_version(self._settings, step) > newest_version:
                 break  # Younger groups need versions at least as new.
-            end = wanting.position((batch + 1, -inf, 0))
-            terms = self._terms(step, batch, end - start, now, outlook=outlook, tempo=tempo)
+            end = outlook.end_of(step)
+            next_steps = waiting[end] if end < len(waiting) else None
+            stop = len(wanting) if next_steps is None else wanting.position(next_steps)
+            terms = self._terms(step, stop - start, now, outlook=outlook, tempo=tempo)
             if terms.not_before_s > SLOWEST_S:
                 break
-            start = self._lease_batch(owner, start, end, terms, now)
+            refused = self._lease_groups(wanting.between(start, min(stop, start + AT_ONCE)), terms, now)
             self._refused |= not terms.not_before_s
+            if refused is not None:
+                start += refused
+            else:
+                start = len(wanting) if next_steps is None else wanting.position(next_steps)
         self._asked = self._standing(newest_version, outlook)
 
     def _standing(self, newest_version: int, outlook: Outlook) -> tuple[int, ...]:
@@ -231,17 +240,16 @@ class Leasing:
         of_nodes = (nodes.num_changes, touches, nodes.num_candidates(0), nodes.unproven_may)
         return (*of_nodes, self._ledger.num_wants, outlook.next_step, newest_version)
 
-    def _terms(self, step: int, batch: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:
-        """`num_groups` of the batch, whose groups `step` is to take, want leases."""
+    def _terms(self, step: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:
+        """`num_groups` that `step` is to take want leases."""
         oldest = oldest_useful_version(self._settings, step) if self._settings.mode == "async" else 0
         size = self._settings.group_size
         if tempo.step_s is None or not self._nodes.tokens_per_s:
             return _Terms(oldest)
         a_rollout_s = self._ledger.lengths.mean_tokens / self._nodes.tokens_per_s
         typical_s = self._typical_s
-        missing = sum(count for of_batch, count in self._ledger.missing.items() if of_batch <= batch)
         left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
-        in_s = max(left_s, missing * a_rollout_s, TYPICAL * typical_s)
+        in_s = max(left_s, self._num_missing(outlook.end_of(step)) * a_rollout_s, TYPICAL * typical_s)
         early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, typical_s)
         if early_s > SOON_S:
             self._release_at = min(self._release_at, now + early_s)
@@ -249,33 +257,36 @@ class Leasing:
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
         return _Terms(oldest, in_s if self._ledger.num_under_way else inf, most=most)
 
+    def _num_missing(self, end: int) -> int:
+        """Rollouts, at most, that the groups before this position in the queue still lack."""
+        waiting, complete = self._ledger.waiting, self._ledger.complete
+        num_complete = complete.position(waiting[end]) if end < len(waiting) else len(complete)
+        return (min(end, len(waiting)) - num_complete) * self._settings.group_size
+
     @property
     def _typical_s(self) -> float:
         """Seconds from lease to arrival of a typical rollout."""
         return self._ledger.lengths.mean_tokens * self._nodes.typical_token_s + self._nodes.typical_way_s
 
-    def _lease_batch(self, owner: GroupOwner, start: int, end: int, terms: _Terms, now: float) -> int:
-        """Leases the groups from `start` to `end` in the owner's queue, from the front, where the longest are; then
-        from the back, to nodes too slow for these. Returns where the queue goes on behind them."""
-        wanting, refused = owner.wanting, 0
-        front, back = start, end
-        while front < back and refused < MOST_REFUSED:
-            group = self._ledger.groups[wanting[front][-1]]
-            leased = self._lease_some(group, terms, now)
-            if not leased:
-                if group.is_plain or self._find(group, terms, ()) is None:
-                    break  # Nobody is left, wherever it has failed.
-                refused += 1
-            if leased and not group.unleased:
-                back -= 1  # It has left the queue.
-            elif not leased:
-                front += 1
-        while front < back and terms.in_s < inf:
-            group = self._ledger.groups[wanting[back - 1][-1]]
-            if not self._lease_some(group, terms, now):
+    def _lease_groups(self, group_ids: Iterable[int], terms: _Terms, now: float) -> int | None:
+        """Leases these groups, those first that are likely to become the longest; then the shortest, to nodes too slow
+        for the others. How many of them still want leases, from nodes that they have not failed on; None: no node is
+        left that may take any."""
+        groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=_shortness)
+        front, back, refused = 0, len(groups), 0
+        while front < back:
+            if self._lease_some(groups[front], terms, now):
+                front += not groups[front].unleased
+            elif groups[front].is_plain or refused == MOST_REFUSED or self._find(groups[front], terms, ()) is None:
                 break
-            back -= not group.unleased
-        return max(back, front)
+            else:
+                refused += 1
+                front += 1
+        if front == back:
+            return refused
+        while front < back and self._lease_some(groups[back - 1], terms, now):
+            back -= not groups[back - 1].unleased
+        return None
 
     def dispatch_beside(self, now: float, *, within_share: bool) -> None:
         """Leases all other groups: only what is due to their owners beside training, or all that nodes take."""
@@ -283,7 +294,7 @@ class Leasing:
             wanting = share.owner.wanting
             turn = 0
             while turn < len(wanting) and (share.due > 0 or not within_share) and self._nodes.any_ready:
-                turn += not self._lease_some(self._ledger.groups[wanting[turn][-1]], ANY, now)
+                turn += not self._lease_some(self._ledger.groups[wanting[turn]], ANY, now)
 
     def _lease_some(self, group: RolloutGroup, terms: _Terms, now: float) -> bool:
         """One lease of the group, to the next node that may take an index of it. False when there is none."""

@@ -19,7 +19,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.admission import SortedKeys
+from echo_hub.core.admission import SortedIds
 from echo_hub.core.effects import (
     GroupDropped,
     GroupOpened,
@@ -60,20 +60,17 @@ class Ledger:
         """Groups that were here and are no longer."""
         self.num_wants = 0
         """Grows whenever an index may have come to want a lease."""
-        self.missing: dict[int, int] = {}
-        """Episodes that have not ended, of the learner's groups, by the batch that these were opened for."""
         self.groups: dict[int, RolloutGroup] = {}
         self.rollouts: dict[str, LeasedRollout] = {}
-        self.waiting: SortedKeys[int] = SortedKeys()
-        self.complete: SortedKeys[int] = SortedKeys()
-        self.flat: SortedKeys[int] = SortedKeys()
+        self.waiting = SortedIds()
+        self.complete = SortedIds()
+        self.flat = SortedIds()
 
     def restore(self, group: RolloutGroup) -> None:
         """A group from before a restart; its rollouts follow, one by one."""
         self.groups[group.group_id] = group
         if group.owner.for_learner:
             self.waiting.add(group.group_id)
-            self._count_missing(group, len(group.slots))
         for index in range(len(group.slots)):
             self._want(group, index)
 
@@ -373,10 +370,9 @@ class Ledger:
     def _forget(self, group_id: int) -> None:
         group = self.groups.pop(group_id)
         self.num_closed += 1
-        self._count_missing(group, group.num_ended - len(group.slots))
         for ids in (self.waiting, self.complete, self.flat):
             ids.discard(group_id)
-        group.owner.wanting.discard(group.key)
+        group.owner.wanting.discard(group_id)
 
     def _forget_turn(self, group: RolloutGroup, rollout: LeasedRollout) -> None:
         """Takes a received rollout out of its slot: the turn in progress, or any when the whole group is dropped."""
@@ -384,18 +380,14 @@ class Ledger:
         group.num_tokens -= rollout.num_tokens
         if slot.winner is rollout:
             slot.winner = None
-            if rollout.state is ReceiptState.SCORED:
-                group.num_ended -= 1
-                self._count_missing(group, 1)
+            group.num_ended -= rollout.state is ReceiptState.SCORED
         else:
             slot.turns = tuple(other for other in slot.turns if other is not rollout)
         group.oldest_version = min((other.policy_version for other in group.received), default=None)
 
     def _count_end(self, group: RolloutGroup, state: ReceiptState) -> None:
         """A slot has its winner: its episode has ended once that is scored."""
-        if state is ReceiptState.SCORED:
-            group.num_ended += 1
-            self._count_missing(group, -1)
+        group.num_ended += state is ReceiptState.SCORED
         if group.complete and group.owner.for_learner:
             self.complete.add(group.group_id)
             if not group.has_advantage:
@@ -404,15 +396,6 @@ class Ledger:
     def _note_version(self, group: RolloutGroup, policy_version: int) -> None:
         if group.owner.for_learner:
             self._by_version.setdefault(policy_version, set()).add(group.group_id)
-
-    def _count_missing(self, group: RolloutGroup, count: int) -> None:
-        if group.owner.for_learner and count:
-            batch = group.key[0]
-            missing = self.missing.get(batch, 0) + count
-            if missing:
-                self.missing[batch] = missing
-            else:
-                del self.missing[batch]
 
     def _end_lease(self, rollout: LeasedRollout) -> None:
         slot = self.groups[rollout.group_id].slots[rollout.index]
@@ -437,12 +420,12 @@ class Ledger:
         wanting = group.owner.wanting
         if group.asked_for and group.slots[index].wants_lease:
             group.unleased.add(index)
-            wanting.add(group.key)
+            wanting.add(group.group_id)
             self.num_wants += 1
         else:
             group.unleased.discard(index)
             if not group.unleased:
-                wanting.discard(group.key)
+                wanting.discard(group.group_id)
 
 
 def _note_age(group: RolloutGroup, policy_version: int) -> None:

@@ -32,10 +32,10 @@ from math import ceil
 from statistics import fmean
 from typing import Final
 
-from echo_hub.core.admission import Outlook, SortedKeys, oldest_useful_version
+from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version
 from echo_hub.core.effects import AnnounceVersion, PublishVersion, TrainStep, VersionRecorded
 from echo_hub.core.events import GroupPrepared
-from echo_hub.core.groups import Key, LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox
@@ -68,7 +68,7 @@ class Training:
         self._settings = settings
         self._ledger = ledger
         self._out = out
-        self.wanting: SortedKeys[Key] = SortedKeys()
+        self.wanting = SortedIds()
         self._replayable = set(snapshot.replayable)
         self._newest_planned_group = snapshot.newest_planned_group
         self._flat_groups = list(snapshot.flat_groups)
@@ -152,13 +152,11 @@ class Training:
         group = self._group(prepared.group_id, prepared.seed)
         group.prompt, group.prompt_tokens = prepared.prompt, prepared.prompt_tokens
         group.expected_tokens = self._ledger.lengths.predict(prepared.prompt)
-        group.key = (group.key[0], -group.expected_tokens, group.group_id)
         self._ledger.open_group(group)
 
     def _group(self, group_id: int, seed: int) -> RolloutGroup:
         slots = [Slot() for _ in range(self._settings.group_size)]
-        key = (group_id // self._settings.groups_per_step, 0.0, group_id)
-        return RolloutGroup(group_id, seed, slots, self, key=key)
+        return RolloutGroup(group_id, seed, slots, self)
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
         newest = self.newest_to_lease

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.admission import Outlook, SortedKeys, oldest_useful_version, room, staleness
+from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version, room, staleness
 from echo_hub.core.settings import CoordinatorSettings
 
 
@@ -74,7 +74,7 @@ def test_oldest_useful_version_follows_the_step() -> None:
 
 
 def test_sorted_ids() -> None:
-    ids = SortedKeys([5, 1])
+    ids = SortedIds([5, 1])
     for group_id in (3, 3, 9):
         ids.add(group_id)
     ids.discard(5)
@@ -83,7 +83,7 @@ def test_sorted_ids() -> None:
     assert 3 in ids and 5 not in ids and 100 not in ids
 
 
-def test_many_keys_go_in_one_pass() -> None:
-    keys = SortedKeys(range(10))
-    keys.discard_all((3, 4, 99))
-    assert keys.first(9) == (0, 1, 2, 5, 6, 7, 8, 9)
+def test_many_ids_go_in_one_pass() -> None:
+    ids = SortedIds(range(10))
+    ids.discard_all((3, 4, 99))
+    assert ids.first(9) == (0, 1, 2, 5, 6, 7, 8, 9)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from echo_hub.core.admission import SortedKeys
+from echo_hub.core.admission import SortedIds
 from echo_hub.core.effects import GroupDropped, GroupOpened, RolloutsDropped, SendLease
-from echo_hub.core.groups import GroupOwner, Key, LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.leasing import Leasing
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
@@ -25,7 +25,7 @@ class Checking:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.wanting: SortedKeys[Key] = SortedKeys()
+        self.wanting = SortedIds()
         self.checked: list[float | None] = []
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
@@ -108,7 +108,7 @@ def test_a_further_kind_of_owner_takes_one_class() -> None:
     nodes.connect("a")
     nodes.report("a", 8, 0)
     for group_id, version in ((100, 5), (101, 6)):
-        books.open_group(RolloutGroup(group_id, version, [Slot(), Slot()], checking, key=(0, 0.0, group_id)))
+        books.open_group(RolloutGroup(group_id, version, [Slot(), Slot()], checking))
     leasing.dispatch_beside(0.0, within_share=True)
     assert out.take() == [], "nothing is due to it yet"
     leasing.dispatch_beside(0.0, within_share=False)
@@ -130,7 +130,7 @@ def test_a_further_kind_of_owner_takes_one_class() -> None:
     assert (checking.checked, list(books.groups), list(checking.wanting.first(9))) == (
         [0.5, None],
         [101],
-        [(0, 0.0, 101)],
+        [101],
     )
     checking.end_run()
     effects += out.take()

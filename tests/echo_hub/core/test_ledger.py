@@ -66,7 +66,7 @@ class Books:
 
     @property
     def wanting(self) -> list[int]:
-        return [group_id for _, _, group_id in self.training.wanting.first(99)]
+        return list(self.training.wanting.first(99))
 
     def receive(self, *ids: str, score: bool = True) -> None:
         for rollout_id in ids:
@@ -303,21 +303,6 @@ def test_a_restored_episode_is_at_its_turn() -> None:
         assert books.ledger.groups[0].slots[0].turn == min(turn + 1, 2)
     group = books.ledger.groups[0]
     assert (group.unleased, group.num_ended, group.num_tokens) == ({1}, 1, 12)
-
-
-def test_episodes_that_have_not_ended_are_counted_by_batch() -> None:
-    books = Books()
-    for group_id in (0, 1):
-        books.open(group_id)
-    assert books.ledger.missing == {0: 2, 1: 2}
-    books.lease(0, 0, 1)
-    books.receive("1-0")
-    books.receive("1-1", score=False)
-    assert books.ledger.missing == {0: 1, 1: 2}
-    books.ledger.drop([books.ledger.rollouts["1-0"]], DropReason.INVALID)
-    assert books.ledger.missing == {0: 2, 1: 2}
-    books.ledger.drop_group(books.ledger.groups[0], DropReason.STALE)
-    assert books.ledger.missing == {1: 2}
 
 
 def test_groups_with_something_of_an_old_version_are_told_once() -> None:

@@ -20,13 +20,13 @@ def test_a_node_that_draws_eight_at_once() -> None:
     pace = Pace()
     worked(pace, rounds=20, at_once=8, seconds=5.0)
     assert (pace.token_s, pace.tokens_per_s) == pytest.approx((0.05, 160.0), rel=0.15)
-    assert 11 <= pace.takes <= 14, "eight, a third more, and one"
+    assert 12 <= pace.takes <= 17, "eight, what it draws in a second, and a third more"
 
 
 def test_what_is_on_its_way_counts() -> None:
     near, far = Pace(), Pace()
-    worked(near, rounds=20, at_once=8, seconds=1.0)
-    worked(far, rounds=20, at_once=8, seconds=1.0, way_s=1.0)
+    worked(near, rounds=20, at_once=8, seconds=10.0)
+    worked(far, rounds=20, at_once=8, seconds=10.0, way_s=10.0)
     assert far.takes == pytest.approx(near.takes, abs=1), "four draw while four travel"
 
 
