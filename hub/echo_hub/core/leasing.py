@@ -60,7 +60,7 @@ LATE_S: Final = 2.0
 """Besides, for the way there and back."""
 LEFT_S: Final = 10.0
 """A node that has left may come back so long before what it holds is late."""
-TYPICAL: Final = 1.2
+TYPICAL: Final = 2.0
 """Times a typical rollout's, in which a rollout is to be back where the step should have begun already."""
 UNPROVEN_IN: Final = 4.0
 """Typical rollouts' time that must be left for who has returned nothing yet: he may never do, and others have to."""
