@@ -933,4 +933,4 @@ def test_any_world() -> None:
 
 @pytest.mark.slow
 def test_many_worlds() -> None:
-    _run(examples=600, steps=80, phases=(Phase.generate, Phase.shrink))
+    _run(examples=300, steps=80, phases=(Phase.generate, Phase.shrink))
