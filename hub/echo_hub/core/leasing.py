@@ -5,7 +5,7 @@ What is leased is the member of a group. Steps come in their order, a step's wor
 is no larger than what its node, at its own pace, brings back in time:
 
     time   a step's work is to be back when the step begins, or, where that is too soon for anybody, as soon as the
-           pool can do all that is open, and the typical rollout besides; who would take longer gets none of it
+           pool can do all that is open, or in twice what a typical rollout takes; who would take longer gets none of it
     size   so many as fit that time behind what the node holds already; where the step is near, fewer if less is open
            than nodes have room for, so that nobody is idle; but so many that reading a long prompt costs little beside
            the drawing
@@ -18,8 +18,8 @@ leased to another node as well, and the first valid result wins. One past its de
 thought to have lost it. An index that failed on a node is offered to others first; to the same one only when no other
 takes work. A node that comes back is sent again what it holds: what was sent into a dying connection is lost.
 
-Nothing is drawn twice that the hub has: a lease says of each index with which earlier lease of it it goes on, and, sent
-again, that it goes on with itself.
+What the hub has of an index is gone on with, where a proven node drew it by the same version: a lease says of each
+index with which earlier lease of it it goes on, and, sent again, that it goes on with itself.
 
 Beside training, others may own groups: evaluations. While training and one of these both want leases, one of
 `EVALUATION_SHARE` leased rollouts is the other's, counted from the last time that it wanted none; what training does
@@ -186,6 +186,7 @@ class Leasing:
 
     def left(self, node_id: str, now: float) -> None:
         """The node is gone, perhaps for a moment."""
+        self._unsent.discard(node_id)
         for lease_id, of_lease in self._held_leases(node_id):
             heappush(self._watched, (now + LEFT_S, "away", lease_id, tuple(rollout.index for rollout in of_lease)))
 

@@ -310,6 +310,13 @@ def test_a_node_that_comes_back_is_sent_again_what_it_holds(bench: BenchOf) -> N
     assert b.of(SendLease) == []
 
 
+def test_strangers_who_come_and_go_without_a_word_leave_nothing_behind(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, steps=1)
+    for number in range(100):
+        b.tell(NodeConnected(node_id=f"n{number}"), NodeDisconnected(node_id=f"n{number}"))
+    assert (b.coordinator._leasing._unsent, b.coordinator._nodes.num_known) == (set(), 0)
+
+
 def test_what_a_node_holds_that_has_left_is_leased_to_another_after_a_while(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1)
     b.node("a")

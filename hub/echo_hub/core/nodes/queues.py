@@ -5,12 +5,12 @@
     7         1 (prefetches)   -3            b
     9         0                2             c
 
-`first(oldest=8, classes=(-9, 9))` is c; `first(oldest=7, classes=(-9, 0))` is a. Nodes with idle places come before
-those that would only queue what they get; among equals, whoever waited longest. A node that takes something goes to the
-end.
+`first(8, fastest=-9, slowest=9)` begins with c; `first(7, fastest=-9, slowest=0)` with a. Nodes with idle places come
+before those that would only queue what they get; among equals, whoever waited longest. A node that takes something goes
+to the end.
 
-Each change takes O(1), each search O(queues that are not empty): versions that are still of use times speed classes,
-whatever the number of nodes. No clean-up ever goes over all of them.
+Each change takes O(1), each search O(queues that are not empty): versions that nodes have times speed classes, whatever
+the number of nodes. There is nothing to clean up.
 """
 
 from __future__ import annotations

@@ -60,10 +60,6 @@ class Nodes:
         self.num_connected = 0
         self.tokens_per_s = 0.0
         """Of all candidates together, as far as they are measured."""
-        self.in_flight = 0
-        """Rollouts that nodes hold within their deadline."""
-        self.held_tokens = 0.0
-        """What all rollouts that are held are likely to come to."""
         self._token_s = 0.0
         """The sum of each candidate's tokens_per_s times its token_s."""
         self._way_s = 0.0
@@ -200,7 +196,7 @@ class Nodes:
         """One of its rollouts has passed its deadline."""
         node = self._nodes[node_id]
         node.overdue += 1
-        self._count_in_flight(node, -1)
+        self._count_unproven(node, -1)
         if not node.is_hub:
             node.window = max(1, node.window - 1) if node.in_flight else 1
             self._count_pace(node, counts=False)
@@ -211,7 +207,7 @@ class Nodes:
         """One of its rollouts, likely to be so long, has come in, or is wanted no more."""
         node = self._nodes[node_id]
         node.overdue -= overdue
-        self._count_in_flight(node, overdue)
+        self._count_unproven(node, overdue)
         self._hold(node, -1, -num_tokens)
         self._update(node)
 
@@ -259,17 +255,14 @@ class Nodes:
 
     def _hold(self, node: Node, count: int, num_tokens: float) -> None:
         node.held += count
-        self._count_in_flight(node, count)
-        before = node.held_tokens
-        node.held_tokens = before + num_tokens if node.held else 0.0
-        self.held_tokens += node.held_tokens - before
+        self._count_unproven(node, count)
+        node.held_tokens = node.held_tokens + num_tokens if node.held else 0.0
         if node.held:
             self._held[node.node_id] = node.held
         else:
             self._held.pop(node.node_id, None)
 
-    def _count_in_flight(self, node: Node, count: int) -> None:
-        self.in_flight += count
+    def _count_unproven(self, node: Node, count: int) -> None:
         if not node.proven:
             self._unproven_in_flight += count
 

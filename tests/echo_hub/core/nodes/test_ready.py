@@ -263,8 +263,6 @@ def test_whatever_nodes_go_through_the_counts_are_right() -> None:
                 held[found.node_id] += 1
             case _:
                 nodes.report(node_id, chance.randrange(12), chance.randrange(turn // 1_000 + 1))
-        assert nodes.in_flight == held.total()
-        assert nodes.held_tokens == pytest.approx(5.0 * held.total())
         assert dict(nodes.held_by_node) == {node: count for node, count in held.items() if count}
         assert nodes.num_ready <= nodes.num_candidates(0) <= nodes.num_connected <= 30
     assert nodes.tokens_per_s > 0.0
