@@ -57,47 +57,41 @@ def oldest_useful_version(settings: CoordinatorSettings, step: int) -> int:
     return max(0, step - 1 - settings.staleness_bound)
 
 
-class SortedIds:
-    """Group ids in ascending order. Ids come and go mostly at the two ends, which a list does fast."""
+class SortedIds(list[int]):
+    """Group ids in ascending order: a list that is changed by these methods alone. Ids come and go mostly at the two
+    ends, which a list does fast."""
+
+    __slots__ = ()
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
-        self._ids = sorted(ids)
+        super().__init__(sorted(ids))
 
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, position: int) -> int:
-        return self._ids[position]
-
-    def __contains__(self, group_id: int) -> bool:
-        position = bisect_left(self._ids, group_id)
-        return position < len(self._ids) and self._ids[position] == group_id
+    def __contains__(self, group_id: object) -> bool:
+        assert isinstance(group_id, int)
+        position = bisect_left(self, group_id)
+        return position < len(self) and self[position] == group_id
 
     def add(self, group_id: int) -> None:
         """Adds the id; harmless when it is there already."""
-        position = bisect_left(self._ids, group_id)
-        if position == len(self._ids) or self._ids[position] != group_id:
-            self._ids.insert(position, group_id)
+        position = bisect_left(self, group_id)
+        if position == len(self) or self[position] != group_id:
+            self.insert(position, group_id)
 
     def discard(self, group_id: int) -> None:
         """Removes the id; harmless when it is not there."""
-        position = bisect_left(self._ids, group_id)
-        if position < len(self._ids) and self._ids[position] == group_id:
-            del self._ids[position]
+        position = bisect_left(self, group_id)
+        if position < len(self) and self[position] == group_id:
+            del self[position]
 
     def discard_all(self, group_ids: Collection[int]) -> None:
         """Removes many ids in one pass."""
         gone = set(group_ids)
-        self._ids = [group_id for group_id in self._ids if group_id not in gone]
+        self[:] = [group_id for group_id in self if group_id not in gone]
 
     def first(self, count: int) -> tuple[int, ...]:
         """The `count` smallest ids."""
-        return tuple(self._ids[:count])
+        return tuple(self[:count])
 
     def position(self, group_id: int) -> int:
         """How many ids are smaller."""
-        return bisect_left(self._ids, group_id)
-
-    def between(self, start: int, stop: int) -> list[int]:
-        """The ids at these positions."""
-        return self._ids[start:stop]
+        return bisect_left(self, group_id)

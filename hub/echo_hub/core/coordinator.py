@@ -159,14 +159,15 @@ class Coordinator:
         version = self._training.newest_to_lease
         if version is None:
             return
-        standing = (version, *self._training.standing, len(self._ledger.waiting) + self._num_preparing)
+        standing = (version, self._training.trained_steps, self._ledger.num_queue_changes)
         if standing != self._admitted:
+            self._admitted = standing
             self._outlook = self._training.outlook
-            allowed = admission.room(self._settings, self._outlook, lease_version=version, waiting_groups=standing[-1])
+            waiting = len(self._ledger.waiting) + self._num_preparing
+            allowed = admission.room(self._settings, self._outlook, lease_version=version, waiting_groups=waiting)
             for group_id in range(self._next_to_prepare, self._next_to_prepare + allowed):
                 self._out.act(PrepareGroup(group_id=group_id))
             self._next_to_prepare += allowed
-            self._admitted = (*standing[:-1], standing[-1] + allowed)
         self._leasing.dispatch(
             self._training, now, newest_version=version, outlook=self._outlook, tempo=self._training.tempo
         )
@@ -296,12 +297,16 @@ class Coordinator:
 
 def _unlike_lease(event: RolloutArrived, rollout: LeasedRollout) -> str:
     """What in the node's result contradicts its lease; empty = nothing."""
+    first, last = event.policy_version_start, event.policy_version_end
+    leased = (rollout.lease_id, rollout.group_id, rollout.index, rollout.policy_version, rollout.policy_version)
+    if (event.lease_id, event.group_id, event.index, first, last) == leased:
+        return event.problem
     said: Mapping[str, tuple[int, int]] = {
         "lease": (event.lease_id, rollout.lease_id),
         "group": (event.group_id, rollout.group_id),
         "index": (event.index, rollout.index),
-        "first policy version": (event.policy_version_start, rollout.policy_version),
-        "last policy version": (event.policy_version_end, rollout.policy_version),
+        "first policy version": (first, rollout.policy_version),
+        "last policy version": (last, rollout.policy_version),
     }
     wrong = [f"{name} {got} instead of {leased}" for name, (got, leased) in said.items() if got != leased]
     return ", ".join([*wrong, *filter(None, [event.problem])])

@@ -72,7 +72,9 @@ class Slot:
 
     @property
     def wants_lease(self) -> bool:
-        return not self.is_won and all(rollout.overdue or rollout.late for rollout in self.leased)
+        if self.evaluated or self.winner is not None:
+            return False
+        return not self.leased or all(rollout.overdue or rollout.late for rollout in self.leased)
 
     @property
     def is_won(self) -> bool:

@@ -226,7 +226,7 @@ class Leasing:
             terms = self._terms(step, stop - start, now, outlook=outlook, tempo=tempo)
             if terms.not_before_s > SLOWEST_S:
                 break
-            refused = self._lease_groups(wanting.between(start, min(stop, start + AT_ONCE)), terms, now)
+            refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
             self._refused |= not terms.not_before_s
             if refused is not None:
                 start += refused
@@ -292,8 +292,7 @@ class Leasing:
     def dispatch_beside(self, now: float, *, within_share: bool) -> None:
         """Leases all other groups: only what is due to their owners beside training, or all that nodes take."""
         for share in self._shares:
-            wanting = share.owner.wanting
-            turn = 0
+            wanting, turn = share.owner.wanting, 0
             while turn < len(wanting) and (share.due > 0 or not within_share) and self._nodes.any_ready:
                 turn += not self._lease_some(self._ledger.groups[wanting[turn]], ANY, now)
 

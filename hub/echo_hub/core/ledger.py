@@ -56,8 +56,8 @@ class Ledger:
         self.lengths = Lengths()
         self.num_under_way = 0
         """Rollouts that nodes hold and that are neither late nor overdue."""
-        self.num_closed = 0
-        """Groups that were here and are no longer."""
+        self.num_queue_changes = 0
+        """Grows whenever a group joins or leaves a queue of the learner's."""
         self.num_wants = 0
         """Grows whenever an index may have come to want a lease."""
         self.groups: dict[int, RolloutGroup] = {}
@@ -71,6 +71,7 @@ class Ledger:
         self.groups[group.group_id] = group
         if group.owner.for_learner:
             self.waiting.add(group.group_id)
+            self.num_queue_changes += 1
         for index in range(len(group.slots)):
             self._want(group, index)
 
@@ -122,6 +123,7 @@ class Ledger:
         planned = tuple(group_ids)
         for ids in (self.waiting, self.complete, self.flat):
             ids.discard_all(planned)
+        self.num_queue_changes += 1
 
     def open_group(self, group: RolloutGroup) -> None:
         """A new group, not all of whose episodes are evaluated already."""
@@ -338,7 +340,6 @@ class Ledger:
         node_ids = tuple([self.rollouts.pop(trained_id).node_id for trained_id in batch.rollout_ids])
         for group_id in batch.group_ids:
             del self.groups[group_id]
-        self.num_closed += len(batch.group_ids)
         self._out.act(SendTrained(rollout_ids=batch.rollout_ids, node_ids=node_ids))
 
     def waiting_from_before(self, oldest_version: int) -> list[RolloutGroup]:
@@ -369,7 +370,7 @@ class Ledger:
 
     def _forget(self, group_id: int) -> None:
         group = self.groups.pop(group_id)
-        self.num_closed += 1
+        self.num_queue_changes += 1
         for ids in (self.waiting, self.complete, self.flat):
             ids.discard(group_id)
         group.owner.wanting.discard(group_id)
@@ -390,6 +391,7 @@ class Ledger:
         group.num_ended += state is ReceiptState.SCORED
         if group.complete and group.owner.for_learner:
             self.complete.add(group.group_id)
+            self.num_queue_changes += 1
             if not group.has_advantage:
                 self.flat.add(group.group_id)
 
@@ -417,15 +419,15 @@ class Ledger:
 
     def _want(self, group: RolloutGroup, index: int) -> None:
         """Keeps `unleased` and `wanting` true to the slot."""
-        wanting = group.owner.wanting
+        unleased = group.unleased
         if group.asked_for and group.slots[index].wants_lease:
-            group.unleased.add(index)
-            wanting.add(group.group_id)
+            unleased.add(index)
+            group.owner.wanting.add(group.group_id)
             self.num_wants += 1
-        else:
-            group.unleased.discard(index)
-            if not group.unleased:
-                wanting.discard(group.group_id)
+        elif index in unleased:
+            unleased.discard(index)
+            if not unleased:
+                group.owner.wanting.discard(group.group_id)
 
 
 def _note_age(group: RolloutGroup, policy_version: int) -> None:

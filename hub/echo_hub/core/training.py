@@ -81,6 +81,8 @@ class Training:
         self.learner_version: int | None = None
         self._given = 0
         """The newest step that the learner was given since it came; at least its version."""
+        self._advanced: tuple[int | None, ...] = ()
+        """Where things stood when it was last seen whether a step can be planned or given."""
 
     @property
     def next_step(self) -> int:
@@ -110,11 +112,6 @@ class Training:
         """The last step is trained, and the last version that is due is published."""
         steps_done = not self.planned and self.trained_steps >= self._settings.steps
         return steps_done and self.published_version >= self._settings.newest_due_version(self.trained_steps)
-
-    @property
-    def standing(self) -> tuple[int, ...]:
-        """All that the outlook depends on."""
-        return (self.next_step, len(self._ledger.complete), self._ledger.num_closed)
 
     @property
     def outlook(self) -> Outlook:
@@ -224,6 +221,10 @@ class Training:
 
     def advance(self, now: float) -> None:
         """Gives the learner its next steps, as far as their batches are written or can be."""
+        standing = (self._ledger.num_queue_changes, self.trained_steps, self.learner_version, self._given)
+        if standing == self._advanced:
+            return
+        self._advanced = standing
         self.tempo.filled(self.next_step - 1 + len(self._ledger.complete) // self._settings.groups_per_step, now)
         if self._settings.dynamic_sampling:
             self._drop_flat_groups()

@@ -70,7 +70,9 @@ class Node:
     @property
     def limit(self) -> int:
         """Rollouts that it may hold: what it claims, as far as it has earned it and it is of use."""
-        return min(self.capacity, self.window, self.pace.takes or self.window)
+        earned = self.window if self.window < self.capacity else self.capacity
+        takes = self.pace.takes
+        return takes if 0 < takes < earned else earned
 
     @property
     def free(self) -> int:

@@ -16,25 +16,17 @@ the number of nodes. There is nothing to clean up.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
-
+from collections.abc import Collection
 from echo_hub.core.nodes.node import Node
 
 
-class Place(NamedTuple):
-    """Where a node waits."""
-
-    version: int
-    tier: int
-    speed: int
-    """The class of its pace; smaller is faster."""
+Place = tuple[int, int, int]
+"""Where a node waits: version, tier, class of its pace."""
 
 
 class ReadyQueues:
     def __init__(self) -> None:
-        self._queues: dict[int, dict[tuple[int, int], OrderedDict[str, tuple[int, Node]]]] = {}
-        """By version, then by tier and speed."""
+        self._queues: dict[Place, OrderedDict[str, tuple[int, Node]]] = {}
         self._places: dict[str, Place] = {}
         self._turns = 0
         self.num_changes = 0
@@ -58,8 +50,9 @@ class ReadyQueues:
             return
         self.num_changes += 1
         self._turns += 1
-        of_version = self._queues.setdefault(place.version, {})
-        queue = of_version.setdefault((place.tier, place.speed), OrderedDict())
+        queue = self._queues.get(place)
+        if queue is None:
+            queue = self._queues[place] = OrderedDict()
         queue[node.node_id] = (self._turns, node)
         self._places[node.node_id] = place
 
@@ -67,38 +60,33 @@ class ReadyQueues:
         """It has had its turn; harmless when it does not wait."""
         place = self._places.get(node_id)
         if place is not None:
-            queue = self._queues[place.version][place.tier, place.speed]
+            queue = self._queues[place]
             self._turns += 1
             queue[node_id] = (self._turns, queue[node_id][1])
             queue.move_to_end(node_id)
 
     def first(
         self, oldest: int, *, fastest: int, slowest: int, avoid: Collection[str] = (), by_speed: bool = False
-    ) -> Iterator[Node]:
+    ) -> list[Node]:
         """Nodes of version `oldest` or newer and of these speed classes, the next of each queue that has one, best
         first. `by_speed`: the fastest class before all else."""
         found: list[tuple[int, int, int, Node]] = []
-        for version, of_version in self._queues.items():
-            if version < oldest:
-                continue
-            for (tier, speed), queue in of_version.items():
-                if fastest <= speed <= slowest:
-                    for node_id, (turn, node) in queue.items():
-                        if node_id not in avoid:
-                            found.append((tier, speed if by_speed else 0, turn, node))
-                            break
-        found.sort(key=_order)
-        return (node for _, _, _, node in found)
+        for (version, tier, speed), queue in self._queues.items():
+            if version >= oldest and fastest <= speed <= slowest:
+                for node_id, (turn, node) in queue.items():
+                    if node_id not in avoid:
+                        found.append((tier, speed if by_speed else 0, turn, node))
+                        break
+        if len(found) > 1:
+            found.sort(key=_order)
+        return [node for _, _, _, node in found]
 
     def _take_out(self, node_id: str, place: Place) -> None:
-        of_version = self._queues[place.version]
-        queue = of_version[place.tier, place.speed]
+        queue = self._queues[place]
         del queue[node_id]
         del self._places[node_id]
         if not queue:
-            del of_version[place.tier, place.speed]
-            if not of_version:
-                del self._queues[place.version]
+            del self._queues[place]
 
 
 def _order(entry: tuple[int, int, int, Node]) -> tuple[int, int, int]:

@@ -45,6 +45,8 @@ class Nodes:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
+        self._samplers = settings.samplers
+        self._lease_size = settings.lease_size
         self._nodes: dict[str, Node] = {}
         self._left: OrderedDict[str, Node] = OrderedDict()
         self._queues = ReadyQueues()
@@ -277,12 +279,13 @@ class Nodes:
 
     def _update(self, node: Node) -> None:
         """Keeps candidates, queues and records true to the node."""
-        node_id, version = node.node_id, self._version(node)
-        before = self._candidates.get(node_id)
+        version = self._version(node)
+        before = self._candidates.get(node.node_id)
         if version != before:
             self._change_version(node, before, version)
         self._queues.put(node, None if version is None else self._place(node, version))
         if not node.connected and node.held == 0 and node.rests_until is None:
+            node_id = node.node_id
             del self._nodes[node_id]
             if node.proven:
                 self._left[node_id] = node
@@ -309,17 +312,20 @@ class Nodes:
         """Where it waits; None: it has no room."""
         limit = node.limit
         in_flight = node.held - node.overdue
-        if limit - in_flight < max(1, min(self._settings.lease_size, limit // 4)):
+        free = limit - in_flight
+        if free < 1 or (free < self._lease_size and free < limit // 4):
             return None
-        return Place(version, 2 * in_flight >= limit, node.speed)
+        return (version, 2 * in_flight >= limit, node.speed)
 
     def _version(self, node: Node) -> int | None:
         """What it counts as a candidate of; None: it takes no work."""
         if not node.connected or node.capacity < 1 or node.policy_version is None or node.rests_until is not None:
             return None
-        match self._settings.samplers:
+        match self._samplers:
             case "by_version":
-                return min(node.policy_version, self._newest) if node.policy_version > self._newest - OLD else 0
+                if node.policy_version > self._newest:
+                    return self._newest
+                return node.policy_version if node.policy_version > self._newest - OLD else 0
             case "any":
                 return 0
             case "hub":
