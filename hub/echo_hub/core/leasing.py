@@ -43,9 +43,9 @@ from echo_hub.core.admission import Outlook, oldest_useful_version
 from echo_hub.core.effects import RolloutsLeased, SendLease
 from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
-from echo_hub.core.nodes.node import Node
+from echo_hub.core.nodes.node import UNPROVEN, Node
 from echo_hub.core.nodes.pace import UNBOUNDED
-from echo_hub.core.nodes.ready import Nodes
+from echo_hub.core.nodes.ready import Nodes, slowest_token_s, speed_class
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.tempo import Tempo
@@ -152,6 +152,8 @@ class Leasing:
         self._release_at = inf
         self._refused = False
         """Whether there was work that is released, and no node that brings it back in time."""
+        self._notice_from = -inf
+        """Nodes faster than this class, if they come to have room, change nothing before `_release_at`."""
         self._asked: tuple[int, ...] = ()
         """Where things stood when there was last nobody to lease to."""
         self._unsent: set[str] = set()
@@ -215,7 +217,7 @@ class Leasing:
         if self._asked == self._standing(newest_version, outlook) and now < self._release_at:
             return
         wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
-        self._release_at, self._refused = inf, False
+        self._release_at, self._refused, self._notice_from = inf, False, inf
         while start < len(wanting) and self._nodes.any_ready:
             step = outlook.step_of(waiting.position(wanting[start]))
             if oldest_useful_version(self._settings, step) > newest_version:
@@ -227,18 +229,23 @@ class Leasing:
             if terms.not_before_s > SLOWEST_S:
                 break
             refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
-            self._refused |= not terms.not_before_s
+            if terms.not_before_s:
+                self._postpone(wanting[start:stop][:AT_ONCE], terms, now)
+            else:
+                self._refused, self._notice_from = True, -inf
             if refused is not None:
                 start += refused
             else:
                 start = len(wanting) if next_steps is None else wanting.position(next_steps)
+        done = start >= len(wanting) or self._nodes.any_ready
+        self._nodes.notice_from(self._notice_from if done else -inf)
         self._asked = self._standing(newest_version, outlook)
 
     def _standing(self, newest_version: int, outlook: Outlook) -> tuple[int, ...]:
         """All that has a say in who may take what, but for the time."""
         nodes = self._nodes
-        touches = nodes.num_touches if self._refused else 0
-        of_nodes = (nodes.num_changes, touches, nodes.num_candidates(0), nodes.unproven_may)
+        relieved = nodes.num_relieved if self._refused else 0
+        of_nodes = (nodes.num_noticed, relieved, nodes.num_candidates(0), nodes.unproven_may)
         return (*of_nodes, self._ledger.num_wants, outlook.next_step, newest_version)
 
     def _terms(self, step: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:
@@ -257,6 +264,19 @@ class Leasing:
             return _Terms(oldest, in_s, left_s / EARLIER)
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
         return _Terms(oldest, in_s if self._ledger.num_under_way else inf, most=most)
+
+    def _postpone(self, group_ids: Iterable[int], terms: _Terms, now: float) -> None:
+        """When nodes are so slow as to be asked for these groups: until then, only those slower than all that have room
+        are to be noticed."""
+        longest = max((self._ledger.expected_tokens(self._ledger.groups[each]) for each in group_ids), default=0.0)
+        if not longest:
+            self._notice_from = -inf
+            return
+        slowest = self._nodes.slowest(terms.oldest)
+        self._notice_from = min(self._notice_from, speed_class(terms.not_before_s / longest), slowest + 1)
+        release_s = EARLIER * (terms.not_before_s - longest * slowest_token_s(slowest)) if slowest > UNPROVEN else 0.0
+        if release_s > SOON_S:
+            self._release_at = min(self._release_at, now + release_s)
 
     def _num_missing(self, end: int) -> int:
         """Rollouts, at most, that the groups before this position in the queue still lack."""

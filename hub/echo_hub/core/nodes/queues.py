@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
-from echo_hub.core.nodes.node import Node
+from math import inf
+from echo_hub.core.nodes.node import UNPROVEN, Node
 
 
 Place = tuple[int, int, int]
@@ -29,10 +30,10 @@ class ReadyQueues:
         self._queues: dict[Place, OrderedDict[str, tuple[int, Node]]] = {}
         self._places: dict[str, Place] = {}
         self._turns = 0
-        self.num_changes = 0
-        """So often somebody came to wait somewhere."""
-        self.num_touches = 0
-        """So often somebody who waits may have got more room."""
+        self.notice_from: float = -inf
+        """Who is faster than this class is not looked for at present."""
+        self.num_noticed = 0
+        """So often somebody came to wait who may be looked for."""
 
     def __len__(self) -> int:
         """Nodes that wait."""
@@ -42,19 +43,25 @@ class ReadyQueues:
         """The node waits there, where it is already if that is the same; None: nowhere."""
         before = self._places.get(node.node_id)
         if before == place:
-            self.num_touches += place is not None
             return
         if before is not None:
             self._take_out(node.node_id, before)
         if place is None:
             return
-        self.num_changes += 1
+        self.num_noticed += place[2] >= self.notice_from or place[2] == UNPROVEN
         self._turns += 1
         queue = self._queues.get(place)
         if queue is None:
             queue = self._queues[place] = OrderedDict()
         queue[node.node_id] = (self._turns, node)
         self._places[node.node_id] = place
+
+    def slowest(self, oldest: int) -> int:
+        """The slowest class in which a node of version `oldest` or newer waits; UNPROVEN: none does."""
+        return max((speed for version, _, speed in self._queues if version >= oldest), default=UNPROVEN)
+
+    def waits(self, node_id: str) -> bool:
+        return node_id in self._places
 
     def to_the_end(self, node_id: str) -> None:
         """It has had its turn; harmless when it does not wait."""

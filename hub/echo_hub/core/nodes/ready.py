@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from math import floor, log
+from math import exp, floor, log
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -37,6 +37,11 @@ _CLASS: Final = log(1.5)
 def speed_class(token_s: float) -> int:
     """The class of nodes that take so many seconds for a token of a completion."""
     return floor(log(min(max(token_s, 1e-9), 1e9)) / _CLASS)
+
+
+def slowest_token_s(speed: int) -> float:
+    """Seconds a token takes at most in this class."""
+    return exp(_CLASS * (speed + 1))
 
 
 class Nodes:
@@ -60,6 +65,8 @@ class Nodes:
         self._num_proven = 0
         """Proven nodes among the candidates."""
         self.num_connected = 0
+        self.num_relieved = 0
+        """Grows whenever a node that has room anyhow has got rid of some work."""
         self.tokens_per_s = 0.0
         """Of all candidates together, as far as they are measured."""
         self._token_s = 0.0
@@ -83,14 +90,17 @@ class Nodes:
         return len(self._queues)
 
     @property
-    def num_changes(self) -> int:
-        """Grows whenever a node comes to have room."""
-        return self._queues.num_changes
+    def num_noticed(self) -> int:
+        """Grows whenever a node comes to have room that may be looked for: see `notice_from`."""
+        return self._queues.num_noticed
 
-    @property
-    def num_touches(self) -> int:
-        """Grows whenever a node that has room may have got more."""
-        return self._queues.num_touches
+    def notice_from(self, speed: float) -> None:
+        """Until further notice nobody faster than this class is looked for who has returned something before."""
+        self._queues.notice_from = speed
+
+    def slowest(self, oldest_version: int) -> int:
+        """The slowest class in which a node of this version or a newer one has room; UNPROVEN: in none."""
+        return self._queues.slowest(oldest_version)
 
     @property
     def unproven_may(self) -> bool:
@@ -211,6 +221,7 @@ class Nodes:
         node.overdue -= overdue
         self._count_unproven(node, overdue)
         self._hold(node, -1, -num_tokens)
+        self.num_relieved += self._queues.waits(node_id)
         self._update(node)
 
     def measure(self, node_id: str, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
