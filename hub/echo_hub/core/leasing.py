@@ -33,7 +33,7 @@ A turn whose completion the scorer failed on is drawn again with another seed: t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import ceil, inf
@@ -163,6 +163,8 @@ class Leasing:
     @property
     def due_at(self) -> float:
         """When there is something to do even if nothing happens before; inf = never."""
+        while self._watched and not any(self._still_leased(self._watched[0][2], self._watched[0][3])):
+            heappop(self._watched)
         return min(self._watched[0][0] if self._watched else inf, self._release_at)
 
     def end_run(self) -> None:
@@ -177,14 +179,18 @@ class Leasing:
         """What is past its deadline is leased again, and what is late may be."""
         while self._watched and self._watched[0][0] <= now:
             _, what, lease_id, indices = heappop(self._watched)
-            for index in indices:
-                rollout = self._ledger.rollouts.get(rollout_id(lease_id, index))
-                if rollout is None or rollout.state is not ReceiptState.LEASED or rollout.overdue:
-                    continue
+            for rollout in self._still_leased(lease_id, indices):
                 if what == "overdue":
                     self._ledger.expire(rollout, now)
                 elif not rollout.late and (what == "late" or not self._nodes.is_connected(rollout.node_id)):
                     self._ledger.mark_late(rollout)
+
+    def _still_leased(self, lease_id: int, indices: Iterable[int]) -> Iterator[LeasedRollout]:
+        """What of the lease is within its deadline and has not come in."""
+        for index in indices:
+            rollout = self._ledger.rollouts.get(rollout_id(lease_id, index))
+            if rollout is not None and rollout.state is ReceiptState.LEASED and not rollout.overdue:
+                yield rollout
 
     def left(self, node_id: str, now: float) -> None:
         """The node is gone, perhaps for a moment."""
@@ -228,11 +234,12 @@ class Leasing:
             terms = self._terms(step, stop - start, now, outlook=outlook, tempo=tempo)
             if terms.not_before_s > SLOWEST_S:
                 break
-            refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
-            if terms.not_before_s:
-                self._postpone(wanting[start:stop][:AT_ONCE], terms, now)
-            else:
+            refused: int | None = None
+            if not terms.not_before_s:
                 self._refused, self._notice_from = True, -inf
+                refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
+            elif self._anyone_slow(wanting[start : min(stop, start + AT_ONCE)], terms, now):
+                refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
             if refused is not None:
                 start += refused
             else:
@@ -265,18 +272,20 @@ class Leasing:
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
         return _Terms(oldest, in_s if self._ledger.num_under_way else inf, most=most)
 
-    def _postpone(self, group_ids: Iterable[int], terms: _Terms, now: float) -> None:
-        """When nodes are so slow as to be asked for these groups: until then, only those slower than all that have room
-        are to be noticed."""
-        longest = max((self._ledger.expected_tokens(self._ledger.groups[each]) for each in group_ids), default=0.0)
+    def _anyone_slow(self, group_ids: Iterable[int], terms: _Terms, now: float) -> bool:
+        """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
+        the next of them will be; until then, only who is slower than those needs to be noticed."""
+        longest = max(self._ledger.expected_tokens(self._ledger.groups[group_id]) for group_id in group_ids)
         if not longest:
             self._notice_from = -inf
-            return
-        slowest = self._nodes.slowest(terms.oldest)
-        self._notice_from = min(self._notice_from, speed_class(terms.not_before_s / longest), slowest + 1)
-        release_s = EARLIER * (terms.not_before_s - longest * slowest_token_s(slowest)) if slowest > UNPROVEN else 0.0
-        if release_s > SOON_S:
-            self._release_at = min(self._release_at, now + release_s)
+            return True
+        needed = speed_class(terms.not_before_s / longest)
+        enough, following = self._nodes.slowest(terms.oldest, needed)
+        self._notice_from = min(self._notice_from, following + 1 if following > UNPROVEN else needed)
+        if following > UNPROVEN:
+            release_s = EARLIER * (terms.not_before_s - longest * slowest_token_s(following))
+            self._release_at = min(self._release_at, now + max(SOON_S, release_s))
+        return enough or self._nodes.unproven_wait
 
     def _num_missing(self, end: int) -> int:
         """Rollouts, at most, that the groups before this position in the queue still lack."""

@@ -32,6 +32,8 @@ class ReadyQueues:
         self._turns = 0
         self.notice_from: float = -inf
         """Who is faster than this class is not looked for at present."""
+        self.num_unproven = 0
+        """Nodes that wait and have returned nothing yet."""
         self.num_noticed = 0
         """So often somebody came to wait who may be looked for."""
 
@@ -50,15 +52,24 @@ class ReadyQueues:
             return
         self.num_noticed += place[2] >= self.notice_from or place[2] == UNPROVEN
         self._turns += 1
+        self.num_unproven += place[2] == UNPROVEN
         queue = self._queues.get(place)
         if queue is None:
             queue = self._queues[place] = OrderedDict()
         queue[node.node_id] = (self._turns, node)
         self._places[node.node_id] = place
 
-    def slowest(self, oldest: int) -> int:
-        """The slowest class in which a node of version `oldest` or newer waits; UNPROVEN: none does."""
-        return max((speed for version, _, speed in self._queues if version >= oldest), default=UNPROVEN)
+    def slowest(self, oldest: int, enough: int) -> tuple[bool, int]:
+        """Of the nodes of version `oldest` or newer: whether any is of class `enough` or slower, and the slowest class
+        of the others; UNPROVEN: there are none."""
+        slow_enough, slowest = False, UNPROVEN
+        for version, _, speed in self._queues:
+            if version >= oldest:
+                if speed >= enough:
+                    slow_enough = True
+                elif speed > slowest:
+                    slowest = speed
+        return slow_enough, slowest
 
     def waits(self, node_id: str) -> bool:
         return node_id in self._places
@@ -92,6 +103,7 @@ class ReadyQueues:
         queue = self._queues[place]
         del queue[node_id]
         del self._places[node_id]
+        self.num_unproven -= place[2] == UNPROVEN
         if not queue:
             del self._queues[place]
 

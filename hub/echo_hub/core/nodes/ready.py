@@ -98,9 +98,15 @@ class Nodes:
         """Until further notice nobody faster than this class is looked for who has returned something before."""
         self._queues.notice_from = speed
 
-    def slowest(self, oldest_version: int) -> int:
-        """The slowest class in which a node of this version or a newer one has room; UNPROVEN: in none."""
-        return self._queues.slowest(oldest_version)
+    @property
+    def unproven_wait(self) -> bool:
+        """Whether nodes that have returned nothing yet have room, and may be given something."""
+        return self._queues.num_unproven > 0 and self.unproven_may
+
+    def slowest(self, oldest_version: int, enough: int) -> tuple[bool, int]:
+        """Of the nodes that have room and this version or a newer one: whether any is of class `enough` or slower, and
+        the slowest class of the others; UNPROVEN: there are none."""
+        return self._queues.slowest(oldest_version, enough)
 
     @property
     def unproven_may(self) -> bool:
