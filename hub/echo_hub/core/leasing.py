@@ -251,9 +251,15 @@ class Leasing:
     def _standing(self, newest_version: int, outlook: Outlook) -> tuple[int, ...]:
         """All that has a say in who may take what, but for the time."""
         nodes = self._nodes
-        relieved = nodes.num_relieved if self._refused else 0
-        of_nodes = (nodes.num_noticed, relieved, nodes.num_candidates(0), nodes.unproven_may)
-        return (*of_nodes, self._ledger.num_wants, outlook.next_step, newest_version)
+        return (
+            nodes.num_noticed,
+            nodes.num_relieved if self._refused else 0,
+            nodes.num_comings,
+            nodes.unproven_may,
+            self._ledger.num_wants,
+            outlook.next_step,
+            newest_version,
+        )
 
     def _terms(self, step: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:
         """`num_groups` that `step` is to take want leases."""
@@ -322,6 +328,8 @@ class Leasing:
         """Leases all other groups: only what is due to their owners beside training, or all that nodes take."""
         for share in self._shares:
             wanting, turn = share.owner.wanting, 0
+            if not wanting:
+                continue
             while turn < len(wanting) and (share.due > 0 or not within_share) and self._nodes.any_ready:
                 turn += not self._lease_some(self._ledger.groups[wanting[turn]], ANY, now)
 

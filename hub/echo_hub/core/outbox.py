@@ -25,11 +25,13 @@ class Outbox:
 
     def take(self) -> list[Effect]:
         """All effects so far; the outbox is empty afterwards."""
-        effects = self._records
-        for node_id, receipts in self._receipts.items():
+        effects, actions, by_node = self._records, self._actions, self._receipts
+        if not (effects or actions or by_node):
+            return []
+        self._records, self._actions, self._receipts = [], [], {}
+        for node_id, receipts in by_node.items():
             for start in range(0, len(receipts), MAX_BATCHED):
                 batch = tuple(receipts[start : start + MAX_BATCHED])
                 effects.append(SendReceipts(node_id=node_id, receipts=batch))
-        effects += self._actions
-        self._records, self._actions, self._receipts = [], [], {}
+        effects += actions
         return effects

@@ -65,6 +65,8 @@ class Nodes:
         self._num_proven = 0
         """Proven nodes among the candidates."""
         self.num_connected = 0
+        self.num_comings = 0
+        """Grows whenever a node begins or ceases to take work."""
         self.num_relieved = 0
         """Grows whenever a node that has room anyhow has got rid of some work."""
         self.tokens_per_s = 0.0
@@ -197,6 +199,8 @@ class Nodes:
 
     def wake(self, now: float) -> None:
         """Ends the rests that are over; where nobody else takes work, those for silence too."""
+        if self._conduct.next_end > now and self._candidates:
+            return
         for node in self._conduct.wake(now, all_silent=not self._candidates):
             self._update(node)
 
@@ -316,12 +320,14 @@ class Nodes:
                 del self._by_version[before]
         if version is None:
             del self._candidates[node.node_id]
+            self.num_comings += 1
             self._num_proven -= node.proven
             self._count_pace(node, counts=False)
         else:
             self._candidates[node.node_id] = version
             self._by_version[version] += 1
             if before is None:
+                self.num_comings += 1
                 self._num_proven += node.proven
                 self._count_pace(node, counts=True)
 
