@@ -43,6 +43,11 @@ class LeasedRollout:
     late: bool = False
     """It takes longer than its node was expected to take, or its node has left: another may have it too."""
 
+    @property
+    def in_time(self) -> bool:
+        """It is leased, and its deadline has not passed."""
+        return self.state is ReceiptState.LEASED and not self.overdue
+
 
 @dataclass(slots=True, eq=False)
 class Slot:

@@ -93,6 +93,10 @@ def _shortness(group: RolloutGroup) -> float:
     return -group.expected_tokens
 
 
+_Watched = tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]
+"""When to look at a lease, what for, its id, its indices."""
+
+
 class _Share:
     """What an owner beside training is due: it grows by one with each rollout leased to another owner while this one
     wants leases too."""
@@ -148,7 +152,9 @@ class Leasing:
         self._nodes = nodes
         self._out = out
         self._next_lease_id = next_lease_id
-        self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
+        self._watched: list[_Watched] = []
+        self._next_watched: tuple[_Watched, LeasedRollout] | None = None
+        """The first of these when it was last looked at, and a rollout of it that was still leased."""
         self._release_at = inf
         self._refused = False
         """Whether there was work that is released, and no node that brings it back in time."""
@@ -163,9 +169,16 @@ class Leasing:
     @property
     def due_at(self) -> float:
         """When there is something to do even if nothing happens before; inf = never."""
-        while self._watched and not any(self._still_leased(self._watched[0][2], self._watched[0][3])):
-            heappop(self._watched)
-        return min(self._watched[0][0] if self._watched else inf, self._release_at)
+        watched, next_watched = self._watched, self._next_watched
+        while watched:
+            if next_watched is None or next_watched[0] is not watched[0] or not next_watched[1].in_time:
+                rollout = next(self._still_leased(watched[0][2], watched[0][3]), None)
+                if rollout is None:
+                    heappop(watched)
+                    continue
+                self._next_watched = (watched[0], rollout)
+            return min(watched[0][0], self._release_at)
+        return self._release_at
 
     def end_run(self) -> None:
         """No step's work is released any more."""
@@ -189,7 +202,7 @@ class Leasing:
         """What of the lease is within its deadline and has not come in."""
         for index in indices:
             rollout = self._ledger.rollouts.get(rollout_id(lease_id, index))
-            if rollout is not None and rollout.state is ReceiptState.LEASED and not rollout.overdue:
+            if rollout is not None and rollout.in_time:
                 yield rollout
 
     def left(self, node_id: str, now: float) -> None:

@@ -401,7 +401,7 @@ class Ledger:
 
     def _end_lease(self, rollout: LeasedRollout) -> None:
         slot = self.groups[rollout.group_id].slots[rollout.index]
-        slot.leased = tuple(other for other in slot.leased if other is not rollout)
+        slot.leased = tuple([other for other in slot.leased if other is not rollout]) if len(slot.leased) > 1 else ()
         self.num_under_way -= not (rollout.late or rollout.overdue)
         held = self._held_by[rollout.node_id]
         del held[rollout.rollout_id]
