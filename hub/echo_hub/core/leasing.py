@@ -156,8 +156,6 @@ class Leasing:
         self._next_watched: tuple[_Watched, LeasedRollout] | None = None
         """The first of these when it was last looked at, and a rollout of it that was still leased."""
         self._release_at = inf
-        self._refused = False
-        """Whether there was work that is released, and no node that brings it back in time."""
         self._notice_from = -inf
         """Nodes faster than this class, if they come to have room, change nothing before `_release_at`."""
         self._asked: tuple[int, ...] = ()
@@ -236,7 +234,7 @@ class Leasing:
         if self._asked == self._standing(newest_version, outlook) and now < self._release_at:
             return
         wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
-        self._release_at, self._refused, self._notice_from = inf, False, inf
+        self._release_at, self._notice_from, self._nodes.heeds_relief = inf, inf, False
         while start < len(wanting) and self._nodes.any_ready:
             step = outlook.step_of(waiting.position(wanting[start]))
             if oldest_useful_version(self._settings, step) > newest_version:
@@ -249,7 +247,7 @@ class Leasing:
                 break
             refused: int | None = None
             if not terms.not_before_s:
-                self._refused, self._notice_from = True, -inf
+                self._notice_from, self._nodes.heeds_relief = -inf, True
                 refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
             elif self._anyone_slow(wanting[start : min(stop, start + AT_ONCE)], terms, now):
                 refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
@@ -263,16 +261,7 @@ class Leasing:
 
     def _standing(self, newest_version: int, outlook: Outlook) -> tuple[int, ...]:
         """All that has a say in who may take what, but for the time."""
-        nodes = self._nodes
-        return (
-            nodes.num_noticed,
-            nodes.num_relieved if self._refused else 0,
-            nodes.num_comings,
-            nodes.unproven_may,
-            self._ledger.num_wants,
-            outlook.next_step,
-            newest_version,
-        )
+        return self._nodes.num_changes, self._ledger.num_wants, outlook.next_step, newest_version
 
     def _terms(self, step: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:
         """`num_groups` that `step` is to take want leases."""

@@ -34,23 +34,20 @@ class ReadyQueues:
         """Who is faster than this class is not looked for at present."""
         self.num_unproven = 0
         """Nodes that wait and have returned nothing yet."""
-        self.num_noticed = 0
-        """So often somebody came to wait who may be looked for."""
 
     def __len__(self) -> int:
         """Nodes that wait."""
         return len(self._places)
 
-    def put(self, node: Node, place: Place | None) -> None:
-        """The node waits there, where it is already if that is the same; None: nowhere."""
+    def put(self, node: Node, place: Place | None) -> bool:
+        """The node waits there, where it is already if that is the same; None: nowhere. Whether it is to be noticed."""
         before = self._places.get(node.node_id)
         if before == place:
-            return
+            return False
         if before is not None:
             self._take_out(node.node_id, before)
         if place is None:
-            return
-        self.num_noticed += place[2] >= self.notice_from or place[2] == UNPROVEN
+            return False
         self._turns += 1
         self.num_unproven += place[2] == UNPROVEN
         queue = self._queues.get(place)
@@ -58,6 +55,7 @@ class ReadyQueues:
             queue = self._queues[place] = OrderedDict()
         queue[node.node_id] = (self._turns, node)
         self._places[node.node_id] = place
+        return place[2] >= self.notice_from or place[2] == UNPROVEN
 
     def slowest(self, oldest: int, enough: int) -> tuple[bool, int]:
         """Of the nodes of version `oldest` or newer: whether any is of class `enough` or slower, and the slowest class

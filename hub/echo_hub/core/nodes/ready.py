@@ -65,10 +65,10 @@ class Nodes:
         self._num_proven = 0
         """Proven nodes among the candidates."""
         self.num_connected = 0
-        self.num_comings = 0
-        """Grows whenever a node begins or ceases to take work."""
-        self.num_relieved = 0
-        """Grows whenever a node that has room anyhow has got rid of some work."""
+        self.heeds_relief = True
+        """Whether it matters that a node that has room anyhow has got rid of some work."""
+        self.num_changes = 0
+        """Grows whenever there may be a node for work for which there was none."""
         self.tokens_per_s = 0.0
         """Of all candidates together, as far as they are measured."""
         self._token_s = 0.0
@@ -90,11 +90,6 @@ class Nodes:
     def num_ready(self) -> int:
         """Nodes that have room."""
         return len(self._queues)
-
-    @property
-    def num_noticed(self) -> int:
-        """Grows whenever a node comes to have room that may be looked for: see `notice_from`."""
-        return self._queues.num_noticed
 
     def notice_from(self, speed: float) -> None:
         """Until further notice nobody faster than this class is looked for who has returned something before."""
@@ -191,7 +186,7 @@ class Nodes:
         self._conduct.trust(node)
         if not node.proven:
             node.proven, node.speed = True, speed_class(node.pace.token_s)
-            self._unproven_in_flight -= node.in_flight
+            self._free_unproven(node.in_flight)
             self._num_proven += node_id in self._candidates
         if in_time and node.window < MAX_BATCHED:
             node.window += 1
@@ -231,7 +226,8 @@ class Nodes:
         node.overdue -= overdue
         self._count_unproven(node, overdue)
         self._hold(node, -1, -num_tokens)
-        self.num_relieved += self._queues.waits(node_id)
+        if self.heeds_relief and self._queues.waits(node_id):
+            self.num_changes += 1
         self._update(node)
 
     def measure(self, node_id: str, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
@@ -287,7 +283,13 @@ class Nodes:
 
     def _count_unproven(self, node: Node, count: int) -> None:
         if not node.proven:
-            self._unproven_in_flight += count
+            self._free_unproven(-count)
+
+    def _free_unproven(self, count: int) -> None:
+        """So many rollouts fewer are in the hands of those that have returned nothing yet."""
+        might = self.unproven_may
+        self._unproven_in_flight -= count
+        self.num_changes += self.unproven_may and not might
 
     def _count_pace(self, node: Node, *, counts: bool) -> None:
         """Keeps the pool's pace true to the node's."""
@@ -304,7 +306,7 @@ class Nodes:
         before = self._candidates.get(node.node_id)
         if version != before:
             self._change_version(node, before, version)
-        self._queues.put(node, None if version is None else self._place(node, version))
+        self.num_changes += self._queues.put(node, None if version is None else self._place(node, version))
         if not node.connected and node.held == 0 and node.rests_until is None:
             node_id = node.node_id
             del self._nodes[node_id]
@@ -320,14 +322,14 @@ class Nodes:
                 del self._by_version[before]
         if version is None:
             del self._candidates[node.node_id]
-            self.num_comings += 1
+            self.num_changes += 1
             self._num_proven -= node.proven
             self._count_pace(node, counts=False)
         else:
             self._candidates[node.node_id] = version
             self._by_version[version] += 1
             if before is None:
-                self.num_comings += 1
+                self.num_changes += 1
                 self._num_proven += node.proven
                 self._count_pace(node, counts=True)
 
