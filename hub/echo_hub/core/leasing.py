@@ -33,7 +33,7 @@ A turn whose completion the scorer failed on is drawn again with another seed: t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import ceil, inf
@@ -93,10 +93,6 @@ def _shortness(group: RolloutGroup) -> float:
     return -group.expected_tokens
 
 
-_Watched = tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]
-"""When to look at a lease, what for, its id, its indices."""
-
-
 class _Share:
     """What an owner beside training is due: it grows by one with each rollout leased to another owner while this one
     wants leases too."""
@@ -152,9 +148,7 @@ class Leasing:
         self._nodes = nodes
         self._out = out
         self._next_lease_id = next_lease_id
-        self._watched: list[_Watched] = []
-        self._next_watched: tuple[_Watched, LeasedRollout] | None = None
-        """The first of these when it was last looked at, and a rollout of it that was still leased."""
+        self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
         self._release_at = inf
         self._notice_from = -inf
         """Nodes faster than this class, if they come to have room, change nothing before `_release_at`."""
@@ -167,16 +161,7 @@ class Leasing:
     @property
     def due_at(self) -> float:
         """When there is something to do even if nothing happens before; inf = never."""
-        watched, next_watched = self._watched, self._next_watched
-        while watched:
-            if next_watched is None or next_watched[0] is not watched[0] or not next_watched[1].in_time:
-                rollout = next(self._still_leased(watched[0][2], watched[0][3]), None)
-                if rollout is None:
-                    heappop(watched)
-                    continue
-                self._next_watched = (watched[0], rollout)
-            return min(watched[0][0], self._release_at)
-        return self._release_at
+        return min(self._watched[0][0] if self._watched else inf, self._release_at)
 
     def end_run(self) -> None:
         """No step's work is released any more."""
@@ -188,20 +173,24 @@ class Leasing:
 
     def expire(self, now: float) -> None:
         """What is past its deadline is leased again, and what is late may be."""
-        while self._watched and self._watched[0][0] <= now:
-            _, what, lease_id, indices = heappop(self._watched)
-            for rollout in self._still_leased(lease_id, indices):
+        if not self._watched or self._watched[0][0] > now:
+            return
+        while self._watched:
+            at, what, lease_id, indices = self._watched[0]
+            still_leased = self._still_leased(lease_id, indices)
+            if at > now and still_leased:
+                return
+            heappop(self._watched)
+            for rollout in still_leased:
                 if what == "overdue":
                     self._ledger.expire(rollout, now)
                 elif not rollout.late and (what == "late" or not self._nodes.is_connected(rollout.node_id)):
                     self._ledger.mark_late(rollout)
 
-    def _still_leased(self, lease_id: int, indices: Iterable[int]) -> Iterator[LeasedRollout]:
+    def _still_leased(self, lease_id: int, indices: Iterable[int]) -> list[LeasedRollout]:
         """What of the lease is within its deadline and has not come in."""
-        for index in indices:
-            rollout = self._ledger.rollouts.get(rollout_id(lease_id, index))
-            if rollout is not None and rollout.in_time:
-                yield rollout
+        found = (self._ledger.rollouts.get(rollout_id(lease_id, index)) for index in indices)
+        return [rollout for rollout in found if rollout is not None and rollout.in_time]
 
     def left(self, node_id: str, now: float) -> None:
         """The node is gone, perhaps for a moment."""

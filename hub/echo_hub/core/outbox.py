@@ -30,8 +30,9 @@ class Outbox:
             return []
         self._records, self._actions, self._receipts = [], [], {}
         for node_id, receipts in by_node.items():
-            for start in range(0, len(receipts), MAX_BATCHED):
-                batch = tuple(receipts[start : start + MAX_BATCHED])
-                effects.append(SendReceipts(node_id=node_id, receipts=batch))
+            while len(receipts) > MAX_BATCHED:
+                effects.append(SendReceipts(node_id=node_id, receipts=tuple(receipts[:MAX_BATCHED])))
+                receipts = receipts[MAX_BATCHED:]
+            effects.append(SendReceipts(node_id=node_id, receipts=tuple(receipts)))
         effects += actions
         return effects
