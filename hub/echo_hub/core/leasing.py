@@ -50,7 +50,7 @@ from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.tempo import Tempo
 from echo_shared.draws import derive_seed
-from echo_shared.messages import ReceiptState, rollout_id
+from echo_shared.messages import rollout_id
 
 EVALUATION_SHARE: Final = 4
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 from math import inf
-from echo_hub.core.nodes.node import UNPROVEN, Node
 
+from echo_hub.core.nodes.node import UNPROVEN, Node
 
 Place = tuple[int, int, int]
 """Where a node waits: version, tier, class of its pace."""

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from random import Random
 
-from echo_hub.core.nodes.node import Node
-from echo_hub.core.nodes.queues import Place, ReadyQueues
+from echo_hub.core.nodes.node import UNPROVEN, Node
+from echo_hub.core.nodes.queues import ReadyQueues
 
 
 def names(queues: ReadyQueues, oldest: int = 0, fastest: int = -99, slowest: int = 99, **how: object) -> list[str]:
@@ -14,10 +14,10 @@ def names(queues: ReadyQueues, oldest: int = 0, fastest: int = -99, slowest: int
 def filled() -> ReadyQueues:
     queues = ReadyQueues()
     for node_id, place in {
-        "a": Place(7, 0, -3),
-        "b": Place(7, 1, -3),
-        "c": Place(9, 0, 2),
-        "d": Place(7, 0, -3),
+        "a": (7, 0, -3),
+        "b": (7, 1, -3),
+        "c": (9, 0, 2),
+        "d": (7, 0, -3),
     }.items():
         queues.put(Node(node_id, window=1), place)
     return queues
@@ -36,7 +36,7 @@ def test_who_had_a_turn_goes_to_the_end_and_a_change_of_place_too() -> None:
     queues = filled()
     queues.to_the_end("a")
     assert names(queues) == ["c", "d", "b"]
-    queues.put(Node("d", window=1), Place(7, 1, -3))
+    queues.put(Node("d", window=1), (7, 1, -3))
     assert names(queues) == ["c", "a", "b"]
     queues.to_the_end("nobody")
 
@@ -55,22 +55,33 @@ def test_who_has_no_place_is_not_found() -> None:
     assert (names(queues), len(queues)) == ([], 0)
 
 
-def test_who_comes_to_wait_is_a_change_who_waits_on_a_touch_and_who_leaves_is_none() -> None:
+def test_who_comes_to_wait_is_noticed_if_slow_enough_or_not_measured_yet() -> None:
     queues = filled()
-    before = queues.num_changes
-    queues.put(Node("a", window=1), None)
-    assert queues.num_changes == before
-    queues.put(Node("a", window=1), Place(7, 0, -3))
-    assert (queues.num_changes, queues.num_touches) == (before + 1, 0)
-    queues.put(Node("a", window=1), Place(7, 0, -3))
-    assert (queues.num_changes, queues.num_touches) == (before + 1, 1)
+    assert not queues.put(Node("a", window=1), None)
+    assert queues.put(Node("a", window=1), (7, 0, -3))
+    assert not queues.put(Node("a", window=1), (7, 0, -3)), "it has been there before"
+    queues.notice_from = 2
+    assert not queues.put(Node("a", window=1), (8, 0, 1))
+    assert queues.put(Node("a", window=1), (8, 0, 2))
+    assert queues.put(Node("e", window=1), (8, 0, UNPROVEN))
+    assert queues.num_unproven == 1
+    queues.put(Node("e", window=1), None)
+    assert queues.num_unproven == 0
+
+
+def test_the_slowest_of_those_that_are_slow_enough_and_of_the_others() -> None:
+    queues = filled()
+    assert queues.slowest(0, 2) == (True, -3)
+    assert queues.slowest(0, 3) == (False, 2)
+    assert queues.slowest(8, 2) == (True, UNPROVEN)
+    assert queues.slowest(10, -9) == (False, UNPROVEN)
 
 
 def test_a_long_life_leaves_nothing_behind() -> None:
     chance, queues = Random(3), ReadyQueues()
     for _ in range(20_000):
         node = Node(str(chance.randrange(20)), window=1)
-        place = Place(chance.randrange(5), chance.randrange(2), chance.randrange(9))
+        place = (chance.randrange(5), chance.randrange(2), chance.randrange(9))
         queues.put(node, place if chance.random() < 0.7 else None)
     for number in range(20):
         queues.put(Node(str(number), window=1), None)
