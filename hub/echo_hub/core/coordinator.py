@@ -152,6 +152,7 @@ class Coordinator:
             else:
                 self._admit(now)
         self._leasing.dispatch_beside(now, within_share=False)
+        self._ledger.clear_away()
         return self._out.take()
 
     def _admit(self, now: float) -> None:

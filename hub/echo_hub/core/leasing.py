@@ -76,6 +76,10 @@ AT_ONCE: Final = 64
 """Groups among which the longest are looked for: StreamRL (arXiv 2504.15930) begins with what takes longest."""
 MOST_REFUSED: Final = 16
 """Groups that are passed over in one go because no node is left but those that they failed on."""
+LOOKED_AT_ONCE: Final = 256
+"""Leases that are looked at for being late in one turn."""
+LEASED_AT_ONCE: Final = 128
+"""Leases that are made in one turn: what a large step wants besides is leased in the next ones, which follow at once."""
 PREFILL: Final = 1 / 16
 """What it costs to read a token of a prompt, over what it costs to draw one."""
 PREFILL_SHARE: Final = 1 / 4
@@ -150,6 +154,10 @@ class Leasing:
         self._next_lease_id = next_lease_id
         self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
         self._release_at = inf
+        self._may_lease = LEASED_AT_ONCE
+        """Leases that may still be made in this turn."""
+        self._goes_on_at = inf
+        """When this turn began, if it ended before all was leased."""
         self._notice_from = -inf
         """Nodes faster than this class, if they come to have room, change nothing before `_release_at`."""
         self._asked: tuple[int, ...] = ()
@@ -161,7 +169,7 @@ class Leasing:
     @property
     def due_at(self) -> float:
         """When there is something to do even if nothing happens before; inf = never."""
-        return min(self._watched[0][0] if self._watched else inf, self._release_at)
+        return min(self._watched[0][0] if self._watched else inf, self._release_at, self._goes_on_at)
 
     def end_run(self) -> None:
         """No step's work is released any more."""
@@ -172,10 +180,13 @@ class Leasing:
         heappush(self._watched, (deadline, "overdue", lease_id, indices))
 
     def expire(self, now: float) -> None:
-        """What is past its deadline is leased again, and what is late may be."""
+        """Begins a turn: what is past its deadline is leased again, and what is late may be."""
+        self._may_lease, self._goes_on_at = LEASED_AT_ONCE, inf
         if not self._watched or self._watched[0][0] > now:
             return
-        while self._watched:
+        for _ in range(LOOKED_AT_ONCE):
+            if not self._watched:
+                return
             at, what, lease_id, indices = self._watched[0]
             still_leased = self._still_leased(lease_id, indices)
             if at > now and still_leased:
@@ -224,7 +235,7 @@ class Leasing:
             return
         wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
         self._release_at, self._notice_from, self._nodes.heeds_relief = inf, inf, False
-        while start < len(wanting) and self._nodes.any_ready:
+        while start < len(wanting) and self._nodes.any_ready and self._may_lease:
             step = outlook.step_of(waiting.position(wanting[start]))
             if oldest_useful_version(self._settings, step) > newest_version:
                 break  # Younger groups need versions at least as new.
@@ -244,9 +255,11 @@ class Leasing:
                 start += refused
             else:
                 start = len(wanting) if next_steps is None else wanting.position(next_steps)
-        done = start >= len(wanting) or self._nodes.any_ready
+        done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
         self._nodes.notice_from(self._notice_from if done else -inf)
         self._asked = self._standing(newest_version, outlook)
+        if not self._may_lease:
+            self._asked, self._goes_on_at = (), now
 
     def _standing(self, newest_version: int, outlook: Outlook) -> tuple[int, ...]:
         """All that has a say in who may take what, but for the time."""
@@ -301,7 +314,7 @@ class Leasing:
         left that may take any."""
         groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=_shortness)
         front, back, refused = 0, len(groups), 0
-        while front < back:
+        while front < back and self._may_lease:
             if self._lease_some(groups[front], terms, now):
                 front += not groups[front].unleased
             elif groups[front].is_plain or refused == MOST_REFUSED or self._find(groups[front], terms, ()) is None:
@@ -311,7 +324,7 @@ class Leasing:
                 front += 1
         if front == back:
             return refused
-        while front < back and self._lease_some(groups[back - 1], terms, now):
+        while front < back and self._may_lease and self._lease_some(groups[back - 1], terms, now):
             back -= not groups[back - 1].unleased
         return None
 
@@ -322,6 +335,9 @@ class Leasing:
             if not wanting:
                 continue
             while turn < len(wanting) and (share.due > 0 or not within_share) and self._nodes.any_ready:
+                if not self._may_lease:
+                    self._goes_on_at = now
+                    return
                 turn += not self._lease_some(self._ledger.groups[wanting[turn]], ANY, now)
 
     def _lease_some(self, group: RolloutGroup, terms: _Terms, now: float) -> bool:
@@ -384,6 +400,7 @@ class Leasing:
     def _lease_to(self, node: Node, group: RolloutGroup, indices: tuple[int, ...], now: float) -> None:
         lease_id = self._next_lease_id
         self._next_lease_id += 1
+        self._may_lease -= 1
         for share in self._shares:
             share.leased(group.owner, len(indices))
         deadline = now + self._settings.deadline_s

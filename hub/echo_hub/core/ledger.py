@@ -13,8 +13,10 @@ Invariants, after every call:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +45,10 @@ from echo_hub.core.snapshot import RolloutRow, StepRow
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
 
+CLEARED_AT_ONCE: Final = 16
+"""Groups whose memory is given back in one turn."""
+
+
 class Ledger:
     """Groups for the learner are *waiting* (open or complete) until a step plans them; no other ever is. `rollouts`
     holds all that are not final."""
@@ -60,6 +66,8 @@ class Ledger:
         """Grows whenever a group joins or leaves a queue of the learner's."""
         self.num_wants = 0
         """Grows whenever an index may have come to want a lease."""
+        self._gone: deque[RolloutGroup] = deque()
+        """Trained, and to be forgotten."""
         self.groups: dict[int, RolloutGroup] = {}
         self.rollouts: dict[str, LeasedRollout] = {}
         self.waiting = SortedIds()
@@ -326,9 +334,15 @@ class Ledger:
     def plan(self, step: int, group_ids: tuple[int, ...], now: float) -> StepRow:
         """Writes down the batch of `step`; its groups, all complete, leave the queue."""
         groups = [self.groups[group_id] for group_id in group_ids]
-        slots = [slot for group in groups for slot in group.slots]
-        ids = tuple(rollout.rollout_id for slot in slots for rollout in slot.received)
-        ages = tuple(step - 1 - (group.oldest_version or 0) for group in groups)
+        rollout_ids: list[str] = []
+        for group in groups:
+            for slot in group.slots:
+                if slot.turns:
+                    rollout_ids += [turn.rollout_id for turn in slot.turns]
+                if slot.winner is not None:
+                    rollout_ids.append(slot.winner.rollout_id)
+        ids = tuple(rollout_ids)
+        ages = tuple([step - 1 - (group.oldest_version or 0) for group in groups])
         self._out.record(StepPlanned(step=step, group_ids=group_ids, rollout_ids=ids, staleness=ages, planned_at=now))
         self.restore_plan(group_ids)
         return StepRow(step=step, group_ids=group_ids, rollout_ids=ids)
@@ -338,9 +352,13 @@ class Ledger:
         record = StepTrained(step=batch.step, rollout_ids=batch.rollout_ids, metrics=metrics, trained_at=now)
         self._out.record(record)
         node_ids = tuple([self.rollouts.pop(trained_id).node_id for trained_id in batch.rollout_ids])
-        for group_id in batch.group_ids:
-            del self.groups[group_id]
+        self._gone.extend([self.groups.pop(group_id) for group_id in batch.group_ids])
         self._out.act(SendTrained(rollout_ids=batch.rollout_ids, node_ids=node_ids))
+
+    def clear_away(self) -> None:
+        """Lets go of some of what is trained: all of a large step's at once would hold everybody up."""
+        for _ in range(min(CLEARED_AT_ONCE, len(self._gone))):
+            self._gone.popleft()
 
     def waiting_from_before(self, oldest_version: int) -> list[RolloutGroup]:
         """The waiting groups for which something was leased by a version older than this, by their ids; each is told
