@@ -14,6 +14,7 @@ from typing import Final
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import ACTIONS, RECORDS, Action, Effect, RolloutReceived
 from echo_hub.core.events import Event, Tick
+from echo_hub.garbage import Garbage
 from echo_hub.store.async_store import AsyncStore
 
 INBOX_EVENTS: Final = 8_192
@@ -47,12 +48,14 @@ class Driver:
         """Works for ever. `act` is called with each action, in order, and must not wait."""
         try:
             await self._carry_out(self.coordinator.start(self._clock()), act)
-            while True:
-                events = [await self._next(), *self._waiting()]
-                now = self._clock()
-                await self._carry_out(
-                    [effect for event in events for effect in self.coordinator.handle(event, now)], act
-                )
+            with Garbage() as garbage:
+                while True:
+                    events = [await self._next(), *self._waiting()]
+                    now = self._clock()
+                    await self._carry_out(
+                        [effect for event in events for effect in self.coordinator.handle(event, now)], act
+                    )
+                    garbage.handled(len(events))
         finally:
             self._ended = True
             self._waiting()  # Makes room for those who wait to report, so that they can end.

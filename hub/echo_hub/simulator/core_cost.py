@@ -55,6 +55,8 @@ class MeteredCore:
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float]) -> None:
         self.coordinator = coordinator
         self.cost = CoreCost()
+        self.handled: Callable[[int], None] = lambda num_events: None
+        """Is told of each event, in its time."""
         self.tick_at = inf
         self._last_tick = 0.0
         self._clock = clock
@@ -71,6 +73,7 @@ class MeteredCore:
         if type(event) is Tick:
             self._last_tick = now
         self._ask_for_tick()
+        self.handled(1)
         took_s = clock() - began_at
         name = type(event).__name__
         kind = self.cost.kinds.get(name)

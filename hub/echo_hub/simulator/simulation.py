@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
+from echo_hub.garbage import Garbage
 from echo_hub.simulator.report import Report, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
@@ -13,13 +13,10 @@ from echo_hub.simulator.world import World
 def simulate(scenario: Scenario, clock: Callable[[], float]) -> Report:
     """`clock`: what the coordinator's own cost is measured by; nothing else depends on it.
 
-    The nodes are kept from the garbage collector, which would look through them at the coordinator's expense.
+    The garbage collector works as it does in a hub.
     """
     world = World(scenario, clock)
-    gc.collect()
-    gc.freeze()
-    try:
+    with Garbage() as garbage:
+        world.core.handled = garbage.handled
         world.run()
-    finally:
-        gc.unfreeze()
     return report_of(world)

@@ -9,6 +9,7 @@ then the newest; links are not shared by leases and versions; a rollout's length
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from math import exp, inf
 from typing import Any, Final
@@ -60,6 +61,8 @@ from echo_hub.simulator.scenario import Scenario
 
 LIARS_FROM_S: Final = 60.0
 """The share of those who claim falsely is counted from here on: before, nobody can know them."""
+UNTOLD: Final = 500
+"""What so much that the coordinator is not told of has left in memory, its garbage collector has nothing to do with."""
 _TICK: Final = Tick()
 
 
@@ -79,6 +82,8 @@ class World:
         self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell)
         self.steps: list[tuple[float, float]] = []
         """Begin and end of each step, in order, the one in progress included."""
+        self._untold = 0
+        """Entries of the agenda that came to pass since the coordinator was last told of anything."""
         self._learner_free_at = -inf
         self._exporter_free_at = -inf
         self._jitter = np.random.default_rng([scenario.run.seed, 3])
@@ -100,9 +105,13 @@ class World:
                 self.tell(_TICK)
             else:
                 agenda.advance()
+                self._untold += 1
+                if self._untold % UNTOLD == 0:
+                    gc.freeze()
 
     def tell(self, event: Event) -> None:
         """The coordinator hears of it, and what it wants is set about."""
+        self._untold = 0
         self._carry_out(self.core.handle(event, self.agenda.now))
 
     def _carry_out(self, effects: list[Effect]) -> None:
