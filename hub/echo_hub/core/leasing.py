@@ -79,7 +79,7 @@ MOST_REFUSED: Final = 16
 LOOKED_AT_ONCE: Final = 256
 """Leases that are looked at for being late in one turn."""
 LEASED_AT_ONCE: Final = 128
-"""Leases that are made in one turn: what a large step wants besides is leased in the next ones, which follow at once."""
+"""Leases that are made in one turn: what a large step wants besides is leased in the next, which follow at once."""
 PREFILL: Final = 1 / 16
 """What it costs to read a token of a prompt, over what it costs to draw one."""
 PREFILL_SHARE: Final = 1 / 4
@@ -285,7 +285,8 @@ class Leasing:
     def _anyone_slow(self, group_ids: Iterable[int], terms: _Terms, now: float) -> bool:
         """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
         the next of them will be; until then, only who is slower than those needs to be noticed."""
-        longest = max(self._ledger.expected_tokens(self._ledger.groups[group_id]) for group_id in group_ids)
+        groups = self._ledger.groups
+        longest = max([groups[group_id].expected_tokens for group_id in group_ids]) or self._ledger.lengths.mean_tokens
         if not longest:
             self._notice_from = -inf
             return True

@@ -44,7 +44,6 @@ from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.snapshot import RolloutRow, StepRow
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
-
 CLEARED_AT_ONCE: Final = 16
 """Groups whose memory is given back in one turn."""
 
@@ -357,8 +356,10 @@ class Ledger:
 
     def clear_away(self) -> None:
         """Lets go of some of what is trained: all of a large step's at once would hold everybody up."""
-        for _ in range(min(CLEARED_AT_ONCE, len(self._gone))):
-            self._gone.popleft()
+        gone = self._gone
+        if gone:
+            for _ in range(min(CLEARED_AT_ONCE, len(gone))):
+                gone.popleft()
 
     def waiting_from_before(self, oldest_version: int) -> list[RolloutGroup]:
         """The waiting groups for which something was leased by a version older than this, by their ids; each is told

@@ -39,15 +39,16 @@ class Lengths:
 
     def seen(self, prompt: int | None, num_tokens: int) -> None:
         """A completion of this prompt has come in. `prompt` None: it will not come again."""
-        if len(self._recent) == RECENT:
-            self._sum -= self._recent[0]
-        self._recent.append(num_tokens)
+        recent = self._recent
+        if len(recent) == RECENT:
+            self._sum -= recent[0]
+        recent.append(num_tokens)
         self._sum += num_tokens
-        self.mean_tokens = self._sum / len(self._recent)
+        self.mean_tokens = self._sum / len(recent)
         self._until_sorted -= 1
         if self._until_sorted <= 0 or num_tokens > 2 * self.long_tokens:
-            self._until_sorted = min(len(self._recent), _SORTED_EVERY)
-            self.long_tokens = float(sorted(self._recent)[int(LONG_SHARE * (len(self._recent) - 1))])
+            self._until_sorted = min(len(recent), _SORTED_EVERY)
+            self.long_tokens = float(sorted(recent)[int(LONG_SHARE * (len(recent) - 1))])
         if prompt is not None:
             self._remember(prompt, num_tokens)
 
