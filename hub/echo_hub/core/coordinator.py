@@ -241,6 +241,7 @@ class Coordinator:
     def _scored(self, event: RolloutScored, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
         if rollout is not None and rollout.state is ReceiptState.RECEIVED:
+            self._ledger.note_scoring(rollout, now)
             self._ledger.groups[rollout.group_id].owner.end_episode(rollout, event.reward)
 
     def _continued(self, event: RolloutContinued, now: float) -> None:

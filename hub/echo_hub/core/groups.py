@@ -36,6 +36,8 @@ class LeasedRollout:
     """The reward of its episode, if this turn ended it."""
     deadline: float = 0.0
     leased_at: float = 0.0
+    received_at: float | None = None
+    """None: not yet, or before a restart."""
     expected_tokens: float = 0.0
     """What its node was expected to draw, when it was leased."""
     overdue: bool = False
@@ -115,6 +117,8 @@ class RolloutGroup:
     """What each completion of it was expected to come to, when it was opened."""
     oldest_version: int | None = None
     """The oldest version of what has been received, earlier turns included; None before the first."""
+    oldest_leased: int | None = None
+    """The oldest version of what is leased or has been received."""
     is_plain: bool = True
     """All that wants a lease is a first turn that has failed nowhere."""
 

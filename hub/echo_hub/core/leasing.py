@@ -127,6 +127,14 @@ class _Terms:
     """Who would have them back sooner than this is not asked yet."""
     most: int = UNBOUNDED
     """So many at once, unless the prompt is long."""
+    stale_s: float = inf
+    """What the oldest version draws is to be back in so many seconds, or it is stale."""
+    step_s: float = 0.0
+    """For what a version newer by one draws there is so much more time."""
+
+    def by_version(self, policy_version: int) -> float:
+        """In how many seconds what this version draws is to be back."""
+        return min(self.in_s, self.stale_s + (policy_version - self.oldest) * self.step_s)
 
 
 ANY: Final = _Terms()
@@ -275,12 +283,15 @@ class Leasing:
         typical_s = self._typical_s
         left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
         in_s = max(left_s, self._num_missing(outlook.end_of(step)) * a_rollout_s, TYPICAL * typical_s)
+        is_late = step == outlook.next_step and tempo.waits
+        stale_s = inf if is_late or self._settings.mode != "async" else left_s - self._ledger.scoring_s
         early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, typical_s)
         if early_s > SOON_S:
             self._release_at = min(self._release_at, now + early_s)
-            return _Terms(oldest, in_s, left_s / EARLIER)
+            return _Terms(oldest, in_s, left_s / EARLIER, stale_s=stale_s, step_s=tempo.step_s)
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
-        return _Terms(oldest, in_s if self._ledger.num_under_way else inf, most=most)
+        in_s = in_s if self._ledger.num_under_way else inf
+        return _Terms(oldest, in_s, most=most, stale_s=stale_s, step_s=tempo.step_s)
 
     def _anyone_slow(self, group_ids: Iterable[int], terms: _Terms, now: float) -> bool:
         """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
@@ -377,10 +388,17 @@ class Leasing:
         unproven = terms.in_s >= UNPROVEN_IN * self._typical_s
         nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long, unproven=unproven)
         for node in nodes:
-            fitting = node.pace.fits(node.held_tokens, expected, terms.in_s)
+            fitting = node.pace.fits(node.held_tokens, expected, self._until_stale(group, node, terms))
             if fitting:
                 return node, min(node.free, fitting, self._size(group, terms))
         return None
+
+    def _until_stale(self, group: RolloutGroup, node: Node, terms: _Terms) -> float:
+        """In how many seconds the node is to have it back: a group is as old as its oldest member."""
+        if terms.stale_s == inf or node.policy_version is None:
+            return terms.in_s
+        version = node.policy_version if group.oldest_leased is None else min(node.policy_version, group.oldest_leased)
+        return terms.by_version(version)
 
     def _size(self, group: RolloutGroup, terms: _Terms) -> int:
         """How many members at most, for the others' sake; at least as many as make it worth reading the prompt."""

@@ -44,6 +44,8 @@ from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.snapshot import RolloutRow, StepRow
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
+SCORINGS: Final = 32
+"""Over so many the time that scoring takes is averaged."""
 CLEARED_AT_ONCE: Final = 16
 """Groups whose memory is given back in one turn."""
 
@@ -59,6 +61,8 @@ class Ledger:
         self._by_version: dict[int, set[int]] = {}
         """The learner's groups for which something was leased by each version."""
         self.lengths = Lengths()
+        self.scoring_s = 0.0
+        """Seconds from a rollout's arrival to its reward, on average of late."""
         self.num_under_way = 0
         """Rollouts that nodes hold and that are neither late nor overdue."""
         self.num_queue_changes = 0
@@ -229,7 +233,7 @@ class Ledger:
     def receive(self, rollout: LeasedRollout, payload: RolloutPayload, now: float) -> None:
         """leased → received: it wins its index's turn, which must have no winner yet."""
         group = self.groups[rollout.group_id]
-        rollout.num_tokens = len(payload.completion_ids)
+        rollout.num_tokens, rollout.received_at = len(payload.completion_ids), now
         self._nodes.measure(
             rollout.node_id,
             rollout.num_tokens,
@@ -258,6 +262,11 @@ class Ledger:
         self._count_end(group, rollout.state)
         if group.complete:
             self.revoke(group.still_leased, DropReason.EXPIRED)
+
+    def note_scoring(self, rollout: LeasedRollout, now: float) -> None:
+        """The rollout's reward has come."""
+        if rollout.received_at is not None:
+            self.scoring_s += (now - rollout.received_at - self.scoring_s) / SCORINGS
 
     def evaluate(self, rollout: LeasedRollout, reward: float | None) -> None:
         """received → scored → evaluated, with the turns before it: an episode of an evaluation has ended."""
@@ -312,6 +321,8 @@ class Ledger:
                 self._end_lease(rollout)
             else:
                 self._forget_turn(group, rollout)
+            held = (*group.received, *group.still_leased)
+            group.oldest_leased = min((other.policy_version for other in held), default=None)
             self._want(group, rollout.index)
             self._move(rollout, ReceiptState.DROPPED, reason)
 
@@ -415,6 +426,8 @@ class Ledger:
                 self.flat.add(group.group_id)
 
     def _note_version(self, group: RolloutGroup, policy_version: int) -> None:
+        if group.oldest_leased is None or policy_version < group.oldest_leased:
+            group.oldest_leased = policy_version
         if group.owner.for_learner:
             self._by_version.setdefault(policy_version, set()).add(group.group_id)
 

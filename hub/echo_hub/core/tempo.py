@@ -84,6 +84,11 @@ class Tempo:
         current, since = self._begun
         return max(now, since + self.step_s) + max(0, step - current - 1) * self.step_s
 
+    @property
+    def waits(self) -> bool:
+        """Whether the learner has nothing to do, or nobody knows what it does."""
+        return self._begun is None
+
     def lead_s(self, pool_s: float, typical_s: float) -> float:
         """How long before a step begins its work is to begin: the pool needs `pool_s` for all of it, and a typical node
         `typical_s` for one rollout."""
