@@ -162,6 +162,8 @@ class Leasing:
         self._next_lease_id = next_lease_id
         self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
         self._release_at = inf
+        self._nobody_would = False
+        """Whether the learner waits, nobody is at work for it and nobody was found that would be back in time."""
         self._may_lease = LEASED_AT_ONCE
         """Leases that may still be made in this turn."""
         self._goes_on_at = inf
@@ -241,6 +243,18 @@ class Leasing:
         `newest_version`: what a lease may name."""
         if self._asked == self._standing(newest_version, outlook) and now < self._release_at:
             return
+        num_leases = self._next_lease_id
+        self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
+        if self._next_lease_id == num_leases and tempo.waits and not self._ledger.num_under_way:
+            self._nobody_would = True
+            self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
+            self._nobody_would = False
+        self._asked = self._standing(newest_version, outlook)
+        if not self._may_lease:
+            self._asked, self._goes_on_at = (), now
+
+    def _offer(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
+        """Offers nodes what waits, step by step."""
         wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
         self._release_at, self._notice_from, self._nodes.heeds_relief = inf, inf, False
         while start < len(wanting) and self._nodes.any_ready and self._may_lease:
@@ -265,9 +279,6 @@ class Leasing:
                 start = len(wanting) if next_steps is None else wanting.position(next_steps)
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
         self._nodes.notice_from(self._notice_from if done else -inf)
-        self._asked = self._standing(newest_version, outlook)
-        if not self._may_lease:
-            self._asked, self._goes_on_at = (), now
 
     def _standing(self, newest_version: int, outlook: Outlook) -> tuple[int, ...]:
         """All that has a say in who may take what, but for the time."""
@@ -290,7 +301,8 @@ class Leasing:
             self._release_at = min(self._release_at, now + early_s)
             return _Terms(oldest, in_s, left_s / EARLIER, stale_s=stale_s, step_s=tempo.step_s)
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
-        in_s = in_s if self._ledger.num_under_way else inf
+        if is_late and not self._ledger.num_under_way and self._nobody_would:
+            in_s = inf
         return _Terms(oldest, in_s, most=most, stale_s=stale_s, step_s=tempo.step_s)
 
     def _anyone_slow(self, group_ids: Iterable[int], terms: _Terms, now: float) -> bool:
