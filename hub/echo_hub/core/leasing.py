@@ -127,6 +127,8 @@ class _Terms:
     """Who would have them back sooner than this is not asked yet."""
     most: int = UNBOUNDED
     """So many at once, unless the prompt is long."""
+    left_s: float = inf
+    """Seconds until the step begins."""
     stale_s: float = inf
     """What the oldest version draws is to be back in so many seconds, or it is stale."""
     step_s: float = 0.0
@@ -206,7 +208,7 @@ class Leasing:
                 if what == "overdue":
                     self._ledger.expire(rollout, now)
                 elif not rollout.late and (what == "late" or not self._nodes.is_connected(rollout.node_id)):
-                    self._ledger.mark_late(rollout)
+                    self._ledger.mark_late(rollout, now, is_slow=what == "late")
 
     def _still_leased(self, lease_id: int, indices: Iterable[int]) -> list[LeasedRollout]:
         """What of the lease is within its deadline and has not come in."""
@@ -299,11 +301,11 @@ class Leasing:
         early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, typical_s)
         if early_s > SOON_S:
             self._release_at = min(self._release_at, now + early_s)
-            return _Terms(oldest, in_s, left_s / EARLIER, stale_s=stale_s, step_s=tempo.step_s)
+            return _Terms(oldest, in_s, left_s / EARLIER, left_s=left_s, stale_s=stale_s, step_s=tempo.step_s)
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
         if is_late and not self._ledger.num_under_way and self._nobody_would:
             in_s = inf
-        return _Terms(oldest, in_s, most=most, stale_s=stale_s, step_s=tempo.step_s)
+        return _Terms(oldest, in_s, most=most, left_s=left_s, stale_s=stale_s, step_s=tempo.step_s)
 
     def _anyone_slow(self, group_ids: Iterable[int], terms: _Terms, now: float) -> bool:
         """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
@@ -371,7 +373,7 @@ class Leasing:
             if found is None:
                 return False
             node, most = found
-            self._lease_to(node, group, tuple(sorted(group.unleased)[:most]), now)
+            self._lease_to(node, group, tuple(sorted(group.unleased)[:most]), terms, now)
             return True
         tried: set[tuple[str, ...]] = set()
         for index in sorted(group.unleased, key=lambda index: (-group.slots[index].turn, index)):
@@ -384,7 +386,7 @@ class Leasing:
                 node, most = found
                 turn = group.slots[index].turn
                 indices = (index,) if turn else self._first_turns(node, group, index, terms)[:most]
-                self._lease_to(node, group, indices, now)
+                self._lease_to(node, group, indices, terms, now)
                 return True
         return False
 
@@ -400,6 +402,8 @@ class Leasing:
         unproven = terms.in_s >= UNPROVEN_IN * self._typical_s
         nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long, unproven=unproven)
         for node in nodes:
+            if not (node.proven or self._nodes.unproven_may):
+                continue
             fitting = node.pace.fits(node.held_tokens, expected, self._until_stale(group, node, terms))
             if fitting:
                 return node, min(node.free, fitting, self._size(group, terms))
@@ -428,14 +432,16 @@ class Leasing:
             and node.node_id not in self._avoided(slot, terms.oldest)
         )
 
-    def _lease_to(self, node: Node, group: RolloutGroup, indices: tuple[int, ...], now: float) -> None:
+    def _lease_to(
+        self, node: Node, group: RolloutGroup, indices: tuple[int, ...], terms: _Terms, now: float
+    ) -> None:
         lease_id = self._next_lease_id
         self._next_lease_id += 1
         self._may_lease -= 1
         for share in self._shares:
             share.leased(group.owner, len(indices))
         deadline = now + self._settings.deadline_s
-        late_at = now + self._lateness_s(node, group, len(indices))
+        late_at = now + self._lateness_s(node, group, len(indices), terms)
         record = RolloutsLeased(
             lease_id=lease_id,
             node_id=node.node_id,
@@ -452,7 +458,7 @@ class Leasing:
             heappush(self._watched, (late_at, "late", lease_id, indices))
         self._send(leased, now, goes_on)
 
-    def _lateness_s(self, node: Node, group: RolloutGroup, count: int) -> float:
+    def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: _Terms) -> float:
         """How long the node may take for what it is given, before others are asked too."""
         lengths = self._ledger.lengths
         if not lengths.long_tokens or not self._nodes.typical_token_s:
@@ -460,7 +466,9 @@ class Leasing:
         if node.proven:
             queued = node.held_tokens + (count - 1) * self._ledger.expected_tokens(group)
             return LATE_S + LATE * node.pace.finish_s(queued, lengths.long_tokens)
-        return LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s
+        typical_s = self._typical_s
+        in_time_s = max(typical_s, terms.left_s - TYPICAL * typical_s)  # Else nobody else could do it for this step.
+        return min(in_time_s, LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s)
 
     def _send(
         self, rollouts: Sequence[LeasedRollout], now: float, goes_on: tuple[tuple[int, int], ...] | None = None

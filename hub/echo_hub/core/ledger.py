@@ -208,12 +208,19 @@ class Ledger:
         self.blame(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
 
-    def mark_late(self, rollout: LeasedRollout) -> None:
-        """Its node takes too long, or has left: another may draw it too, and the first valid result wins."""
+    def mark_late(self, rollout: LeasedRollout, now: float, *, is_slow: bool) -> None:
+        """Its node takes too long (`is_slow`), or has left: another may draw it too, and the first valid result
+        wins."""
         self.num_under_way -= 1
+        if is_slow:
+            self.note_missing(rollout, now)
         rollout.late = True
         self.blame(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
+
+    def note_missing(self, rollout: LeasedRollout, now: float) -> None:
+        """It has not come in, and is late or wanted no more."""
+        self._nodes.miss(rollout.node_id, rollout.expected_tokens, now - rollout.leased_at)
 
     def blame(self, rollout: LeasedRollout) -> None:
         """Others than its node are asked first when the index is leased again."""

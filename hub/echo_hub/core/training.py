@@ -236,14 +236,18 @@ class Training:
                 return
             self._train(step, now)
 
-    def sweep(self) -> None:
+    def sweep(self, now: float) -> None:
         """Drops waiting groups whose oldest rollout exceeds the bound at the next step, and leases that would."""
         oldest = oldest_useful_version(self._settings, self.next_step)
         for group in self._ledger.waiting_from_before(oldest):
             if group.oldest_version is not None and group.oldest_version < oldest:
+                for rollout in group.still_leased:
+                    self._ledger.note_missing(rollout, now)
                 self._ledger.drop_group(group, DropReason.STALE)
             elif not group.complete:
                 late = [rollout for rollout in group.still_leased if rollout.policy_version < oldest]
+                for rollout in late:
+                    self._ledger.note_missing(rollout, now)
                 self._ledger.revoke(late, DropReason.REVOKED)
 
     def _drop_flat_groups(self) -> None:
@@ -261,7 +265,7 @@ class Training:
         """Writes down the batch of the next step, if the run has one and enough groups are complete."""
         if self.next_step > self._settings.steps or not self._batch():
             return False
-        self.sweep()
+        self.sweep(now)
         batch = self._batch()
         if not batch:
             return False
@@ -270,7 +274,7 @@ class Training:
         self._newest_planned_group = max(self._newest_planned_group, batch[-1])
         self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]
         # The version at which the step after this one consumes is certain from here on: give up what cannot make it.
-        self.sweep()
+        self.sweep(now)
         return True
 
     def _batch(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ HUB_NODE_ID: Final = "hub"
 """The learner as a sampler, in co-located mode: no other node's id looks like this."""
 
 UNPROVEN: Final = -(2**30)
-"""The speed class of nodes that have returned nothing good yet."""
+"""The speed class of nodes of which nothing is known yet."""
 
 Samplers = Literal["by_version", "any", "hub"]
 

@@ -66,6 +66,11 @@ class Pace:
             on_their_way = max(self._way_s, _AHEAD_S) * self.tokens_per_s * self._num / self._tokens
             self.takes = 1 + ceil(_AHEAD * (self.tokens_per_s * self.token_s + on_their_way))
 
+    def missed(self, num_tokens: float, waited_s: float) -> None:
+        """A completion likely to be so long has not come in `waited_s`: until one comes, it counts as half drawn."""
+        if num_tokens:
+            self.token_s = max(self.token_s, 2.0 * waited_s / num_tokens)
+
     def finish_s(self, queued_tokens: float, num_tokens: float) -> float:
         """Seconds until a completion of `num_tokens` is back, beside `queued_tokens` of others that the node holds: as
         long as it takes alone if it begins at once, and so much again for each round of others before it."""

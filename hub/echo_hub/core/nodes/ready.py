@@ -239,6 +239,18 @@ class Nodes:
         if node_id in self._candidates:
             self._count_pace(node, counts=True)
 
+    def miss(self, node_id: str, num_tokens: float, waited_s: float) -> None:
+        """A completion that is likely to be so long has not come in. In less time than most nodes take that says
+        nothing."""
+        node = self._nodes[node_id]
+        if not node.is_hub and waited_s > num_tokens * self.typical_token_s + self.typical_way_s:
+            node.pace.missed(num_tokens, waited_s)
+            if node.pace.token_s:
+                node.speed = speed_class(node.pace.token_s)
+            if node_id in self._candidates:
+                self._count_pace(node, counts=True)
+            self._update(node)
+
     def num_candidates(self, oldest_version: int, among: Collection[str] | None = None) -> int:
         """Nodes (of `among`, if given) that take work and have a version from `oldest_version` on, full ones too."""
         if among is not None:
