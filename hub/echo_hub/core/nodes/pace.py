@@ -26,8 +26,8 @@ _PEAK_KEPT: Final = 1.0 - 1.0 / 512
 """With little to do, what was measured with much to do is forgotten that fast."""
 _WAY_GROWS: Final = 1.01
 """The way there and back is the least of what was seen, which is forgotten that fast."""
-_AHEAD: Final = 1.33
-_AHEAD_S: Final = 1.0
+_AHEAD: Final = 1.1
+_AHEAD_S: Final = 0.3
 """What a node draws in so many seconds it may hold besides in any case: computers hold each other up at times."""
 _NEARLY: Final = 0.1
 """What a node draws at once is measured, and so a little off: a round that it is short of by this is none."""
