@@ -19,10 +19,10 @@ from typing import Final
 RECENT: Final = 8
 READY: Final = 0.05
 """A batch is to be complete so long before the learner is free, over a step's time."""
-FIRST_MARGIN: Final = 1.5
+FIRST_MARGIN: Final = 1.2
 MOST_MARGIN: Final = 8.0
 LEAST_MARGIN: Final = 1.0
-_DOWN: Final = 0.15
+_DOWN: Final = .4
 """How fast the margin shrinks, for each batch that lies ready for a whole step too long."""
 
 
