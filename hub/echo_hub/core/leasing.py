@@ -432,9 +432,7 @@ class Leasing:
             and node.node_id not in self._avoided(slot, terms.oldest)
         )
 
-    def _lease_to(
-        self, node: Node, group: RolloutGroup, indices: tuple[int, ...], terms: _Terms, now: float
-    ) -> None:
+    def _lease_to(self, node: Node, group: RolloutGroup, indices: tuple[int, ...], terms: _Terms, now: float) -> None:
         lease_id = self._next_lease_id
         self._next_lease_id += 1
         self._may_lease -= 1

@@ -22,7 +22,7 @@ READY: Final = 0.05
 FIRST_MARGIN: Final = 1.2
 MOST_MARGIN: Final = 8.0
 LEAST_MARGIN: Final = 1.0
-_DOWN: Final = .4
+_DOWN: Final = 0.4
 """How fast the margin shrinks, for each batch that lies ready for a whole step too long."""
 
 

@@ -243,7 +243,7 @@ def _steps_in_1200_s(bench: BenchOf, *, silent: int = 0) -> int:
         ]
         for lease, index in held[:4] if second % 2 else ():
             done.add(f"{lease.lease_id}-{index}")
-            b.tell(b.arrival(lease, index))
+            b.tell(b.arrival(lease, index, payload=replace(PAYLOAD, sampling_s=2.0)))
             b.tell(*(RolloutScored(rollout_id=one.rollout_id, reward=1.0) for one in b.of(ScoreRollout)))
         step = b.coordinator.status().training_step
         if step is not None:

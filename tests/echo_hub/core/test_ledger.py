@@ -338,7 +338,7 @@ def test_what_is_late_may_go_to_another_and_is_not_lost() -> None:
     books = Books()
     books.open(0)
     books.lease(0, 0, 1)
-    books.ledger.mark_late(books.ledger.rollouts["1-0"])
+    books.ledger.mark_late(books.ledger.rollouts["1-0"], 9.0, is_slow=True)
     assert books.ledger.groups[0].unleased == {0} and books.nodes.held_by_node == {"a": 2}
     assert books.ledger.groups[0].slots[0].failed_on == ("a",) and books.ledger.num_under_way == 1
     books.ledger.expire(books.ledger.rollouts["1-0"], 9.0)

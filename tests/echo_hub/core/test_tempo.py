@@ -63,7 +63,7 @@ def test_the_margin_grows_with_what_the_learner_waits() -> None:
 
 def test_the_margin_shrinks_while_batches_lie_ready() -> None:
     assert trained(4, ready_s=0.2)[0].margin == FIRST_MARGIN
-    early, longer = trained(4, ready_s=5.0)[0], trained(12, ready_s=5.0)[0]
+    early, longer = trained(3, ready_s=1.0)[0], trained(5, ready_s=1.0)[0]
     assert 1.0 <= longer.margin < early.margin < FIRST_MARGIN
 
 

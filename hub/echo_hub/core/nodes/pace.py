@@ -6,7 +6,7 @@ All figures forget what is long past (a memory of about `MEMORY` completions):
     tokens_per_s    tokens of all its completions together, over the time in which it had work: the most of late, for
                     with little to do it draws less than it can
     takes           completions that keep it busy: those that it draws at once (by Little's law tokens_per_s · token_s),
-                    those that are on their way there and back meanwhile or that it draws in a second, and a third more.
+                    those that are on their way there and back meanwhile or that it draws in .3 s, and a tenth more.
                     To give it more would only make them wait; where it could do with more, it is found to take more
                     each time
 
