@@ -5,7 +5,7 @@ killed by SIGKILL while the hub has parts of completions that it is at; another 
 rollout that was cut, the books say in the end who drew which of its tokens: a token among those that the hub had is
 *lost* if a node drew it that was given the rollout after the kill. What the killed node had drawn since it last told
 the hub (`since_told`) nobody else knows; it is counted by the node's own engine (`counted_engine`), and has to be drawn
-again in any case.
+again in any case. Steps are trained meanwhile, so that the next holder may have a newer version.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import sqlite3
 import sys
 import time
@@ -137,7 +138,8 @@ async def _measure(scratch: Path, seed: int) -> list[dict[str, Any]]:
             try:
                 for _ in range(NODES):
                     await _start(site)
-                kills = [await _kill_one(site) for _ in range(KILLS)]
+                chance = random.Random(seed)
+                kills = [await _kill_one(site, after_s=chance.uniform(0.0, STREAM_S)) for _ in range(KILLS)]
                 return [await _row(number, kill, site) for number, kill in enumerate(kills, start=1)]
             finally:
                 await asyncio.gather(*(_end(node.process) for node in site.nodes.values()))
@@ -185,14 +187,17 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-async def _kill_one(site: _Site) -> Kill:
-    """Kills the first node that is in the middle of its work; another is started in its place."""
+async def _kill_one(site: _Site, *, after_s: float) -> Kill:
+    """Kills the first node that is in the middle of its work, somewhere between two of its reports; another is started
+    in its place."""
     victim = await _until(lambda: _in_the_middle(site), "no node is in the middle of its work")
+    await asyncio.sleep(after_s)
     node = site.nodes.pop(victim.name)
     await _end(node.process)
     killed_at, drawn = time.time(), read_drawn(node.drawn)
     await _until(lambda: _is_away(site, victim.node_id), "the hub has not noticed the kill")
-    had, since_told = {}, 0
+    had: dict[Rollout, int] = {}
+    since_told = 0
     for lease_id, index, group_id in _held(site.books, victim.node_id):
         told = _told(site.hub, lease_id, index)
         since_told += max(0, drawn.get((lease_id, index), told) - told)
