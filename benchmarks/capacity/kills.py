@@ -190,8 +190,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 async def _kill_one(site: _Site, *, after_s: float) -> Kill:
     """Kills the first node that is in the middle of its work, somewhere between two of its reports; another is started
     in its place."""
-    victim = await _until(lambda: _in_the_middle(site), "no node is in the middle of its work")
-    await asyncio.sleep(after_s)
+    victim = None
+    while victim is None:
+        await _until(lambda: _in_the_middle(site), "no node is in the middle of its work")
+        await asyncio.sleep(after_s)
+        victim = await _in_the_middle(site)  # It may be through by now.
     node = site.nodes.pop(victim.name)
     await _end(node.process)
     killed_at, drawn = time.time(), read_drawn(node.drawn)

@@ -193,6 +193,7 @@ class Ledger:
         rollout.overdue = True
         self._nodes.expire(rollout.node_id, now)
         self.blame(rollout)
+        self._begin_if_newer(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
 
     def mark_late(self, rollout: LeasedRollout) -> None:
@@ -200,6 +201,7 @@ class Ledger:
         self.num_under_way -= 1
         rollout.late = True
         self.blame(rollout)
+        self._begin_if_newer(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
 
     def blame(self, rollout: LeasedRollout) -> None:
@@ -359,6 +361,12 @@ class Ledger:
             or not self._nodes.is_proven(before.node_id)
         ):
             slot.begun = rollout
+
+    def _begin_if_newer(self, rollout: LeasedRollout) -> None:
+        """Its node may have proven itself since it was leased: then what it has added is gone on with too."""
+        slot = self.groups[rollout.group_id].slots[rollout.index]
+        if slot.begun is not None and slot.begun.lease_id < rollout.lease_id:
+            self._begin(slot, rollout)
 
     def _withdraw_turn(self, slot: Slot) -> None:
         """What is still leased of its turn in progress."""

@@ -6,9 +6,10 @@ the newest so many rows.
 A node's throughput is what it does when it has enough to do. Most of the time it may have less: work is leased as late
 as keeps the learner busy. While n rollouts are drawn at once that take s_1 .. s_n seconds each, they are drawn at a
 rate of 1/s_1 + ... + 1/s_n; so there is a rate at every moment, and over all of them it comes to all rollouts. The
-moments count at which it drew at least `BUSY` times as many at once as in the median of its drawing: neither those at
-which a few were left, nor only its best. How long a rollout was drawn is the node's own account, which counts for no
-more than its lease, and for no more than `TRUSTED` times what the node returned while it held anything.
+moments count at which the node held at least `BUSY` times as many rollouts as it draws at once in the median of its
+drawing. Then it has enough to do, and whatever keeps it from drawing them, another version's adapter say, is its own.
+How long a rollout was drawn is the node's account, which counts for no more than its lease, and for no more than
+`TRUSTED` times what the node returned while it held anything.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ SLOW: Final = 0.9
 LATE: Final = 0.95
 """The quantile of nodes that have a version when it counts as disseminated."""
 
-BUSY: Final = 0.5
-"""Times as many rollouts at once as in the median of a node's drawing: who draws fewer could do with more."""
+BUSY: Final = 0.75
+"""Times the rollouts that a node draws at once in the median of its drawing: who holds fewer could do with more."""
 
 TRUSTED: Final = 2.0
 """Times what a node returned while it held anything: more, its own account of its drawing does not make of it."""
@@ -214,23 +215,24 @@ def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
 
 def busy_rate(leases: Iterable[_Lease]) -> float:
     """Rollouts a second while the node had enough to do; 0 where none took any time."""
-    ends = []
-    for _, drawn_from, end in leases:
-        if end > drawn_from:
-            ends += [(drawn_from, 1, 1 / (end - drawn_from)), (end, -1, -1 / (end - drawn_from))]
-    ends.sort()
-    moments, at_once, rate = [], 0, 0.0
-    for (at, more, faster), (until, _, _) in pairwise(ends):
-        at_once, rate = at_once + more, rate + faster
-        if at_once and until > at:
-            moments.append((at_once, rate * (until - at), until - at))
+    changes: list[tuple[float, int, int, float]] = []
+    """When; how many more are held, and drawn; how much faster it draws."""
+    for begin, drawn_from, end in leases:
+        faster = 1 / (end - drawn_from) if end > drawn_from else 0.0
+        changes += [(begin, 1, 0, 0.0), (drawn_from, 0, 1, faster), (end, -1, -1, -faster)]
+    changes.sort()
+    moments, held, at_once, rate = [], 0, 0, 0.0
+    for (at, more_held, more, faster), (until, *_) in pairwise(changes):
+        held, at_once, rate = held + more_held, at_once + more, rate + faster
+        if held and until > at:
+            moments.append((at_once, held, rate * (until - at) if at_once else 0.0, until - at))
     moments.sort()
-    done = list(accumulate(drawn for _, drawn, _ in moments))
-    if not done:
+    done = list(accumulate(drawn for _, _, drawn, _ in moments))
+    if not done or not done[-1]:
         return 0.0
     enough = BUSY * moments[bisect_left(done, done[-1] / 2)][0]
-    first = bisect_left(moments, (enough,))
-    return sum(drawn for _, drawn, _ in moments[first:]) / sum(seconds for _, _, seconds in moments[first:])
+    counted = [(drawn, seconds) for _, held, drawn, seconds in moments if held >= enough]
+    return sum(drawn for drawn, _ in counted) / sum(seconds for _, seconds in counted)
 
 
 def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:

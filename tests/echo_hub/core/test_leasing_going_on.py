@@ -218,3 +218,21 @@ def test_what_an_older_version_has_begun_is_gone_on_with_by_it(bench: BenchOf, b
     give_back(b, begun, 0, 1)
     again = [lease for lease in b.leases.values() if lease.node_id == "b" and lease.group_id == begun.group_id]
     assert [(lease.policy_version, lease.goes_on) for lease in again] == [(0, ((0, 1), (1, 1)))]
+
+
+def test_what_a_node_has_added_that_has_proven_itself_since_is_gone_on_with_too(bench: BenchOf) -> None:
+    b, _ = begun(bench)
+    b.node("b")
+    b.tell(NodeDisconnected(node_id="a"))
+    b.now += LEFT_S
+    b.tell(Tick())
+    (second,) = b.of(SendLease)
+    assert (second.node_id, second.goes_on) == ("b", ((1, 1), (2, 1)))
+    b.tell(b.arrival(second, 1))
+    b.tell(RolloutScored(rollout_id=f"{second.lease_id}-1", reward=1.0))
+    b.node("c")
+    b.tell(NodeDisconnected(node_id="b"))
+    b.now += LEFT_S
+    b.tell(Tick())
+    (third,) = b.of(SendLease)
+    assert (third.node_id, third.goes_on) == ("c", ((2, second.lease_id),))
