@@ -3,6 +3,11 @@
 Its `utilisation` is the share of the wall-clock in which a step trains, from the first step's start to the last one's
 end, by the learner's own clock: the sum of all steps' train_s, over that sum and the gap_s of all steps but the first,
 which have none between them. What a step takes longer because nodes compute on the same processor counts as training.
+
+`utilisation_when_ready` is the same share of the time in which the learner has a batch to train on, by the hub's clock:
+from when a step is planned, which is the moment that its last reward is there, or the step before has ended. What is
+missing to 1 is the way of the batch to the learner. The rest of the time it waits for the nodes, which on this machine
+have what learner and hub leave them of the processor.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,9 +59,10 @@ def measure(seed: int, progress: Progress) -> Measurement:
     headline = {
         **{name: report[name] for name in names},
         "utilisation": utilisation(rows),
+        "utilisation_when_ready": utilisation_when_ready(rows),
         "median_gap_s": statistics.median(row[GAP_S.key] for row in rows[1:]),
     }
-    progress.done(CASE, {name: headline[name] for name in (*names[:4], "utilisation")})
+    progress.done(CASE, {name: headline[name] for name in (*names[:4], "utilisation", "utilisation_when_ready")})
     return Measurement(headline=headline, rows=rows, conditions=conditions)
 
 
@@ -65,19 +72,26 @@ def utilisation(steps: Sequence[Mapping[str, float]]) -> float:
     return trained_s / (trained_s + sum(step[GAP_S.key] for step in steps[1:]))
 
 
+def utilisation_when_ready(steps: Sequence[Mapping[str, float]]) -> float:
+    """Of all steps of one run, in order, but the first."""
+    ready_s = [step["at_s"] - max(step["planned_s"], before["at_s"]) for before, step in pairwise(steps)]
+    return min(1.0, sum(step[TRAIN_S.key] for step in steps[1:]) / sum(ready_s))
+
+
 def _steps(run: Path) -> list[dict[str, Any]]:
-    """One row a trained step, from the run's own store; `at_s` counts from the first step's end."""
+    """One row a trained step, from the run's own store; `planned_s` and `at_s` count from the first step's end."""
     with sqlite3.connect(run / "echo.db") as database:
         steps = database.execute(
-            "SELECT step, trained_at, mean_reward, staleness, metrics FROM steps ORDER BY step"
+            "SELECT step, planned_at, trained_at, mean_reward, staleness, metrics FROM steps ORDER BY step"
         ).fetchall()
     return [
         {
             "step": step,
-            "at_s": trained_at - steps[0][1],
+            "planned_s": planned_at - steps[0][2],
+            "at_s": trained_at - steps[0][2],
             "mean_reward": mean_reward,
             "staleness_max": max(json.loads(staleness)),
             **{name: json.loads(metrics).get(name) for name in METRICS},
         }
-        for step, trained_at, mean_reward, staleness, metrics in steps
+        for step, planned_at, trained_at, mean_reward, staleness, metrics in steps
     ]

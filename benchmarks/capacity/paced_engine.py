@@ -10,15 +10,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from benchmarks.capacity.counted_engine import CountedEngine
 from echo_node.backends import registry, worker
 from echo_node.backends.base import Engine, EngineEvent, EngineSettings, PreparedPolicy
-from echo_shared.sampling import DrawnPart, GroupRequest
+from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 
 TOKEN_S: Final = "ECHO_BENCH_TOKEN_S"
 """The environment variable with the seconds that a step lasts at least."""
+
+DRAWN: Final = "ECHO_BENCH_DRAWN"
+"""The environment variable with the file that every drawn token is written down in (`counted_engine`); unset: none."""
 
 
 class PacedEngine:
@@ -40,8 +45,9 @@ class PacedEngine:
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         began = time.perf_counter()
         for events in self._engine.sample(groups):
-            time.sleep(max(0.0, began + self._token_s - time.perf_counter()))
-            yield events
+            slept_s = max(0.0, began + self._token_s - time.perf_counter())
+            time.sleep(slept_s)
+            yield [_later(event, slept_s) for event in events]
             began = time.perf_counter()
 
     def cancel(self, lease_id: int) -> None:
@@ -54,9 +60,14 @@ class PacedEngine:
         self._engine.close()
 
 
+def _later(event: EngineEvent, seconds: float) -> EngineEvent:
+    return replace(event, sampling_s=event.sampling_s + seconds) if isinstance(event, FinishedRollout) else event
+
+
 def main() -> None:
-    make, token_s = registry.make_engine, float(os.environ[TOKEN_S])
-    registry.make_engine = lambda name: PacedEngine(make(name), token_s)
+    make, token_s, drawn = registry.make_engine, float(os.environ[TOKEN_S]), os.environ.get(DRAWN)
+    counted = (lambda name: CountedEngine(make(name), Path(drawn))) if drawn else make
+    registry.make_engine = lambda name: PacedEngine(counted(name), token_s)
     worker.main()
 
 

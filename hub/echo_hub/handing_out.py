@@ -92,6 +92,9 @@ class HandingOut:
             return  # The node has left, or the evaluation has ended: who still wants the lease sees to its deadline.
         request = self._request(action, turns)
         offered = about is not None and about.policy_version > 0
+        if about is None and 0 < action.policy_version < (node.policy_version or 0):
+            # It goes on with what another has drawn, perhaps by a version from before it came.
+            offered = self._offers.has(action.policy_version)
         lease = Lease(
             lease_id=request.lease_id,
             group_id=request.group_id,

@@ -110,6 +110,7 @@ class Hub:
         self.server = Server(config.server)
         self.ending = RunEnding(last_version=config.training.steps, evaluated=opened.evaluated)
         self.notable = NotableLog()
+        self.partials = opened.partials
         self._opened = opened
         self._changes = Changes()
         # In this order: each is given what it needs of those before it.

@@ -140,3 +140,14 @@ async def test_an_evaluation_says_where_its_version_is_fetched(around: Around, g
     ((_, said),) = await around.hand_out(wanted)
     assert isinstance(said, Lease) and said.offer is not None and said.offer.manifest == b"4"
     assert said.temperature == (GREEDY_TEMPERATURE if greedy else 0.5)
+
+
+@pytest.mark.parametrize(("version", "offered"), [(3, True), (4, False), (2, False)])
+async def test_a_lease_of_an_older_version_says_where_it_is_fetched(
+    around: Around, version: int, offered: bool
+) -> None:
+    """The node says that it has version 4; versions 3 and 4 are there for nodes to fetch."""
+    around.published |= {3, 4}
+    around.nodes["a"].policy_version = 4
+    ((_, said),) = await around.hand_out(lease(policy_version=version))
+    assert isinstance(said, Lease) and (said.offer is not None) == offered

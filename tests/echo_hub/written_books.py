@@ -62,7 +62,9 @@ def _write_step(store: Store, step: int, begun_at: float, *, early_s: float) -> 
         )
         for index in indices:
             rollout = f"{lease_id}-{index}"
-            received.append(RolloutReceived(rollout_id=rollout, received_at=begun_at + seconds, payload=_payload()))
+            received.append(
+                RolloutReceived(rollout_id=rollout, received_at=begun_at + seconds, payload=_payload(seconds))
+            )
             scored.append(ScoreRecorded(rollout_id=rollout, reward=float(index % 2)))
     ids = tuple(record.rollout_id for record in scored if isinstance(record, ScoreRecorded))
     planned_at = begun_at + 3.0
@@ -75,12 +77,12 @@ def _write_step(store: Store, step: int, begun_at: float, *, early_s: float) -> 
     store.record_distribution([_arrival(node_id, step) for node_id in KINDS], trained_at + 0.5)
 
 
-def _payload() -> RolloutPayload:
+def _payload(seconds: float) -> RolloutPayload:
     return RolloutPayload(
         completion_ids=np.array([5, 7, 1], np.int32),
         behavior_logprobs=np.array([-0.5, -1.0, -0.25], np.float32),
         finish_reason=FinishReason.STOP,
-        sampling_s=0.1,
+        sampling_s=seconds,
     )
 
 

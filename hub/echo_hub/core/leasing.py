@@ -19,7 +19,8 @@ thought to have lost it. An index that failed on a node is offered to others fir
 takes work. A node that comes back is sent again what it holds: what was sent into a dying connection is lost.
 
 What the hub has of an index is gone on with, where a proven node drew it by the same version: a lease says of each
-index with which earlier lease of it it goes on, and, sent again, that it goes on with itself.
+index with which earlier lease of it it goes on, and, sent again, that it goes on with itself. What an older version has
+begun that is fresh enough is leased on by that version.
 
 Beside training, others may own groups: evaluations. While training and one of these both want leases, one of
 `EVALUATION_SHARE` leased rollouts is the other's, counted from the last time that it wanted none; what training does

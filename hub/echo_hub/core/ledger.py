@@ -206,6 +206,7 @@ class Ledger:
         rollout.overdue = True
         self._nodes.expire(rollout.node_id, now)
         self.blame(rollout)
+        self._begin_if_newer(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
 
     def mark_late(self, rollout: LeasedRollout, now: float, *, is_slow: bool) -> None:
@@ -216,6 +217,7 @@ class Ledger:
             self.note_missing(rollout, now)
         rollout.late = True
         self.blame(rollout)
+        self._begin_if_newer(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)
 
     def note_missing(self, rollout: LeasedRollout, now: float) -> None:
@@ -397,6 +399,12 @@ class Ledger:
             or not self._nodes.is_proven(before.node_id)
         ):
             slot.begun = rollout
+
+    def _begin_if_newer(self, rollout: LeasedRollout) -> None:
+        """Its node may have proven itself since it was leased: then what it has added is gone on with too."""
+        slot = self.groups[rollout.group_id].slots[rollout.index]
+        if slot.begun is not None and slot.begun.lease_id < rollout.lease_id:
+            self._begin(slot, rollout)
 
     def _withdraw_turn(self, slot: Slot) -> None:
         """What is still leased of its turn in progress."""

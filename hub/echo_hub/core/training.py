@@ -159,8 +159,18 @@ class Training:
         newest = self.newest_to_lease
         assert newest is not None
         if self._settings.mode == "async" and node.policy_version is not None:
-            return min(newest, node.policy_version)
+            return self._going_on(group, min(newest, node.policy_version))
         return newest
+
+    def _going_on(self, group: RolloutGroup, newest: int) -> int:
+        """The version that drew what is begun of the group and leased to nobody, the newest of several, as long as it
+        is fresh enough: by another one it would have to be drawn anew."""
+        begun = {before.policy_version for index in group.unleased if (before := group.slots[index].begun) is not None}
+        if not any(version < newest for version in begun):
+            return newest
+        step = self.outlook.step_of(self._ledger.waiting.position(group.group_id))
+        oldest = oldest_useful_version(self._settings, step)
+        return max((version for version in begun if oldest <= version <= newest), default=newest)
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
         self._ledger.score(rollout, reward)

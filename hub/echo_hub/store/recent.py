@@ -11,7 +11,7 @@ from typing import Final
 
 from sqlalchemy import Connection, select
 
-from echo_hub.store.tables import fetches, nodes, rollouts, steps, versions
+from echo_hub.store.tables import fetches, nodes, payloads, rollouts, steps, versions
 
 ARRIVALS_READ: Final = 20_000
 """Of one version, at most; enough for a quantile."""
@@ -27,6 +27,8 @@ class RecentRollout:
     leased_at: float
     received_at: float | None
     """None: it has not come in, and may never."""
+    sampling_s: float | None = None
+    """How long it was drawn, by its node's account; None: it has not come in, or its tokens are not kept any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +52,19 @@ class NodeKind:
 
 def read_recent_rollouts(connection: Connection, newest: int) -> list[RecentRollout]:
     """The rollouts that were leased last, newest first."""
+    same = (payloads.c.lease_id == rollouts.c.lease_id) & (payloads.c.index == rollouts.c.index)
     rows = connection.execute(
-        select(rollouts.c.node_id, rollouts.c.leased_at, rollouts.c.received_at)
+        select(rollouts.c.node_id, rollouts.c.leased_at, rollouts.c.received_at, payloads.c.sampling_s)
+        .join_from(rollouts, payloads, same, isouter=True)
         .order_by(rollouts.c.lease_id.desc())
         .limit(newest)
     )
-    return [RecentRollout(node_id=row.node_id, leased_at=row.leased_at, received_at=row.received_at) for row in rows]
+    return [
+        RecentRollout(
+            node_id=row.node_id, leased_at=row.leased_at, received_at=row.received_at, sampling_s=row.sampling_s
+        )
+        for row in rows
+    ]
 
 
 def read_spreads(connection: Connection, newest: int) -> list[Spread]:

@@ -2,14 +2,24 @@
 
 All are medians or high quantiles over a window, so that one slow step, node or link does not decide. Every read is of
 the newest so many rows.
+
+A node's throughput is what it does when it has enough to do. Most of the time it may have less: work is leased as late
+as keeps the learner busy. While n rollouts are drawn at once that take s_1 .. s_n seconds each, they are drawn at a
+rate of 1/s_1 + ... + 1/s_n; so there is a rate at every moment, and over all of them it comes to all rollouts. The
+moments count at which the node held at least `BUSY` times as many rollouts as it draws at once in the median of its
+drawing. Then it has enough to do, and whatever keeps it from drawing them, another version's adapter say, is its own.
+How long a rollout was drawn is the node's account, which counts for no more than its lease, and for no more than
+`TRUSTED` times what the node returned while it held anything.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final
 
@@ -28,14 +38,20 @@ STEPS_READ: Final = 64
 ROLLOUTS_READ: Final = 20_000
 VERSIONS_READ: Final = 4
 
-_Lease = tuple[float, float]
-"""When a rollout was leased, and when it was received."""
+_Lease = tuple[float, float, float]
+"""When a rollout was leased, when it was begun to be drawn, and when it was received."""
 
 SLOW: Final = 0.9
 """The quantile that a latency is."""
 
 LATE: Final = 0.95
 """The quantile of nodes that have a version when it counts as disseminated."""
+
+BUSY: Final = 0.75
+"""Times the rollouts that a node draws at once in the median of its drawing: who holds fewer could do with more."""
+
+TRUSTED: Final = 2.0
+"""Times what a node returned while it held anything: more, its own account of its drawing does not make of it."""
 
 LEAST_ROLLOUTS: Final = 3
 """A node that has returned fewer of late is taken to be like others of its kind."""
@@ -133,10 +149,10 @@ def behind_versions(leases: Sequence[_Lease], trained_at: Sequence[float], broad
     `trained_at`: when each version was trained, in order.
     """
     there = []
-    for begin, end in leases:
+    for begin, drawn_from, end in leases:
         number = bisect_right(trained_at, begin)
         arrived_at = trained_at[number - 1] + broadcast_s if number else begin
-        there.append((min(end, max(begin, arrived_at)), end))
+        there.append((min(drawn_from, max(begin, arrived_at)), drawn_from, end))
     return there
 
 
@@ -159,7 +175,9 @@ def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list
     work: dict[str, list[_Lease]] = defaultdict(list)
     for rollout in recent:
         if rollout.received_at is not None and rollout.leased_at >= since:
-            work[rollout.node_id].append((rollout.leased_at, max(rollout.received_at, rollout.leased_at)))
+            begin, end = rollout.leased_at, max(rollout.received_at, rollout.leased_at)
+            drawn_s = end - begin if rollout.sampling_s is None else max(0.0, rollout.sampling_s)
+            work[rollout.node_id].append((begin, max(begin, end - drawn_s), end))
     return work
 
 
@@ -186,11 +204,35 @@ def _nodes(
 
 def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
     """The mean of these nodes' throughputs; None where they took no time."""
-    busy_s = sum(busy_seconds(leases) for leases in of_nodes)
-    if not busy_s:
+    took = sorted(end - begin for leases in of_nodes for begin, _, end in leases)
+    held_s = sum(busy_seconds((begin, end) for begin, _, end in leases) for leases in of_nodes)
+    if not held_s:
         return None
-    took = sorted(end - begin for leases in of_nodes for begin, end in leases)
-    return NodeClass(name=kind, count=1, rollouts_per_s=len(took) / busy_s, latency_s=quantile(took, SLOW) or 0.0)
+    drawn_s = sum(len(leases) / rate for leases in of_nodes if (rate := busy_rate(leases)))
+    rate = min(len(took) / drawn_s if drawn_s else math.inf, TRUSTED * len(took) / held_s)
+    return NodeClass(name=kind, count=1, rollouts_per_s=rate, latency_s=quantile(took, SLOW) or 0.0)
+
+
+def busy_rate(leases: Iterable[_Lease]) -> float:
+    """Rollouts a second while the node had enough to do; 0 where none took any time."""
+    changes: list[tuple[float, int, int, float]] = []
+    """When; how many more are held, and drawn; how much faster it draws."""
+    for begin, drawn_from, end in leases:
+        faster = 1 / (end - drawn_from) if end > drawn_from else 0.0
+        changes += [(begin, 1, 0, 0.0), (drawn_from, 0, 1, faster), (end, -1, -1, -faster)]
+    changes.sort()
+    moments, held, at_once, rate = [], 0, 0, 0.0
+    for (at, more_held, more, faster), (until, *_) in pairwise(changes):
+        held, at_once, rate = held + more_held, at_once + more, rate + faster
+        if held and until > at:
+            moments.append((at_once, held, rate * (until - at) if at_once else 0.0, until - at))
+    moments.sort()
+    done = list(accumulate(drawn for _, _, drawn, _ in moments))
+    if not done or not done[-1]:
+        return 0.0
+    enough = BUSY * moments[bisect_left(done, done[-1] / 2)][0]
+    counted = [(drawn, seconds) for _, held, drawn, seconds in moments if held >= enough]
+    return sum(drawn for drawn, _ in counted) / sum(seconds for _, seconds in counted)
 
 
 def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
@@ -201,7 +243,7 @@ def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
     return f"{kind.backend} · {kind.device}" if kind else "unknown"
 
 
-def busy_seconds(spans: Iterable[_Lease]) -> float:
+def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
     """How long at least one of the spans lasts."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):

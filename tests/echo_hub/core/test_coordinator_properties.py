@@ -328,7 +328,8 @@ class World(RuleBasedStateMachine):
             assert record.policy_version == about.policy_version in self.evaluating
             assert about.number < self.settings.evaluation_problems
         elif self.settings.mode == "async":
-            assert record.policy_version == min(newest, node.version)
+            usual = min(newest, node.version)
+            assert record.policy_version == usual or self._was_begun_by(record, usual)
         else:
             assert record.policy_version == newest == self.trained_steps
         assert record.turn == 0 or len(record.indices) == 1
@@ -339,6 +340,13 @@ class World(RuleBasedStateMachine):
             name = rollout_id(record.lease_id, index)
             assert self.rows.setdefault(name, row) is row
             self.names.setdefault((record.group_id, index), []).append(name)
+
+    def _was_begun_by(self, record: RolloutsLeased, newest: int) -> bool:
+        """Whether its version is an older one that has begun one of the group's, and that its step may consume."""
+        oldest = len(self.planned) - self.settings.staleness_bound
+        return oldest <= record.policy_version < newest and any(
+            row.group_id == record.group_id and row.version == record.policy_version for row in self.rows.values()
+        )
 
     def _model_goes_on(self, lease: SendLease) -> None:
         """What it goes on with has the same tokens, by a node that had proven itself or by its own."""

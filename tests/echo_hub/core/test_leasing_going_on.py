@@ -112,21 +112,6 @@ def test_who_is_leased_again_what_it_gave_back_goes_on_with_its_own(bench: Bench
     assert [(one.node_id, one.goes_on) for one in b.of(SendLease)] == [("a", ((1, 1),))]
 
 
-def test_another_version_draws_other_tokens(bench: BenchOf) -> None:
-    b = bench(steps=9, groups_per_step=1, group_size=2, max_staleness=3)
-    b.learner()
-    b.node("a", capacity=2)
-    b.deliver_group(0)
-    of_next = b.leases[2]
-    assert (of_next.group_id, of_next.policy_version) == (1, 0)
-    b.train(1)
-    b.tell(NodeReported(node_id="a", capacity=0, policy_version=0))
-    give_back(b, of_next, 0)
-    b.node("b", version=1)
-    (again,) = [one for one in b.of(SendLease) if one.group_id == 1]
-    assert (again.node_id, again.indices, again.policy_version, again.goes_on) == ("b", (0,), 1, ())
-
-
 def test_what_the_scorer_failed_on_is_drawn_from_its_first_token(bench: BenchOf) -> None:
     b, lease = begun(bench)
     b.tell(b.arrival(lease, 1))
@@ -218,3 +203,36 @@ def test_after_a_restart_what_nodes_still_hold_is_gone_on_with(bench: BenchOf, s
         assert [one.goes_on for one in b.of(SendLease)] == [((0, 7),)]
     else:
         assert first.goes_on == ()
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_what_an_older_version_has_begun_is_gone_on_with_by_it(bench: BenchOf, bound: int) -> None:
+    """Node a has returned one group and begun another by version 0, which step 2 may take; node b has version 1."""
+    b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=bound)
+    b.node("a", capacity=4)
+    begun, returned = b.leases[1], b.leases[2]
+    b.deliver(returned)
+    b.learner()
+    b.train(1)
+    b.node("b", version=1)
+    give_back(b, begun, 0, 1)
+    again = [lease for lease in b.leases.values() if lease.node_id == "b" and lease.group_id == begun.group_id]
+    assert [(lease.policy_version, lease.goes_on) for lease in again] == [(0, ((0, 1), (1, 1)))]
+
+
+def test_what_a_node_has_added_that_has_proven_itself_since_is_gone_on_with_too(bench: BenchOf) -> None:
+    b, _ = begun(bench)
+    b.node("b")
+    b.tell(NodeDisconnected(node_id="a"))
+    b.now += LEFT_S
+    b.tell(Tick())
+    (second,) = b.of(SendLease)
+    assert (second.node_id, second.goes_on) == ("b", ((1, 1), (2, 1)))
+    b.tell(b.arrival(second, 1))
+    b.tell(RolloutScored(rollout_id=f"{second.lease_id}-1", reward=1.0))
+    b.node("c")
+    b.tell(NodeDisconnected(node_id="b"))
+    b.now += LEFT_S
+    b.tell(Tick())
+    (third,) = b.of(SendLease)
+    assert (third.node_id, third.goes_on) == ("c", ((2, second.lease_id),))

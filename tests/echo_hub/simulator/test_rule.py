@@ -1,71 +1,14 @@
-"""The rule and the least staleness, by hand; one that is just enough is no less in the simulated world."""
+"""What of a scenario the capacity model is told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-from echo_hub.simulator.rule import Demand, Pool, demand_of, needed_staleness, pool_of, useful_rollouts
+from echo_hub.core.capacity.model import Workload
+from echo_hub.simulator.rule import classes_of, demand_of, pool_of
 from echo_hub.simulator.scenario import Scenario
-
-
-def pool(*nodes: tuple[float, float, float]) -> Pool:
-    """Rollouts a second, latency and dissemination of each node."""
-    rates, latencies, ways = np.array(nodes).T
-    return Pool(rollouts_per_s=rates, latency_s=latencies, dissemination_s=ways)
-
-
-def demand(rollouts: float = 1.0, *, bound: int = 2, period: int = 1) -> Demand:
-    return Demand(step_s=10.0, rollouts_per_step=rollouts, max_staleness=bound, publish_every=period)
-
-
-@pytest.mark.parametrize(
-    ("bound", "period", "expected"),
-    [
-        (0, 1, 0.0),
-        (1, 1, 2 * 5.0),  # 10 s less 5 s
-        (2, 1, 2 * 10.0),  # 15 s, but a version is the newest for 10 s
-        (2, 2, 2 * 15.0 / 2),  # 15 s of the 20 s until the next version
-        (3, 2, 2 * 20.0 / 2),
-    ],
-)
-def test_what_is_sampled_in_time(bound: int, period: int, expected: float) -> None:
-    assert useful_rollouts(pool((2.0, 3.0, 2.0)), demand(bound=bound, period=period)) == pytest.approx(expected)
-
-
-def test_a_node_that_is_too_slow_adds_nothing() -> None:
-    assert useful_rollouts(pool((2.0, 3.0, 2.0), (1.0, 100.0, 0.0)), demand(bound=1)) == pytest.approx(10.0)
-
-
-@pytest.mark.parametrize(
-    ("rollouts", "expected"),
-    [
-        (10.0, 1.0),  # the half of a step's 20 rollouts that began by the version just before
-        (20.0, 1.5),
-        (15.0, (10 * 1 + 5 * 2) / 15),  # the youngest
-        (21.0, None),
-    ],
-)
-def test_the_least_mean_staleness(rollouts: float, expected: float | None) -> None:
-    assert needed_staleness(pool((2.0, 3.0, 2.0)), demand(rollouts)) == (expected and pytest.approx(expected))
-
-
-def test_the_least_mean_staleness_where_versions_are_rarer() -> None:
-    """Every other step finds a version one step older: of 40 rollouts in two 10 are 1, 20 are 2 and 10 are 3 old."""
-    one = pool((2.0, 3.0, 2.0))
-    assert needed_staleness(one, demand(20.0, bound=3, period=2)) == pytest.approx((10 * 1 + 20 * 2 + 10 * 3) / 40)
-    assert needed_staleness(one, demand(20.0, bound=2, period=2)) is None
-
-
-def test_what_both_count_is_the_same_pool() -> None:
-    """All that is sampled in time is what the ages sum to."""
-    some = pool((2.0, 3.0, 2.0), (1.0, 14.0, 2.0), (0.5, 40.0, 1.0))
-    for bound in (1, 2, 3, 5):
-        most = useful_rollouts(some, demand(bound=bound))
-        assert needed_staleness(some, demand(most * 0.999, bound=bound)) is not None
-        assert needed_staleness(some, demand(most * 1.001, bound=bound)) is None
 
 
 def test_pool_and_demand_of_a_scenario(scenario_of: Callable[..., Scenario]) -> None:
@@ -73,6 +16,25 @@ def test_pool_and_demand_of_a_scenario(scenario_of: Callable[..., Scenario]) -> 
     found = pool_of(scenario)
     assert found.rollouts_per_s == pytest.approx([2 / 2.0 * 0.5])
     assert found.latency_s == pytest.approx([2.0 + 0.1 + 0.05])
-    assert found.dissemination_s == pytest.approx([0.2 + 0.3 + 0.05])
-    assert demand_of(scenario) == Demand(step_s=6.25, rollouts_per_step=2, max_staleness=1, publish_every=1)
+    assert found.broadcast_s == pytest.approx([0.2 + 0.3 + 0.05])
+    assert demand_of(scenario) == Workload(
+        mode="async",
+        rollouts_per_step=2,
+        train_s=6.0,
+        hand_off_s=0.25,
+        broadcast_s=pytest.approx(0.55),
+        max_staleness=1,
+    )
     assert demand_of(scenario_of(run={"mode": "sequential"})).max_staleness == 0
+
+
+def test_classes_are_the_pools_nodes_with_the_latency_of_their_long_rollouts(
+    scenario_of: Callable[..., Scenario],
+) -> None:
+    even, uneven = scenario_of(nodes={"count": 2}), scenario_of(nodes={"count": 2}, lengths={"ratio": 10.0})
+    for scenario, slower in ((even, False), (uneven, True)):
+        found, classes = pool_of(scenario), classes_of(scenario)
+        assert [one.rollouts_per_s for one in classes] == pytest.approx(found.rollouts_per_s.tolist())
+        for one, latency_s in zip(classes, found.latency_s.tolist(), strict=True):
+            assert (one.latency_s > latency_s + 0.5) == slower
+            assert one.latency_s >= latency_s - 1e-9

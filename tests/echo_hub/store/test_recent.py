@@ -22,7 +22,7 @@ def test_the_newest_leases_come_first_whatever_became_of_them(store: Store, reco
     store.apply([*records.opened(7), records.leased(2, 7, 0, node_id="b")], now=8.0)
     newest, before = store.recent_rollouts(2)
     assert newest == RecentRollout(node_id="b", leased_at=8.0, received_at=None)
-    assert before == RecentRollout(node_id="a", leased_at=5.0, received_at=10.0)
+    assert before == RecentRollout(node_id="a", leased_at=5.0, received_at=10.0, sampling_s=0.5)
     assert len(store.recent_rollouts(9)) == 3
 
 

@@ -4,10 +4,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.store.recent import Spread
-from echo_hub.views.pace import behind_versions, broadcast_s, busy_seconds, kinds_of, read_pace, read_steps
+from echo_hub.views.pace import (
+    TRUSTED,
+    behind_versions,
+    broadcast_s,
+    busy_rate,
+    busy_seconds,
+    kinds_of,
+    read_pace,
+    read_steps,
+)
 from tests.echo_hub.written_books import write_books
 
 
@@ -132,4 +143,32 @@ def test_a_lease_that_waits_for_its_version_is_no_work() -> None:
     """Versions are trained at 10 and 20, and are there 2 s later."""
     leases = [(5.0, 6.0), (10.0, 15.0), (11.0, 11.5), (13.0, 14.0), (20.5, 23.0)]
     there = [(5.0, 6.0), (12.0, 15.0), (11.5, 11.5), (13.0, 14.0), (22.0, 23.0)]
-    assert behind_versions(leases, [10.0, 20.0], 2.0) == there
+    found = behind_versions([(begin, end, end) for begin, end in leases], [10.0, 20.0], 2.0)
+    assert found == [(begin, end, end) for begin, end in there]
+
+
+def test_throughput_is_that_of_a_node_with_enough_to_do() -> None:
+    """Forty at once; the ten that were leased with them are drawn behind them, and leave slots free."""
+    leases = [(0.0, 0.0, 0.5)] * 40 + [(0.0, 0.5, 1.0)] * 10
+    assert busy_rate(leases) == pytest.approx(80.0)
+    assert busy_rate(leases[40:]) == pytest.approx(10.0), "what it holds and does not draw, it is too slow for"
+    assert (busy_rate([]), busy_rate([(0.0, 1.0, 1.0)])) == (0.0, 0.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.floats(0.1, 5)), min_size=1, max_size=30))
+def test_throughput_lies_between_one_rollout_and_all_at_once(drawn: list[tuple[float, float]]) -> None:
+    rate = busy_rate([(begin, begin, begin + seconds) for begin, seconds in drawn])
+    assert rate >= 1 / max(seconds for _, seconds in drawn) * (1 - 1e-9)
+    assert rate <= sum(1 / seconds for _, seconds in drawn) * (1 + 1e-9)
+
+
+async def test_a_node_that_claims_to_draw_in_no_time_is_not_believed(hub: Any) -> None:
+    store = hub.driven.store
+    write_books(store)
+    honest = read_pace(store, hub.config, read_steps(store), None)
+    read = store.recent_rollouts
+    store.recent_rollouts = lambda newest: [replace(rollout, sampling_s=1e-9) for rollout in read(newest)]
+    boasting = read_pace(store, hub.config, read_steps(store), None)
+    assert honest is not None and boasting is not None
+    for one, other in zip(honest.nodes, boasting.nodes, strict=True):
+        assert other.rollouts_per_s <= TRUSTED * one.rollouts_per_s * (1 + 1e-9)

@@ -1,0 +1,118 @@
+"""Cases lie on both sides of the boundary; the error is the model's against the simulated learner.
+
+And random fleets: of those in which a rollout takes less than a third of a step, and a version less than a third of the
+steps between two. Beyond that the order of single rollouts decides, which the model does not look at.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.simulate import prediction
+from benchmarks.simulate.prediction import PredictionCase, cases, headline
+from echo_hub.core.capacity.model import Pool
+from echo_hub.core.capacity.schedule import predict
+from echo_hub.simulator.rule import classes_of, demand_of
+from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.simulation import simulate
+
+
+def test_cases_have_names_of_their_own_and_lie_on_both_sides_of_the_boundary() -> None:
+    assert len({case.name for case in cases()}) == len(cases())
+    busy = {(case.max_staleness, case.publish_every): set[bool]() for case in cases()}
+    for case in cases():
+        scenario = case.scenario(seed=0)
+        told = predict(demand_of(scenario), Pool.of(classes_of(scenario)))
+        busy[case.max_staleness, case.publish_every].add(told.utilisation > 0.97)
+    assert all(False in sides for sides in busy.values())
+    assert sum(True in sides for sides in busy.values()) >= len(busy) - 2, "versions that are rare come in bursts"
+
+
+def test_the_headline_is_the_largest_error_and_the_mean_one() -> None:
+    one, other = cases()[:2]
+    rows = {
+        one.name: {"utilisation": 0.5, "predicted": 0.53},
+        other.name: {"utilisation": 0.9, "predicted": 0.89},
+    }
+    found = headline(rows)
+    assert (found["prediction_error"], found["mean_prediction_error"]) == pytest.approx((0.03, 0.02))
+    assert set(headline({}).values()) == {None}
+
+
+def test_a_pool_of_half_of_what_is_needed_keeps_the_learner_busy_for_half_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prediction, "NODES", 4)
+    row = PredictionCase(max_staleness=2, publish_every=1, sigma=0.0, throughput=0.5).row(seed=1)
+    assert row["predicted"] == pytest.approx(0.5, abs=0.02)
+    assert row["utilisation"] == pytest.approx(row["predicted"], abs=0.05)
+
+
+STEP_S = 10.0
+NODES, WIDTH, GROUP_SIZE = 10, 4, 4
+MOST = 0.10
+"""Largest error of a utilisation. Over many such fleets the mean one is about a sixth of it."""
+
+
+def fleet(
+    *,
+    bound: int,
+    every: int,
+    sigma: float,
+    ratio: float,
+    rollout: float,
+    broadcast: float,
+    throughput: float,
+    seed: int,
+) -> Scenario:
+    """Times are in steps; throughput in what the learner takes, if all nodes were as the median."""
+    rollouts = NODES * WIDTH / rollout / throughput
+    sections: dict[str, Any] = {
+        "run": {"seed": seed},
+        "training": {
+            "steps": 30,
+            "groups_per_step": max(1, round(rollouts / GROUP_SIZE)),
+            "group_size": GROUP_SIZE,
+            "max_staleness": bound,
+            "publish_every": every,
+        },
+        "learner": {"step_s": STEP_S},
+        "publication": {"start_s": broadcast * every * STEP_S, "payload_bytes": 0},
+        "nodes": {"count": NODES, "width": WIDTH, "sigma": sigma, "s_per_token": rollout * STEP_S / 100},
+        "lengths": {"tokens": 100, "ratio": ratio},
+        "measuring": {"warm_up_steps": 12, "limit_s": 3000},
+    }
+    return Scenario.model_validate(sections)
+
+
+fleets = st.integers(1, 4).flatmap(
+    lambda bound: st.builds(
+        fleet,
+        bound=st.just(bound),
+        every=st.integers(1, bound),
+        sigma=st.sampled_from([0.0, 0.4]),
+        ratio=st.sampled_from([1.0, 3.0]),
+        rollout=st.floats(0.1, 0.33),
+        broadcast=st.floats(0.02, 0.33),
+        throughput=st.floats(0.5, 2.5),
+        seed=st.integers(0, 99),
+    )
+)
+
+
+def both(scenario: Scenario) -> tuple[float, float]:
+    """Predicted and simulated utilisation."""
+    predicted = predict(demand_of(scenario), Pool.of(classes_of(scenario))).utilisation
+    return predicted, simulate(scenario, lambda: 0.0).utilisation
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(fleets)
+def test_random_fleets_are_as_busy_as_predicted(scenario: Scenario) -> None:
+    predicted, simulated = both(scenario)
+    event("busy" if predicted > 0.97 else "waits")
+    assert abs(predicted - simulated) < MOST, (predicted, simulated, scenario)
