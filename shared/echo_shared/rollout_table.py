@@ -116,9 +116,15 @@ class RolloutTable:
             rollout, new = self.rollouts[row], slice(self._told_W[row], self._drawn_W[row])
             if rollout is not None:
                 ids_T, logprobs_T = self._ids_WT[row, new].copy(), self._logprobs_WT[row, new].copy()
-                lease_id, start = rollout.group.lease_id, int(self._told_W[row])
                 parts.append(
-                    DrawnPart(lease_id=lease_id, index=rollout.index, start=start, ids=ids_T, logprobs=logprobs_T)
+                    DrawnPart(
+                        lease_id=rollout.group.lease_id,
+                        index=rollout.index,
+                        policy_version=rollout.group.policy_version,
+                        start=int(self._told_W[row]),
+                        ids=ids_T,
+                        logprobs=logprobs_T,
+                    )
                 )
         self._told_W[:] = self._drawn_W
         return parts

@@ -68,6 +68,7 @@ class DrawnPart:
 
     lease_id: int
     index: int
+    policy_version: int
     start: int
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]

@@ -56,7 +56,14 @@ class Cancelled:
     lease_id: int
 
 
-WorkerNews = EngineEvent | Drawn | Cancelled
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The worker can sample by this version at once; told while it samples by another."""
+
+    policy_version: int
+
+
+WorkerNews = EngineEvent | Drawn | Cancelled | Prepared
 
 
 class EngineChild:
@@ -144,8 +151,8 @@ class EngineChild:
         return rows
 
     async def events(self) -> AsyncIterator[WorkerNews]:
-        """What the worker finished, failed, has drawn so far or gave up, until it ends, which raises BackendError. For
-        one reader; cancel-safe."""
+        """What the worker finished, failed, has drawn so far, gave up or prepared, until it ends, which raises
+        BackendError. For one reader; cancel-safe."""
         while True:
             frame = await self._receive()
             match frame["type"]:
@@ -157,6 +164,8 @@ class EngineChild:
                     yield Drawn(parts=tuple(parts_from_frame(frame)))
                 case "cancelled":
                     yield Cancelled(lease_id=frame["lease_id"])
+                case "prepared":
+                    yield Prepared(policy_version=frame["version"])
                 case _:
                     yield GroupFailed(lease_id=frame["lease_id"], code=frame["code"], what=frame["what"])
 

@@ -2,9 +2,10 @@
 
 An engine may crash, leak or be killed for its memory; as a child it takes nobody with it. Groups queue here. Those of
 the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine
-takes the adapter of the next version in the queue that is prepared. What unfinished rollouts have drawn is told every
-few seconds, and once more when their lease is cancelled, before the answer to that. The process ends when its parent
-closes the pipe or dies, and, with a last frame that says so, when the engine is of no more use.
+takes the adapter of the next version in the queue that is prepared. That one is prepared is told while another samples:
+the parent may cancel what runs, and submit it anew by that one, behind what it has drawn. What unfinished rollouts have
+drawn is told every few seconds, and once more when their lease is cancelled, before the answer to that. The process
+ends when its parent closes the pipe or dies, and, with a last frame that says so, when the engine is of no more use.
 """
 
 from __future__ import annotations
@@ -154,6 +155,8 @@ class Worker:
                     self._report(events, now - began)
                     began = now
                 self._tell_news(due=False)
+                for prepared in self._policies.take_prepared() if self._stream_s else ():
+                    self._pipe.send({"type": "prepared", "version": prepared})
                 self._handle_waiting()
                 if self._pipe.ended:
                     return

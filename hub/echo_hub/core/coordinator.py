@@ -202,13 +202,31 @@ class Coordinator:
             self._out.act(LookUpReceipt(node_id=event.node_id, rollout_id=event.rollout_id))
         elif rollout.state is not ReceiptState.LEASED:
             self._out.receipt(rollout.node_id, rollout.rollout_id, rollout.state)
-        elif problem := _unlike_lease(event, rollout):
+        elif problem := self._unlike_lease(event, rollout):
             self._ledger.fail(rollout, DropReason.INVALID, problem)
             self._nodes.fail(event.node_id, now)
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
         else:
-            self._ledger.receive(rollout, event.payload, now)
+            self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)
+
+    def _unlike_lease(self, event: RolloutArrived, rollout: LeasedRollout) -> str:
+        """What in the node's result contradicts its lease; empty = nothing."""
+        said: dict[str, tuple[int, int]] = {
+            "lease": (event.lease_id, rollout.lease_id),
+            "group": (event.group_id, rollout.group_id),
+            "index": (event.index, rollout.index),
+        }
+        first, last, newest = event.policy_version_start, event.policy_version_end, self.published_version
+        mixed = ""
+        if self._settings.interrupts and self._ledger.groups[rollout.group_id].owner.for_learner:
+            if not first <= last <= max(newest, rollout.policy_version):
+                mixed = f"policy versions {first} to {last}, newest published {newest}"
+        else:
+            said["first policy version"] = (first, rollout.policy_version)
+            said["last policy version"] = (last, rollout.policy_version)
+        wrong = [f"{name} {got} instead of {leased}" for name, (got, leased) in said.items() if got != leased]
+        return ", ".join([*wrong, *filter(None, [mixed, event.problem])])
 
     def _given_back(self, event: LeaseGivenBack, now: float) -> None:
         returned = [self._ledger.rollouts.get(rollout_id(event.lease_id, index)) for index in event.indices]
@@ -292,19 +310,6 @@ class Coordinator:
 
     def _evaluation_abandoned(self, event: EvaluationAbandoned, now: float) -> None:
         self._evaluating.abandon(event.policy_version)
-
-
-def _unlike_lease(event: RolloutArrived, rollout: LeasedRollout) -> str:
-    """What in the node's result contradicts its lease; empty = nothing."""
-    said: Mapping[str, tuple[int, int]] = {
-        "lease": (event.lease_id, rollout.lease_id),
-        "group": (event.group_id, rollout.group_id),
-        "index": (event.index, rollout.index),
-        "first policy version": (event.policy_version_start, rollout.policy_version),
-        "last policy version": (event.policy_version_end, rollout.policy_version),
-    }
-    wrong = [f"{name} {got} instead of {leased}" for name, (got, leased) in said.items() if got != leased]
-    return ", ".join([*wrong, *filter(None, [event.problem])])
 
 
 HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {

@@ -18,8 +18,9 @@ leased to another node as well, and the first valid result wins. One past its de
 thought to have lost it. An index that failed on a node is offered to others first; to the same one only when no other
 takes work. A node that comes back is sent again what it holds: what was sent into a dying connection is lost.
 
-What the hub has of an index is gone on with, where a proven node drew it by the same version: a lease says of each
-index with which earlier lease of it it goes on, and, sent again, that it goes on with itself.
+What the hub has of an index is gone on with, where a proven node drew it by the same version, or, if completions are
+interrupted, by older ones that are not too old: a lease says of each index with which earlier lease of it it goes on,
+and, sent again, that it goes on with itself.
 
 Beside training, others may own groups: evaluations. While training and one of these both want leases, one of
 `EVALUATION_SHARE` leased rollouts is the other's, counted from the last time that it wanted none; what training does
@@ -304,7 +305,7 @@ class Leasing:
             if found is None:
                 return False
             node, most = found
-            self._lease_to(node, group, tuple(sorted(group.unleased)[:most]), now)
+            self._lease_to(node, group, tuple(sorted(group.unleased)[:most]), now, oldest=terms.oldest)
             return True
         tried: set[tuple[str, ...]] = set()
         for index in sorted(group.unleased, key=lambda index: (-group.slots[index].turn, index)):
@@ -317,7 +318,7 @@ class Leasing:
                 node, most = found
                 turn = group.slots[index].turn
                 indices = (index,) if turn else self._first_turns(node, group, index, terms)[:most]
-                self._lease_to(node, group, indices, now)
+                self._lease_to(node, group, indices, now, oldest=terms.oldest)
                 return True
         return False
 
@@ -354,7 +355,8 @@ class Leasing:
             and node.node_id not in self._avoided(slot, terms.oldest)
         )
 
-    def _lease_to(self, node: Node, group: RolloutGroup, indices: tuple[int, ...], now: float) -> None:
+    def _lease_to(self, node: Node, group: RolloutGroup, indices: tuple[int, ...], now: float, *, oldest: int) -> None:
+        """`oldest`: the oldest version that will do."""
         lease_id = self._next_lease_id
         self._next_lease_id += 1
         for share in self._shares:
@@ -370,8 +372,9 @@ class Leasing:
             policy_version=group.owner.lease_version(group, node),
             deadline=deadline,
         )
-        goes_on = () if node.is_hub else self._ledger.begun(record)
-        leased = self._ledger.lease(record, now)
+        mixes = self._settings.interrupts and group.owner.for_learner
+        goes_on = () if node.is_hub else self._ledger.begun(record, oldest=oldest if mixes else None)
+        leased = self._ledger.lease(record, now, goes_on)
         self.watch(lease_id, indices, deadline)
         if late_at < deadline and not node.is_hub:
             heappush(self._watched, (late_at, "late", lease_id, indices))

@@ -242,7 +242,7 @@ class Training:
             if group.oldest_version is not None and group.oldest_version < oldest:
                 self._ledger.drop_group(group, DropReason.STALE)
             elif not group.complete:
-                late = [rollout for rollout in group.still_leased if rollout.policy_version < oldest]
+                late = [rollout for rollout in group.still_leased if rollout.oldest_version < oldest]
                 self._ledger.revoke(late, DropReason.REVOKED)
 
     def _drop_flat_groups(self) -> None:
