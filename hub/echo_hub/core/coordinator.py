@@ -74,6 +74,8 @@ class Coordinator:
         )
         self._snapshot = snapshot
         self._next_to_open = snapshot.next_group_id
+        self._next_to_admit = snapshot.next_group_id
+        """The first group that may not be opened yet."""
         self._next_to_prepare = snapshot.next_group_id
         self._prepared: dict[int, GroupPrepared] = {}
         self._finished = False
@@ -138,7 +140,8 @@ class Coordinator:
 
     @property
     def _num_preparing(self) -> int:
-        return self._next_to_prepare - self._next_to_open
+        """Groups that may be opened once their problem is there."""
+        return self._next_to_admit - self._next_to_open
 
     # --- one turn
 
@@ -155,7 +158,8 @@ class Coordinator:
         return self._out.take()
 
     def _admit(self, now: float) -> None:
-        """Opens what the staleness bound allows, and leases what is open."""
+        """Opens what the staleness bound allows, and leases what is open. In lock-step modes, where the nodes have
+        nothing to do until a version is published, the groups of the step after it are prepared before."""
         version = self._training.newest_to_lease
         if version is None:
             return
@@ -163,13 +167,34 @@ class Coordinator:
         if standing != self._admitted:
             self._outlook = self._training.outlook
             allowed = admission.room(self._settings, self._outlook, lease_version=version, waiting_groups=standing[-1])
-            for group_id in range(self._next_to_prepare, self._next_to_prepare + allowed):
-                self._out.act(PrepareGroup(group_id=group_id))
-            self._next_to_prepare += allowed
+            self._next_to_admit += allowed
+            self._prepare(self._next_to_admit + self._num_ahead)
+            self._open_prepared()
             self._admitted = (*standing[:-1], standing[-1] + allowed)
         self._leasing.dispatch(
             self._training, now, newest_version=version, outlook=self._outlook, tempo=self._training.tempo
         )
+
+    @property
+    def _num_ahead(self) -> int:
+        """How many groups are prepared that may not be opened yet."""
+        ahead = self._settings.mode != "async" and self._training.next_step < self._settings.steps
+        return self._outlook.next_batch if ahead else 0
+
+    def _prepare(self, end: int) -> None:
+        """Asks for the problems of the groups before this one."""
+        for group_id in range(self._next_to_prepare, end):
+            self._out.act(PrepareGroup(group_id=group_id))
+        self._next_to_prepare = max(self._next_to_prepare, end)
+
+    def _open_prepared(self) -> None:
+        """Opens what is admitted, in order, whatever order it is prepared in: so a restart knows which is next."""
+        while self._next_to_open < self._next_to_admit:
+            prepared = self._prepared.pop(self._next_to_open, None)
+            if prepared is None:
+                return
+            self._training.open_group(prepared)
+            self._next_to_open += 1
 
     def _finish(self) -> None:
         self._finished = True
@@ -246,13 +271,10 @@ class Coordinator:
     # --- groups and scores
 
     def _group_prepared(self, event: GroupPrepared, now: float) -> None:
-        """Groups are opened in order, whatever order they are prepared in: so a restart knows which one is next."""
         if not self._next_to_open <= event.group_id < self._next_to_prepare or self._finished:
             return
         self._prepared[event.group_id] = event
-        while (prepared := self._prepared.pop(self._next_to_open, None)) is not None:
-            self._training.open_group(prepared)
-            self._next_to_open += 1
+        self._open_prepared()
 
     def _scored(self, event: RolloutScored, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
