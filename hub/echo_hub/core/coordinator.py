@@ -232,8 +232,17 @@ class Coordinator:
             self._nodes.fail(event.node_id, now)
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
+        elif self._settings.interrupts and event.policy_version_start < self._oldest_useful(rollout):
+            # What it went on with is from before a restart. One of its group, not all, is drawn anew.
+            what = f"its first token is by version {event.policy_version_start}"
+            self._ledger.fail(rollout, DropReason.STALE, what)
         else:
             self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)
+
+    def _oldest_useful(self, rollout: LeasedRollout) -> int:
+        """The oldest version by which any of this rollout may be."""
+        for_learner = self._ledger.groups[rollout.group_id].owner.for_learner
+        return admission.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
 
     def _unlike_lease(self, event: RolloutArrived, rollout: LeasedRollout) -> str:
         """What in the node's result contradicts its lease; empty = nothing."""

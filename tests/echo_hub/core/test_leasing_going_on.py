@@ -337,3 +337,42 @@ def test_what_is_too_old_to_be_trained_is_not_gone_on_with(bench: BenchOf) -> No
         b.tell(Tick())
         again = [lease for lease in b.leases.values() if lease.group_id == 0 and lease.lease_id > 1]
         assert [lease.goes_on for lease in again] == [goes_on]
+
+
+def test_of_a_group_only_what_is_too_old_is_drawn_anew(bench: BenchOf) -> None:
+    """Which prefix a lease had is not known any more after a restart: an honest one may be too old by now."""
+    rows = [
+        RolloutRow(
+            rollout_id=f"1-{index}",
+            lease_id=1,
+            node_id="a",
+            group_id=0,
+            index=index,
+            policy_version=2,
+            deadline=1_060.0,
+            state=ReceiptState.LEASED,
+            reward=None,
+        )
+        for index in (0, 1)
+    ]
+    snapshot = CoordinatorSnapshot(
+        next_group_id=1,
+        next_lease_id=2,
+        groups=(GroupRow(group_id=0, seed=1),),
+        rollouts=tuple(rows),
+        trained_steps=2,
+        published_version=2,
+    )
+    b = bench(snapshot, groups_per_step=1, group_size=2, steps=4, max_staleness=1, interrupts=True)
+    b.tell(LearnerReady(policy_version=2))
+    b.node("a", version=2)
+    lease = b.of(SendLease)[0] if b.of(SendLease) else b.leases[1]
+    old, young = ({"policy_version_start": version, "policy_version_end": 2} for version in (0, 1))
+    b.tell(b.arrival(lease, 0, **old))
+    assert [(one.reason, one.detail) for one in b.of(RolloutsDropped)] == [
+        (DropReason.STALE, "its first token is by version 0")
+    ]
+    again = [one for one in b.of(SendLease) if one.group_id == 0]
+    assert [(one.indices, one.goes_on) for one in again] == [((0,), ())]
+    b.tell(b.arrival(lease, 1, **young))
+    assert b.of(RolloutsDropped) == []
