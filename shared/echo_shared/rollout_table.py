@@ -62,6 +62,7 @@ class RolloutTable:
         self._ids_WT = np.zeros((0, 0), dtype=np.int32)
         self._logprobs_WT = np.zeros((0, 0), dtype=np.float32)
         self._stops_WS = np.zeros((0, 0), dtype=np.int64)
+        self._now = 0.0
 
     def __len__(self) -> int:
         """Rows, free ones included."""
@@ -124,6 +125,7 @@ class RolloutTable:
                         start=int(self._told_W[row]),
                         ids=ids_T,
                         logprobs=logprobs_T,
+                        sampling_s=self._now - rollout.started,
                     )
                 )
         self._told_W[:] = self._drawn_W
@@ -144,6 +146,7 @@ class RolloutTable:
 
         Returns the rollouts that this ends, by row, rising where `rows_R` is; these rows are free from now on.
         """
+        self._now = now
         drawn_R = self._drawn_W[rows_R]
         self._ids_WT[rows_R, drawn_R] = tokens_R
         self._logprobs_WT[rows_R, drawn_R] = logprobs_R

@@ -91,6 +91,7 @@ class _Running:
             start=start,
             ids=np.array(self.ids[start:], np.int32),
             logprobs=np.array(self.logprobs[start:], np.float32),
+            sampling_s=time.perf_counter() - self.started_at,
         )
 
 

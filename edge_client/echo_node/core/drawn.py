@@ -28,6 +28,9 @@ class _Progress:
     versions: Spans
     num_given: int
     num_sent: int
+    sampling_s: float = 0.0
+    """Since the engine began it last, as far as it has told; and what the engine took before it was begun anew."""
+    earlier_s: float = 0.0
 
     @classmethod
     def behind(cls, given: LeasedPrefix, lease: Lease) -> _Progress:
@@ -39,6 +42,17 @@ class _Progress:
     @classmethod
     def fresh(cls) -> _Progress:
         return cls(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), versions=(), num_given=0, num_sent=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What is known of a finished rollout beside its tokens."""
+
+    num_given: int
+    """By its lease. The engine may have been given more, by the one before it."""
+    versions: Spans
+    sampling_s: float
+    """Of all engines and versions that this node has drawn it with."""
 
 
 class Drawn:
@@ -62,10 +76,13 @@ class Drawn:
             progress.ids = np.concatenate([progress.ids, part.ids])
             progress.logprobs = np.concatenate([progress.logprobs, part.logprobs])
             progress.versions = grown(progress.versions, part.policy_version, len(part.ids))
+            progress.sampling_s = part.sampling_s
 
     def prefixes(self, lease_id: int, indices: Iterable[int]) -> tuple[Prefix, ...]:
-        """What an engine is to go on from."""
+        """What an engine is to go on from, that now begins the lease, for the first time or anew."""
         rollouts = self._leases.get(lease_id, {})
+        for progress in rollouts.values():
+            progress.earlier_s, progress.sampling_s = progress.earlier_s + progress.sampling_s, 0.0
         return tuple(
             Prefix(index=index, ids=rollouts[index].ids, logprobs=rollouts[index].logprobs)
             for index in indices
@@ -103,13 +120,17 @@ class Drawn:
                         parts, room = [], MAX_PARTS_TOKENS
         return [*messages, RolloutParts(parts=tuple(parts))] if parts else messages
 
-    def end(self, finished: FinishedRollout) -> tuple[int, Spans]:
-        """Forgets a finished rollout; returns how many tokens its lease gave, and which versions drew it. What was not
-        told of it before is by the version that the engine has drawn it to its end with."""
+    def end(self, finished: FinishedRollout) -> Ended:
+        """Forgets a finished rollout. What was not told of it before is by the version that the engine has drawn it to
+        its end with."""
         progress = self._leases.get(finished.lease_id, {}).pop(finished.index, None) or _Progress.fresh()
         count = len(finished.completion_ids)
         told = between(progress.versions, 0, count)
-        return progress.num_given, grown(told, finished.policy_version, count - min(count, len(progress.ids)))
+        return Ended(
+            num_given=progress.num_given,
+            versions=grown(told, finished.policy_version, count - min(count, len(progress.ids))),
+            sampling_s=progress.earlier_s + finished.sampling_s,
+        )
 
     def forget(self, lease_id: int) -> None:
         """The lease is not held any more."""

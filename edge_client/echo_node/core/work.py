@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, assert_never
 
 from echo_node.core.base_model import BaseModel
-from echo_node.core.drawn import Drawn
+from echo_node.core.drawn import Drawn, Ended
 from echo_node.core.effects import (
     AskForReceipts,
     CancelLease,
@@ -75,7 +75,6 @@ from echo_shared.messages import (
     rollout_id,
 )
 from echo_shared.sampling import FinishedRollout
-from echo_shared.version_spans import Spans
 
 DRAIN_S: Final = 3.0
 """How long a leaving node waits for the last receipts."""
@@ -281,8 +280,7 @@ class WorkLoop:
         self._pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
         if not self._held.finish(finished.lease_id, finished.index):
             return  # Revoked or returned in the meantime: the hub has counted it already.
-        num_given, versions = self._drawn.end(finished)
-        rollout = _rollout(finished, num_given=num_given, versions=versions)
+        rollout = _rollout(finished, self._drawn.end(finished))
         self._spooling.add(rollout.rollout_id)
         self._effects.append(SpoolRollout(rollout=rollout))
 
@@ -429,8 +427,8 @@ class _Leaving:
     """When it goes back without an answer."""
 
 
-def _rollout(finished: FinishedRollout, *, num_given: int, versions: Spans) -> Rollout:
-    """`num_given`: by the lease. The engine may have been given more, by the one before it."""
+def _rollout(finished: FinishedRollout, ended: Ended) -> Rollout:
+    versions = ended.versions
     return Rollout(
         rollout_id=rollout_id(finished.lease_id, finished.index),
         lease_id=finished.lease_id,
@@ -441,8 +439,8 @@ def _rollout(finished: FinishedRollout, *, num_given: int, versions: Spans) -> R
         completion_ids=finished.completion_ids,
         behavior_logprobs=finished.behavior_logprobs,
         finish_reason=finished.finish_reason,
-        sampling_s=finished.sampling_s,
-        num_given=num_given,
+        sampling_s=ended.sampling_s,
+        num_given=ended.num_given,
         versions=versions if len(versions) > 1 else (),
     )
 

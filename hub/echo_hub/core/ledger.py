@@ -236,9 +236,10 @@ class Ledger:
         rollout.oldest_version = rollout.policy_version if oldest_version is None else oldest_version
         self._note_version(group, rollout.oldest_version)
         rollout.num_tokens = len(payload.completion_ids)
+        drawn = sum(span.num_tokens for span in payload.spans if span.node_id == rollout.node_id)
         self._nodes.measure(
             rollout.node_id,
-            rollout.num_tokens,
+            drawn if payload.spans else rollout.num_tokens,
             sampling_s=payload.sampling_s,
             latency_s=now - rollout.leased_at,
             now=now,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from echo_hub.core.effects import RolloutsDropped, ScoreRollout, SendLease, StepPlanned
@@ -24,8 +25,9 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.leasing import LEFT_S
 from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
-from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.messages import DropReason, FinishReason, ReceiptState
 
 BenchOf = Callable[..., Any]
 
@@ -376,3 +378,24 @@ def test_of_a_group_only_what_is_too_old_is_drawn_anew(bench: BenchOf) -> None:
     assert [(one.indices, one.goes_on) for one in again] == [((0,), ())]
     b.tell(b.arrival(lease, 1, **young))
     assert b.of(RolloutsDropped) == []
+
+
+def test_a_nodes_pace_is_that_of_what_it_drew_itself(bench: BenchOf) -> None:
+    """A hundred tokens were given to b, which drew ten in a second."""
+    b, lease = mixing(bench)
+    b.node("b")
+    newer(b, 1)
+    give_back(b, lease, 1)
+    (again,) = [one for one in b.of(SendLease) if one.group_id == lease.group_id]
+    spans = (Span(node_id="a", policy_version=0, num_tokens=100), Span(node_id="b", policy_version=1, num_tokens=10))
+    long = np.zeros(110, np.int32)
+    payload = RolloutPayload(
+        completion_ids=long,
+        behavior_logprobs=long.astype(np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=1.0,
+        spans=spans,
+    )
+    b.now += 1.0
+    b.tell(b.arrival(again, 1, policy_version_start=0, policy_version_end=1, payload=payload))
+    assert b.coordinator._nodes._nodes["b"].pace.token_s == pytest.approx(0.1)

@@ -82,6 +82,7 @@ def test_parts() -> None:
             start=10 * number,
             ids=np.arange(length, dtype=np.int32),
             logprobs=np.linspace(-1, 0, length, dtype=np.float32),
+            sampling_s=number / 4,
         )
         for number, length in enumerate((2, 5, 1))
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import os
 import signal
 import subprocess
@@ -205,9 +206,15 @@ class SmallNode:
     "name", [pytest.param(n, marks=pytest.mark.skipif(not installed(n), reason="not installed")) for n in NAMES]
 )
 async def test_an_interrupted_completion_is_what_its_versions_give_by_hand(
-    name: str, base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
+    name: str,
+    base: Path,
+    make_adapter: Callable[..., Path],
+    kit: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each token is drawn by its own version's distribution behind all tokens before it, whichever drew those."""
+    monkeypatch.setattr("echo_node.backends.process._RATE_WINDOW_S", math.inf)
     adapters = {version: make_adapter(base, version) for version in (1, 2, 3)}
     engine = await start(base, tmp_path, name, stream_s=0.001, precision="f32")
     node = SmallNode(engine, adapters)
@@ -225,6 +232,7 @@ async def test_an_interrupted_completion_is_what_its_versions_give_by_hand(
             await node.publish(newest)
         if len(node.rollouts) == 6:
             break
+    assert sum(tokens for tokens, _ in engine._recent) == 6 * 160, "each token counts once in the engine's rate"
     await engine.stop()
 
     models = {version: kit.load_reference(base, adapter) for version, adapter in adapters.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from echo_node.core.drawn import Drawn
@@ -107,8 +109,9 @@ def test_the_end_of_a_rollout_says_how_much_its_lease_gave() -> None:
     drawn.begin(continued(1, 0, 3, 4), {0, 1})
     drawn.add(part(1, 0, 2, 5))
     drawn.add(part(1, 1, 0, 6))
-    assert drawn.end(ended(1, 0, 3, 4, 5, 1)) == (2, spans((0, 4)))
-    assert [drawn.end(ended(*known, 5))[0] for known in ((1, 0), (7, 0))] == [0, 0]
+    end = drawn.end(ended(1, 0, 3, 4, 5, 1))
+    assert (end.num_given, end.versions) == (2, spans((0, 4)))
+    assert [drawn.end(ended(*known, 5)).num_given for known in ((1, 0), (7, 0))] == [0, 0]
     assert shown(drawn.take_unsent()) == [(1, 1, 0, [6])]
     drawn.connected()
     drawn.forget(1)
@@ -132,14 +135,30 @@ def test_every_token_keeps_the_version_that_drew_it() -> None:
     drawn.connected()
     sent = [(one.start, one.policy_version, len(one.ids)) for one in drawn.take_unsent()[0].parts if one.index == 0]
     assert sent == [(0, 5, 1), (1, 7, 2), (3, 9, 2)]
-    assert drawn.end(ended(1, 0, 3, 4, 5, 6, 7, 1, version=9)) == (2, spans((5, 1), (7, 2), (9, 3)))
-    assert drawn.end(ended(1, 1, 8, 1, version=11)) == (0, spans((9, 1), (11, 1)))
+    end = drawn.end(ended(1, 0, 3, 4, 5, 6, 7, 1, version=9))
+    assert (end.num_given, end.versions) == (2, spans((5, 1), (7, 2), (9, 3)))
+    end = drawn.end(ended(1, 1, 8, 1, version=11))
+    assert (end.num_given, end.versions) == (0, spans((9, 1), (11, 1)))
+
+
+def test_the_time_that_a_rollout_took_is_that_of_all_its_beginnings() -> None:
+    drawn = Drawn()
+    drawn.begin(lease(1), {0, 1})
+    drawn.prefixes(1, (0, 1))
+    drawn.add(replace(part(1, 0, 0, 5), sampling_s=3.0))
+    drawn.add(replace(part(1, 0, 1, 6), sampling_s=4.0))
+    drawn.prefixes(1, (0, 1))
+    drawn.add(replace(part(1, 0, 2, 7, version=1), sampling_s=2.0))
+    drawn.prefixes(1, (0, 1))
+    assert drawn.end(replace(ended(1, 0, 5, 6, 7, 1, version=2), sampling_s=0.5)).sampling_s == 6.5
+    assert drawn.end(replace(ended(1, 1, 5), sampling_s=0.5)).sampling_s == 0.5
 
 
 def test_a_prefix_whose_versions_are_not_told_is_by_that_of_its_lease() -> None:
     drawn = Drawn()
     drawn.begin(continued(1, 0, 3, 4).model_copy(update={"policy_version": 6}), {0})
-    assert drawn.end(ended(1, 0, 3, 4, 1, version=8)) == (2, spans((6, 2), (8, 1)))
+    end = drawn.end(ended(1, 0, 3, 4, 1, version=8))
+    assert (end.num_given, end.versions) == (2, spans((6, 2), (8, 1)))
 
 
 def test_messages_keep_the_wires_bounds() -> None:
