@@ -74,6 +74,8 @@ def _joined(parts: list[DrawnPart]) -> DrawnPart:
         lease_id=parts[0].lease_id,
         index=parts[0].index,
         start=parts[0].start,
+        policy_version=parts[0].policy_version,
         ids=np.concatenate([part.ids for part in parts]),
         logprobs=np.concatenate([part.logprobs for part in parts]),
+        sampling_s=parts[-1].sampling_s,
     )

@@ -48,7 +48,7 @@ class NodeConfig(BaseSettings):
     """Rollouts that the node asks for, as a multiple of its width: work for the time that a round trip takes."""
     stream_s: Annotated[float, Field(ge=0, le=600)] = 5.0
     """Seconds of sampling after which the hub gets what unfinished completions have drawn, so that another node can go
-    on with them where this one is cut off; 0 = never."""
+    on with them where this one is cut off; 0 = never; then none is interrupted for a newer version."""
     swarm_host: str = "0.0.0.0"
     """Address on which other nodes may connect to fetch from this one; 127.0.0.1 keeps them out."""
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0

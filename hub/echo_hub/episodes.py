@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_hub.core.admission import staleness
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
@@ -36,7 +37,7 @@ async def load_training_batch(store: AsyncStore, problems: Problems, step: int) 
     return [
         TrainingGroup(
             prompt_ids=problems.prompt_ids(group.group_id),
-            rollouts=tuple(training_rollout(episode) for episode in group.episodes),
+            rollouts=tuple(training_rollout(episode, learner_version=step - 1) for episode in group.episodes),
         )
         for group in await store.load_batch(step)
     ]
@@ -53,7 +54,7 @@ def scoring_job(stored: StoredPayload) -> ScoringJob:
     )
 
 
-def training_rollout(episode: BatchEpisode) -> TrainingRollout:
+def training_rollout(episode: BatchEpisode, *, learner_version: int) -> TrainingRollout:
     """The whole episode as one sequence. What the environment said has no log-probability and is masked out.
 
     It counts as truncated if any of its turns was cut off at sampling.max_tokens: what followed answers a fragment. An
@@ -61,6 +62,8 @@ def training_rollout(episode: BatchEpisode) -> TrainingRollout:
     whole, and its reward is the one that the environment names for this case.
     """
     ids, drawn, logprobs = [], [], []
+    spans = [span for turn in episode.turns for span in turn.spans]
+    ages = [staleness(learner_version, span.policy_version) for span in spans]
     for turn in episode.turns:
         unseen = len(turn.observation_ids)
         ids += [turn.completion_ids, turn.observation_ids]
@@ -72,4 +75,6 @@ def training_rollout(episode: BatchEpisode) -> TrainingRollout:
         behavior_logprobs=np.concatenate(logprobs),
         reward=episode.reward,
         truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in episode.turns),
+        token_staleness=float(np.average(ages, weights=[span.num_tokens for span in spans])),
+        num_versions=len({span.policy_version for span in spans}),
     )

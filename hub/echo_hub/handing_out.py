@@ -23,7 +23,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import AnsweredTurn
 from echo_shared.messages import ArtefactOffer, FromHub, Lease, LeasedPrefix, LeaseRevoked
-from echo_shared.sampling import GroupRequest, Prefix
+from echo_shared.sampling import GroupRequest
 
 
 class Offers(Protocol):
@@ -35,7 +35,8 @@ class Offers(Protocol):
 
 
 class HandingOut:
-    """`nodes` are those that are connected; `send` gives a node a message, `sample` the learner a request."""
+    """`nodes` are those that are connected; `send` gives a node a message, `sample` the learner a request;
+    `may_move_on` says of a group whether its completions may go on by newer versions."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class HandingOut:
         offers: Offers,
         send: Callable[[str, FromHub], object],
         sample: Callable[[GroupRequest], None],
+        may_move_on: Callable[[int], bool],
     ) -> None:
         self._settings = settings
         self._stop_ids = stop_ids
@@ -57,9 +59,10 @@ class HandingOut:
         self._offers = offers
         self._send = send
         self._sample = sample
-        self._waiting: asyncio.Queue[tuple[SendLease | RevokeLease, Sequence[Prefix]]] = asyncio.Queue()
+        self._may_move_on = may_move_on
+        self._waiting: asyncio.Queue[tuple[SendLease | RevokeLease, Sequence[LeasedPrefix]]] = asyncio.Queue()
 
-    def submit(self, action: SendLease | RevokeLease, prefixes: Sequence[Prefix] = ()) -> None:
+    def submit(self, action: SendLease | RevokeLease, prefixes: Sequence[LeasedPrefix] = ()) -> None:
         """`prefixes`: what the lease goes on with. The queue holds at most what the coordinator leases, so it needs no
         bound of its own."""
         self._waiting.put_nowait((action, prefixes))
@@ -80,7 +83,7 @@ class HandingOut:
                 else:
                     self._send(action.node_id, LeaseRevoked(lease_id=action.lease_id, reason=action.reason))
 
-    def _lease(self, action: SendLease, turns: Sequence[AnsweredTurn], prefixes: Sequence[Prefix]) -> None:
+    def _lease(self, action: SendLease, turns: Sequence[AnsweredTurn], prefixes: Sequence[LeasedPrefix]) -> None:
         """`turns`: those before, in order; gone when the group was dropped meanwhile, and the lease with it."""
         if len(turns) < action.turn:
             return
@@ -101,13 +104,15 @@ class HandingOut:
             indices=request.indices,
             prompt_ids=request.prompt_ids,
             seed=request.seed,
-            policy_version=request.policy_version,
+            # What follows a prefix is drawn by no older version than its end.
+            policy_version=max([request.policy_version, *(one.versions[-1].policy_version for one in prefixes)]),
             temperature=GREEDY_TEMPERATURE if about and about.greedy else request.temperature,
             max_tokens=request.max_tokens,
             stop_ids=request.stop_ids,
             deadline_s=action.deadline_s,
             offer=self._offers.offer(action.policy_version, node.info) if offered else None,
-            prefixes=tuple(LeasedPrefix(index=one.index, ids=one.ids, logprobs=one.logprobs) for one in prefixes),
+            prefixes=tuple(prefixes),
+            on_new_version="interrupt" if self._may_move_on(action.group_id) else "finish",
         )
         self._send(action.node_id, lease)
 

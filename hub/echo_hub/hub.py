@@ -177,6 +177,7 @@ class Hub:
             offers=self._distributor,
             send=self._gateway.send,
             sample=self._trainer.sample,
+            may_move_on=self._opened.partials.may_move_on,
         )
 
     def _make_node_evaluations(self) -> NodeEvaluations:
@@ -315,6 +316,7 @@ class Hub:
             case PublishVersion():
                 self.publishing.submit(action.policy_version)
             case AnnounceVersion():
+                self._opened.partials.published_version = action.policy_version
                 self._distributor.announce(action.policy_version)
             case EvaluationDone():
                 self._node_evaluations.done(action.policy_version)

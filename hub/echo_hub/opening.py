@@ -76,7 +76,12 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             bounds=bounds,
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
             coordinator=Coordinator(coordinator_settings(config, multi_turn=problems.multi_turn), snapshot),
-            partials=partials_of(bounds, snapshot.rollouts),
+            partials=partials_of(
+                bounds,
+                snapshot.rollouts,
+                interrupts=config.training.on_new_version == "interrupt",
+                published_version=snapshot.published_version,
+            ),
             started_at=await _started_at(store),
             evaluated=frozenset(await store.evaluated_versions()),
         )
@@ -195,6 +200,7 @@ def coordinator_settings(config: HubConfig, *, multi_turn: bool) -> CoordinatorS
         first_window=config.leases.first_window,
         max_staleness=config.training.max_staleness,
         publish_every=config.training.publish_every,
+        interrupts=config.training.on_new_version == "interrupt",
         multi_turn=multi_turn,
         dynamic_sampling=config.training.dynamic_sampling,
         tokens_per_step=config.training.tokens_per_step,

@@ -10,12 +10,15 @@ the finished one. It is lost when the hub ends, and sent again by the nodes when
 Who goes on sends the whole completion, and does not answer for what it was given: that must come back as it was, and
 the finished rollout says who drew how much of it. Of a lease that is not kept any more, or that is from before the
 hub's start, what was given is not known: all of its completion counts as its own node's.
+
+Every token comes with the version that drew it. What a node draws itself is by its lease's version; where the run
+interrupts completions (training.on_new_version), by that or newer ones, which rise, up to the newest that is published.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -24,16 +27,26 @@ from typing import Final
 import numpy as np
 
 from echo_hub.core.effects import SendLease
+from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.payload import Span
 from echo_hub.core.snapshot import RolloutRow
 from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds
-from echo_shared.messages import MAX_PREFIX_TOKENS, ReceiptState, Rollout, RolloutPart
-from echo_shared.sampling import Prefix
+from echo_shared.messages import (
+    MAX_PREFIX_TOKENS,
+    MAX_VERSION_SPANS,
+    LeasedPrefix,
+    ReceiptState,
+    Rollout,
+    RolloutPart,
+)
+from echo_shared.version_spans import Spans, between, grown, num_tokens, problem
 
 BUDGET_BYTES: Final = 128 * 2**20
 """Sixteen million tokens."""
 ROLLOUT_BYTES: Final = 512
 """What a rollout takes besides its tokens, its share of its lease included."""
+SPAN_BYTES: Final = 256
+"""What each further version takes that it was drawn by."""
 
 _Drawers = tuple[tuple[str, int], ...]
 """Nodes and how many tokens each drew, one after the other."""
@@ -53,9 +66,11 @@ _NEW: Final[Mapping[int, _Origin]] = MappingProxyType({})
 class Finished:
     """What is known of a finished rollout beside what its node says."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[Span, ...] = ()
+    """Who drew how much of it by which version; empty = the node that it was leased to drew all, by its lease's
+    version."""
     problem: str = ""
-    """What contradicts what its node was given; empty = nothing."""
+    """What in it cannot be, or contradicts what its node was given; empty = nothing."""
 
 
 class PartRefusal(StrEnum):
@@ -73,6 +88,8 @@ class PartRefusal(StrEnum):
     BAD_TOKEN = "bad_token"
     """Not of the vocabulary, or a stop token, with which it would have ended."""
     BAD_LOGPROB = "bad_logprob"
+    BAD_VERSION = "bad_version"
+    """Not the lease's, or, where that may be, older than what is there or newer than all that is published."""
 
 
 @dataclass(slots=True)
@@ -81,6 +98,7 @@ class _Partial:
 
     ids: bytearray
     logprobs: bytearray
+    versions: Spans = ()
     given: tuple[int, ...] | None = ()
     """How long the prefixes are that its node was given, 0 = none: one, or more where its lease was sent again. None:
     not known."""
@@ -93,6 +111,10 @@ class _Partial:
     def num_tokens(self) -> int:
         return len(self.ids) // 4
 
+    @property
+    def num_bytes(self) -> int:
+        return ROLLOUT_BYTES + 8 * self.num_tokens + SPAN_BYTES * max(0, len(self.versions) - 1)
+
     def drawers(self, node_id: str, num_tokens: int, *, num_given: int) -> _Drawers:
         """Who drew its first `num_tokens`, if `node_id` goes on behind the first `num_given`."""
         before = self.origin.drawn_by if self.origin is not None and num_given else ()
@@ -103,8 +125,9 @@ class _Partial:
             return (*before[:-1], (node_id, before[-1][1] + own))
         return (*before, (node_id, own))
 
-    def problem(self, rollout: Rollout) -> str:
-        """What is wrong with how the finished rollout begins; empty = nothing."""
+    def problem(self, rollout: Rollout, versions: Spans, oldest: int) -> str:
+        """What is wrong with how the finished rollout begins; empty = nothing. `oldest`: that may have drawn what its
+        node was not given."""
         if self.given is None:
             return ""
         count = rollout.num_given
@@ -114,25 +137,44 @@ class _Partial:
             return "other tokens than were given"
         if rollout.behavior_logprobs[:count].astype("<f4").tobytes() != self.logprobs[: 4 * count]:
             return "other log-probabilities than were given"
+        if between(versions, 0, count) != between(self.versions, 0, count):
+            return "other versions than were given"
+        own = between(versions, count, len(rollout.completion_ids))
+        if own and own[0].policy_version < oldest:
+            return f"drawn by version {own[0].policy_version}, leased by {oldest}"
         return ""
 
 
 @dataclass(slots=True)
 class _Lease:
     node_id: str
+    policy_version: int
+    may_move_on: bool
+    """To newer versions."""
     rollouts: dict[int, _Partial]
 
     @property
     def num_bytes(self) -> int:
-        return sum(ROLLOUT_BYTES + 8 * partial.num_tokens for partial in self.rollouts.values())
+        return sum(partial.num_bytes for partial in self.rollouts.values())
 
 
 class Partials:
     """Rollouts in by `begin` or `leased`; out by `finish`, `arrived`, `revoked`, `forget`, or, the longest untouched
     leases first, to keep the budget."""
 
-    def __init__(self, bounds: SamplingBounds, *, budget_bytes: int = BUDGET_BYTES) -> None:
+    def __init__(
+        self,
+        bounds: SamplingBounds,
+        *,
+        interrupts: bool = False,
+        published_version: int = 0,
+        budget_bytes: int = BUDGET_BYTES,
+    ) -> None:
+        """`interrupts`: whether nodes go on by newer versions in mid-completion."""
         self._bounds = bounds
+        self.interrupts = interrupts
+        self.published_version = published_version
+        """The newest that nodes were told of."""
         self._stop_ids = np.array(sorted(bounds.stop_ids), np.int32)
         self._budget_bytes = budget_bytes
         self._leases: dict[int, _Lease] = {}
@@ -146,11 +188,11 @@ class Partials:
         self.tokens_saved = 0
         """Tokens that their nodes did not have to draw."""
 
-    def begin(self, lease: SendLease) -> tuple[Prefix, ...]:
+    def begin(self, lease: SendLease) -> tuple[LeasedPrefix, ...]:
         """The lease goes out: what it carries of what was drawn before, the longest first, as far as it has room."""
         earlier = dict(lease.goes_on)
         found = (self.prefix(earlier_id, index) for index, earlier_id in lease.goes_on)
-        prefixes: list[Prefix] = []
+        prefixes: list[LeasedPrefix] = []
         room = MAX_PREFIX_TOKENS
         for prefix in sorted((one for one in found if one is not None), key=lambda one: -len(one.ids)):
             if len(prefix.ids) <= room:
@@ -158,7 +200,16 @@ class Partials:
                 room -= len(prefix.ids)
         origins = {one.index: self._origin(earlier[one.index], one.index) for one in prefixes}
         again = lease.lease_id in earlier.values()
-        self.leased(lease.node_id, lease.lease_id, lease.indices, prefixes, origins=origins, again=again)
+        self.leased(
+            lease.node_id,
+            lease.lease_id,
+            lease.indices,
+            prefixes,
+            policy_version=lease.policy_version,
+            may_move_on=self.may_move_on(lease.group_id),
+            origins=origins,
+            again=again,
+        )
         return tuple(prefixes)
 
     def leased(
@@ -166,8 +217,10 @@ class Partials:
         node_id: str,
         lease_id: int,
         indices: Iterable[int],
-        prefixes: Sequence[Prefix] = (),
+        prefixes: Sequence[LeasedPrefix] = (),
         *,
+        policy_version: int,
+        may_move_on: bool = False,
         origins: Mapping[int, _Origin] = _NEW,
         again: bool = False,
     ) -> None:
@@ -178,16 +231,17 @@ class Partials:
         rollouts = known.rollouts if known is not None and known.node_id == node_id else {}
         self._drop(lease_id)
         for index in indices:
-            partial = rollouts.setdefault(index, _Partial(bytearray(), bytearray(), None if again else ()))
+            partial = rollouts.setdefault(index, _Partial(bytearray(), bytearray(), given=None if again else ()))
             partial.is_open = True
             if index in given and not partial.ids:
                 partial.ids += given[index].ids.astype("<i4").tobytes()
                 partial.logprobs += given[index].logprobs.astype("<f4").tobytes()
+                partial.versions = given[index].versions or grown((), policy_version, len(given[index].ids))
                 partial.origin = origins.get(index)
             count = len(given[index].ids) if index in given else 0
             if partial.given is not None and count not in partial.given:
                 partial.given = (*partial.given, count)
-        self._leases[lease_id] = _Lease(node_id, rollouts)
+        self._leases[lease_id] = _Lease(node_id, policy_version, may_move_on, rollouts)
         self.num_bytes += self._leases[lease_id].num_bytes
         self._make_room()
 
@@ -199,33 +253,42 @@ class Partials:
                 self.refused[refusal] += 1
         self._make_room()
 
-    def prefix(self, lease_id: int, index: int) -> Prefix | None:
+    def may_move_on(self, group_id: int) -> bool:
+        """Whether a node may go on with the group's completions by newer versions: an evaluation is of one alone."""
+        return self.interrupts and EvaluationGroup.of(group_id) is None
+
+    def prefix(self, lease_id: int, index: int) -> LeasedPrefix | None:
         """What is there of a rollout; None when that is nothing."""
         lease = self._leases.get(lease_id)
         partial = None if lease is None else lease.rollouts.get(index)
         if partial is None or not partial.ids:
             return None
         ids = np.frombuffer(bytes(partial.ids), "<i4")
-        return Prefix(index=index, ids=ids, logprobs=np.frombuffer(bytes(partial.logprobs), "<f4"))
+        logprobs = np.frombuffer(bytes(partial.logprobs), "<f4")
+        return LeasedPrefix(index=index, ids=ids, logprobs=logprobs, versions=partial.versions)
 
     def finish(self, node_id: str, rollout: Rollout) -> Finished:
         """The node has sent the finished rollout: what to make of it. What was there of it is forgotten, and so is what
         it has gone on with, unless the node that drew that goes on as well and may still be first in the end."""
         lease = self._leases.get(rollout.lease_id)
         partial = None if lease is None or lease.node_id != node_id else lease.rollouts.get(rollout.index)
-        num_tokens = len(rollout.completion_ids)
-        drawers: _Drawers = ((node_id, num_tokens),)
-        problem = "" if partial is None else partial.problem(rollout)
-        if partial is not None:
-            if partial.given is not None and not problem:
-                drawers = partial.drawers(node_id, num_tokens, num_given=rollout.num_given)
+        count = len(rollout.completion_ids)
+        versions = rollout.versions or grown((), rollout.policy_version_start, count)
+        drawers: _Drawers = ((node_id, count),)
+        wrong = _version_problem(rollout, versions)
+        if lease is not None and partial is not None:
+            wrong = wrong or partial.problem(rollout, versions, lease.policy_version)
+            if partial.given is not None and not wrong:
+                drawers = partial.drawers(node_id, count, num_given=rollout.num_given)
                 self.num_gone_on += rollout.num_given > 0
                 self.tokens_saved += rollout.num_given
             self.arrived(node_id, rollout.lease_id, rollout.index)
             self._forget_origins(partial, rollout.index)
-        version = rollout.policy_version_start
-        spans = tuple(Span(node_id=who, policy_version=version, num_tokens=count) for who, count in drawers)
-        return Finished(spans=spans, problem=problem)
+        if wrong:
+            return Finished(problem=wrong)
+        spans = tuple(_spans(drawers, versions))
+        as_leased = lease is not None and partial is not None and _are(spans, node_id, lease.policy_version)
+        return Finished(spans=() if as_leased else spans)
 
     def arrived(self, node_id: str, lease_id: int, index: int) -> None:
         """The node has sent the finished rollout."""
@@ -249,7 +312,7 @@ class Partials:
         """What was there of this rollout is not needed any more."""
         lease = self._leases.get(lease_id)
         if lease is not None and (partial := lease.rollouts.pop(index, None)) is not None:
-            self.num_bytes -= ROLLOUT_BYTES + 8 * partial.num_tokens
+            self.num_bytes -= partial.num_bytes
             if not lease.rollouts:
                 del self._leases[lease_id]
 
@@ -275,30 +338,44 @@ class Partials:
         partial = None if lease is None or lease.node_id != node_id else lease.rollouts.get(part.index)
         if lease is None or partial is None or not partial.is_open:
             return PartRefusal.NOT_LEASED
-        refusal = self._judge(part, partial)
+        refusal = self._judge(part, partial, lease)
         if refusal is not None:
             return refusal
-        known = partial.num_tokens - part.start
+        known, before = partial.num_tokens - part.start, partial.num_bytes
         partial.ids += part.ids[known:].astype("<i4").tobytes()
         partial.logprobs += part.logprobs[known:].astype("<f4").tobytes()
-        self.num_bytes += 8 * max(0, len(part.ids) - known)
+        partial.versions = grown(partial.versions, part.policy_version, max(0, len(part.ids) - known))
+        self.num_bytes += partial.num_bytes - before
         self._leases[part.lease_id] = self._leases.pop(part.lease_id)
         return None
 
-    def _judge(self, part: RolloutPart, partial: _Partial) -> PartRefusal | None:
+    def _judge(self, part: RolloutPart, partial: _Partial, lease: _Lease) -> PartRefusal | None:
         ids, bounds = part.ids, self._bounds
         known = partial.ids[4 * part.start : 4 * (part.start + len(ids))]
+        known_by = between(partial.versions, part.start, part.start + len(ids))
         checks = {
             PartRefusal.UNEQUAL_LENGTHS: len(part.logprobs) != len(ids),
             PartRefusal.TOO_LONG: part.start + len(ids) >= bounds.max_tokens,
             PartRefusal.GAP: part.start > partial.num_tokens,
-            PartRefusal.DIFFERENT: known != ids.astype("<i4").tobytes()[: len(known)],
+            PartRefusal.DIFFERENT: known != ids.astype("<i4").tobytes()[: len(known)]
+            or known_by != grown((), part.policy_version, num_tokens(known_by)),
             PartRefusal.BAD_TOKEN: bool(
                 ((ids < 0) | (ids >= bounds.vocabulary_size) | np.isin(ids, self._stop_ids)).any()
             ),
             PartRefusal.BAD_LOGPROB: bool((part.logprobs > LOGPROB_SLACK).any()),
+            PartRefusal.BAD_VERSION: num_tokens(known_by) < len(ids)
+            and not self._may_draw(part.policy_version, partial, lease),
         }
         return next((reason for reason, holds in checks.items() if holds), None)
+
+    def _may_draw(self, version: int, partial: _Partial, lease: _Lease) -> bool:
+        """Whether the node may have drawn more of it by this version."""
+        there = partial.versions[-1].policy_version if partial.versions else 0
+        # What was given to a lease that is not known any more comes first, and is older than the lease.
+        oldest = 0 if partial.given is None and lease.may_move_on else lease.policy_version
+        newest = self.published_version if lease.may_move_on else lease.policy_version
+        has_room = version == there or len(partial.versions) < MAX_VERSION_SPANS
+        return max(there, oldest) <= version <= max(newest, lease.policy_version) and has_room
 
     def _make_room(self) -> None:
         while self.num_bytes > self._budget_bytes:
@@ -311,13 +388,48 @@ class Partials:
             self.num_bytes -= lease.num_bytes
 
 
-def partials_of(bounds: SamplingBounds, rollouts: Iterable[RolloutRow]) -> Partials:
+def _version_problem(rollout: Rollout, versions: Spans) -> str:
+    """What in the versions that a node tells of a finished rollout cannot be; empty = nothing."""
+    ends = (rollout.policy_version_start, rollout.policy_version_end)
+    if not rollout.versions:
+        return f"versions {ends[0]} to {ends[1]}, and not which tokens are whose" if ends[0] != ends[1] else ""
+    if wrong := problem(versions, len(rollout.completion_ids)):
+        return wrong
+    told = (versions[0].policy_version, versions[-1].policy_version)
+    return f"tokens by versions {told[0]} to {told[1]}, said to be {ends[0]} to {ends[1]}" if told != ends else ""
+
+
+def _spans(drawers: _Drawers, versions: Spans) -> Iterator[Span]:
+    """Who drew how much by which version, in order."""
+    begin = 0
+    for node_id, count in drawers:
+        for span in between(versions, begin, begin + count):
+            yield Span(node_id=node_id, policy_version=span.policy_version, num_tokens=span.num_tokens)
+        begin += count
+
+
+def _are(spans: Sequence[Span], node_id: str, policy_version: int) -> bool:
+    """Whether this node drew it all by this version."""
+    return all((span.node_id, span.policy_version) == (node_id, policy_version) for span in spans)
+
+
+def partials_of(
+    bounds: SamplingBounds, rollouts: Iterable[RolloutRow], *, interrupts: bool = False, published_version: int = 0
+) -> Partials:
     """For a hub that starts: `rollouts` are unfinished in its store; nodes that hold some will send what they drew."""
-    partials = Partials(bounds)
-    leases: dict[tuple[str, int], list[int]] = {}
+    partials = Partials(bounds, interrupts=interrupts, published_version=published_version)
+    leases: dict[int, list[RolloutRow]] = {}
     for row in rollouts:
         if row.state is ReceiptState.LEASED:
-            leases.setdefault((row.node_id, row.lease_id), []).append(row.index)
-    for (node_id, lease_id), indices in leases.items():
-        partials.leased(node_id, lease_id, indices, again=True)
+            leases.setdefault(row.lease_id, []).append(row)
+    for lease_id, rows in leases.items():
+        first = rows[0]
+        partials.leased(
+            first.node_id,
+            lease_id,
+            [row.index for row in rows],
+            policy_version=first.policy_version,
+            may_move_on=partials.may_move_on(first.group_id),
+            again=True,
+        )
     return partials

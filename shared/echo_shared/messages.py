@@ -46,10 +46,10 @@ from echo_shared.fields import (
 
 _T = TypeVar("_T")
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 """What this software speaks. It rises when an old peer could misread a new one."""
 
-OLDEST_PROTOCOL_VERSION: Final = 5
+OLDEST_PROTOCOL_VERSION: Final = 6
 """The oldest peer version that this software still understands."""
 
 MAX_FRAME_BYTES: Final = 8 * 2**20
@@ -64,6 +64,8 @@ MAX_PARTS_TOKENS: Final = 65_536
 """Of all parts in one message: half a megabyte, which holds up nothing else on a slow uplink for long."""
 MAX_PREFIX_TOKENS: Final = 262_144
 """Of all prefixes of one lease."""
+MAX_VERSION_SPANS: Final = 64
+"""Of one completion: who has drawn by so many versions draws to the end by the last of them."""
 
 
 class RefusalCode(StrEnum):
@@ -292,6 +294,16 @@ class Unwanted(Message):
     info_hashes: Annotated[tuple[InfoHash, ...], Field(max_length=256, strict=False)]
 
 
+class VersionSpan(Message):
+    """Tokens of one completion that one version drew, one after the other."""
+
+    policy_version: PolicyVersion
+    num_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+
+VersionSpans = Annotated[tuple[VersionSpan, ...], Field(max_length=MAX_VERSION_SPANS, strict=False)]
+
+
 class LeasedPrefix(Message):
     """The beginning of one rollout of a lease, which another node has drawn: it goes on with draw number len(ids)."""
 
@@ -299,16 +311,21 @@ class LeasedPrefix(Message):
     ids: TokenIds
     logprobs: Logprobs
     """Nats, as that node gave them, one a token."""
+    versions: VersionSpans = ()
+    """Which versions drew it, in order, one after the other; empty = the lease's alone."""
 
 
 def _prefixes_in_bounds(prefixes: tuple[LeasedPrefix, ...]) -> tuple[LeasedPrefix, ...]:
+    for prefix in prefixes:
+        if prefix.versions and sum(span.num_tokens for span in prefix.versions) != len(prefix.ids):
+            raise ValueError("the versions of a prefix must be of as many tokens as it has")
     if sum(len(prefix.ids) for prefix in prefixes) > MAX_PREFIX_TOKENS:
         raise ValueError(f"prefixes may have {MAX_PREFIX_TOKENS} tokens in all")
     return prefixes
 
 
 class Lease(Message):
-    """Work for one node until a deadline: the rollouts `indices` of one group, drawn with `seed`, by one version."""
+    """Work for one node until a deadline: the rollouts `indices` of one group, drawn with `seed`."""
 
     type: Literal["lease"] = "lease"
     lease_id: Count
@@ -317,6 +334,7 @@ class Lease(Message):
     prompt_ids: TokenIds
     seed: Seed
     policy_version: PolicyVersion
+    """What draws it; with `on_new_version` = "interrupt", the oldest that may."""
     temperature: Annotated[float, Field(gt=0, le=10)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
     """Of a completion, its prefix included."""
@@ -329,6 +347,9 @@ class Lease(Message):
         tuple[LeasedPrefix, ...], Field(max_length=MAX_GROUP_SIZE, strict=False), AfterValidator(_prefixes_in_bounds)
     ] = ()
     """At most one an index; a rollout without one begins at its first token."""
+    on_new_version: Literal["finish", "interrupt"] = "finish"
+    """When the node comes to hold a newer version: it draws the lease to its end by the one that it names, or goes on
+    in mid-completion by the newer one."""
 
 
 class LeaseRevoked(Message):
@@ -410,7 +431,7 @@ class KeyframeWanted(Message):
 
 
 class Rollout(Message):
-    """One finished completion: its tokens, the log-probabilities it was drawn with, and the version that drew it."""
+    """One finished completion: its tokens, the log-probabilities it was drawn with, and the versions that drew it."""
 
     type: Literal["rollout"] = "rollout"
     rollout_id: RolloutId
@@ -418,7 +439,9 @@ class Rollout(Message):
     group_id: Count
     index: Count
     policy_version_start: PolicyVersion
+    """Of its first token."""
     policy_version_end: PolicyVersion
+    """Of its last token."""
     completion_ids: TokenIds
     behavior_logprobs: Logprobs
     """Nats, under the softmax at the lease's temperature, one a completion token."""
@@ -426,15 +449,18 @@ class Rollout(Message):
     sampling_s: Annotated[float, Field(ge=0)]
     num_given: Count = 0
     """Tokens at its beginning that the lease gave as a prefix: the others are this node's."""
+    versions: VersionSpans = ()
+    """Which versions drew it, in order, one after the other; empty = one drew it all."""
 
 
 class RolloutPart(Message):
-    """What is new of one unfinished completion: its tokens from number `start` on."""
+    """What is new of one unfinished completion: its tokens from number `start` on, all drawn by one version."""
 
     lease_id: Count
     index: Count
     start: Annotated[int, Field(ge=0, lt=MAX_TOKENS)]
     """0 again after a reconnect: the completion anew, a leased prefix included."""
+    policy_version: PolicyVersion
     ids: TokenIds
     logprobs: Logprobs
     """Nats, one a token."""

@@ -62,6 +62,7 @@ class RolloutTable:
         self._ids_WT = np.zeros((0, 0), dtype=np.int32)
         self._logprobs_WT = np.zeros((0, 0), dtype=np.float32)
         self._stops_WS = np.zeros((0, 0), dtype=np.int64)
+        self._now = 0.0
 
     def __len__(self) -> int:
         """Rows, free ones included."""
@@ -116,9 +117,16 @@ class RolloutTable:
             rollout, new = self.rollouts[row], slice(self._told_W[row], self._drawn_W[row])
             if rollout is not None:
                 ids_T, logprobs_T = self._ids_WT[row, new].copy(), self._logprobs_WT[row, new].copy()
-                lease_id, start = rollout.group.lease_id, int(self._told_W[row])
                 parts.append(
-                    DrawnPart(lease_id=lease_id, index=rollout.index, start=start, ids=ids_T, logprobs=logprobs_T)
+                    DrawnPart(
+                        lease_id=rollout.group.lease_id,
+                        index=rollout.index,
+                        policy_version=rollout.group.policy_version,
+                        start=int(self._told_W[row]),
+                        ids=ids_T,
+                        logprobs=logprobs_T,
+                        sampling_s=self._now - rollout.started,
+                    )
                 )
         self._told_W[:] = self._drawn_W
         return parts
@@ -138,6 +146,7 @@ class RolloutTable:
 
         Returns the rollouts that this ends, by row, rising where `rows_R` is; these rows are free from now on.
         """
+        self._now = now
         drawn_R = self._drawn_W[rows_R]
         self._ids_WT[rows_R, drawn_R] = tokens_R
         self._logprobs_WT[rows_R, drawn_R] = logprobs_R

@@ -68,10 +68,13 @@ class DrawnPart:
 
     lease_id: int
     index: int
+    policy_version: int
     start: int
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     """In nats, one a token."""
+    sampling_s: float = 0.0
+    """From the start of its prompt's prefill to its newest token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

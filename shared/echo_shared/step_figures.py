@@ -99,6 +99,19 @@ SHARE_TRUNCATED: Final = StepFigure(
     chart="shares",
     colour="accuracy",
 )
+SHARE_MIXED: Final = StepFigure(
+    key="share_mixed",
+    label="rollouts of several versions",
+    about="Of the rollouts, those drawn by more than one policy version, 0..1.",
+    unit="share",
+    prometheus="echo_learner_share_mixed",
+)
+TOKEN_STALENESS: Final = StepFigure(
+    key="token_staleness",
+    label="tokens' staleness",
+    about="Steps from the version that drew a token to the one trained, mean over the newest step's sampled tokens.",
+    prometheus="echo_learner_token_staleness_mean",
+)
 SHARE_WITHOUT_ADVANTAGE: Final = StepFigure(
     key="share_without_advantage",
     label="groups without advantage",
@@ -219,6 +232,7 @@ STEP_FIGURES: tuple[StepFigure, ...] = (
     *(RATIO_MAX, RATIO_MEAN, BASE_KL, SHARE_TRUNCATED, SHARE_WITHOUT_ADVANTAGE, CLIP_FRACTION, EVAL_S, GAP_S, SECONDS),
     *(TOKENS_PER_S, GRAD_NORM, MISMATCH_KL, LOSS, UPDATED, GROUPS_WITHOUT_ADVANTAGE, ROLLOUTS_MASKED),
     *(ROLLOUTS_UNSELECTED, ROLLOUTS_VETOED, CORRECTION_WEIGHT, CORRECTION_SHARE, COMPLETION_TOKENS, COMPUTED_TOKENS),
+    *(SHARE_MIXED, TOKEN_STALENESS),
     TRAIN_S,
 )
 """Every figure, in the order of lines and columns."""

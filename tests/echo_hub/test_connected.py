@@ -28,6 +28,7 @@ from echo_shared.messages import (
     Rollout,
     RolloutPart,
     RolloutParts,
+    VersionSpan,
     Welcome,
 )
 
@@ -54,6 +55,7 @@ ROLLOUT = Rollout(
     behavior_logprobs=np.array([-0.5, -1.0], np.float32),
     finish_reason=FinishReason.LENGTH,
     sampling_s=0.25,
+    versions=(VersionSpan(policy_version=3, num_tokens=1), VersionSpan(policy_version=5, num_tokens=1)),
 )
 
 
@@ -199,7 +201,8 @@ async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
     assert arrived.payload.completion_ids is ROLLOUT.completion_ids
     assert arrived.payload.behavior_logprobs is ROLLOUT.behavior_logprobs
     assert (arrived.payload.finish_reason, arrived.payload.sampling_s) == (FinishReason.LENGTH, 0.25)
-    assert arrived.payload.spans == (Span(node_id="a", policy_version=3, num_tokens=2),) and arrived.problem == ""
+    drawn = tuple(Span(node_id="a", policy_version=version, num_tokens=1) for version in (3, 5))
+    assert arrived.payload.spans == drawn and arrived.problem == ""
     await hub.nodes.node_said("a", LeaseReturned(lease_id=4, indices=(0, 2), reason="on battery"))
     expected = LeaseGivenBack(node_id="a", lease_id=4, indices=(0, 2), reason="on battery")
     assert hub.calls[-1] == ("report", expected)
@@ -207,12 +210,14 @@ async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
 
 def parts(start: int, *ids: int) -> RolloutParts:
     logprobs = np.full(len(ids), -0.5, np.float32)
-    one = RolloutPart(lease_id=4, index=1, start=start, ids=np.array(ids, np.int32), logprobs=logprobs)
+    one = RolloutPart(
+        lease_id=4, index=1, start=start, policy_version=3, ids=np.array(ids, np.int32), logprobs=logprobs
+    )
     return RolloutParts(parts=(one,))
 
 
 async def test_parts_are_kept_until_the_rollout_is_there(hub: Hub) -> None:
-    hub.partials.leased("a", 4, (1, 2))
+    hub.partials.leased("a", 4, (1, 2), policy_version=3)
     await hub.nodes.node_said("a", parts(0, 5, 7))
     await hub.nodes.node_said("a", parts(9, 5))
     await hub.nodes.node_said("b", parts(2, 5))
@@ -228,12 +233,19 @@ async def test_parts_are_kept_until_the_rollout_is_there(hub: Hub) -> None:
 
 
 async def test_a_rollout_that_was_begun_elsewhere_says_so_and_begins_as_it_was_given(hub: Hub) -> None:
-    hub.partials.leased("b", 3, (1,))
-    part = RolloutPart(lease_id=3, index=1, start=0, ids=np.array([5], np.int32), logprobs=np.array([-0.5], np.float32))
+    hub.partials.leased("b", 3, (1,), policy_version=3)
+    part = RolloutPart(
+        lease_id=3,
+        index=1,
+        start=0,
+        policy_version=3,
+        ids=np.array([5], np.int32),
+        logprobs=np.array([-0.5], np.float32),
+    )
     await hub.nodes.node_said("b", RolloutParts(parts=(part,)))
     for given, expected in (
         (1, ("", ["b", "a"])),
-        (0, ("0 given tokens instead of 1", ["a"])),
+        (0, ("0 given tokens instead of 1", [])),
     ):
         hub.partials.begin(
             SendLease(

@@ -17,8 +17,8 @@ from echo_hub.handing_out import HandingOut
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
-from echo_shared.messages import ArtefactOffer, DropReason, FromHub, Lease, LeaseRevoked
-from echo_shared.sampling import GroupRequest, Prefix
+from echo_shared.messages import ArtefactOffer, DropReason, FromHub, Lease, LeasedPrefix, LeaseRevoked, VersionSpan
+from echo_shared.sampling import GroupRequest
 
 Drive = Callable[..., Awaitable[Any]]
 STOP_IDS = (1, 2)
@@ -44,6 +44,7 @@ class Around:
             offers=self,
             send=self._send,
             sample=self.sampled.append,
+            may_move_on=lambda group_id: group_id == 5,
         )
 
     def has(self, version: int) -> bool:
@@ -106,12 +107,23 @@ async def test_a_lease_carries_the_prompt_and_how_to_sample(around: Around) -> N
 
 
 async def test_a_lease_carries_what_was_drawn_before(around: Around) -> None:
-    prefix = Prefix(index=2, ids=np.array([5, 9], np.int32), logprobs=np.array([-0.5, -0.25], np.float32))
+    prefix = LeasedPrefix(
+        index=2,
+        ids=np.array([5, 9], np.int32),
+        logprobs=np.array([-0.5, -0.25], np.float32),
+        versions=(VersionSpan(policy_version=3, num_tokens=1), VersionSpan(policy_version=6, num_tokens=1)),
+    )
     around.handing_out.submit(lease(), (prefix,))
     ((_, said),) = await around.hand_out()
     assert isinstance(said, Lease)
     (carried,) = said.prefixes
-    assert (carried.index, carried.ids.tolist(), carried.logprobs.tolist()) == (2, [5, 9], [-0.5, -0.25])
+    assert carried == prefix
+    assert said.policy_version == 6, "what follows it is drawn by no older version"
+
+
+async def test_a_lease_says_whether_it_is_interrupted_for_a_newer_version(around: Around) -> None:
+    said = await around.hand_out(lease(group_id=5), lease(group_id=3, lease_id=10))
+    assert [one.on_new_version for _, one in said if isinstance(one, Lease)] == ["interrupt", "finish"]
 
 
 async def test_leases_and_revocations_keep_their_order(around: Around) -> None:

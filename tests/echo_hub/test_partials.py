@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,30 +11,47 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_hub.core.effects import SendLease
+from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.snapshot import RolloutRow
-from echo_hub.partials import ROLLOUT_BYTES, Finished, Partials, PartRefusal, partials_of
+from echo_hub.partials import ROLLOUT_BYTES, SPAN_BYTES, Finished, Partials, PartRefusal, partials_of
 from echo_hub.scoring.checks import SamplingBounds
-from echo_shared.messages import FinishReason, ReceiptState, Rollout, RolloutPart
-from echo_shared.sampling import Prefix
+from echo_shared import version_spans
+from echo_shared.messages import (
+    MAX_VERSION_SPANS,
+    FinishReason,
+    LeasedPrefix,
+    ReceiptState,
+    Rollout,
+    RolloutPart,
+    VersionSpan,
+)
+from echo_shared.version_spans import Spans
 
 BOUNDS = SamplingBounds(vocabulary_size=50, max_tokens=10, stop_ids=frozenset({1, 2}))
 
 
 def part(
-    start: int, ids: Sequence[int], *, lease_id: int = 7, index: int = 0, logprobs: Sequence[float] | None = None
+    start: int,
+    ids: Sequence[int],
+    *,
+    lease_id: int = 7,
+    index: int = 0,
+    version: int = 3,
+    logprobs: Sequence[float] | None = None,
 ) -> RolloutPart:
     values = [-token / 8 for token in ids] if logprobs is None else logprobs
     return RolloutPart(
         lease_id=lease_id,
         index=index,
         start=start,
+        policy_version=version,
         ids=np.array(ids, np.int32),
         logprobs=np.array(values, np.float32),
     )
 
 
-def prefix(index: int, ids: Sequence[int]) -> Prefix:
-    return Prefix(index=index, ids=np.array(ids, np.int32), logprobs=-np.array(ids, np.float32) / 8)
+def prefix(index: int, ids: Sequence[int]) -> LeasedPrefix:
+    return LeasedPrefix(index=index, ids=np.array(ids, np.int32), logprobs=-np.array(ids, np.float32) / 8)
 
 
 def shown(partials: Partials, lease_id: int = 7, index: int = 0) -> list[int] | None:
@@ -49,7 +67,7 @@ def shown(partials: Partials, lease_id: int = 7, index: int = 0) -> list[int] | 
 def partials() -> Partials:
     """Node a holds lease 7, of indices 0 and 3."""
     partials = Partials(BOUNDS)
-    partials.leased("a", 7, (0, 3))
+    partials.leased("a", 7, (0, 3), policy_version=3)
     return partials
 
 
@@ -90,7 +108,7 @@ def test_what_does_not_follow_is_refused_with_a_reason_and_the_rest_taken(
 
 
 def test_another_nodes_lease_is_not_touched(partials: Partials) -> None:
-    partials.leased("b", 8, (0,))
+    partials.leased("b", 8, (0,), policy_version=3)
     partials.take("a", [part(0, [5])])
     partials.take("b", [part(1, [6]), part(0, [6])])
     partials.arrived("b", 7, 0)
@@ -110,7 +128,7 @@ def test_a_node_that_is_back_sends_all_of_it_again(partials: Partials) -> None:
 
 def test_who_goes_on_adds_to_what_was_given() -> None:
     partials = Partials(BOUNDS)
-    partials.leased("b", 9, (0, 1), [prefix(0, [5, 9])])
+    partials.leased("b", 9, (0, 1), [prefix(0, [5, 9])], policy_version=3)
     partials.take("b", [part(2, [8], lease_id=9), part(0, [4], lease_id=9, index=1)])
     assert (shown(partials, 9), shown(partials, 9, 1)) == ([5, 9, 8], [4])
     partials.take("b", [part(0, [5, 6, 7, 7], lease_id=9)])
@@ -180,7 +198,7 @@ def test_what_was_given_back_is_kept_until_another_has_finished_it(partials: Par
 
 def test_what_a_lease_has_no_room_for_is_left_out(monkeypatch: pytest.MonkeyPatch, partials: Partials) -> None:
     monkeypatch.setattr("echo_hub.partials.MAX_PREFIX_TOKENS", 4)
-    partials.leased("a", 7, (0, 1, 2))
+    partials.leased("a", 7, (0, 1, 2), policy_version=3)
     partials.take("a", [part(0, [5, 9], index=0), part(0, [4, 4, 4], index=1), part(0, [6], index=2)])
     carried = partials.begin(leases(9, "b", 0, 1, 2, goes_on=((0, 7), (1, 7), (2, 7))))
     assert {prefix.index: prefix.ids.tolist() for prefix in carried} == {1: [4, 4, 4], 2: [6]}
@@ -195,7 +213,7 @@ def test_a_finished_rollout_says_who_drew_how_much(partials: Partials) -> None:
     assert spans(partials.finish("c", rollout(9, [5, 9, 8, 6, 2], num_given=3))) == [("a", 2), ("b", 1), ("c", 2)]
     assert (partials.num_gone_on, partials.tokens_saved) == (1, 3)
     assert spans(partials.finish("b", rollout(8, [5, 9, 8, 2], num_given=2))) == [("a", 2), ("b", 2)]
-    assert spans(partials.finish("a", rollout(7, [5, 9, 2], num_given=0))) == [("a", 3)]
+    assert spans(partials.finish("a", rollout(7, [5, 9, 2], num_given=0))) == [], "all as it was leased"
     assert (partials.num_gone_on, partials.tokens_saved) == (2, 5)
     assert (shown(partials), shown(partials, 8), shown(partials, 9)) == (None, None, None)
 
@@ -204,7 +222,7 @@ def test_who_goes_on_with_its_own_is_named_once_and_who_added_nothing_not_at_all
     partials.take("a", [part(0, [5, 9])])
     partials.begin(leases(8, "b", 0, goes_on=((0, 7),)))
     partials.begin(leases(9, "a", 0, goes_on=((0, 8),)))
-    assert spans(partials.finish("a", rollout(9, [5, 9, 2], num_given=2))) == [("a", 3)]
+    assert spans(partials.finish("a", rollout(9, [5, 9, 2], num_given=2))) == [], "all as it was leased"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +241,7 @@ def test_what_was_given_comes_back_as_it_was(partials: Partials, sent: Rollout, 
     partials.take("a", [part(0, [5, 9])])
     partials.begin(leases(9, "b", 0, 1, goes_on=((0, 7),)))
     finished = partials.finish("b", sent)
-    assert (finished.problem, spans(finished)) == (problem, [("b", len(sent.completion_ids))])
+    assert (finished.problem, finished.spans) == (problem, ())
     assert partials.num_gone_on == 0
 
 
@@ -238,7 +256,7 @@ def test_a_lease_that_is_sent_again_carries_its_own(partials: Partials) -> None:
         finished = partials.finish("b", rollout(9, [5, 9, 8, 6, 2], num_given=num_given))
         assert (finished.problem, spans(finished)) == ("", drawn)
         own = partials.finish("b", rollout(9, [4, 2], num_given=num_given - 2, index=1))
-        assert (own.problem, spans(own)) == ("", [("b", 2)])
+        assert (own.problem, spans(own)) == ("", [])
 
 
 def test_a_lease_that_is_sent_again_in_part_keeps_what_was_given_back_of_it(partials: Partials) -> None:
@@ -254,9 +272,145 @@ def test_of_a_lease_from_before_the_start_nothing_is_held_against_its_node() -> 
     partials.begin(leases(7, "a", 0, goes_on=((0, 7),)))
     partials.take("a", [part(0, [5, 9])])
     finished = partials.finish("a", rollout(7, [5, 9, 2], num_given=1))
-    assert (finished.problem, spans(finished)) == ("", [("a", 3)])
+    assert (finished.problem, spans(finished)) == ("", [])
     unknown = partials.finish("b", rollout(9, [5, 2], num_given=1))
     assert (unknown.problem, spans(unknown)) == ("", [("b", 2)])
+
+
+@pytest.fixture
+def mixing() -> Partials:
+    """Node a holds lease 7, of indices 0 and 3, by version 3; the run interrupts, and 6 is the newest version."""
+    partials = Partials(BOUNDS, interrupts=True, published_version=6)
+    partials.begin(leases(7, "a", 0, 3))
+    return partials
+
+
+def by(*pairs: tuple[int, int]) -> Spans:
+    return tuple(VersionSpan(policy_version=version, num_tokens=count) for version, count in pairs)
+
+
+def mixed(lease_id: int, ids: Sequence[int], versions: Spans, *, num_given: int = 0) -> Rollout:
+    ends = {"policy_version_start": versions[0].policy_version, "policy_version_end": versions[-1].policy_version}
+    return rollout(lease_id, ids, num_given=num_given).model_copy(update={"versions": versions, **ends})
+
+
+def who(finished: Finished) -> list[tuple[str, int, int]]:
+    return [(span.node_id, span.policy_version, span.num_tokens) for span in finished.spans]
+
+
+def test_every_span_of_tokens_names_its_node_and_its_version(mixing: Partials) -> None:
+    mixing.take("a", [part(0, [5, 9]), part(2, [8], version=5)])
+    (carried,) = mixing.begin(leases(8, "b", 0, goes_on=((0, 7),)))
+    assert carried.versions == by((3, 2), (5, 1))
+    mixing.take("b", [part(3, [7], lease_id=8, version=5), part(4, [6], lease_id=8, version=6)])
+    assert mixing.refused == {}
+    end = mixing.finish("b", mixed(8, [5, 9, 8, 7, 6, 2], by((3, 2), (5, 2), (6, 2)), num_given=3))
+    assert end.problem == ""
+    assert who(end) == [("a", 3, 2), ("a", 5, 1), ("b", 5, 1), ("b", 6, 2)]
+    alone = mixing.finish("a", mixed(7, [5, 9, 8, 2], by((3, 2), (5, 2))))
+    assert who(alone) == [("a", 3, 2), ("a", 5, 2)]
+
+
+def test_what_began_later_than_leased_is_not_as_leased(mixing: Partials) -> None:
+    late = rollout(7, [5, 2], num_given=0).model_copy(update={"policy_version_start": 4, "policy_version_end": 4})
+    assert who(mixing.finish("a", late)) == [("a", 4, 2)]
+
+
+@pytest.mark.parametrize("version", [2, 7])
+def test_a_part_by_a_version_that_may_not_draw_it_is_refused(mixing: Partials, version: int) -> None:
+    mixing.take("a", [part(0, [5], version=version)])
+    assert mixing.refused == {PartRefusal.BAD_VERSION: 1} and shown(mixing) is None
+    mixing.published_version = 7
+    mixing.take("a", [part(0, [5], version=7), part(1, [9], version=6)])
+    assert mixing.refused == {PartRefusal.BAD_VERSION: 2} and shown(mixing) == [5]
+
+
+def test_a_part_that_repeats_tokens_under_another_version_is_refused(mixing: Partials) -> None:
+    mixing.take("a", [part(0, [5, 9]), part(0, [5, 9, 8], version=5), part(0, [5, 9]), part(2, [8], version=5)])
+    assert mixing.refused == {PartRefusal.DIFFERENT: 1} and shown(mixing) == [5, 9, 8]
+
+
+def test_without_interruption_and_in_an_evaluation_only_the_leases_version_draws(partials: Partials) -> None:
+    partials.published_version = 9
+    partials.take("a", [part(0, [5], version=4)])
+    assert partials.refused == {PartRefusal.BAD_VERSION: 1}
+    interrupting = Partials(BOUNDS, interrupts=True, published_version=9)
+    about = EvaluationGroup(policy_version=3, greedy=True, number=0)
+    assert interrupting.may_move_on(2) and not interrupting.may_move_on(about.group_id)
+    interrupting.begin(replace(leases(7, "a", 0), group_id=about.group_id))
+    interrupting.take("a", [part(0, [5], version=4), part(0, [5])])
+    assert interrupting.refused == {PartRefusal.BAD_VERSION: 1} and shown(interrupting) == [5]
+
+
+def test_so_many_versions_are_kept_and_each_counts_as_memory(mixing: Partials) -> None:
+    bounds = SamplingBounds(vocabulary_size=50, max_tokens=1_000, stop_ids=frozenset())
+    partials = Partials(bounds, interrupts=True, published_version=900)
+    partials.begin(leases(7, "a", 0))
+    partials.take("a", [part(number, [5], version=3 + number) for number in range(MAX_VERSION_SPANS + 1)])
+    assert partials.refused == {PartRefusal.BAD_VERSION: 1}
+    partials.take("a", [part(MAX_VERSION_SPANS, [5], version=2 + MAX_VERSION_SPANS)])
+    assert partials.num_bytes == ROLLOUT_BYTES + 8 * (MAX_VERSION_SPANS + 1) + SPAN_BYTES * (MAX_VERSION_SPANS - 1)
+    (carried,) = partials.begin(leases(8, "b", 0, goes_on=((0, 7),)))
+    assert len(carried.versions) == MAX_VERSION_SPANS
+    partials.revoked(7)
+    partials.revoked(8)
+    assert partials.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (mixed(8, [5, 9, 2], by((3, 1), (5, 1)), num_given=2), "versions of 2 tokens for 3"),
+        (mixed(8, [5, 9, 2], by((3, 2), (3, 1)), num_given=2), "versions that do not rise: 3, 3"),
+        (mixed(8, [5, 9, 2], by((5, 1), (3, 2)), num_given=2), "versions that do not rise: 5, 3"),
+        (mixed(8, [5, 9, 2], by((3, 1), (4, 2)), num_given=2), "other versions than were given"),
+        (mixed(8, [5, 9, 2], by((2, 2), (4, 1)), num_given=2), "other versions than were given"),
+        (
+            mixed(8, [5, 9, 2], by((3, 2), (4, 1)), num_given=2).model_copy(update={"policy_version_start": 4}),
+            "tokens by versions 3 to 4, said to be 4 to 4",
+        ),
+        (
+            rollout(8, [5, 9, 2], num_given=2).model_copy(update={"policy_version_end": 4}),
+            "versions 3 to 4, and not which tokens are whose",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_versions_that_cannot_be_are_named(mixing: Partials, sent: Rollout, problem: str) -> None:
+    mixing.take("a", [part(0, [5, 9])])
+    mixing.begin(leases(8, "b", 0, goes_on=((0, 7),)))
+    assert mixing.finish("b", sent) == Finished(problem=problem)
+
+
+def test_what_a_node_draws_itself_is_no_older_than_its_lease(mixing: Partials) -> None:
+    mixing.take("a", [part(0, [5, 9])])
+    mixing.begin(replace(leases(8, "b", 0, 1, goes_on=((0, 7),)), policy_version=5))
+    told = "drawn by version 4, leased by 5"
+    assert mixing.finish("b", mixed(8, [5, 9, 2], by((3, 2), (4, 1)), num_given=2)).problem == told
+    old = rollout(8, [5, 2], num_given=0, index=1).model_copy(
+        update={"policy_version_start": 4, "policy_version_end": 4}
+    )
+    assert mixing.finish("b", old).problem == told
+
+
+def test_after_a_restart_a_node_sends_again_what_older_versions_drew() -> None:
+    """What it was given then is not known any more."""
+    row = RolloutRow(
+        rollout_id="8-0",
+        lease_id=8,
+        node_id="b",
+        group_id=2,
+        index=0,
+        policy_version=5,
+        deadline=9.0,
+        state=ReceiptState.LEASED,
+        reward=None,
+    )
+    partials = partials_of(BOUNDS, [row], interrupts=True, published_version=6)
+    partials.take("b", [part(0, [5, 9], lease_id=8), part(2, [8], lease_id=8, version=6)])
+    assert (shown(partials, 8), partials.refused) == ([5, 9, 8], {})
+    end = partials.finish("b", mixed(8, [5, 9, 8, 2], by((3, 2), (6, 2)), num_given=2))
+    assert end.problem == "" and who(end) == [("b", 3, 2), ("b", 6, 2)]
 
 
 def test_another_nodes_rollout_is_not_finished(partials: Partials) -> None:
@@ -267,11 +421,11 @@ def test_another_nodes_rollout_is_not_finished(partials: Partials) -> None:
 
 def test_a_lease_that_is_told_again_keeps_what_is_there(partials: Partials) -> None:
     partials.take("a", [part(0, [5, 9])])
-    partials.leased("a", 7, (0, 3), [prefix(0, [5])])
+    partials.leased("a", 7, (0, 3), [prefix(0, [5])], policy_version=3)
     partials.take("a", [part(2, [8])])
     assert (shown(partials), partials.refused) == ([5, 9, 8], {})
     assert partials.num_bytes == 2 * ROLLOUT_BYTES + 8 * 3
-    partials.leased("b", 7, (0,))
+    partials.leased("b", 7, (0,), policy_version=3)
     assert shown(partials) is None and partials.num_bytes == ROLLOUT_BYTES
 
 
@@ -284,7 +438,7 @@ def test_a_finished_rollout_is_forgotten_and_so_is_a_revoked_lease(partials: Par
     partials.revoked(7)
     partials.revoked(7)
     assert (shown(partials, index=3), partials.num_bytes) == (None, 0)
-    partials.leased("a", 8, (0,))
+    partials.leased("a", 8, (0,), policy_version=3)
     partials.arrived("a", 8, 0)
     partials.arrived("a", 8, 0)
     assert partials.num_bytes == 0
@@ -303,7 +457,7 @@ def test_what_was_given_back_is_kept_and_does_not_grow(partials: Partials) -> No
 def test_the_longest_untouched_lease_makes_room() -> None:
     partials = Partials(BOUNDS, budget_bytes=3 * (ROLLOUT_BYTES + 8))
     for lease_id in (1, 2, 3):
-        partials.leased("a", lease_id, (0,))
+        partials.leased("a", lease_id, (0,), policy_version=3)
         partials.take("a", [part(0, [5], lease_id=lease_id)])
     assert partials.num_let_go == 0
     partials.take("a", [part(1, [6], lease_id=1)])
@@ -311,7 +465,7 @@ def test_the_longest_untouched_lease_makes_room() -> None:
     assert partials.num_let_go == 1
     partials.take("a", [part(1, [6], lease_id=2)])
     assert partials.refused == {PartRefusal.NOT_LEASED: 1}
-    partials.leased("a", 4, range(1_000))
+    partials.leased("a", 4, range(1_000), policy_version=3)
     assert partials.num_bytes == 0, "one lease that is larger than all there is room for"
 
 
@@ -323,7 +477,7 @@ def test_a_hub_that_is_back_takes_what_nodes_held() -> None:
             node_id="a",
             group_id=0,
             index=index,
-            policy_version=0,
+            policy_version=3,
             deadline=0.0,
             state=state,
             reward=None,
@@ -350,19 +504,22 @@ TELLINGS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(TELLINGS)
-def test_whatever_is_told_the_books_are_right(tellings: list[tuple[str, str, int, int, int, list[int]]]) -> None:
-    partials = Partials(BOUNDS, budget_bytes=6 * ROLLOUT_BYTES)
+@given(TELLINGS, st.booleans())
+def test_whatever_is_told_the_books_are_right(
+    tellings: list[tuple[str, str, int, int, int, list[int]]], interrupts: bool
+) -> None:
+    partials = Partials(BOUNDS, interrupts=interrupts, published_version=5, budget_bytes=6 * ROLLOUT_BYTES)
     for kind, node_id, lease_id, index, start, ids in tellings:
         if kind == "lease":
-            partials.leased(node_id, lease_id, range(index + 1))
+            partials.leased(node_id, lease_id, range(index + 1), policy_version=3)
         elif kind == "go on":
             goes_on = tuple((each, start % 4) for each in range(index + 1))
             partials.begin(leases(lease_id, node_id, *range(index + 1), goes_on=goes_on))
         elif kind == "finish" and ids:
             partials.finish(node_id, rollout(lease_id, ids, num_given=start, index=index))
         elif kind == "part":
-            partials.take(node_id, [part(start, ids, lease_id=lease_id, index=index)])
+            version = 2 + len(ids) % 5
+            partials.take(node_id, [part(start, ids, lease_id=lease_id, index=index, version=version)])
         elif kind == "arrived":
             partials.arrived(node_id, lease_id, index)
         elif kind == "revoked":
@@ -376,3 +533,6 @@ def test_whatever_is_told_the_books_are_right(tellings: list[tuple[str, str, int
         for lease in (0, 1, 2, 3):
             found = shown(partials, lease, index)
             assert found is None or (len(found) < 10 and not {*found} & {1, 2, -1, 50, 51})
+            kept = partials.prefix(lease, index)
+            assert kept is None or version_spans.problem(kept.versions, len(kept.ids)) == ""
+            assert kept is None or {span.policy_version for span in kept.versions} <= ({3, 4, 5} if interrupts else {3})

@@ -122,6 +122,7 @@ class OddEngine:
         part = DrawnPart(
             lease_id=self._talking.lease_id,
             index=self._talking.indices[0],
+            policy_version=self._talking.policy_version,
             start=self._told,
             ids=ids,
             logprobs=-ids.astype(np.float32),

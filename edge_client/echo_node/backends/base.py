@@ -27,7 +27,8 @@ class EngineSettings:
     helpers: tuple[str, ...] = ()
     """host:port of other devices that hold a part of the model each; llama.cpp only."""
     stream_s: float = 0.0
-    """Seconds of sampling between two tellings of what unfinished rollouts have drawn; 0 = never. The worker's."""
+    """Seconds of sampling between two tellings of what unfinished rollouts have drawn; 0 = never, nor what versions are
+    prepared: who cancels a rollout would lose all of it. The worker's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from echo_shared.messages import FinishReason
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
 
 _SCALARS: Final = ("lease_id", "group_id", "index", "policy_version", "sampling_s", "num_given")
-_PART_SCALARS: Final = ("lease_id", "index", "start")
+_PART_SCALARS: Final = ("lease_id", "index", "policy_version", "start", "sampling_s")
 
 
 def group_to_frame(request: GroupRequest) -> dict[str, Any]:

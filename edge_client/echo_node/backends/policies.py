@@ -25,9 +25,14 @@ class _Policy:
         """Whether it is prepared, or that has failed."""
         return self.preparing is None or self.preparing.done()
 
+    @property
+    def can_be_used(self) -> bool:
+        """Of one that is ready."""
+        return self.preparing is None or (not self.preparing.cancelled() and self.preparing.exception() is None)
+
     def free(self) -> None:
         """Gives back what preparing it gave, if anything, once it is ready."""
-        if self.preparing is not None and not self.preparing.cancelled() and self.preparing.exception() is None:
+        if self.preparing is not None and self.can_be_used:
             self.preparing.result().free()
 
 
@@ -38,6 +43,8 @@ class Policies:
         self._engine = engine
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._known: dict[int, _Policy] = {0: _Policy(None)}
+        self._untold: set[int] = set()
+        """Known versions that `take_prepared` has not named yet."""
         self._dropped: list[_Policy] = []
         """Still to be freed."""
         self._used: _Policy | None = None
@@ -48,6 +55,7 @@ class Policies:
         """Begins to prepare a version that is not known; None is the bare base."""
         preparing = None if adapter_dir is None else self._thread.submit(self._prepare, adapter_dir)
         self._known[version] = _Policy(preparing)
+        self._untold.add(version)
 
     def _prepare(self, adapter_dir: Path) -> PreparedPolicy:
         try:
@@ -58,6 +66,7 @@ class Policies:
     def drop(self, version: int) -> None:
         """Forgets the version."""
         policy = self._known.pop(version, None)
+        self._untold.discard(version)
         if policy is not None and policy.preparing is not None:
             policy.preparing.cancel()
             self._dropped.append(policy)
@@ -67,6 +76,12 @@ class Policies:
         """Whether the version may be used at once, even if that then fails."""
         policy = self._known.get(version)
         return policy is None or policy.is_ready
+
+    def take_prepared(self) -> list[int]:
+        """The versions that have become ready since the last call, rising; not those that cannot be used."""
+        ready = sorted(version for version in self._untold if self._known[version].is_ready)
+        self._untold -= set(ready)
+        return [version for version in ready if self._known[version].can_be_used]
 
     def wait(self, versions: Iterable[int], timeout_s: float) -> None:
         """Waits until one of these versions, none of which is ready, may be so."""

@@ -18,7 +18,7 @@ from echo_node.backends.frames import error_from_frame, group_to_frame, parts_fr
 from echo_node.backends.registry import BackendChoice
 from echo_shared.child import ChildExited, Death, Frame
 from echo_shared.errors import BackendError
-from echo_shared.sampling import DrawnPart, GroupRequest
+from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.supervised import Command, Limits, SupervisedChild
 
 WORKER: Final = "echo_node.backends.worker"
@@ -56,7 +56,14 @@ class Cancelled:
     lease_id: int
 
 
-WorkerNews = EngineEvent | Drawn | Cancelled
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The worker can sample by this version at once; told while it samples by another."""
+
+    policy_version: int
+
+
+WorkerNews = EngineEvent | Drawn | Cancelled | Prepared
 
 
 class EngineChild:
@@ -68,6 +75,8 @@ class EngineChild:
         self._child = child
         self._limits = limits
         self._recent: deque[tuple[int, float]] = deque()
+        self._told: dict[int, dict[int, int]] = {}
+        """Tokens drawn of unfinished rollouts that are in `_recent` already, by lease and index."""
 
     @classmethod
     async def start(
@@ -144,20 +153,30 @@ class EngineChild:
         return rows
 
     async def events(self) -> AsyncIterator[WorkerNews]:
-        """What the worker finished, failed, has drawn so far or gave up, until it ends, which raises BackendError. For
-        one reader; cancel-safe."""
+        """What the worker finished, failed, has drawn so far, gave up or prepared, until it ends, which raises
+        BackendError. For one reader; cancel-safe."""
         while True:
             frame = await self._receive()
             match frame["type"]:
                 case "finished":
-                    self._count(frame)
-                    for rollout in rollouts_from_frame(frame):
+                    rollouts = tuple(rollouts_from_frame(frame))
+                    self._count(sum(map(self._untold, rollouts)), frame["busy_s"])
+                    for rollout in rollouts:
                         yield rollout
                 case "drawn":
-                    yield Drawn(parts=tuple(parts_from_frame(frame)))
+                    parts = tuple(parts_from_frame(frame))
+                    for part in parts:
+                        of_lease = self._told.setdefault(part.lease_id, {})
+                        of_lease[part.index] = of_lease.get(part.index, 0) + len(part.ids)
+                    self._count(sum(len(part.ids) for part in parts), frame["busy_s"])
+                    yield Drawn(parts=parts)
                 case "cancelled":
+                    self._told.pop(frame["lease_id"], None)
                     yield Cancelled(lease_id=frame["lease_id"])
+                case "prepared":
+                    yield Prepared(policy_version=frame["version"])
                 case _:
+                    self._told.pop(frame["lease_id"], None)
                     yield GroupFailed(lease_id=frame["lease_id"], code=frame["code"], what=frame["what"])
 
     async def _receive(self, *, within_s: float = math.inf) -> Frame:
@@ -170,9 +189,16 @@ class EngineChild:
             raise error_from_frame(frame)
         return frame
 
-    def _count(self, frame: Frame) -> None:
-        given = sum(frame["num_given"])
-        self._recent.append((sum(frame["lengths"]) - given, frame["busy_s"]))
+    def _untold(self, rollout: FinishedRollout) -> int:
+        """Tokens that were drawn of it and not told before it was finished."""
+        of_lease = self._told.get(rollout.lease_id, {})
+        told = of_lease.pop(rollout.index, 0)
+        if not of_lease:
+            self._told.pop(rollout.lease_id, None)
+        return len(rollout.completion_ids) - rollout.num_given - told
+
+    def _count(self, tokens: int, busy_s: float) -> None:
+        self._recent.append((tokens, busy_s))
         while len(self._recent) > 1 and sum(seconds for _, seconds in self._recent) > _RATE_WINDOW_S:
             self._recent.popleft()
 

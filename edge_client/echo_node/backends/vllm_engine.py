@@ -87,9 +87,11 @@ class _Running:
         return DrawnPart(
             lease_id=self.request.lease_id,
             index=self.index,
+            policy_version=self.request.policy_version,
             start=start,
             ids=np.array(self.ids[start:], np.int32),
             logprobs=np.array(self.logprobs[start:], np.float32),
+            sampling_s=time.perf_counter() - self.started_at,
         )
 
 

@@ -2,9 +2,10 @@
 
 An engine may crash, leak or be killed for its memory; as a child it takes nobody with it. Groups queue here. Those of
 the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine
-takes the adapter of the next version in the queue that is prepared. What unfinished rollouts have drawn is told every
-few seconds, and once more when their lease is cancelled, before the answer to that. The process ends when its parent
-closes the pipe or dies, and, with a last frame that says so, when the engine is of no more use.
+takes the adapter of the next version in the queue that is prepared. That one is prepared is told while another samples:
+the parent may cancel what runs, and submit it anew by that one, behind what it has drawn. What unfinished rollouts have
+drawn is told every few seconds, and once more when their lease is cancelled, before the answer to that. The process
+ends when its parent closes the pipe or dies, and, with a last frame that says so, when the engine is of no more use.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Worker:
         self._unfinished: Counter[int] = Counter()
         """Rollouts that the engine holds, by lease."""
         self._stream_s = stream_s
-        self._told_at = time.perf_counter()
+        self._told_at = self._busy_from = time.perf_counter()
 
     def run(self) -> None:
         """Works until the parent closes the pipe. Raises BackendError when the engine is of no more use."""
@@ -112,7 +113,12 @@ class Worker:
         if self._stream_s and (due or now - self._told_at >= self._stream_s):
             self._told_at = now
             if parts := self._engine.news():
-                self._pipe.send({"type": "drawn", **parts_to_frame(parts)})
+                self._pipe.send({"type": "drawn", "busy_s": self._take_busy_s(), **parts_to_frame(parts)})
+
+    def _take_busy_s(self) -> float:
+        """How long the engine has sampled since this was asked last."""
+        began, self._busy_from = self._busy_from, time.perf_counter()
+        return self._busy_from - began
 
     def _measure(self, widths: tuple[int, ...], budget_s: float) -> None:
         """Measures the engine on the bare base; only while nothing is queued or running."""
@@ -145,15 +151,15 @@ class Worker:
             self._send_failed([group.lease_id for group in failed], error)
             return
         self._current = version
-        began = time.perf_counter()
+        self._busy_from = time.perf_counter()
         try:
             for events in self._engine.sample(self):
                 self._heartbeat.step()
                 if events:
-                    now = time.perf_counter()
-                    self._report(events, now - began)
-                    began = now
+                    self._report(events)
                 self._tell_news(due=False)
+                for prepared in self._policies.take_prepared() if self._stream_s else ():
+                    self._pipe.send({"type": "prepared", "version": prepared})
                 self._handle_waiting()
                 if self._pipe.ended:
                     return
@@ -163,7 +169,7 @@ class Worker:
             self._send_failed(list(self._unfinished), error)
             self._unfinished.clear()
 
-    def _report(self, events: list[EngineEvent], busy_s: float) -> None:
+    def _report(self, events: list[EngineEvent]) -> None:
         finished: list[FinishedRollout] = []
         failed: list[GroupFailed] = []
         for event in events:
@@ -179,7 +185,7 @@ class Worker:
             if self._unfinished[rollout.lease_id] == 0:
                 del self._unfinished[rollout.lease_id]
         if finished:
-            self._pipe.send({"type": "finished", "busy_s": busy_s, **rollouts_to_frame(finished)})
+            self._pipe.send({"type": "finished", "busy_s": self._take_busy_s(), **rollouts_to_frame(finished)})
         for group in failed:
             self._unfinished.pop(group.lease_id, 0)
             self._pipe.send({"type": "failed", "lease_id": group.lease_id, "code": group.code, "what": group.what})

@@ -62,7 +62,7 @@ class SubmitGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelLease:
-    """Stop sampling for this lease; answer LeaseCancelled after all that it has drawn."""
+    """Stop sampling for this lease; answer LeaseCancelled after all that it has drawn. It may be submitted again."""
 
     lease_id: int
 

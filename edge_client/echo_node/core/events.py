@@ -58,6 +58,13 @@ class EngineLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyPrepared:
+    """The engine can draw by this version at once. Told while it draws by another."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFinished:
     """The engine completed one rollout of a lease."""
 
@@ -128,6 +135,7 @@ Event = (
     | FetchFailed
     | EngineReady
     | EngineLost
+    | PolicyPrepared
     | RolloutFinished
     | RolloutsDrawn
     | LeaseCancelled

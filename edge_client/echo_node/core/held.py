@@ -4,6 +4,8 @@ Bookkeeping alone: it knows neither engine nor hub. What it lets go it returns, 
 
 Invariants:
 - every rollout of a lease leaves once: by `finish`, or in one `Unfinished`;
+- a lease that may be interrupted is drawn by any version that is not older than the one that it names; each other one
+  by that one alone;
 - a lease on which the engine died `MAX_DEATHS` times is let go, and no other for its sake: from the death number
   `SUSPECT_DEATHS` on, the leases that were running then are sampled one at a time.
 """
@@ -39,6 +41,10 @@ class _Held:
     pending: set[int]
     due_at: float
     running: bool = False
+    version: int = 0
+    """By which it runs."""
+    moving: bool = False
+    """The engine was told to stop, to go on by a newer version."""
     deaths: int = 0
 
 
@@ -60,8 +66,12 @@ class HeldLeases:
 
     @property
     def versions(self) -> frozenset[int]:
-        """Policy versions that are to be sampled with."""
-        return frozenset(held.lease.policy_version for held in self._held.values())
+        """Policy versions that are needed: those that leases run by, and those that others can begin by alone."""
+        return frozenset(
+            held.version if held.running else held.lease.policy_version
+            for held in self._held.values()
+            if held.running or held.lease.on_new_version == "finish"
+        )
 
     @property
     def any_running(self) -> bool:
@@ -91,26 +101,51 @@ class HeldLeases:
             del self._held[lease_id]
         return True
 
-    def start(self, is_loaded: Callable[[int], bool]) -> list[GroupRequest]:
-        """What the engine is to begin now, given the policy versions that it has loaded; runs from here on."""
+    def start(self, version_for: Callable[[Lease], int | None]) -> list[GroupRequest]:
+        """What the engine is to begin now, each by the version that there is for it; runs from here on."""
         suspects = [held for held in self._held.values() if held.deaths >= SUSPECT_DEATHS]
-        ready = [held for held in suspects or self._held.values() if is_loaded(held.lease.policy_version)]
+        ready = [
+            (held, version)
+            for held in suspects or self._held.values()
+            if (version := version_for(held.lease)) is not None
+        ]
         if suspects:
             ready = [] if self.any_running else ready[:1]
-        started = [held for held in ready if not held.running]
-        for held in started:
-            held.running = True
-        return [_request(held) for held in started]
+        started = [(held, version) for held, version in ready if not held.running]
+        for held, version in started:
+            held.running, held.version = True, version
+        return [_request(held) for held, _ in started]
+
+    def interruptible(self, version: int) -> list[tuple[Lease, frozenset[int]]]:
+        """The leases that run by an older version than this and may go on by it, with what is unfinished of each."""
+        return [
+            (held.lease, frozenset(held.pending))
+            for held in self._held.values()
+            if held.running and not held.moving and held.version < version and held.lease.on_new_version == "interrupt"
+        ]
+
+    def move(self, lease_id: int) -> None:
+        """The engine is told to stop sampling for this lease, which runs; once `stopped`, it begins anew."""
+        self._held[lease_id].moving = True
+
+    def is_moving(self, lease_id: int) -> bool:
+        held = self._held.get(lease_id)
+        return held is not None and held.moving
+
+    def running_by(self, lease_id: int) -> int | None:
+        """The version that the engine draws this lease by."""
+        held = self._held.get(lease_id)
+        return held.version if held is not None and held.running else None
 
     def stopped(self, lease_id: int) -> None:
-        """The engine has given this lease up by itself."""
+        """The engine has given this lease up."""
         if lease_id in self._held:
-            self._held[lease_id].running = False
+            self._held[lease_id].running = self._held[lease_id].moving = False
 
     def engine_ended(self) -> None:
         """The engine is gone: none of the leases runs, and none is to blame."""
         for held in self._held.values():
-            held.running = False
+            held.running = held.moving = False
 
     def engine_died(self, what: str) -> list[Unfinished]:
         """As `engine_ended`, and every lease that ran may have been the cause; those with too many deaths go."""
@@ -164,7 +199,7 @@ def _request(held: _Held) -> GroupRequest:
         indices=tuple(sorted(held.pending)),
         prompt_ids=lease.prompt_ids,
         seed=lease.seed,
-        policy_version=lease.policy_version,
+        policy_version=held.version,
         temperature=lease.temperature,
         max_tokens=lease.max_tokens,
         stop_ids=lease.stop_ids,

@@ -1,16 +1,16 @@
 """Which policy versions a node fetches, holds in its engine, and gives up.
 
 One rule each, recomputed whenever anything changes:
-- wanted = the newest published version, and every version that a held lease names: what is missing of it is fetched,
+- wanted = the newest published version, and every version that a held lease needs: what is missing of it is fetched,
   the newest is begun first;
 - a fetch that is no longer wanted goes on beside the newest while that is still further from being here, or is a delta
   against it; otherwise it is abandoned;
 - a delta is fetched when its parent is on disk or on its way. One that the node cannot read is not fetched again: the
   hub is asked for the keyframe, and again after a while, until it offers something else;
 - a push that no fetch takes, because its version is not wanted, is here, or is tried again later, is declined;
-- loaded = the newest version on disk, and every version that a held lease names; the engine forgets the others once
+- loaded = the newest version on disk, and every version that a held lease needs; the engine forgets the others once
   they are not among the newest `LOADED` on disk;
-- kept = the newest `KEPT` versions on disk, every version that a held lease names, and the parents of what is being
+- kept = the newest `KEPT` versions on disk, every version that a held lease needs, and the parents of what is being
   fetched: the rest is deleted.
 Version 0 is the base itself: it needs no file, and is never deleted.
 """
@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact, Send
 from echo_shared.artefacts import DELTA_REACH, Manifest
 from echo_shared.backoff import backoff_s
-from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Way
+from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
 
 KEPT: Final = DELTA_REACH
 """Versions that the hub may publish a delta against."""
@@ -65,6 +65,9 @@ class Policies:
         self._unreadable: dict[int, bytes] = {}
         """The manifest by which a version cannot be had."""
         self._loaded: set[int] = set()
+        self._prepared: set[int] = set()
+        """Those of them that the engine has told it can draw by at once."""
+        self._replaced: set[int] = set()
         self._failures: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
 
@@ -73,12 +76,31 @@ class Policies:
         """The newest version that the engine can sample from."""
         return max(self._loaded, default=None)
 
+    @property
+    def newest_prepared(self) -> int | None:
+        """The newest version that the engine can sample from at once, of those that it has told of."""
+        return self._newest(self._prepared & self._loaded)
+
     def is_loaded(self, version: int) -> bool:
         return version in self._loaded
 
-    def is_hopeless(self, version: int) -> bool:
-        """This version is neither here nor offered."""
-        return version not in self._on_disk and version not in self._offers
+    def version_for(self, lease: Lease) -> int | None:
+        """What the engine may begin this lease by now: the version that it names, or, where it may be interrupted, the
+        newest that is published, if that is no older. None = nothing that it has."""
+        if lease.on_new_version == "finish":
+            return lease.policy_version if self.is_loaded(lease.policy_version) else None
+        newest = self._newest(self._loaded)
+        return newest if newest is not None and newest >= lease.policy_version else None
+
+    def is_hopeless(self, lease: Lease) -> bool:
+        """What this lease can begin by is neither here nor offered."""
+        if lease.on_new_version == "interrupt" and lease.policy_version <= self.newest_published:
+            return False
+        return lease.policy_version not in self._on_disk and lease.policy_version not in self._offers
+
+    def _newest(self, versions: Set[int]) -> int | None:
+        """Of those that the hub has published: a hub that was restored knows nothing of what came after."""
+        return max((version for version in versions if version <= self.newest_published), default=None)
 
     @property
     def fetching_newest(self) -> bool:
@@ -142,8 +164,19 @@ class Policies:
         else:
             self._put_off(version, now)
 
+    def prepared(self, version: int) -> None:
+        """The engine can draw by this version at once."""
+        self._prepared.add(version)
+
     def engine_lost(self) -> None:
         self._loaded.clear()
+        self._prepared.clear()
+
+    def take_replaced(self) -> set[int]:
+        """The versions whose content has turned out to be another, since the last call: what was drawn by them was
+        drawn by something else."""
+        replaced, self._replaced = self._replaced, set()
+        return replaced
 
     def reconcile(self, *, leased: Set[int], engine_up: bool, now: float) -> list[Effect]:
         """What brings reality to the rules above."""
@@ -220,11 +253,12 @@ class Policies:
         unloaded = self._loaded - set(sorted(self._on_disk)[-LOADED:]) - leased - {self.newest_published}
         deleted = self._on_disk.keys() - kept - {0}
         self._loaded -= unloaded
+        self._prepared -= unloaded
         for version in deleted:
             del self._on_disk[version]
             if version not in self._offers:
                 del self._contents[version]
-        for version in sorted(self._offers.keys() - kept)[:-KEPT_OFFERS]:
+        for version in sorted(self._offers.keys() - kept - self._fetching.keys())[:-KEPT_OFFERS]:
             for known in (self._offers, self._contents, self._unreadable, self._failures, self._retry_at):
                 known.pop(version, None)
         return [
@@ -242,6 +276,8 @@ class Policies:
         if version in self._on_disk:
             effects.append(RemoveArtefact(policy_version=version))
         self._loaded.discard(version)
+        self._prepared.discard(version)
+        self._replaced.add(version)
         for known in (self._fetching, self._on_disk, self._unreadable, self._failures, self._retry_at):
             known.pop(version, None)
         return effects

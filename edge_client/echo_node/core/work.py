@@ -9,7 +9,8 @@ Invariants:
 - a finished rollout is sent only once it is spooled, and is sent again after every reconnect until the hub's receipt;
 - after every reconnect the hub is asked for the final receipts that it may have sent meanwhile, and told how all that
   is on disk came here: it may have lost that;
-- a lease is sampled with exactly the version that it names, fetched first if need be;
+- a lease is sampled with exactly the version that it names, fetched first if need be; one that may be interrupted, with
+  the newest that is here, and goes on in mid-completion by each newer one, where that is worth it (`moving_on`);
 - the hub is sent what unfinished rollouts have drawn, once a connection, and all of it before their lease is returned,
   unless the engine or the connection has ended or does not answer;
 - every leased index ends as one spooled rollout, is returned, or was revoked by the hub.
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, assert_never
 
 from echo_node.core.base_model import BaseModel
-from echo_node.core.drawn import Drawn
+from echo_node.core.drawn import Drawn, Ended
 from echo_node.core.effects import (
     AskForReceipts,
     CancelLease,
@@ -47,6 +48,7 @@ from echo_node.core.events import (
     FetchFailed,
     GroupFailed,
     LeaseCancelled,
+    PolicyPrepared,
     RolloutFinished,
     RolloutsDrawn,
     Spooled,
@@ -55,10 +57,12 @@ from echo_node.core.events import (
 )
 from echo_node.core.held import HeldLeases, Unfinished
 from echo_node.core.hub_talk import HubTalk
+from echo_node.core.moving_on import MovingOn
 from echo_node.core.pace import Pace
 from echo_node.core.policies import OnDisk, Policies
 from echo_shared.messages import (
     MAX_BATCHED,
+    MAX_VERSION_SPANS,
     Goodbye,
     Lease,
     LeaseReturned,
@@ -101,6 +105,7 @@ class WorkLoop:
         self._pace = Pace()
         self._held = HeldLeases()
         self._drawn = Drawn()
+        self._moving_on = MovingOn()
         self._leaving: dict[int, _Leaving] = {}
         """Held leases that go back once the engine has told what it drew of them."""
         self._talk = HubTalk(
@@ -163,7 +168,7 @@ class WorkLoop:
         self._effects += [ResendSpooled(), AskForReceipts()]
         self._effects += self._base.offered(event.base)
         self._policies.connected()
-        self._effects += self._policies.published(event.policy_version, event.policy)
+        self._offered(self._policies.published(event.policy_version, event.policy))
         if self._base.fetched is not None:
             self._effects += self._talk.send(self._base.fetched)
         for fetched in self._policies.reports:
@@ -173,9 +178,18 @@ class WorkLoop:
 
     def _published(self, event: PolicyPublished, now: float) -> None:
         if event.policy_version < self._policies.newest_published:  # A keyframe that this node has asked for.
-            self._effects += self._policies.offered(event.policy_version, event.offer)
+            self._offered(self._policies.offered(event.policy_version, event.offer))
         else:
-            self._effects += self._policies.published(event.policy_version, event.offer)
+            self._offered(self._policies.published(event.policy_version, event.offer))
+
+    def _offered(self, effects: Iterable[Effect]) -> None:
+        """Carries out what follows from an offer. What was drawn by a version of other content is given up first."""
+        replaced = self._policies.take_replaced()
+        for lease in self._held.leases if replaced else ():
+            drawn_by = {self._held.running_by(lease.lease_id)} | self._drawn.versions(lease.lease_id)
+            if found := replaced & drawn_by:
+                self._return(self._held.let_go(lease.lease_id, f"policy version {max(found)} has been replaced"))
+        self._effects += effects
 
     def _leased(self, event: Lease, now: float) -> None:
         if self._held.renew(event, now):
@@ -190,7 +204,7 @@ class WorkLoop:
             self._effects += self._talk.send(LeaseReturned(lease_id=event.lease_id, indices=indices, reason=refusal))
             return
         if event.offer is not None:
-            self._effects += self._policies.offered(event.policy_version, event.offer)
+            self._offered(self._policies.offered(event.policy_version, event.offer))
         self._pace.leased(event.deadline_s, event.max_tokens)
         self._held.take(event, pending, now)
         self._drawn.begin(event, pending)
@@ -256,6 +270,9 @@ class WorkLoop:
         if self._drain_by is None:
             self._effects.append(ending.start)
 
+    def _policy_prepared(self, event: PolicyPrepared, now: float) -> None:
+        self._policies.prepared(event.policy_version)
+
     def _rollout_finished(self, event: RolloutFinished, now: float) -> None:
         finished = event.rollout
         self._engine.finished_rollout()
@@ -263,7 +280,7 @@ class WorkLoop:
         self._pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
         if not self._held.finish(finished.lease_id, finished.index):
             return  # Revoked or returned in the meantime: the hub has counted it already.
-        rollout = _rollout(finished, num_given=self._drawn.end(finished.lease_id, finished.index))
+        rollout = _rollout(finished, self._drawn.end(finished))
         self._spooling.add(rollout.rollout_id)
         self._effects.append(SpoolRollout(rollout=rollout))
 
@@ -273,6 +290,8 @@ class WorkLoop:
         self._send_drawn()
 
     def _lease_cancelled(self, event: LeaseCancelled, now: float) -> None:
+        if self._held.is_moving(event.lease_id):
+            self._held.stopped(event.lease_id)
         self._let_leave(event.lease_id)
 
     def _group_failed(self, event: GroupFailed, now: float) -> None:
@@ -311,14 +330,38 @@ class WorkLoop:
         if self._base.fetched is None or self._drain_by is not None:
             return
         for lease in self._held.leases:
-            if self._policies.is_hopeless(lease.policy_version):
+            if self._policies.is_hopeless(lease):
                 reason = f"the node cannot get policy version {lease.policy_version}"
                 self._return(self._held.let_go(lease.lease_id, reason))
         leased = self._held.versions
         self._effects += self._policies.reconcile(leased=leased, engine_up=self._engine.is_up, now=now)
-        for request in self._held.start(self._policies.is_loaded):
+        self._move_on(now)
+        for request in self._held.start(self._policies.version_for):
             prefixes = self._drawn.prefixes(request.lease_id, request.indices)
             self._effects.append(SubmitGroup(request=replace(request, prefixes=prefixes)))
+
+    def _move_on(self, now: float) -> None:
+        """Has the engine stop what it draws by an older version than it could; it begins anew behind what is drawn."""
+        newest = self._policies.newest_prepared
+        found = () if newest is None else self._held.interruptible(newest)
+        moving = [
+            (lease, pending)
+            for lease, pending in found
+            if lease.lease_id not in self._leaving and len(self._drawn.versions(lease.lease_id)) < MAX_VERSION_SPANS
+        ]
+        if not moving:
+            return
+        drawn = [
+            (lease, self._drawn.num_drawn(lease.lease_id, index)) for lease, pending in moving for index in pending
+        ]
+        rate = self._pace.tokens_per_s
+        token_s = min(self._engine.width, self.held_rollouts) / rate if rate else 0.0
+        if self._moving_on.is_due(max(lease.max_tokens - count for lease, count in drawn), token_s=token_s, now=now):
+            read = sum(len(lease.prompt_ids) + count for lease, count in drawn)
+            self._moving_on.moved(read, tokens_per_s=rate, now=now)
+            for lease, _ in moving:
+                self._held.move(lease.lease_id)
+                self._effects.append(CancelLease(lease_id=lease.lease_id))
 
     def _activity(self) -> Literal["preparing", "waiting", "fetching", "sampling", "draining"]:
         if self._drain_by is not None:
@@ -384,20 +427,21 @@ class _Leaving:
     """When it goes back without an answer."""
 
 
-def _rollout(finished: FinishedRollout, *, num_given: int) -> Rollout:
-    """`num_given`: by the lease. The engine may have been given more, by the one before it."""
+def _rollout(finished: FinishedRollout, ended: Ended) -> Rollout:
+    versions = ended.versions
     return Rollout(
         rollout_id=rollout_id(finished.lease_id, finished.index),
         lease_id=finished.lease_id,
         group_id=finished.group_id,
         index=finished.index,
-        policy_version_start=finished.policy_version,
-        policy_version_end=finished.policy_version,
+        policy_version_start=versions[0].policy_version,
+        policy_version_end=versions[-1].policy_version,
         completion_ids=finished.completion_ids,
         behavior_logprobs=finished.behavior_logprobs,
         finish_reason=finished.finish_reason,
-        sampling_s=finished.sampling_s,
-        num_given=num_given,
+        sampling_s=ended.sampling_s,
+        num_given=ended.num_given,
+        versions=versions if len(versions) > 1 else (),
     )
 
 
@@ -412,6 +456,7 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     FetchFailed: WorkLoop._fetch_failed,
     EngineReady: WorkLoop._engine_ready,
     EngineLost: WorkLoop._engine_lost,
+    PolicyPrepared: WorkLoop._policy_prepared,
     RolloutFinished: WorkLoop._rollout_finished,
     RolloutsDrawn: WorkLoop._rollouts_drawn,
     LeaseCancelled: WorkLoop._lease_cancelled,

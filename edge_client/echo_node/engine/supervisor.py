@@ -13,11 +13,19 @@ from typing import Final, assert_never
 from echo_node.backends import registry
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
 from echo_node.backends.measure import widths_up_to
-from echo_node.backends.process import STOPPED, Cancelled, Drawn, EngineChild
+from echo_node.backends.process import STOPPED, Cancelled, Drawn, EngineChild, Prepared
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core import events
-from echo_node.core.events import EngineLost, EngineReady, LeaseCancelled, LossCause, RolloutFinished, RolloutsDrawn
+from echo_node.core.events import (
+    EngineLost,
+    EngineReady,
+    LeaseCancelled,
+    LossCause,
+    PolicyPrepared,
+    RolloutFinished,
+    RolloutsDrawn,
+)
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.widths import Place, Widths
@@ -36,7 +44,9 @@ _MOST_SAID: Final = 400
 """Characters of the reason that the hub is told."""
 _CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "replaced"}
 
-EngineNews = EngineReady | EngineLost | RolloutFinished | RolloutsDrawn | events.GroupFailed | LeaseCancelled
+EngineNews = (
+    EngineReady | EngineLost | PolicyPrepared | RolloutFinished | RolloutsDrawn | events.GroupFailed | LeaseCancelled
+)
 Deliver = Callable[[EngineNews], Awaitable[None]]
 
 
@@ -182,6 +192,8 @@ class EngineSupervisor:
                     await self._parts.deliver(RolloutsDrawn(parts=parts))
                 case Cancelled(lease_id=lease_id):
                     await self._parts.deliver(LeaseCancelled(lease_id=lease_id))
+                case Prepared(policy_version=version):
+                    await self._parts.deliver(PolicyPrepared(policy_version=version))
                 case _:
                     assert_never(event)
 

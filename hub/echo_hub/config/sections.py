@@ -87,6 +87,11 @@ class TrainingConfig(Section):
     """Async mode: how many steps old a rollout may be when it is trained on."""
     publish_every: Annotated[int, Field(ge=1)] = 1
     """Steps between published versions."""
+    on_new_version: Literal["finish", "interrupt"] = "finish"
+    """What a node does with the completions that it is drawing when a newer version has reached it. finish: draws them
+    to their end by the version that they began with. interrupt (async mode only): goes on in mid-completion by the
+    newer one, once it has read again what is there; every token keeps its version, and max_staleness holds for the
+    oldest."""
     tokens_per_step: Annotated[int, Field(ge=0)] = 0
     """A step takes complete groups, oldest first, until they have this many sampled tokens, and the loss is divided by
     this number, so that no step weighs more than another (C3PO). At least one group, at most groups_per_step; 0 = off:
@@ -337,6 +342,11 @@ class HubConfig(BaseSettings):
     def _fits_together(self) -> HubConfig:
         if self.run.mode == "sequential" and self.training.publish_every != 1:
             raise ValueError('training.publish_every must be 1 when run.mode = "sequential": every step samples anew')
+        if self.run.mode != "async" and self.training.on_new_version != "finish":
+            raise ValueError(
+                f'training.on_new_version must be "finish" when run.mode = "{self.run.mode}": '
+                "no version is published there while completions are drawn"
+            )
         if self.run.mode == "colocated" and self.evaluation.by == "nodes":
             raise ValueError('evaluation.by must be "hub" when run.mode = "colocated": there are no nodes')
         if self.run.mode == "async" and self.training.publish_every > self.training.max_staleness + 1:

@@ -74,6 +74,8 @@ class Coordinator:
         )
         self._snapshot = snapshot
         self._next_to_open = snapshot.next_group_id
+        self._next_to_admit = snapshot.next_group_id
+        """The first group that may not be opened yet."""
         self._next_to_prepare = snapshot.next_group_id
         self._prepared: dict[int, GroupPrepared] = {}
         self._finished = False
@@ -138,7 +140,8 @@ class Coordinator:
 
     @property
     def _num_preparing(self) -> int:
-        return self._next_to_prepare - self._next_to_open
+        """Groups that may be opened once their problem is there."""
+        return self._next_to_admit - self._next_to_open
 
     # --- one turn
 
@@ -156,7 +159,8 @@ class Coordinator:
         return self._out.take()
 
     def _admit(self, now: float) -> None:
-        """Opens what the staleness bound allows, and leases what is open."""
+        """Opens what the staleness bound allows, and leases what is open. In lock-step modes, where the nodes have
+        nothing to do until a version is published, the groups of the step after it are prepared before."""
         version = self._training.newest_to_lease
         if version is None:
             return
@@ -166,12 +170,33 @@ class Coordinator:
             self._outlook = self._training.outlook
             waiting = len(self._ledger.waiting) + self._num_preparing
             allowed = admission.room(self._settings, self._outlook, lease_version=version, waiting_groups=waiting)
-            for group_id in range(self._next_to_prepare, self._next_to_prepare + allowed):
-                self._out.act(PrepareGroup(group_id=group_id))
-            self._next_to_prepare += allowed
+            self._next_to_admit += allowed
+            self._prepare(self._next_to_admit + self._num_ahead)
+            self._open_prepared()
         self._leasing.dispatch(
             self._training, now, newest_version=version, outlook=self._outlook, tempo=self._training.tempo
         )
+
+    @property
+    def _num_ahead(self) -> int:
+        """How many groups are prepared that may not be opened yet."""
+        ahead = self._settings.mode != "async" and self._training.next_step < self._settings.steps
+        return self._outlook.next_batch if ahead else 0
+
+    def _prepare(self, end: int) -> None:
+        """Asks for the problems of the groups before this one."""
+        for group_id in range(self._next_to_prepare, end):
+            self._out.act(PrepareGroup(group_id=group_id))
+        self._next_to_prepare = max(self._next_to_prepare, end)
+
+    def _open_prepared(self) -> None:
+        """Opens what is admitted, in order, whatever order it is prepared in: so a restart knows which is next."""
+        while self._next_to_open < self._next_to_admit:
+            prepared = self._prepared.pop(self._next_to_open, None)
+            if prepared is None:
+                return
+            self._training.open_group(prepared)
+            self._next_to_open += 1
 
     def _finish(self) -> None:
         self._finished = True
@@ -204,13 +229,43 @@ class Coordinator:
             self._out.act(LookUpReceipt(node_id=event.node_id, rollout_id=event.rollout_id))
         elif rollout.state is not ReceiptState.LEASED:
             self._out.receipt(rollout.node_id, rollout.rollout_id, rollout.state)
-        elif problem := _unlike_lease(event, rollout):
+        elif problem := self._unlike_lease(event, rollout):
             self._ledger.fail(rollout, DropReason.INVALID, problem)
             self._nodes.fail(event.node_id, now)
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
+        elif self._settings.interrupts and event.policy_version_start < self._oldest_useful(rollout):
+            # What it went on with is from before a restart. One of its group, not all, is drawn anew.
+            what = f"its first token is by version {event.policy_version_start}"
+            self._ledger.fail(rollout, DropReason.STALE, what)
         else:
-            self._ledger.receive(rollout, event.payload, now)
+            self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)
+
+    def _oldest_useful(self, rollout: LeasedRollout) -> int:
+        """The oldest version by which any of this rollout may be."""
+        for_learner = self._ledger.groups[rollout.group_id].owner.for_learner
+        return admission.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
+
+    def _unlike_lease(self, event: RolloutArrived, rollout: LeasedRollout) -> str:
+        """What in the node's result contradicts its lease; empty = nothing."""
+        first, last, newest = event.policy_version_start, event.policy_version_end, self.published_version
+        leased = (rollout.lease_id, rollout.group_id, rollout.index, rollout.policy_version, rollout.policy_version)
+        if (event.lease_id, event.group_id, event.index, first, last) == leased:
+            return event.problem
+        said: dict[str, tuple[int, int]] = {
+            "lease": (event.lease_id, rollout.lease_id),
+            "group": (event.group_id, rollout.group_id),
+            "index": (event.index, rollout.index),
+        }
+        mixed = ""
+        if self._settings.interrupts and self._ledger.groups[rollout.group_id].owner.for_learner:
+            if not first <= last <= max(newest, rollout.policy_version):
+                mixed = f"policy versions {first} to {last}, newest published {newest}"
+        else:
+            said["first policy version"] = (first, rollout.policy_version)
+            said["last policy version"] = (last, rollout.policy_version)
+        wrong = [f"{name} {got} instead of {want}" for name, (got, want) in said.items() if got != want]
+        return ", ".join([*wrong, *filter(None, [mixed, event.problem])])
 
     def _given_back(self, event: LeaseGivenBack, now: float) -> None:
         returned = [self._ledger.rollouts.get(rollout_id(event.lease_id, index)) for index in event.indices]
@@ -230,13 +285,10 @@ class Coordinator:
     # --- groups and scores
 
     def _group_prepared(self, event: GroupPrepared, now: float) -> None:
-        """Groups are opened in order, whatever order they are prepared in: so a restart knows which one is next."""
         if not self._next_to_open <= event.group_id < self._next_to_prepare or self._finished:
             return
         self._prepared[event.group_id] = event
-        while (prepared := self._prepared.pop(self._next_to_open, None)) is not None:
-            self._training.open_group(prepared)
-            self._next_to_open += 1
+        self._open_prepared()
 
     def _scored(self, event: RolloutScored, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
@@ -295,23 +347,6 @@ class Coordinator:
 
     def _evaluation_abandoned(self, event: EvaluationAbandoned, now: float) -> None:
         self._evaluating.abandon(event.policy_version)
-
-
-def _unlike_lease(event: RolloutArrived, rollout: LeasedRollout) -> str:
-    """What in the node's result contradicts its lease; empty = nothing."""
-    first, last = event.policy_version_start, event.policy_version_end
-    leased = (rollout.lease_id, rollout.group_id, rollout.index, rollout.policy_version, rollout.policy_version)
-    if (event.lease_id, event.group_id, event.index, first, last) == leased:
-        return event.problem
-    said: Mapping[str, tuple[int, int]] = {
-        "lease": (event.lease_id, rollout.lease_id),
-        "group": (event.group_id, rollout.group_id),
-        "index": (event.index, rollout.index),
-        "first policy version": (first, rollout.policy_version),
-        "last policy version": (last, rollout.policy_version),
-    }
-    wrong = [f"{name} {got} instead of {leased}" for name, (got, leased) in said.items() if got != leased]
-    return ", ".join([*wrong, *filter(None, [event.problem])])
 
 
 HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {

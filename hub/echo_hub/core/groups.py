@@ -27,6 +27,8 @@ class LeasedRollout:
     group_id: int
     index: int
     policy_version: int
+    """That its lease names: what its node draws itself is by that, or, where completions are interrupted, by newer
+    ones."""
     turn: int = 0
     """The turn of its episode; 0 = the first."""
     state: ReceiptState = ReceiptState.LEASED
@@ -44,6 +46,8 @@ class LeasedRollout:
     """Its deadline has passed."""
     late: bool = False
     """It takes longer than its node was expected to take, or its node has left: another may have it too."""
+    oldest_version: int = 0
+    """That has drawn any of it, once it is received. Before: none older has; that of what it goes on with."""
 
     @property
     def in_time(self) -> bool:

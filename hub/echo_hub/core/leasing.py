@@ -18,9 +18,9 @@ leased to another node as well, and the first valid result wins. One past its de
 thought to have lost it. An index that failed on a node is offered to others first; to the same one only when no other
 takes work. A node that comes back is sent again what it holds: what was sent into a dying connection is lost.
 
-What the hub has of an index is gone on with, where a proven node drew it by the same version: a lease says of each
-index with which earlier lease of it it goes on, and, sent again, that it goes on with itself. What an older version has
-begun that is fresh enough is leased on by that version.
+What the hub has of an index is gone on with, where a proven node drew it, by the version that began it, as long as that
+is fresh enough, or, if completions are interrupted, by any newer one: a lease says of each index with which earlier
+lease of it it goes on, and, sent again, that it goes on with itself.
 
 Beside training, others may own groups: evaluations. While training and one of these both want leases, one of
 `EVALUATION_SHARE` leased rollouts is the other's, counted from the last time that it wanted none; what training does
@@ -450,8 +450,9 @@ class Leasing:
             policy_version=group.owner.lease_version(group, node),
             deadline=deadline,
         )
-        goes_on = () if node.is_hub else self._ledger.begun(record)
-        leased = self._ledger.lease(record, now)
+        mixes = self._settings.interrupts and group.owner.for_learner
+        goes_on = () if node.is_hub else self._ledger.begun(record, oldest=terms.oldest if mixes else None)
+        leased = self._ledger.lease(record, now, goes_on)
         self.watch(lease_id, indices, deadline)
         if late_at < deadline and not node.is_hub:
             heappush(self._watched, (late_at, "late", lease_id, indices))

@@ -59,7 +59,7 @@ class Ledger:
         self._out = out
         self._held_by: dict[str, dict[str, LeasedRollout]] = {}
         self._by_version: dict[int, set[int]] = {}
-        """The learner's groups for which something was leased by each version."""
+        """The learner's groups of which something was leased or drawn by each version."""
         self.lengths = Lengths()
         self.scoring_s = 0.0
         """Seconds from a rollout's arrival to its reward, on average of late."""
@@ -101,12 +101,13 @@ class Ledger:
             row.reward,
             row.deadline,
             leased_at=now,
+            oldest_version=row.policy_version if row.oldest_version is None else row.oldest_version,
         )
         group = self.groups[row.group_id]
         slot = group.slots[row.index]
         group.num_tokens += row.num_tokens
         self.rollouts[row.rollout_id] = rollout
-        self._note_version(group, row.policy_version)
+        self._note_version(group, rollout.oldest_version)
         if row.state is ReceiptState.LEASED:
             slot.leased = (*slot.leased, rollout)
             self._begin(slot, rollout)
@@ -115,10 +116,10 @@ class Ledger:
         elif row.state is ReceiptState.SCORED and row.reward is None:
             slot.turns = (*slot.turns, rollout)
             group.is_plain = False
-            _note_age(group, row.policy_version)
+            _note_age(group, rollout.oldest_version)
         else:
             slot.winner = rollout
-            _note_age(group, row.policy_version)
+            _note_age(group, rollout.oldest_version)
             self._count_end(group, row.state)
         self._want(group, row.index)
         return rollout
@@ -148,13 +149,15 @@ class Ledger:
         for index in range(len(group.slots)):
             self._want(group, index)
 
-    def lease(self, record: RolloutsLeased, now: float) -> list[LeasedRollout]:
-        """Books the lease; the caller sends it."""
+    def lease(self, record: RolloutsLeased, now: float, goes_on: Iterable[tuple[int, int]] = ()) -> list[LeasedRollout]:
+        """Books the lease; the caller sends it. `goes_on`: as `begun` says."""
+        continued = {index for index, _ in goes_on}
         group = self.groups[record.group_id]
         leased: list[LeasedRollout] = []
         expected = self.expected_tokens(group)
-        self._note_version(group, record.policy_version)
         for index in record.indices:
+            slot = group.slots[index]
+            before = slot.begun if index in continued else None
             rollout = LeasedRollout(
                 rollout_id(record.lease_id, index),
                 record.lease_id,
@@ -166,10 +169,12 @@ class Ledger:
                 deadline=record.deadline,
                 leased_at=now,
                 expected_tokens=expected,
+                oldest_version=record.policy_version if before is None else before.oldest_version,
             )
+            self._note_version(group, rollout.oldest_version)
             self.rollouts[rollout.rollout_id] = rollout
-            group.slots[index].leased = (*group.slots[index].leased, rollout)
-            self._begin(group.slots[index], rollout)
+            slot.leased = (*slot.leased, rollout)
+            self._begin(slot, rollout)
             self._hold(rollout)
             self._want(group, index)
             leased.append(rollout)
@@ -177,18 +182,23 @@ class Ledger:
         self._out.record(record)
         return leased
 
-    def begun(self, record: RolloutsLeased) -> tuple[tuple[int, int], ...]:
+    def begun(self, record: RolloutsLeased, *, oldest: int | None = None) -> tuple[tuple[int, int], ...]:
         """The indices that go on with what an earlier lease of theirs has drawn, each with that lease; before `lease`.
 
         Only with what a proven node drew, or the same: who goes on answers for the whole completion, and is not to
-        answer for what a fresh key has planted.
+        answer for what a fresh key has planted. And with what the same version drew, or, with `oldest`, older ones that
+        are not older than this.
         """
         slots = self.groups[record.group_id].slots
         return tuple(
             (index, before.lease_id)
             for index in record.indices
             if (before := slots[index].begun) is not None
-            and before.policy_version == record.policy_version
+            and (
+                before.policy_version == record.policy_version
+                if oldest is None
+                else before.policy_version <= record.policy_version and before.oldest_version >= oldest
+            )
             and (before.node_id == record.node_id or self._nodes.is_proven(before.node_id))
         )
 
@@ -239,13 +249,19 @@ class Ledger:
         self.blame(rollout)
         self.drop([rollout], reason, detail)
 
-    def receive(self, rollout: LeasedRollout, payload: RolloutPayload, now: float) -> None:
-        """leased → received: it wins its index's turn, which must have no winner yet."""
+    def receive(
+        self, rollout: LeasedRollout, payload: RolloutPayload, now: float, *, oldest_version: int | None = None
+    ) -> None:
+        """leased → received: it wins its index's turn, which must have no winner yet. `oldest_version`: of its first
+        token; None: its lease's."""
         group = self.groups[rollout.group_id]
         rollout.num_tokens, rollout.received_at = len(payload.completion_ids), now
+        rollout.oldest_version = rollout.policy_version if oldest_version is None else oldest_version
+        self._note_version(group, rollout.oldest_version)
+        own = [span.num_tokens for span in payload.spans if span.node_id == rollout.node_id]
         self._nodes.measure(
             rollout.node_id,
-            rollout.num_tokens,
+            sum(own) if payload.spans else rollout.num_tokens,
             sampling_s=payload.sampling_s,
             latency_s=now - rollout.leased_at,
             now=now,
@@ -254,7 +270,7 @@ class Ledger:
         self._end_lease(rollout)
         group.num_tokens += rollout.num_tokens
         group.slots[rollout.index].winner = rollout
-        _note_age(group, rollout.policy_version)
+        _note_age(group, rollout.oldest_version)
         self._want(group, rollout.index)
         self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
         self._move(rollout, ReceiptState.RECEIVED)
@@ -331,7 +347,7 @@ class Ledger:
             else:
                 self._forget_turn(group, rollout)
             held = (*group.received, *group.still_leased)
-            group.oldest_leased = min((other.policy_version for other in held), default=None)
+            group.oldest_leased = min((other.oldest_version for other in held), default=None)
             self._want(group, rollout.index)
             self._move(rollout, ReceiptState.DROPPED, reason)
 
@@ -382,8 +398,8 @@ class Ledger:
                 gone.popleft()
 
     def waiting_from_before(self, oldest_version: int) -> list[RolloutGroup]:
-        """The waiting groups for which something was leased by a version older than this, by their ids; each is told
-        once for each such version."""
+        """The waiting groups of which something was leased or drawn by a version older than this, by their ids; each is
+        told once for each such version."""
         found: set[int] = set()
         for version in [version for version in self._by_version if version < oldest_version]:
             found |= self._by_version.pop(version)
@@ -429,7 +445,7 @@ class Ledger:
             group.num_ended -= rollout.state is ReceiptState.SCORED
         else:
             slot.turns = tuple(other for other in slot.turns if other is not rollout)
-        group.oldest_version = min((other.policy_version for other in group.received), default=None)
+        group.oldest_version = min((other.oldest_version for other in group.received), default=None)
 
     def _count_end(self, group: RolloutGroup, state: ReceiptState) -> None:
         """A slot has its winner: its episode has ended once that is scored."""

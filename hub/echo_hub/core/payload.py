@@ -12,7 +12,7 @@ from echo_shared.messages import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Tokens of one completion that one node drew, one after the other."""
+    """Tokens of one completion that one node drew by one version, one after the other."""
 
     node_id: str
     policy_version: int
@@ -28,5 +28,5 @@ class RolloutPayload:
     finish_reason: FinishReason
     sampling_s: float
     spans: tuple[Span, ...] = ()
-    """Who drew how much of it, in order; one where one node drew it all. Empty: it is not said, and is the node's whom
-    it was leased to."""
+    """Who drew how much of it by which version, in order. Empty: the node that it was leased to drew it all, by its
+    lease's version."""

@@ -27,6 +27,8 @@ class CoordinatorSettings:
     deadline_s: float
     max_staleness: int = 0
     publish_every: int = 1
+    interrupts: bool = False
+    """Nodes go on by newer versions in mid-completion; only in async mode."""
     multi_turn: bool = False
     """Episodes may have several turns."""
     dynamic_sampling: bool = False

@@ -27,6 +27,8 @@ class RolloutRow:
     num_tokens: int = 0
     reward: float | None
     """Scored and None: a turn that the environment has answered."""
+    oldest_version: int | None = None
+    """That has drawn any of it, if it is received; None: that of its lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

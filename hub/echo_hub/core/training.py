@@ -159,7 +159,8 @@ class Training:
         newest = self.newest_to_lease
         assert newest is not None
         if self._settings.mode == "async" and node.policy_version is not None:
-            return self._going_on(group, min(newest, node.policy_version))
+            newest = min(newest, node.policy_version)
+            return newest if self._settings.interrupts else self._going_on(group, newest)
         return newest
 
     def _going_on(self, group: RolloutGroup, newest: int) -> int:
@@ -255,7 +256,7 @@ class Training:
                     self._ledger.note_missing(rollout, now)
                 self._ledger.drop_group(group, DropReason.STALE)
             elif not group.complete:
-                late = [rollout for rollout in group.still_leased if rollout.policy_version < oldest]
+                late = [rollout for rollout in group.still_leased if rollout.oldest_version < oldest]
                 for rollout in late:
                     self._ledger.note_missing(rollout, now)
                 self._ledger.revoke(late, DropReason.REVOKED)

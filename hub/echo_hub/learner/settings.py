@@ -69,6 +69,10 @@ class TrainingRollout:
     reward: float
     truncated: bool
     """Whether the completion, or any of its turns, was cut off at sampling.max_tokens."""
+    token_staleness: float = 0.0
+    """Steps from the version that drew a token to the one that is trained, mean over the drawn tokens."""
+    num_versions: int = 1
+    """By so many versions it was drawn; `behavior_logprobs` are each by the one that drew the token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,18 +126,20 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _step_metrics(groups: Sequence[TrainingGroup], step: WeightedStep) -> dict[str, float]:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    tokens = [int(rollout.loss_mask.sum()) for rollout in rollouts]
     return {
-        "mean_reward": float(np.mean([rollout.reward for group in groups for rollout in group.rollouts])),
+        "mean_reward": float(np.mean([rollout.reward for rollout in rollouts])),
         figures.GROUPS_WITHOUT_ADVANTAGE.key: float(step.groups_without_advantage),
         figures.SHARE_WITHOUT_ADVANTAGE.key: step.groups_without_advantage / len(groups),
         figures.ROLLOUTS_MASKED.key: float(step.rollouts_masked),
         figures.ROLLOUTS_UNSELECTED.key: float(step.rollouts_unselected),
-        figures.SHARE_TRUNCATED.key: float(
-            np.mean([rollout.truncated for group in groups for rollout in group.rollouts])
+        figures.SHARE_TRUNCATED.key: float(np.mean([rollout.truncated for rollout in rollouts])),
+        figures.SHARE_MIXED.key: float(np.mean([rollout.num_versions > 1 for rollout in rollouts])),
+        figures.TOKEN_STALENESS.key: float(
+            np.average([rollout.token_staleness for rollout in rollouts], weights=tokens)
         ),
-        figures.COMPLETION_TOKENS.key: float(
-            sum(rollout.loss_mask.sum() for group in groups for rollout in group.rollouts)
-        ),
+        figures.COMPLETION_TOKENS.key: float(sum(tokens)),
     }
 
 

@@ -9,12 +9,12 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import Connection, func, or_, select
 
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
-from echo_hub.store.tables import evaluations, groups, payloads, rollouts, steps, versions
+from echo_hub.store.tables import WITH_PAYLOAD, evaluations, groups, payloads, rollouts, steps, versions
 from echo_hub.store.writing import key_of
 from echo_shared.errors import StorageError
 from echo_shared.messages import MAX_GROUP_SIZE, DropReason, FinishReason, Receipt, ReceiptState, rollout_id
@@ -22,7 +22,6 @@ from echo_shared.messages import MAX_GROUP_SIZE, DropReason, FinishReason, Recei
 _Key = TypeVar("_Key")
 
 _UNFINISHED = (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)
-_WITH_PAYLOAD = and_(payloads.c.lease_id == rollouts.c.lease_id, payloads.c.index == rollouts.c.index)
 
 _KEYS_A_QUERY: Final = 1_000
 """Far below what either database takes as parameters of one statement."""
@@ -53,7 +52,8 @@ class BatchTurn:
 
     rollout_id: str
     node_id: str
-    policy_version: int
+    spans: tuple[Span, ...]
+    """Who drew how much of it by which version, in order; never empty."""
     completion_ids: NDArray[np.int32]
     behavior_logprobs: NDArray[np.float32]
     observation_ids: NDArray[np.int32]
@@ -169,7 +169,9 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             rollouts.c.state,
             rollouts.c.num_tokens,
             rollouts.c.reward,
+            payloads.c.spans,
         )
+        .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
         .where(rollouts.c.state.in_(_UNFINISHED))
         .order_by(rollouts.c.lease_id, rollouts.c.index)
     )
@@ -186,6 +188,7 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             state=ReceiptState(row.state),
             num_tokens=row.num_tokens or 0,
             reward=row.reward,
+            oldest_version=_spans(row)[0].policy_version if row.spans else None,
         )
         for row in rows
     )
@@ -220,7 +223,7 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
         rollouts.c.node_id,
         rollouts.c.policy_version,
         rollouts.c.num_tokens,
-    ).join_from(payloads, rollouts, _WITH_PAYLOAD)
+    ).join_from(payloads, rollouts, WITH_PAYLOAD)
     rows = [
         row
         for lease_ids in _in_parts({lease_id for lease_id, _ in keys})
@@ -257,7 +260,7 @@ def read_turns(
             payloads.c.completion_ids,
             payloads.c.observation_ids,
         )
-        .join_from(rollouts, payloads, _WITH_PAYLOAD)
+        .join_from(rollouts, payloads, WITH_PAYLOAD)
         .where(payloads.c.observation_ids.is_not(None))
         .order_by(rollouts.c.turn)
     )
@@ -280,7 +283,7 @@ def _in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
 
 
 def _spans(row: Any) -> tuple[Span, ...]:
-    """Who drew a rollout: where nothing is stored of it, the node that it is leased to."""
+    """Who drew a rollout: where nothing is stored of it, the node that it is leased to, by its lease's version."""
     return tuple(
         Span(node_id=node_id, policy_version=version, num_tokens=count)
         for node_id, version, count in row.spans or [(row.node_id, row.policy_version, row.num_tokens)]
@@ -309,13 +312,15 @@ def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
             rollouts.c.group_id,
             rollouts.c.node_id,
             rollouts.c.policy_version,
+            rollouts.c.num_tokens,
             rollouts.c.reward,
             payloads.c.completion_ids,
             payloads.c.behavior_logprobs,
             payloads.c.observation_ids,
             payloads.c.finish_reason,
+            payloads.c.spans,
         )
-        .join_from(rollouts, payloads, _WITH_PAYLOAD)
+        .join_from(rollouts, payloads, WITH_PAYLOAD)
         .where(rollouts.c.group_id.in_(batch.group_ids))
     )
     found = {rollout_id(row.lease_id, row.at): row for row in rows}
@@ -339,7 +344,7 @@ def _episode(rows: Sequence[tuple[str, Any]]) -> BatchEpisode:
         BatchTurn(
             rollout_id=name,
             node_id=row.node_id,
-            policy_version=row.policy_version,
+            spans=_spans(row),
             completion_ids=_ids(row.completion_ids),
             behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
             observation_ids=_ids(row.observation_ids),
@@ -363,7 +368,7 @@ def read_evaluated(connection: Connection, policy_version: int) -> list[Evaluate
             rollouts.c.received_at,
             payloads.c.finish_reason,
         )
-        .join_from(rollouts, payloads, _WITH_PAYLOAD)
+        .join_from(rollouts, payloads, WITH_PAYLOAD)
         .where(rollouts.c.group_id.between(ids[0], ids[-1]), rollouts.c.state == ReceiptState.EVALUATED)
         .order_by(rollouts.c.group_id, rollouts.c.index, rollouts.c.turn)
     )

@@ -29,6 +29,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    and_,
 )
 
 metadata = MetaData()
@@ -118,6 +119,8 @@ payloads = Table(
     Column("observation_ids", LargeBinary),
     Column("spans", JSON(none_as_null=True)),
 )
+
+WITH_PAYLOAD = and_(payloads.c.lease_id == rollouts.c.lease_id, payloads.c.index == rollouts.c.index)
 
 steps = Table(
     "steps",

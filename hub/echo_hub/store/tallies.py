@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args
 
 from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
 
-from echo_hub.store.tables import fetch_tallies, rollouts, tallies
+from echo_hub.store.tables import WITH_PAYLOAD, fetch_tallies, payloads, rollouts, tallies
 from echo_shared.messages import DropReason, ReceiptState
 
 Transport = Literal["swarm", "web_seed", "shared_memory", "inline", "broadcast"]
@@ -31,22 +31,33 @@ LEASES_A_QUERY: Final = 1_000
 
 
 def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> None:
-    """Counts rollouts, by lease and index, that have just become final: trained, evaluated, or dropped for a reason."""
+    """Counts rollouts, by lease and index, that have just become final: trained, evaluated, or dropped for a reason.
+
+    A rollout is its own node's; each token is the node's that drew it. What was drawn must still be stored.
+    """
     wanted = set(keys)
     leases = sorted({lease_id for lease_id, _ in wanted})
     by_node: dict[str, Counter[str]] = {}
     for start in range(0, len(leases), LEASES_A_QUERY):
         # By lease alone: of pairs, SQLite would look at every rollout of the run.
         rows = connection.execute(
-            select(rollouts.c.lease_id, rollouts.c.index.label("at"), rollouts.c.node_id, rollouts.c.num_tokens).where(
-                rollouts.c.lease_id.in_(leases[start : start + LEASES_A_QUERY])
+            select(
+                rollouts.c.lease_id,
+                rollouts.c.index.label("at"),
+                rollouts.c.node_id,
+                rollouts.c.num_tokens,
+                payloads.c.spans,
             )
+            .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
+            .where(rollouts.c.lease_id.in_(leases[start : start + LEASES_A_QUERY]))
         )
         for row in rows:
             if (row.lease_id, row.at) in wanted:
                 received = row.num_tokens is not None
-                added = {"rollouts": 1, "received": int(received), "tokens": row.num_tokens if received else 0}
-                by_node.setdefault(row.node_id, Counter()).update(added)
+                own = {"rollouts": 1, "received": int(received), "tokens": 0}
+                by_node.setdefault(row.node_id, Counter()).update(own)
+                for node_id, _, count in row.spans or [(row.node_id, None, row.num_tokens or 0)]:
+                    by_node.setdefault(node_id, Counter(rollouts=0, received=0))["tokens"] += count
     _add(connection, tallies, [{"node_id": node_id, "outcome": outcome} for node_id in by_node], list(by_node.values()))
 
 

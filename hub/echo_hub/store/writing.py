@@ -96,8 +96,8 @@ def _bytes(array: NDArray[Any], dtype: str) -> bytes:
 
 
 def _as_json(spans: Sequence[Span]) -> list[list[str | int]] | None:
-    """Nothing where one node drew it all: the rollout's own row says which."""
-    return [[span.node_id, span.policy_version, span.num_tokens] for span in spans] if len(spans) > 1 else None
+    """Nothing where all is as it was leased: the rollout's own row says by whom and by which version."""
+    return [[span.node_id, span.policy_version, span.num_tokens] for span in spans] or None
 
 
 def _change(connection: Connection, statement: Any, rows: _Rows, what: str) -> None:

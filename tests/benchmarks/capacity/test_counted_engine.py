@@ -42,7 +42,12 @@ class _ThreeSteps:
 
 def _part(index: int, start: int, count: int) -> DrawnPart:
     return DrawnPart(
-        lease_id=7, index=index, start=start, ids=np.full(count, 5, np.int32), logprobs=np.zeros(count, np.float32)
+        lease_id=7,
+        index=index,
+        policy_version=0,
+        start=start,
+        ids=np.full(count, 5, np.int32),
+        logprobs=np.zeros(count, np.float32),
     )
 
 

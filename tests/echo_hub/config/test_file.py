@@ -115,6 +115,15 @@ def test_a_setting_that_has_moved_is_named_with_its_place(tmp_path: Path, name: 
     ("text", "keys"),
     [
         ("[run]\nmode = 'sequential'\n[training]\npublish_every = 2\n", ("training.publish_every", "run.mode")),
+        (
+            "[run]\nmode = 'sequential'\n[training]\non_new_version = 'interrupt'\n",
+            ("training.on_new_version", "run.mode", '"finish"'),
+        ),
+        (
+            "[run]\nmode = 'colocated'\n[training]\non_new_version = 'interrupt'\n",
+            ("training.on_new_version", "run.mode", '"finish"'),
+        ),
+        ("[training]\non_new_version = 'maybe'\n", ("training.on_new_version", "'finish' or 'interrupt'")),
         ("[run]\nmode = 'colocated'\n[evaluation]\nby = 'nodes'\n", ("evaluation.by", "run.mode")),
         ("[training]\nmax_staleness = 1\npublish_every = 3\n", ("training.publish_every", "training.max_staleness")),
         ("[server]\njoin = 'invite'\n", ("server.invite_tokens", "server.join")),

@@ -55,6 +55,7 @@ class Bench:
         self.prepare = prepare
         self.leases: dict[int, SendLease] = {}
         self.effects: list[Effect] = []
+        self.prepared: list[PrepareGroup] = []
         self._take(self.coordinator.start(self.now))
 
     def _take(self, effects: list[Effect]) -> None:
@@ -63,6 +64,7 @@ class Bench:
             if isinstance(effect, SendLease):
                 self.leases[effect.lease_id] = effect
             elif isinstance(effect, PrepareGroup) and self.prepare:
+                self.prepared.append(effect)
                 more = self.coordinator.handle(
                     GroupPrepared(group_id=effect.group_id, seed=100 + effect.group_id), self.now
                 )

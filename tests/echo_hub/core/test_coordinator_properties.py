@@ -16,7 +16,7 @@ the run's end does not wait for them, nor they for the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -83,7 +83,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, EvaluationKind
@@ -135,6 +135,8 @@ class Leased:
     deadline: float
     failures: int = 0
     """Of the scorer, on this turn, before it was leased."""
+    oldest: int = -1
+    """The version of its first token: of what it goes on with, or its lease's, or later."""
     received: bool = False
     num_tokens: int = 0
     answered: bool = False
@@ -156,6 +158,7 @@ class World(RuleBasedStateMachine):
         tokens_per_step=st.sampled_from([0, 0, 5, 30]),
         evaluation=st.sampled_from([(0, 0), (2, 0), (1, 3)]),
         first_window=st.sampled_from([1, 4, 64]),
+        interrupts=st.booleans(),
     )
     def begin(
         self,
@@ -170,6 +173,7 @@ class World(RuleBasedStateMachine):
         tokens_per_step: int = 0,
         evaluation: tuple[int, int] = (0, 0),
         first_window: int = 4,
+        interrupts: bool = False,
     ) -> None:
         period = 1 + pick % (max_staleness + 1) if mode == "async" else 1
         self.settings = CoordinatorSettings(
@@ -184,6 +188,7 @@ class World(RuleBasedStateMachine):
             dynamic_sampling=dynamic_sampling,
             tokens_per_step=tokens_per_step,
             first_window=first_window,
+            interrupts=interrupts and mode == "async",
             run_seed=11,
             evaluation_problems=0 if mode == "colocated" else evaluation[0],
             evaluation_samples=evaluation[1],
@@ -220,6 +225,8 @@ class World(RuleBasedStateMachine):
         self.proven: set[str] = set()
         """Nodes that returned something good, since the hub started."""
         self.gone_on: set[tuple[str, bool]] = set()
+        self.mixed: set[bool] = set()
+        """Whether what was gone on with was leased by an older version."""
         """How what leases went on with had ended, and whether that was themselves."""
         self._boot()
 
@@ -282,6 +289,8 @@ class World(RuleBasedStateMachine):
                 failures = self._failures(row.group_id, row.index, row.turn)
                 assert row.failures == failures, "what is drawn with a seed that has failed is not scored again"
                 row.received, row.num_tokens = True, len(record.payload.completion_ids)
+                if record.payload.spans:
+                    row.oldest = record.payload.spans[0].policy_version
             case ScoreRecorded():
                 row = self.rows[record.rollout_id]
                 failed = record.reward is None and record.observation_ids is None
@@ -336,7 +345,7 @@ class World(RuleBasedStateMachine):
         for index in record.indices:
             assert record.turn == len(self._answered(record.group_id, index)), "turns are leased one after the other"
             row = Leased(record.node_id, record.group_id, index, record.turn, record.policy_version, record.deadline)
-            row.failures = self._failures(record.group_id, index, record.turn)
+            row.failures, row.oldest = self._failures(record.group_id, index, record.turn), row.version
             name = rollout_id(record.lease_id, index)
             assert self.rows.setdefault(name, row) is row
             self.names.setdefault((record.group_id, index), []).append(name)
@@ -352,8 +361,15 @@ class World(RuleBasedStateMachine):
         """What it goes on with has the same tokens, by a node that had proven itself or by its own."""
         for index, earlier_id in lease.goes_on:
             earlier, own = (self.rows[rollout_id(each, index)] for each in (earlier_id, lease.lease_id))
-            same = [(row.group_id, row.index, row.turn, row.version, row.failures) for row in (earlier, own)]
-            assert same[0] == same[1] == (lease.group_id, index, lease.turn, lease.policy_version, own.failures)
+            same = [(row.group_id, row.index, row.turn, row.failures) for row in (earlier, own)]
+            assert same[0] == same[1] == (lease.group_id, index, lease.turn, own.failures)
+            assert own.version == lease.policy_version
+            if self.settings.interrupts and EvaluationGroup.of(lease.group_id) is None:
+                assert earlier.version <= own.version
+                self.mixed.add(earlier.version < own.version)
+            else:
+                assert earlier.version == own.version
+            own.oldest = earlier.oldest
             assert HUB_NODE_ID not in (earlier.node_id, own.node_id)
             assert earlier_id <= lease.lease_id and earlier.node_id in {*self.proven, own.node_id}
             self.gone_on.add((earlier.end, earlier_id == lease.lease_id))
@@ -374,7 +390,7 @@ class World(RuleBasedStateMachine):
         rows = [self.rows[planned_id] for planned_id in record.rollout_ids]
         assert [(row.group_id, row.index, row.turn) for row in rows] == expected, "whole episodes, in order"
         for planned_id in record.rollout_ids:
-            assert record.step - 1 - self.rows[planned_id].version <= self.bound, "too stale at consumption"
+            assert record.step - 1 - self.rows[planned_id].oldest <= self.bound, "too stale at consumption"
         if self.settings.mode != "async" and not budget:
             others = self.opened - self.closed - set(record.group_ids)
             assert not others, "a step takes all groups that are open, in their order"
@@ -584,18 +600,34 @@ class World(RuleBasedStateMachine):
             self._turn(NodeReported(node_id=node_id, capacity=capacity, policy_version=version))
 
     def _finish(self, node_id: str, name: str) -> None:
-        """The node finishes one rollout; it is spooled before it is sent."""
+        """The node finishes one rollout; it is spooled before it is sent. Where that may be, it has begun by a newer
+        version than its lease's, or has gone on by one."""
         node = self.nodes[node_id]
         lease = node.work.pop(name)
+        drawn = payload(lease.group_id, int(name.partition("-")[2]), lease.turn)
+        row = self.rows[name]
+        start = end = row.oldest
+        if self.settings.interrupts and EvaluationGroup.of(lease.group_id) is None:
+            end = max(self.published, row.version)
+            start = end if lease.lease_id % 3 == 0 and not lease.goes_on else row.oldest
+            counts = (1, len(drawn.completion_ids) - 1) if start < end and len(drawn.completion_ids) > 1 else (0, 0)
+            end = end if counts[0] else start
+            drawn = replace(
+                drawn,
+                spans=tuple(
+                    Span(node_id=node_id, policy_version=version, num_tokens=count or len(drawn.completion_ids))
+                    for version, count in (((start, counts[0]), (end, counts[1])) if counts[0] else ((start, 0),))
+                ),
+            )
         node.spool[name] = RolloutArrived(
             node_id=node_id,
             rollout_id=name,
             lease_id=lease.lease_id,
             group_id=lease.group_id,
             index=int(name.partition("-")[2]),
-            policy_version_start=lease.policy_version,
-            policy_version_end=lease.policy_version,
-            payload=payload(lease.group_id, int(name.partition("-")[2]), lease.turn),
+            policy_version_start=start,
+            policy_version_end=end,
+            payload=drawn,
         )
 
     def _resend(self, node_id: str) -> None:
@@ -664,7 +696,7 @@ class World(RuleBasedStateMachine):
                 group_id=row.group_id + (wrong == "group"),
                 index=index + (wrong == "index"),
                 policy_version_start=row.version,
-                policy_version_end=row.version + (wrong == "version"),
+                policy_version_end=row.version + 99 * (wrong == "version"),
                 payload=payload(row.group_id, index % 100, row.turn),
             )
         )
@@ -879,6 +911,7 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
         tokens_per_step=chance.choice([0, 8, 25, 60]),
         evaluation=chance.choice([(0, 0), (3, 0), (2, 3)]),
         first_window=chance.choice([1, 4, 64]),
+        interrupts=seed % 8 == 1,
     )
     possible = [move for move in MOVES if scorer_fails or move is not SCORING] + [FAST_NODES] * fast_nodes
     for _ in range(moves):
@@ -898,6 +931,7 @@ def test_long_walks_meet_every_end() -> None:
     assert ends - {DropReason.RUN_ENDED} == {*USEFUL, *DropReason} - {DropReason.RUN_ENDED}
     gone_on = {way for world in worlds for way in world.gone_on}
     assert gone_on == {("", False), (DropReason.RETURNED, False), ("", True)}, "held, given back, sent again"
+    assert {way for world in worlds for way in world.mixed} == {False, True}
 
 
 def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> None:

@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from echo_hub.core.effects import RolloutsDropped, ScoreRollout, SendLease
+from echo_hub.core.effects import RolloutsDropped, ScoreRollout, SendLease, StepPlanned
+from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.events import (
     EvaluationWanted,
+    LearnerReady,
     LeaseGivenBack,
     NodeConnected,
     NodeDisconnected,
     NodeReported,
     RolloutRejected,
     RolloutScored,
+    StepDone,
     Tick,
+    VersionPublished,
 )
 from echo_hub.core.leasing import LEFT_S
 from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
-from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.messages import DropReason, FinishReason, ReceiptState
 
 BenchOf = Callable[..., Any]
 
@@ -236,3 +242,178 @@ def test_what_a_node_has_added_that_has_proven_itself_since_is_gone_on_with_too(
     b.tell(Tick())
     (third,) = b.of(SendLease)
     assert (third.node_id, third.goes_on) == ("c", ((2, second.lease_id),))
+
+
+def mixing(bench: BenchOf, **settings: Any) -> tuple[Any, SendLease]:
+    """As `begun`, in a run that interrupts, whose version 1 is published and here; index 0 is from version 0."""
+    b, lease = begun(bench, **{"steps": 3, "max_staleness": 1, "interrupts": True, **settings})
+    b.tell(LearnerReady(policy_version=0))
+    return b, lease
+
+
+def newer(b: Any, version: int) -> None:
+    b.tell(VersionPublished(policy_version=version))
+    for node_id in ("a", "b"):
+        b.tell(NodeReported(node_id=node_id, capacity=100, policy_version=version))
+
+
+def test_what_an_older_version_began_is_gone_on_with_by_a_newer_one(bench: BenchOf) -> None:
+    b, lease = mixing(bench)
+    b.node("b")
+    newer(b, 1)
+    give_back(b, lease, 1)
+    (again,) = [one for one in b.of(SendLease) if one.group_id == lease.group_id]
+    assert (again.policy_version, again.goes_on) == (1, ((1, 1),))
+    give_back(b, again, 1)
+
+
+def test_without_interruption_the_version_that_began_it_goes_on(bench: BenchOf) -> None:
+    b, lease = mixing(bench, interrupts=False)
+    b.node("b")
+    newer(b, 1)
+    give_back(b, lease, 1)
+    (again,) = [one for one in b.of(SendLease) if one.group_id == lease.group_id]
+    assert (again.policy_version, again.goes_on) == (0, ((1, 1),))
+
+
+def test_the_bound_holds_for_the_oldest_token(bench: BenchOf) -> None:
+    """Step 3 takes nothing older than version 1, whatever the last tokens are by."""
+    b = bench(groups_per_step=1, group_size=2, steps=4, max_staleness=1, interrupts=True)
+    b.tell(LearnerReady(policy_version=0))
+    b.node("a")
+    lease = b.leases[1]
+    versions = {"policy_version_start": 0, "policy_version_end": 1}
+    newer(b, 1)
+    b.tell(*(b.arrival(lease, index, **versions) for index in lease.indices))
+    b.tell(*(RolloutScored(rollout_id=effect.rollout_id, reward=1.0) for effect in b.of(ScoreRollout)))
+    (planned,) = b.of(StepPlanned)
+    assert (planned.step, planned.staleness) == (1, (0,))
+    second = b.leases[2]
+    assert second.policy_version == 0
+    b.tell(StepDone(step=1, metrics={}))
+    newer(b, 2)
+    b.tell(b.arrival(second, 0, policy_version_start=0, policy_version_end=2))
+    b.tell(b.arrival(second, 1, policy_version_start=2, policy_version_end=2))
+    b.tell(*(RolloutScored(rollout_id=f"2-{index}", reward=1.0) for index in (0, 1)))
+    (planned,) = b.of(StepPlanned)
+    assert (planned.step, planned.staleness) == (2, (1,)), "as old as its oldest token"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [
+        (0, 2, "policy versions 0 to 2, newest published 1"),
+        (1, 0, "policy versions 1 to 0, newest published 1"),
+        (0, 1, ""),
+        (1, 1, ""),
+        (0, 0, ""),
+    ],
+)
+def test_versions_rise_up_to_the_newest_published(bench: BenchOf, first: int, last: int, said: str) -> None:
+    b, lease = mixing(bench)
+    newer(b, 1)
+    b.tell(b.arrival(lease, 1, policy_version_start=first, policy_version_end=last))
+    assert [(one.reason, one.detail) for one in b.of(RolloutsDropped)] == ([(DropReason.INVALID, said)] if said else [])
+
+
+def test_an_evaluation_is_by_its_own_version_alone(bench: BenchOf) -> None:
+    b = bench(steps=3, max_staleness=1, interrupts=True, evaluation_problems=1)
+    b.tell(EvaluationWanted(policy_version=0))
+    b.node("a", version=0)
+    lease = next(lease for lease in b.leases.values() if EvaluationGroup.of(lease.group_id))
+    newer(b, 1)
+    b.tell(b.arrival(lease, 0, policy_version_end=1))
+    assert [one.detail for one in b.of(RolloutsDropped)] == ["last policy version 1 instead of 0"]
+
+
+def test_what_is_too_old_to_be_trained_is_not_gone_on_with(bench: BenchOf) -> None:
+    snapshot = CoordinatorSnapshot(
+        next_group_id=1,
+        next_lease_id=2,
+        groups=(GroupRow(group_id=0, seed=1),),
+        rollouts=tuple(
+            RolloutRow(
+                rollout_id=f"1-{index}",
+                lease_id=1,
+                node_id="a",
+                group_id=0,
+                index=index,
+                policy_version=0,
+                deadline=1_060.0,
+                state=ReceiptState.LEASED,
+                reward=None,
+            )
+            for index in (0, 1)
+        ),
+        trained_steps=2,
+        published_version=2,
+    )
+    for bound, goes_on in ((1, ()), (2, ((0, 1), (1, 1)))):
+        b = bench(snapshot, groups_per_step=1, group_size=2, steps=4, max_staleness=bound, interrupts=True)
+        b.tell(LearnerReady(policy_version=2))
+        b.node("a", version=2)
+        b.tell(LeaseGivenBack(node_id="a", lease_id=1, indices=(0, 1), reason="owner"))
+        b.now += 30.0
+        b.tell(Tick())
+        again = [lease for lease in b.leases.values() if lease.group_id == 0 and lease.lease_id > 1]
+        assert [lease.goes_on for lease in again] == [goes_on]
+
+
+def test_of_a_group_only_what_is_too_old_is_drawn_anew(bench: BenchOf) -> None:
+    """Which prefix a lease had is not known any more after a restart: an honest one may be too old by now."""
+    rows = [
+        RolloutRow(
+            rollout_id=f"1-{index}",
+            lease_id=1,
+            node_id="a",
+            group_id=0,
+            index=index,
+            policy_version=2,
+            deadline=1_060.0,
+            state=ReceiptState.LEASED,
+            reward=None,
+        )
+        for index in (0, 1)
+    ]
+    snapshot = CoordinatorSnapshot(
+        next_group_id=1,
+        next_lease_id=2,
+        groups=(GroupRow(group_id=0, seed=1),),
+        rollouts=tuple(rows),
+        trained_steps=2,
+        published_version=2,
+    )
+    b = bench(snapshot, groups_per_step=1, group_size=2, steps=4, max_staleness=1, interrupts=True)
+    b.tell(LearnerReady(policy_version=2))
+    b.node("a", version=2)
+    lease = b.of(SendLease)[0] if b.of(SendLease) else b.leases[1]
+    old, young = ({"policy_version_start": version, "policy_version_end": 2} for version in (0, 1))
+    b.tell(b.arrival(lease, 0, **old))
+    assert [(one.reason, one.detail) for one in b.of(RolloutsDropped)] == [
+        (DropReason.STALE, "its first token is by version 0")
+    ]
+    again = [one for one in b.of(SendLease) if one.group_id == 0]
+    assert [(one.indices, one.goes_on) for one in again] == [((0,), ())]
+    b.tell(b.arrival(lease, 1, **young))
+    assert b.of(RolloutsDropped) == []
+
+
+def test_a_nodes_pace_is_that_of_what_it_drew_itself(bench: BenchOf) -> None:
+    """A hundred tokens were given to b, which drew ten in a second."""
+    b, lease = mixing(bench)
+    b.node("b")
+    newer(b, 1)
+    give_back(b, lease, 1)
+    (again,) = [one for one in b.of(SendLease) if one.group_id == lease.group_id]
+    spans = (Span(node_id="a", policy_version=0, num_tokens=100), Span(node_id="b", policy_version=1, num_tokens=10))
+    long = np.zeros(110, np.int32)
+    payload = RolloutPayload(
+        completion_ids=long,
+        behavior_logprobs=long.astype(np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=1.0,
+        spans=spans,
+    )
+    b.now += 1.0
+    b.tell(b.arrival(again, 1, policy_version_start=0, policy_version_end=1, payload=payload))
+    assert b.coordinator._nodes._nodes["b"].pace.token_s == pytest.approx(0.1)

@@ -13,6 +13,7 @@ from echo_hub.core.effects import (
     AnnounceVersion,
     FinishRun,
     GroupDropped,
+    GroupOpened,
     PrepareGroup,
     PublishVersion,
     RevokeLease,
@@ -25,6 +26,7 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.core.events import (
+    GroupPrepared,
     LearnerLost,
     LearnerReady,
     NodeReported,
@@ -33,6 +35,7 @@ from echo_hub.core.events import (
     Tick,
     VersionPublished,
 )
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
 from echo_hub.core.training import MAX_FLAT_BATCHES
 from echo_shared.errors import LocalProtocolError
@@ -503,7 +506,7 @@ def test_dynamic_sampling_replaces_groups_without_an_advantage(bench: BenchOf) -
     b.learner()
     rewarded(b, 0, 1.0, 1.0)
     assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.NO_ADVANTAGE)]
-    assert b.of(PrepareGroup) == [PrepareGroup(group_id=2)]
+    assert [opened.group_id for opened in b.of(GroupOpened)] == [2]
     rewarded(b, 1, 0.0, 1.0)
     assert b.of(StepPlanned) == []
     rewarded(b, 2, 1.0, 0.0)
@@ -580,7 +583,7 @@ def test_admission_follows_what_steps_consume(bench: BenchOf) -> None:
     assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0, 1)]
     assert [dropped.group_id for dropped in b.of(GroupDropped)] == [2, 3, 4, 5, 6, 7]
     b.train(1)
-    assert b.of(PrepareGroup) == [PrepareGroup(group_id=8), PrepareGroup(group_id=9)]
+    assert [opened.group_id for opened in b.of(GroupOpened)] == [8, 9]
 
 
 def test_more_groups_are_opened_when_the_usual_number_has_too_few_tokens(bench: BenchOf) -> None:
@@ -590,9 +593,9 @@ def test_more_groups_are_opened_when_the_usual_number_has_too_few_tokens(bench: 
     b.learner(3)
     assert len(b.leases) == 2
     b.deliver_group(0)
-    assert b.of(PrepareGroup) == []
+    assert b.of(GroupOpened) == []
     b.deliver_group(1)  # Eight tokens of fourteen: as many again may be needed.
-    assert b.of(PrepareGroup) == [PrepareGroup(group_id=2), PrepareGroup(group_id=3)]
+    assert [opened.group_id for opened in b.of(GroupOpened)] == [2, 3]
     b.deliver_group(2)
     b.deliver_group(3)
     assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0, 1, 2, 3)]
@@ -652,3 +655,39 @@ def test_flat_groups_older_than_a_planned_one_cost_no_patience(bench: BenchOf, r
         rewarded(b, lease.group_id, 1.0, 1.0)
         flat += [dropped.group_id for dropped in b.of(GroupDropped)]
     assert len(flat) == MAX_FLAT_BATCHES
+
+
+@pytest.mark.parametrize("mode", ["sequential", "colocated"])
+def test_in_lock_step_the_next_steps_groups_are_ready_when_the_version_is(bench: BenchOf, mode: str) -> None:
+    """Their leases go out in the turn in which it is published. Nothing is prepared for a step that there is not."""
+    b = bench(mode=mode, groups_per_step=2, steps=2)
+    b.node("a" if mode == "sequential" else HUB_NODE_ID)
+    b.learner()
+    asked = [effect.group_id for effect in b.prepared]
+    assert asked == [0, 1, 2, 3] and {lease.group_id for lease in b.leases.values()} == {0, 1}
+    assert b.coordinator.status().groups_preparing == 0, "what may not be opened is not waited for"
+    b.deliver_group(0)
+    b.deliver_group(1)
+    b.tell(StepDone(step=1, metrics={}))
+    if mode == "sequential":
+        assert b.of(SendLease) == []
+        b.tell(VersionPublished(policy_version=1))
+    assert [(type(effect), effect.group_id) for effect in b.effects if isinstance(effect, GroupOpened)] == [
+        (GroupOpened, 2),
+        (GroupOpened, 3),
+    ]
+    assert {(lease.group_id, lease.policy_version) for lease in b.of(SendLease)} == {(2, 1), (3, 1)}
+    assert b.of(PrepareGroup) == []
+
+
+def test_what_is_prepared_ahead_late_is_opened_when_it_comes(bench: BenchOf) -> None:
+    b = bench(prepare=False, mode="sequential", groups_per_step=1, steps=2)
+    b.node("a")
+    b.learner()
+    b.tell(GroupPrepared(group_id=1, seed=1))
+    assert b.of(GroupOpened) == [] and b.coordinator.status().groups_preparing == 1
+    b.tell(GroupPrepared(group_id=0, seed=0))
+    assert [opened.group_id for opened in b.of(GroupOpened)] == [0]
+    b.deliver_group(0)
+    b.tell(StepDone(step=1, metrics={}), VersionPublished(policy_version=1))
+    assert [opened.group_id for opened in b.of(GroupOpened)] == [1]

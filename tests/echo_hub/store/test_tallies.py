@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import text
 
-from echo_hub.core.effects import RolloutsDropped, RolloutsEvaluated
+from echo_hub.core.effects import RolloutsDropped, RolloutsEvaluated, StepTrained
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
+from echo_hub.core.payload import Span
 from echo_hub.store import tallies
 from echo_hub.store.database import MIGRATIONS, connect
 from echo_hub.store.store import Store
@@ -72,6 +74,21 @@ def test_what_was_evaluated_is_credited(store: Store, records: Any) -> None:
         ("learned", 0, 0, 2 / 5),
     ]
     assert counted(store)[0] == shown(store)[0]
+
+
+def test_every_token_is_credited_to_the_node_that_drew_it(store: Store, records: Any) -> None:
+    """Both rollouts are b's, which finished them; of the second, a and c have drawn one token each."""
+    store.apply([*records.opened(0), records.leased(1, 0, 0, 1, node_id="b")], now=1.0)
+    first, second = records.received("1-0", "1-1")
+    drawn = (("a", 0, 1), ("c", 2, 1), ("b", 2, 1))
+    spans = tuple(Span(node_id=who, policy_version=version, num_tokens=count) for who, version, count in drawn)
+    store.apply([first, replace(second, payload=replace(second.payload, spans=spans))], now=2.0)
+    ids = ("1-0", "1-1")
+    trained = StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=3.0)
+    store.apply([*records.scored(*ids), records.planned(1, (0,), ids), trained], now=3.0)
+    rows = {row.node_id: (row.trained_rollouts, row.trained_tokens, row.received) for row in store.leaderboard()}
+    assert rows == {"a": (0, 1, 0), "b": (2, 2 + 1, 2), "c": (0, 1, 0)}
+    assert store.accounting().balanced
 
 
 def test_the_totals_are_those_of_the_receipts(store: Store, records: Any) -> None:

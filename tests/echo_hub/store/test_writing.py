@@ -55,24 +55,42 @@ def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> 
     episodes = (*first.episodes, *second.episodes)
     assert [[turn.rollout_id for turn in episode.turns] for episode in episodes] == [[each] for each in ids]
     (last,) = second.episodes[1].turns
-    assert (last.node_id, last.policy_version, second.episodes[1].reward) == ("a", 3, 3.0)
+    assert (last.node_id, last.spans, second.episodes[1].reward) == (
+        "a",
+        (Span(node_id="a", policy_version=3, num_tokens=5),),
+        3.0,
+    )
     assert last.finish_reason is FinishReason.STOP and len(last.observation_ids) == 0
     assert last.completion_ids.dtype == np.int32 and last.completion_ids.tolist() == [300, 301, 302, 303, 304]
     assert last.behavior_logprobs.dtype == np.float32 and last.behavior_logprobs[-1] == -0.625
 
 
-def test_who_drew_a_rollout_is_written_where_it_is_more_than_one(store: Store, records: Any) -> None:
+def test_who_drew_a_rollout_is_written_where_it_is_not_as_leased(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(4, 0, 0, 1, node_id="b", version=3)], now=1.0)
     spans = (Span(node_id="a", policy_version=3, num_tokens=2), Span(node_id="b", policy_version=3, num_tokens=1))
     first, second = records.received("4-0", "4-1")
-    one = replace(first.payload, spans=(Span(node_id="b", policy_version=3, num_tokens=2),))
     two = replace(second.payload, spans=spans)
-    store.apply([replace(first, payload=one), replace(second, payload=two)], now=2.0)
-    assert [row.payload.spans for row in store.load_payloads(["4-0", "4-1"])] == [one.spans, spans]
+    store.apply([first, replace(second, payload=two)], now=2.0)
+    leased = (Span(node_id="b", policy_version=3, num_tokens=len(first.payload.completion_ids)),)
+    assert [row.payload.spans for row in store.load_payloads(["4-0", "4-1"])] == [leased, spans]
     with store._reading() as connection:
         stored = connection.execute(select(payloads.c.index, payloads.c.spans).order_by(payloads.c.index)).all()
         assert [row.spans for row in stored] == [None, [["a", 3, 2], ["b", 3, 1]]]
         assert connection.scalar(select(func.count()).where(payloads.c.spans.is_(null()))) == 1
+
+
+def test_a_batch_and_a_new_coordinator_are_told_by_which_versions_a_rollout_was_drawn(
+    store: Store, records: Any
+) -> None:
+    store.apply([*records.opened(0), records.leased(4, 0, 0, 1, node_id="b", version=5)], now=1.0)
+    spans = (Span(node_id="a", policy_version=4, num_tokens=2), Span(node_id="b", policy_version=6, num_tokens=1))
+    (first,) = records.received("4-0")
+    store.apply([replace(first, payload=replace(first.payload, spans=spans)), *records.received("4-1")], now=2.0)
+    assert [(row.policy_version, row.oldest_version) for row in store.snapshot().rollouts] == [(5, 4), (5, None)]
+    store.apply([*records.scored("4-0", "4-1"), records.planned(1, (0,), ("4-0", "4-1"))], now=3.0)
+    (group,) = store.load_batch(1)
+    assert [[span.policy_version for span in each.turns[0].spans] for each in group.episodes] == [[4, 6], [5]]
+    assert group.episodes[0].turns[0].spans == spans
 
 
 def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Store, records: Any) -> None:

@@ -78,9 +78,11 @@ def test_parts() -> None:
         DrawnPart(
             lease_id=number,
             index=number + 1,
+            policy_version=number + 7,
             start=10 * number,
             ids=np.arange(length, dtype=np.int32),
             logprobs=np.linspace(-1, 0, length, dtype=np.float32),
+            sampling_s=number / 4,
         )
         for number, length in enumerate((2, 5, 1))
     ]

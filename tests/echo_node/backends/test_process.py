@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,20 +18,27 @@ import numpy as np
 import pytest
 
 from echo_node.backends.base import EngineSettings, GroupFailed
-from echo_node.backends.process import DIED, Cancelled, Drawn, EngineChild, WorkerNews
+from echo_node.backends.process import DIED, Cancelled, Drawn, EngineChild, Prepared, WorkerNews
 from echo_node.backends.registry import NAMES, BackendChoice
+from echo_node.core import effects, events
+from echo_node.core.work import WorkLoop
+from echo_shared import draws
 from echo_shared.errors import BackendError
+from echo_shared.messages import PolicyPublished, Rollout
 from echo_shared.sampling import DrawnPart, FinishedRollout, Prefix
 from echo_shared.supervised import Limits
+from tests.echo_node.core.test_work import here, lease, offer, welcome
 
 
-async def start(base: Path, tmp_path: Path, name: str = "llama_cpp", *, stream_s: float = 0.0) -> EngineChild:
+async def start(
+    base: Path, tmp_path: Path, name: str = "llama_cpp", *, stream_s: float = 0.0, precision: str = "auto"
+) -> EngineChild:
     return await EngineChild.start(
         BackendChoice(name=name, device="cpu", reason="test"),
         base_dir=base,
         derived_dir=tmp_path / "derived",
         log=tmp_path / "backend.log",
-        settings=EngineSettings(width=6, threads=1, stream_s=stream_s),
+        settings=EngineSettings(width=6, threads=1, stream_s=stream_s, precision=precision),
         limits=Limits(memory_bytes=8 * 2**30),
     )
 
@@ -60,8 +69,8 @@ async def test_rollouts_of_several_versions(
     assert engine.tokens_per_s == 0
     await engine.add_policy(1, adapter)
     requests = []
-    for lease in range(6):
-        requests += kit.make_requests(1, policy_version=lease % 2, first_lease=lease, max_tokens=5)
+    for number in range(6):
+        requests += kit.make_requests(1, policy_version=number % 2, first_lease=number, max_tokens=5)
         await engine.submit(requests[-1])
     rollouts = kit.rollouts_of(await take(engine, 24))
     models = [kit.load_reference(base), kit.load_reference(base, adapter)]
@@ -147,6 +156,100 @@ async def test_what_a_killed_worker_had_told_goes_on_in_another_engine(base: Pat
         assert rollout.completion_ids.tolist() == kit.reference_rollout(model, request, prefix.index)[0]
         assert rollout.num_given == len(prefix.ids) > 0
     await other.stop()
+
+
+class SmallNode:
+    """A work loop around a real engine, and nothing else of a node; `rollouts` as they would be spooled."""
+
+    def __init__(self, engine: EngineChild, adapters: dict[int, Path]) -> None:
+        self.loop = WorkLoop(capacity_factor=2, unfinished={}, unacked=(), on_disk={}, jitter=lambda: 0.0)
+        self.rollouts: list[Rollout] = []
+        self.told: set[tuple[int, int]] = set()
+        """Versions and the indices that they are known to have drawn of."""
+        self._engine = engine
+        self._adapters = adapters
+
+    async def handle(self, *happened: events.Event) -> None:
+        for event in happened:
+            for effect in self.loop.handle(event, time.monotonic()):
+                match effect:
+                    case effects.AddPolicy(policy_version=version):
+                        await self._engine.add_policy(version, self._adapters.get(version))
+                    case effects.DropPolicy(policy_version=version):
+                        await self._engine.drop_policy(version)
+                    case effects.SubmitGroup(request=request):
+                        await self._engine.submit(request)
+                    case effects.CancelLease(lease_id=lease_id):
+                        await self._engine.cancel(lease_id)
+                    case effects.SpoolRollout(rollout=rollout):
+                        self.rollouts.append(rollout)
+
+    async def publish(self, version: int) -> None:
+        await self.handle(PolicyPublished(policy_version=version, offer=offer(version)), here(version))
+
+    async def hear(self, news: WorkerNews) -> None:
+        match news:
+            case FinishedRollout():
+                await self.handle(events.RolloutFinished(rollout=news, tokens_per_s=0.0))
+            case Drawn(parts=parts):
+                self.told |= {(part.policy_version, part.index) for part in parts}
+                await self.handle(events.RolloutsDrawn(parts=parts))
+            case Cancelled(lease_id=lease_id):
+                await self.handle(events.LeaseCancelled(lease_id=lease_id))
+            case Prepared(policy_version=version):
+                await self.handle(events.PolicyPrepared(policy_version=version))
+            case GroupFailed():
+                raise AssertionError(news)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.skipif(not installed(n), reason="not installed")) for n in NAMES]
+)
+async def test_an_interrupted_completion_is_what_its_versions_give_by_hand(
+    name: str,
+    base: Path,
+    make_adapter: Callable[..., Path],
+    kit: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each token is drawn by its own version's distribution behind all tokens before it, whichever drew those."""
+    monkeypatch.setattr("echo_node.backends.process._RATE_WINDOW_S", math.inf)
+    adapters = {version: make_adapter(base, version) for version in (1, 2, 3)}
+    engine = await start(base, tmp_path, name, stream_s=0.001, precision="f32")
+    node = SmallNode(engine, adapters)
+    await node.handle(welcome(0), here(None), events.EngineReady(width=engine.width))
+    await node.publish(1)
+    leased = lease(7, version=1, count=6).model_copy(
+        update={"max_tokens": 160, "stop_ids": (), "on_new_version": "interrupt", "seed": 99}
+    )
+    await node.handle(leased)
+    newest = 1
+    async for news in engine.events():
+        await node.hear(news)
+        if newest < 3 and all((newest, index) in node.told for index in range(6)):
+            newest += 1
+            await node.publish(newest)
+        if len(node.rollouts) == 6:
+            break
+    assert sum(tokens for tokens, _ in engine._recent) == 6 * 160, "each token counts once in the engine's rate"
+    await engine.stop()
+
+    models = {version: kit.load_reference(base, adapter) for version, adapter in adapters.items()}
+    seen = set()
+    for rollout in node.rollouts:
+        counts = {span.policy_version: span.num_tokens for span in rollout.versions}
+        seen |= counts.keys()
+        by = [version for version, count in counts.items() for _ in range(count)]
+        ids = rollout.completion_ids.tolist()
+        assert len(by) == len(ids) == 160
+        context = [*leased.prompt_ids.tolist(), *ids[:-1]]
+        logits = {version: kit.reference_logits(models[version], context)[-160:] for version in counts}
+        rows = np.stack([logits[version][number] for number, version in enumerate(by)])
+        expected, logprobs = draws.draw(rows, draws.uniforms(leased.seed, rollout.index, 160), leased.temperature)
+        assert ids == expected.tolist()
+        assert np.abs(rollout.behavior_logprobs - logprobs).max() < 2e-4
+    assert seen == {1, 2, 3}
 
 
 async def test_a_killed_worker_is_noticed(base: Path, kit: Any, tmp_path: Path) -> None:

@@ -14,7 +14,17 @@ import psutil
 import pytest
 
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
-from echo_node.backends.process import DIED, SILENT, STALLED, STOPPED, Cancelled, Drawn, EngineChild, WorkerNews
+from echo_node.backends.process import (
+    DIED,
+    SILENT,
+    STALLED,
+    STOPPED,
+    Cancelled,
+    Drawn,
+    EngineChild,
+    Prepared,
+    WorkerNews,
+)
 from echo_node.backends.registry import BackendChoice
 from echo_shared import process_memory
 from echo_shared.errors import BackendError
@@ -193,6 +203,16 @@ async def test_what_is_drawn_is_told_now_and_then_and_all_of_it_before_a_cancel_
     await engine.stop()
     assert f"cancelled 7 {len(drawn)}" in (tmp_path / "log").read_text()
     assert drawn == [*range(len(drawn))]
+
+
+async def test_that_a_version_is_prepared_is_told_while_another_samples(start: Starter, tmp_path: Path) -> None:
+    """So that what runs can be stopped for it; not of a version that cannot be used."""
+    engine = await start(stream_s=0.01)
+    await engine.submit(group(1, prompt=TALK))
+    await engine.add_policy(1, tmp_path / "damaged")
+    await engine.add_policy(2, tmp_path / "v2")
+    news = [event for event in await take(engine, 12) if not isinstance(event, Drawn)]
+    assert news == [Prepared(policy_version=2)]
 
 
 async def test_an_engine_that_is_to_tell_nothing_tells_nothing(start: Starter) -> None:

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from echo_node.core.drawn import Drawn
 from echo_shared.fields import MAX_TOKENS
-from echo_shared.messages import MAX_GROUP_SIZE, Lease, LeasedPrefix, RolloutParts, decode_from_node, encode
-from echo_shared.sampling import DrawnPart
+from echo_shared.messages import (
+    MAX_GROUP_SIZE,
+    FinishReason,
+    Lease,
+    LeasedPrefix,
+    RolloutParts,
+    VersionSpan,
+    decode_from_node,
+    encode,
+)
+from echo_shared.sampling import DrawnPart, FinishedRollout
+from echo_shared.version_spans import Spans
 from tests.echo_node.core.test_work import lease
 
 
-def part(lease_id: int, index: int, start: int, *ids: int) -> DrawnPart:
-    logprobs = -np.array(ids, np.float32)
-    return DrawnPart(lease_id=lease_id, index=index, start=start, ids=np.array(ids, np.int32), logprobs=logprobs)
+def part(lease_id: int, index: int, start: int, *ids: int, version: int = 0) -> DrawnPart:
+    return DrawnPart(
+        lease_id=lease_id,
+        index=index,
+        policy_version=version,
+        start=start,
+        ids=np.array(ids, np.int32),
+        logprobs=-np.array(ids, np.float32),
+    )
+
+
+def ended(lease_id: int, index: int, *ids: int, version: int = 0) -> FinishedRollout:
+    return FinishedRollout(
+        lease_id=lease_id,
+        group_id=lease_id,
+        index=index,
+        policy_version=version,
+        completion_ids=np.array(ids, np.int32),
+        behavior_logprobs=-np.array(ids, np.float32),
+        finish_reason=FinishReason.LENGTH,
+        sampling_s=0.1,
+    )
+
+
+def spans(*pairs: tuple[int, int]) -> Spans:
+    return tuple(VersionSpan(policy_version=version, num_tokens=count) for version, count in pairs)
 
 
 def continued(lease_id: int, index: int, *ids: int) -> Lease:
@@ -74,7 +109,9 @@ def test_the_end_of_a_rollout_says_how_much_its_lease_gave() -> None:
     drawn.begin(continued(1, 0, 3, 4), {0, 1})
     drawn.add(part(1, 0, 2, 5))
     drawn.add(part(1, 1, 0, 6))
-    assert (drawn.end(1, 0), drawn.end(1, 0), drawn.end(7, 0)) == (2, 0, 0)
+    end = drawn.end(ended(1, 0, 3, 4, 5, 1))
+    assert (end.num_given, end.versions) == (2, spans((0, 4)))
+    assert [drawn.end(ended(*known, 5)).num_given for known in ((1, 0), (7, 0))] == [0, 0]
     assert shown(drawn.take_unsent()) == [(1, 1, 0, [6])]
     drawn.connected()
     drawn.forget(1)
@@ -82,12 +119,54 @@ def test_the_end_of_a_rollout_says_how_much_its_lease_gave() -> None:
     assert drawn.take_unsent() == []
 
 
+def test_every_token_keeps_the_version_that_drew_it() -> None:
+    drawn = Drawn()
+    given = LeasedPrefix(
+        index=0, ids=np.array([3, 4], np.int32), logprobs=np.zeros(2, np.float32), versions=spans((5, 1), (7, 1))
+    )
+    drawn.begin(lease(1, version=7).model_copy(update={"prefixes": (given,)}), {0, 1})
+    drawn.add(part(1, 0, 2, 5, version=7))
+    drawn.add(part(1, 0, 3, 6, 7, version=9))
+    drawn.add(part(1, 1, 0, 8, version=9))
+    assert (drawn.num_drawn(1, 0), drawn.num_drawn(1, 1), drawn.num_drawn(9, 0)) == (5, 1, 0)
+    assert (drawn.versions(1), drawn.versions(9)) == ({5, 7, 9}, set())
+    parts = [(one.index, one.start, one.policy_version, one.ids.tolist()) for one in drawn.take_unsent()[0].parts]
+    assert parts == [(0, 2, 7, [5]), (0, 3, 9, [6, 7]), (1, 0, 9, [8])]
+    drawn.connected()
+    sent = [(one.start, one.policy_version, len(one.ids)) for one in drawn.take_unsent()[0].parts if one.index == 0]
+    assert sent == [(0, 5, 1), (1, 7, 2), (3, 9, 2)]
+    end = drawn.end(ended(1, 0, 3, 4, 5, 6, 7, 1, version=9))
+    assert (end.num_given, end.versions) == (2, spans((5, 1), (7, 2), (9, 3)))
+    end = drawn.end(ended(1, 1, 8, 1, version=11))
+    assert (end.num_given, end.versions) == (0, spans((9, 1), (11, 1)))
+
+
+def test_the_time_that_a_rollout_took_is_that_of_all_its_beginnings() -> None:
+    drawn = Drawn()
+    drawn.begin(lease(1), {0, 1})
+    drawn.prefixes(1, (0, 1))
+    drawn.add(replace(part(1, 0, 0, 5), sampling_s=3.0))
+    drawn.add(replace(part(1, 0, 1, 6), sampling_s=4.0))
+    drawn.prefixes(1, (0, 1))
+    drawn.add(replace(part(1, 0, 2, 7, version=1), sampling_s=2.0))
+    drawn.prefixes(1, (0, 1))
+    assert drawn.end(replace(ended(1, 0, 5, 6, 7, 1, version=2), sampling_s=0.5)).sampling_s == 6.5
+    assert drawn.end(replace(ended(1, 1, 5), sampling_s=0.5)).sampling_s == 0.5
+
+
+def test_a_prefix_whose_versions_are_not_told_is_by_that_of_its_lease() -> None:
+    drawn = Drawn()
+    drawn.begin(continued(1, 0, 3, 4).model_copy(update={"policy_version": 6}), {0})
+    end = drawn.end(ended(1, 0, 3, 4, 1, version=8))
+    assert (end.num_given, end.versions) == (2, spans((6, 2), (8, 1)))
+
+
 def test_messages_keep_the_wires_bounds() -> None:
     drawn = Drawn()
     drawn.begin(lease(1), {0, 1})
     long = np.zeros(MAX_TOKENS - 1, np.int32)
     for index in (0, 1):
-        drawn.add(DrawnPart(lease_id=1, index=index, start=0, ids=long, logprobs=long.astype(np.float32)))
+        drawn.add(part(1, index, 0, *long.tolist()))
     drawn.begin(lease(2), set(range(MAX_GROUP_SIZE + 1)))
     for index in range(MAX_GROUP_SIZE + 1):
         drawn.add(part(2, index, 0, index))

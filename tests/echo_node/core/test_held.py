@@ -7,11 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_node.core.held import MAX_DEATHS, SUSPECT_DEATHS, HeldLeases, Unfinished
+from echo_shared.messages import Lease
 from tests.echo_node.core.test_work import lease
 
 
-def everything(version: int) -> bool:
-    return True
+def everything(wanted: Lease) -> int:
+    return wanted.policy_version
+
+
+def base_alone(wanted: Lease) -> int | None:
+    return None if wanted.policy_version else 0
 
 
 def holding(*lease_ids: int) -> HeldLeases:
@@ -46,10 +51,34 @@ def ids_of(held: HeldLeases) -> list[int]:
 def test_a_request_is_for_what_is_pending_and_starts_once() -> None:
     held = HeldLeases()
     held.take(lease(1, version=3, count=4), {3, 1}, 0.0)
-    assert held.start(lambda version: version != 3) == [] and not held.any_running
-    (request,) = held.start(lambda version: version == 3)
+    assert held.start(lambda wanted: None) == [] and not held.any_running
+    (request,) = held.start(everything)
     assert (request.lease_id, request.indices, request.policy_version, request.seed) == (1, (1, 3), 3, 9)
     assert held.any_running and started(held) == []
+
+
+def test_a_lease_that_may_be_interrupted_begins_anew_by_a_newer_version_and_needs_none_till_then() -> None:
+    held = HeldLeases()
+    held.take(interruptible(lease(1, version=3)), {0, 1}, 0.0)
+    held.take(lease(2, version=3), {0}, 0.0)
+    assert held.versions == {3} and held.interruptible(9) == [], "what has not begun"
+    assert [request.policy_version for request in held.start(lambda wanted: 4)] == [4, 4]
+    assert held.versions == {4} and held.running_by(1) == 4 and held.interruptible(4) == []
+    ((found, pending),) = held.interruptible(5)
+    assert (found.lease_id, pending) == (1, {0, 1})
+    held.move(1)
+    assert held.is_moving(1) and held.is_running(1) and held.interruptible(5) == []
+    held.stopped(1)
+    assert not held.is_moving(1) and not held.is_moving(7) and held.running_by(1) is None
+    (request,) = held.start(lambda wanted: 5)
+    assert (request.lease_id, request.policy_version) == (1, 5)
+    held.move(1)
+    held.engine_ended()
+    assert not held.is_moving(1)
+
+
+def interruptible(wanted: Lease) -> Lease:
+    return wanted.model_copy(update={"on_new_version": "interrupt"})
 
 
 def test_what_is_let_go_says_what_is_missing_and_whether_it_ran() -> None:
@@ -108,7 +137,7 @@ def test_a_suspect_whose_version_is_not_loaded_lets_nothing_else_run() -> None:
         held.start(everything)
         held.engine_died("crashed")
     held.take(lease(2), {0}, 0.0)
-    assert held.start(lambda version: version == 0) == []
+    assert held.start(base_alone) == []
 
 
 def test_a_lease_is_taken_once_and_never_empty() -> None:
@@ -135,7 +164,7 @@ def test_every_rollout_leaves_once(steps: list[tuple[int, int, int]]) -> None:
         elif kind in (1, 2):
             left += held.finish(a, b)
         elif kind == 3:
-            held.start(lambda version: version == 0)
+            held.start(base_alone)
         elif kind == 4:
             unfinished = held.engine_died("crashed")
             assert not held.any_running

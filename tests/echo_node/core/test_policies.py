@@ -1,10 +1,12 @@
 import hashlib
 from collections.abc import Mapping
 
+import numpy as np
+
 from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact, Send
-from echo_node.core.policies import KEPT, OnDisk, Policies
+from echo_node.core.policies import KEPT, KEPT_OFFERS, OnDisk, Policies
 from echo_shared.artefacts import Manifest, ManifestFile
-from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Way
+from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
 
 
 def offer(version: int, marker: str = "a", *, parent: int | None = None) -> ArtefactOffer:
@@ -22,6 +24,21 @@ def offer(version: int, marker: str = "a", *, parent: int | None = None) -> Arte
     )
     return ArtefactOffer(
         manifest=manifest.encode(), signature=bytes(64), torrent=b"", web_seed_path="/a/", delta_parent=parent
+    )
+
+
+def lease(lease_id: int, *, version: int = 0) -> Lease:
+    return Lease(
+        lease_id=lease_id,
+        group_id=lease_id,
+        indices=(0,),
+        prompt_ids=np.array([1, 2], np.int32),
+        seed=9,
+        policy_version=version,
+        temperature=1.0,
+        max_tokens=8,
+        stop_ids=(1,),
+        deadline_s=100.0,
     )
 
 
@@ -350,16 +367,56 @@ def test_a_new_engine_is_told_all_it_needs() -> None:
 
 def test_a_version_that_nobody_offers_is_hopeless() -> None:
     shelf = policies()
-    shelf.published(1, offer(1))
-    assert shelf.is_hopeless(7)
-    assert not shelf.is_hopeless(1)
-    assert not shelf.is_hopeless(0)
+    shelf.published(3, offer(3))
+    assert [shelf.is_hopeless(lease(1, version=version)) for version in (7, 3, 2, 0)] == [True, False, True, False]
+    assert [shelf.is_hopeless(interruptible(version)) for version in (7, 3, 2, 0)] == [True, False, False, False]
+
+
+def interruptible(version: int) -> Lease:
+    return lease(1, version=version).model_copy(update={"on_new_version": "interrupt"})
+
+
+def test_a_lease_begins_by_its_version_and_one_that_may_be_interrupted_by_the_newest_published() -> None:
+    shelf = policies()
+    have(shelf, 1, 2)
+    assert [shelf.version_for(lease(1, version=version)) for version in (1, 2, 3)] == [1, 2, None]
+    assert [shelf.version_for(interruptible(version)) for version in (1, 2, 3)] == [2, 2, None]
+    shelf.published(1, offer(1))  # The hub was restored from a backup.
+    assert [shelf.version_for(interruptible(version)) for version in (1, 2)] == [1, None]
+
+
+def test_what_the_engine_has_prepared_is_known_until_it_is_dropped_or_another() -> None:
+    shelf = policies()
+    have(shelf, 1, 2)
+    assert shelf.newest_prepared is None
+    shelf.prepared(1)
+    assert shelf.newest_prepared == 1
+    shelf.prepared(2)
+    assert shelf.newest_prepared == 2
+    shelf.offered(2, offer(2, "b"))
+    assert shelf.newest_prepared == 1, "another version 2 is coming"
+    assert (shelf.take_replaced(), shelf.take_replaced()) == ({2}, set())
+    shelf.engine_lost()
+    settle(shelf)
+    assert shelf.newest_prepared is None
+
+
+def test_an_offer_is_kept_for_as_long_as_its_fetch_goes_on() -> None:
+    shelf = policies()
+    newest = KEPT + KEPT_OFFERS + 4
+    for version in range(1, newest + 1):
+        shelf.published(version, offer(version))
+        settle(shelf)
+    for version in range(1, newest + 1):  # Slowly, but all of them come, the oldest first.
+        shelf.fetched(version, fetched(version))
+        settle(shelf)
+    assert shelf.newest_loaded == newest
 
 
 def test_an_older_version_that_a_lease_brings_is_fetched_for_it_and_given_up_after() -> None:
     shelf = policies()
     have(shelf, *range(5, 20))
-    assert shelf.is_hopeless(2)
+    assert shelf.is_hopeless(lease(1, version=2))
     assert shelf.offered(2, offer(2)) == [] and shelf.newest_published == 19
     assert settle(shelf, 2) == [FetchArtefact(policy_version=2, offer=offer(2))]
     shelf.fetched(2, fetched(2))

@@ -1,6 +1,7 @@
 """The work loop, event by event; then a random walk that checks what must hold on every path."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TypeVar, get_args
 
 import numpy as np
@@ -38,6 +39,7 @@ from echo_node.core.events import (
     GroupFailed,
     LeaseCancelled,
     LossCause,
+    PolicyPrepared,
     RolloutFinished,
     RolloutsDrawn,
     Spooled,
@@ -558,9 +560,16 @@ def test_draining_without_a_connection_is_done_at_once() -> None:
     assert Node(unacked=["9-9"]).ready()(Disconnected(), DrainRequested(reason="enough")).of(Stop) == [Stop()]
 
 
-def drawn(lease_id: int, index: int, start: int, *ids: int) -> DrawnPart:
+def drawn(lease_id: int, index: int, start: int, *ids: int, version: int = 0) -> DrawnPart:
     logprobs = np.full(len(ids), -0.5, np.float32)
-    return DrawnPart(lease_id=lease_id, index=index, start=start, ids=np.array(ids, np.int32), logprobs=logprobs)
+    return DrawnPart(
+        lease_id=lease_id,
+        index=index,
+        policy_version=version,
+        start=start,
+        ids=np.array(ids, np.int32),
+        logprobs=logprobs,
+    )
 
 
 def shown(messages: list[RolloutParts]) -> list[tuple[int, int, int, list[int]]]:
@@ -631,7 +640,111 @@ def test_a_lease_that_is_revoked_or_fails_while_it_leaves_ends_once() -> None:
     assert sum(isinstance(effect, CancelLease) for effect in node.wanted) == 2
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 17), st.integers(0, 5), st.integers(0, 3)), max_size=60)
+def interruptible(lease_id: int, *, version: int = 0, count: int = 2, max_tokens: int = 1_000) -> Lease:
+    update = {"on_new_version": "interrupt", "max_tokens": max_tokens}
+    return lease(lease_id, version=version, count=count).model_copy(update=update)
+
+
+def ended(lease_id: int, index: int, version: int, *, tokens: int) -> RolloutFinished:
+    """Completion 0, 1, 2, ... to its `tokens`."""
+    rollout = replace(
+        finished(lease_id, index, version).rollout,
+        completion_ids=np.arange(tokens, dtype=np.int32),
+        behavior_logprobs=np.full(tokens, -0.5, np.float32),
+    )
+    return RolloutFinished(rollout=rollout, tokens_per_s=50.0)
+
+
+def prepared_anew(node: Node, version: int) -> Node:
+    """A newer version is here, and the engine can draw by it."""
+    news = PolicyPublished(policy_version=version, offer=offer(version))
+    return node(news, here(version), PolicyPrepared(policy_version=version))
+
+
+def spans(rollout: Rollout) -> list[tuple[int, int]]:
+    return [(span.policy_version, span.num_tokens) for span in rollout.versions]
+
+
+def test_a_completion_goes_on_by_a_newer_version_where_it_was() -> None:
+    node = Node().ready()(interruptible(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 0, 1), drawn(1, 1, 0, 0))))
+    prepared_anew(node, 1)
+    assert node.of(CancelLease) == [CancelLease(lease_id=1)] and node.of(SubmitGroup) == []
+    node(RolloutsDrawn(parts=(drawn(1, 0, 2, 2),)), Tick())
+    assert node.of(CancelLease) == [], "once"
+    node(LeaseCancelled(lease_id=1))
+    (submitted,) = node.of(SubmitGroup)
+    assert submitted.request.policy_version == 1
+    assert {one.index: one.ids.tolist() for one in submitted.request.prefixes} == {0: [0, 1, 2], 1: [0]}
+    node(RolloutsDrawn(parts=(drawn(1, 0, 3, 3, version=1),)))
+    assert [(part.start, part.policy_version) for part in node.sent(RolloutParts)[0].parts] == [(3, 1)]
+    (spool,) = node(ended(1, 0, 1, tokens=6)).of(SpoolRollout)
+    rollout = spool.rollout
+    assert (rollout.policy_version_start, rollout.policy_version_end, rollout.num_given) == (0, 1, 0)
+    assert spans(rollout) == [(0, 3), (1, 3)]
+    assert DropPolicy(policy_version=0) not in node.wanted or node.loop.held_rollouts == 1
+
+
+def test_a_lease_that_names_its_version_is_drawn_to_its_end_by_it() -> None:
+    node = Node().ready()(lease(1), interruptible(2))
+    prepared_anew(node, 1)
+    assert node.of(CancelLease) == [CancelLease(lease_id=2)]
+    (spool,) = node(finished(1, 0)).of(SpoolRollout)
+    assert (spool.rollout.policy_version_end, spool.rollout.versions) == (0, ())
+
+
+def test_what_ends_soon_and_what_is_prepared_is_not_broken_into() -> None:
+    node = Node().ready()(lease(1, count=1), interruptible(2, max_tokens=8), finished(1, 0))
+    prepared_anew(node, 1)
+    assert node.of(CancelLease) == [], "8 tokens at 50 a second"
+    node = Node().ready()(interruptible(2), PolicyPublished(policy_version=1, offer=offer(1)), here(1))
+    assert node.of(CancelLease) == [], "the engine does not have it yet"
+    assert node(PolicyPrepared(policy_version=1)).of(CancelLease) == [CancelLease(lease_id=2)]
+
+
+def test_what_has_not_begun_begins_by_the_newest() -> None:
+    node = Node()(welcome(1), here(None), interruptible(1, version=1), here(1))
+    node(PolicyPublished(policy_version=2, offer=offer(2)), here(2), EngineReady(width=WIDTH))
+    assert [one.request.policy_version for one in node.of(SubmitGroup)] == [2]
+    (spool,) = node(ended(1, 0, 2, tokens=2)).of(SpoolRollout)
+    assert (spool.rollout.policy_version_start, spool.rollout.policy_version_end) == (2, 2)
+
+
+def test_an_engine_that_dies_between_two_versions_costs_what_it_had_not_told() -> None:
+    node = Node().ready()(interruptible(1, count=1), RolloutsDrawn(parts=(drawn(1, 0, 0, 0, 1),)))
+    prepared_anew(node, 1)
+    node(EngineLost(what="killed"), EngineReady(width=WIDTH))
+    (submitted,) = node.of(SubmitGroup)
+    assert (submitted.request.policy_version, [len(one.ids) for one in submitted.request.prefixes]) == (1, [2])
+    (spool,) = node(ended(1, 0, 1, tokens=3)).of(SpoolRollout)
+    assert spans(spool.rollout) == [(0, 2), (1, 1)]
+
+
+def test_a_lease_that_is_revoked_or_goes_back_between_two_versions_ends_once() -> None:
+    node = prepared_anew(Node().ready()(interruptible(1), interruptible(2), interruptible(3)), 1)
+    node(LeaseRevoked(lease_id=1, reason=DropReason.STALE), GroupFailed(lease_id=2, what="no"))
+    node(DrainRequested(reason="enough"), LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
+    node(LeaseCancelled(lease_id=3))
+    assert [one.lease_id for one in node.ever_sent(LeaseReturned)] == [2, 3]
+    assert sum(isinstance(effect, SubmitGroup) for effect in node.wanted) == 3
+
+
+def test_a_version_of_other_content_takes_what_was_drawn_by_it_along() -> None:
+    """As after the hub was restored from a backup: nothing may be gone on with that another policy drew."""
+    node = Node()(welcome(1).model_copy(update={"policy": real_offer(1)}), here(None), here(1))
+    node(EngineReady(width=WIDTH), lease(1, version=1), lease(2, version=0))
+    node(RolloutsDrawn(parts=(drawn(1, 0, 0, 7, version=1), drawn(2, 0, 0, 8))), Disconnected())
+    node(welcome(1).model_copy(update={"policy": real_offer(1, "b")}))
+    assert [(one.lease_id, one.reason) for one in node.sent(LeaseReturned)] == [
+        (1, "policy version 1 has been replaced")
+    ]
+    assert shown(node.sent(RolloutParts)) == [(2, 0, 0, [8])]
+    engine = [effect for effect in node.turn if isinstance(effect, CancelLease | DropPolicy)]
+    assert engine == [CancelLease(lease_id=1), DropPolicy(policy_version=1)], "no group is left of what is dropped"
+    node(here(1), lease(3, version=1))
+    assert [one.request.lease_id for one in node.of(SubmitGroup)] == [3]
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 18), st.integers(0, 5), st.integers(0, 3)), max_size=60)
 
 
 class World:
@@ -646,6 +759,8 @@ class World:
         self.sent_before_spooled: set[str] = set()
         self.running: dict[int, set[int]] = {}
         self.versions: dict[int, int] = {}
+        """By lease, the version that it runs by; before that, the one that it names."""
+        self.may_move: set[int] = set()
         self.loaded: set[int] = set()
         self.engine_up = False
         self.unspooled: list[Rollout] = []
@@ -653,18 +768,21 @@ class World:
         self.on_disk: set[int | None] = {None}
         """None stands for what a keyframe needs, as well as for the base."""
         self.published = 0
-        self.drawn: dict[tuple[int, int], int] = {}
-        """Tokens that the engine has drawn of what it holds, and how many of them it has told."""
+        self.drawn: dict[tuple[int, int], list[int]] = {}
+        """The version of each token that the engine has drawn of what it holds; how many of them it has told."""
         self.told: dict[tuple[int, int], int] = {}
+        self.known: dict[tuple[int, int], list[int]] = {}
+        """The version of each token that the node was given or told of."""
         self.hub_has: dict[tuple[int, int], int] = {}
         """Tokens of unfinished rollouts; forgotten with each connection."""
         self.cancelling: list[int] = []
 
     def news(self) -> RolloutsDrawn:
-        news = {name: (self.told[name], count) for name, count in self.drawn.items() if count > self.told[name]}
-        self.told |= {name: count for name, (_, count) in news.items()}
+        news = [(name, self.told[name], by) for name, by in self.drawn.items() if len(by) > self.told[name]]
+        self.told |= {name: len(by) for name, _, by in news}
+        self.known |= {name: list(by) for name, _, by in news}
         return RolloutsDrawn(
-            parts=tuple(drawn(*name, start, *range(start, end)) for name, (start, end) in news.items())
+            parts=tuple(drawn(*name, start, *range(start, len(by)), version=by[-1]) for name, start, by in news)
         )
 
     def do(self, event: Event) -> None:
@@ -686,10 +804,14 @@ class World:
                     assert part.start == self.hub_has.get(name, 0), "sent twice, or not in order"
                     self.hub_has[name] = part.start + len(part.ids)
                     assert part.ids.tolist() == [*range(part.start, self.hub_has[name])]
+                    assert {*self.known[name][part.start : self.hub_has[name]]} == {part.policy_version}
             case Send(message=Rollout() as rollout):
                 assert rollout.rollout_id in self.spooled, "sent before it was spooled"
             case SpoolRollout(rollout=rollout):
-                assert rollout.policy_version_start == self.versions[rollout.lease_id]
+                by = self.known[rollout.lease_id, rollout.index]
+                assert (rollout.policy_version_start, rollout.policy_version_end) == (by[0], by[-1])
+                expected = [(version, by.count(version)) for version in sorted(set(by))]
+                assert spans(rollout) == (expected if len(expected) > 1 else [])
                 self.unspooled.append(rollout)
             case AddPolicy(policy_version=version):
                 assert self.engine_up
@@ -698,12 +820,16 @@ class World:
                 assert self.engine_up and request.policy_version in self.loaded
                 assert request.lease_id not in self.running, "submitted twice"
                 self.running[request.lease_id] = set(request.indices)
+                before, self.versions[request.lease_id] = self.versions[request.lease_id], request.policy_version
+                assert request.policy_version >= before
+                assert request.policy_version == before or request.lease_id in self.may_move
                 given = {one.index: len(one.ids) for one in request.prefixes}
                 for index in request.indices:
                     name = request.lease_id, index
-                    self.drawn[name] = self.told[name] = given.get(index, 0)
+                    assert given.get(index, 0) == len(self.known[name]), "nothing that was told is drawn again"
+                    self.drawn[name], self.told[name] = list(self.known[name]), len(self.known[name])
             case CancelLease(lease_id=lease_id):
-                del self.running[lease_id]
+                self.running.pop(lease_id, None)  # It may have been told before, to move on.
                 self.cancelling.append(lease_id)
             case FetchArtefact(policy_version=version, offer=one):
                 assert version not in self.fetching, "fetched twice at once"
@@ -734,16 +860,23 @@ class World:
             self.leased[a], self.versions[a] = b + 1, version
             self.hub_has[a, 0] = b
             given = continued(a, 0, *range(b)).prefixes if b else ()
-            self.do(lease(a, version=version, count=b + 1).model_copy(update={"prefixes": given}))
+            self.known |= {(a, index): [version] * b if index == 0 else [] for index in range(b + 1)}
+            leased = interruptible(a, version=version, count=b + 1)
+            if a % 2:
+                self.may_move.add(a)
+            else:
+                leased = leased.model_copy(update={"on_new_version": "finish"})
+            self.do(leased.model_copy(update={"prefixes": given}))
         elif kind == 3 and a in self.leased:
             self.revoked.add(a)
             self.do(LeaseRevoked(lease_id=a, reason=DropReason.STALE))
         elif kind in (4, 5, 6) and chosen is not None:
             index = self.running[chosen].pop()
-            del self.drawn[chosen, index]
+            by = self.drawn.pop((chosen, index))
+            self.known[chosen, index] = [*by, self.versions[chosen]]
             if not self.running[chosen]:
                 del self.running[chosen]
-            self.do(finished(chosen, index, self.versions[chosen]))
+            self.do(ended(chosen, index, self.versions[chosen], tokens=len(by) + 1))
         elif kind == 7 and chosen is not None:
             del self.running[chosen]
             self.do(GroupFailed(lease_id=chosen, what="no"))
@@ -773,14 +906,17 @@ class World:
             self.do(PolicyPublished(policy_version=self.published, offer=news))
         elif kind == 14:
             running = {(lease_id, index) for lease_id, indices in self.running.items() for index in indices}
-            self.drawn |= {name: count + a for name, count in self.drawn.items() if name in running}
+            for name, by in self.drawn.items():
+                by += [self.versions[name[0]]] * a if name in running else []
         elif kind == 15:
             self.do(self.news())
         elif kind == 16 and self.cancelling:
             lease_id = self.cancelling.pop(0)
             self.do(self.news())
-            self.drawn = {name: count for name, count in self.drawn.items() if name[0] != lease_id}
+            self.drawn = {name: by for name, by in self.drawn.items() if name[0] != lease_id}
             self.do(LeaseCancelled(lease_id=lease_id))
+        elif kind == 18 and self.loaded and self.engine_up:
+            self.do(PolicyPrepared(policy_version=sorted(self.loaded)[a % len(self.loaded)]))
         elif kind == 13 and self.published:
             version = max(1, self.published - b)
             self.do(PolicyPublished(policy_version=version, offer=real_offer(version)))

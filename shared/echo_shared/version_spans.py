@@ -1,0 +1,48 @@
+"""Which versions drew a completion, in the order of its tokens: (7, 7, 7, 9, 9) is 3 tokens by 7, then 2 by 9."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from echo_shared.messages import VersionSpan
+
+Spans = tuple[VersionSpan, ...]
+
+
+def num_tokens(spans: Sequence[VersionSpan]) -> int:
+    """Tokens of all spans together."""
+    return sum(span.num_tokens for span in spans)
+
+
+def grown(spans: Spans, policy_version: int, more_tokens: int) -> Spans:
+    """`spans` and behind them so many tokens by one version."""
+    if more_tokens == 0:
+        return spans
+    if spans and spans[-1].policy_version == policy_version:
+        more_tokens += spans[-1].num_tokens
+        spans = spans[:-1]
+    return (*spans, VersionSpan(policy_version=policy_version, num_tokens=more_tokens))
+
+
+def between(spans: Spans, start: int, stop: int) -> Spans:
+    """Those of the tokens number `start` to `stop` - 1, as far as there are so many."""
+    found: list[VersionSpan] = []
+    begin = 0
+    for span in spans:
+        end = begin + span.num_tokens
+        count = min(end, stop) - max(begin, start)
+        if count > 0:
+            found.append(VersionSpan(policy_version=span.policy_version, num_tokens=count))
+        begin = end
+    return tuple(found)
+
+
+def problem(spans: Sequence[VersionSpan], completion_tokens: int) -> str:
+    """What makes these no spans of a completion of so many tokens; empty = nothing."""
+    if num_tokens(spans) != completion_tokens:
+        return f"versions of {num_tokens(spans)} tokens for {completion_tokens}"
+    versions = [span.policy_version for span in spans]
+    if any(later <= earlier for earlier, later in pairwise(versions)):
+        return f"versions that do not rise: {', '.join(map(str, versions[:16]))}"
+    return ""

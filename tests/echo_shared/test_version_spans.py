@@ -1,0 +1,56 @@
+"""Spans of versions against the plain list of one version a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_shared.messages import VersionSpan
+from echo_shared.version_spans import Spans, between, grown, num_tokens, problem
+
+VERSIONS = st.lists(st.integers(0, 4), max_size=12).map(sorted)
+
+
+def spans(*pairs: tuple[int, int]) -> Spans:
+    return tuple(VersionSpan(policy_version=version, num_tokens=count) for version, count in pairs)
+
+
+def told(versions: Sequence[int]) -> Spans:
+    found: Spans = ()
+    for version in versions:
+        found = grown(found, version, 1)
+    return found
+
+
+def each(found: Spans) -> list[int]:
+    return [span.policy_version for span in found for _ in range(span.num_tokens)]
+
+
+@given(VERSIONS, st.integers(0, 14), st.integers(0, 14))
+def test_they_say_of_every_token_by_which_version_it_is(versions: list[int], start: int, stop: int) -> None:
+    found = told(versions)
+    assert each(found) == versions and num_tokens(found) == len(versions)
+    assert problem(found, len(versions)) == ""
+    assert len(found) == len(set(versions)), "each version once"
+    assert each(between(found, start, stop)) == versions[start:stop]
+
+
+def test_no_tokens_add_no_span() -> None:
+    assert grown((), 3, 0) == () and grown(spans((3, 2)), 5, 0) == spans((3, 2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "tokens", "what"),
+    [
+        (spans((3, 2)), 3, "versions of 2 tokens for 3"),
+        (spans((3, 2), (4, 2)), 3, "versions of 4 tokens for 3"),
+        ((), 1, "versions of 0 tokens for 1"),
+        (spans((3, 1), (3, 1)), 2, "versions that do not rise: 3, 3"),
+        (spans((3, 1), (5, 1), (4, 1)), 3, "versions that do not rise: 3, 5, 4"),
+    ],
+)
+def test_what_cannot_be_a_completions_is_named(wrong: Spans, tokens: int, what: str) -> None:
+    assert problem(wrong, tokens) == what
