@@ -3,6 +3,7 @@
 - By size: the processor time of the coordinator's own events, with 10 to 100,000 nodes, each size in a process of its
   own; its memory after the run, when nobody holds work any more.
 - False claims: nodes that claim a capacity of 4,096 and return nothing.
+- The speed-up over dispatch by whole groups, in order and blind, where sampling is what limits: see `speed_up`.
 - The grid: 100 nodes whose throughput is log-normal, by its sigma, the staleness bound S and the time a step takes. The
   pool samples in time 1.15 times what the learner takes; where no pool can be enough, the case is left out.
 
@@ -21,7 +22,7 @@ from typing import Any, Final
 
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
-from benchmarks.simulate import cases
+from benchmarks.simulate import cases, speed_up
 from benchmarks.simulate.kind import Case, Kind, Row
 
 DESCRIPTION: Final = (
@@ -31,6 +32,7 @@ DESCRIPTION: Final = (
 KINDS: Final[tuple[Kind, ...]] = (
     cases.SIZES_KIND,
     cases.FALSE_CLAIMS_KIND,
+    speed_up.KIND,
     cases.GRID_KIND,
 )
 """In the order of the table."""

@@ -7,8 +7,9 @@ step and, because these are whole, the last percent of the nodes' pace.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from benchmarks.simulate.kind import Kind, Row
@@ -53,7 +54,7 @@ class GridCase:
     @property
     def lacks(self) -> str:
         """Why no pool of such nodes is enough; empty: one is."""
-        if self._margin(self._scenario(seed=0, sigma=0.0)) > 0:
+        if margin_of(self._scenario(seed=0, sigma=0.0)) > 0:
             return ""
         return "no such pool is enough: S steps are over before a median node has a version and returns a rollout"
 
@@ -61,18 +62,9 @@ class GridCase:
         return row_of(self.name, self.scenario(seed))
 
     def scenario(self, seed: int) -> Scenario:
-        one_group = self._margin(self._scenario(seed=seed, sigma=self.sigma))
+        one_group = margin_of(self._scenario(seed=seed, sigma=self.sigma))
         groups = max(1, int(one_group / MARGIN))
-        fast, slow = S_PER_TOKEN, 2 * S_PER_TOKEN
-        while slow - fast > 1e-9:
-            middle = (fast + slow) / 2
-            tried = self._scenario(seed=seed, sigma=self.sigma, groups=groups, s_per_token=middle)
-            fast, slow = (middle, slow) if self._margin(tried) > MARGIN else (fast, middle)
-        return self._scenario(seed=seed, sigma=self.sigma, groups=groups, s_per_token=fast)
-
-    def _margin(self, scenario: Scenario) -> float:
-        demand = demand_of(scenario)
-        return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
+        return with_margin(MARGIN, partial(self._scenario, seed=seed, sigma=self.sigma, groups=groups))
 
     def _scenario(self, *, seed: int, sigma: float, groups: int = 1, s_per_token: float = S_PER_TOKEN) -> Scenario:
         return scenario_of(
@@ -200,6 +192,21 @@ SIZES_KIND: Final = Kind(
     },
 )
 FALSE_CLAIMS_KIND: Final = Kind(cases=FALSE_CLAIMS, headline=false_claims_headline, told=(*TOLD, "liars_share"))
+
+
+def margin_of(scenario: Scenario) -> float:
+    """What the pool samples in time, over what the learner takes."""
+    demand = demand_of(scenario)
+    return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
+
+
+def with_margin(margin: float, make: Callable[..., Scenario]) -> Scenario:
+    """The scenario whose pool samples that much in time, by the seconds that a token takes: `make(s_per_token=...)`."""
+    fast, slow = S_PER_TOKEN / 64, 64 * S_PER_TOKEN
+    while slow - fast > 1e-9:
+        middle = (fast + slow) / 2
+        fast, slow = (middle, slow) if margin_of(make(s_per_token=middle)) > margin else (fast, middle)
+    return make(s_per_token=fast)
 
 
 def scenario_of(seed: int, **sections: dict[str, Any]) -> Scenario:

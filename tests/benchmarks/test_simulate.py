@@ -12,6 +12,8 @@ HEADLINES = {
     "utilisation_hetero",
     "stale_share",
     "mean_staleness_over_needed",
+    "speed_up",
+    "speed_up_most",
     "false_claims_share",
     "events_per_s_10",
     "events_ratio_100k",

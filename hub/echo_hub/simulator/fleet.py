@@ -38,7 +38,7 @@ class Fleet:
         self._scenario = scenario
         self._agenda = agenda
         self._tell = tell
-        self._lengths = Lengths(scenario.lengths, group_size=scenario.training.group_size, seed=scenario.run.seed)
+        self.lengths = Lengths(scenario.lengths, group_size=scenario.training.group_size, seed=scenario.run.seed)
         self._chance = np.random.default_rng([scenario.run.seed, 4])
         self._delay_s = scenario.nodes.delay_s
         self._ids: dict[int, NDArray[np.int32]] = {}
@@ -85,7 +85,7 @@ class Fleet:
         if session != node.session or sent.lease_id in node.held:
             return
         lease = HeldLease(node=node, lease_id=sent.lease_id, group_id=sent.group_id, policy_version=sent.policy_version)
-        tokens = self._lengths.of_group(sent.group_id)
+        tokens = self.lengths.of_group(sent.group_id)
         lease.unfinished = {
             index: Sampling(lease, index, tokens[index])
             for index in sent.indices

@@ -63,13 +63,19 @@ LIARS_FROM_S: Final = 60.0
 _TICK: Final = Tick()
 
 
-class World:
-    """`clock`: what the coordinator's own cost is measured by; it has no influence on what happens."""
+MakeCoordinator = Callable[[CoordinatorSettings, CoordinatorSnapshot], Coordinator]
 
-    def __init__(self, scenario: Scenario, clock: Callable[[], float] = lambda: 0.0) -> None:
+
+class World:
+    """`clock`: what the coordinator's own cost is measured by; it has no influence on what happens. `make`: another
+    coordinator than the hub's own, to compare it with."""
+
+    def __init__(
+        self, scenario: Scenario, clock: Callable[[], float] = lambda: 0.0, *, make: MakeCoordinator = Coordinator
+    ) -> None:
         self.scenario = scenario
         self.finished = False
-        self.core = MeteredCore(Coordinator(coordinator_settings(scenario), CoordinatorSnapshot()), clock)
+        self.core = MeteredCore(make(coordinator_settings(scenario), CoordinatorSnapshot()), clock)
         self.accounts = Accounts(
             group_size=scenario.training.group_size,
             warm_up_steps=scenario.measuring.warm_up_steps,
