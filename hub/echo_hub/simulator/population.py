@@ -18,6 +18,8 @@ class Traits:
     s_per_token: float
     prefill_s: float
     """Of one prompt."""
+    prefill_token_s: float = 0.0
+    """Of each token that another node has drawn."""
     fetch_s: float
     """From the announcement of a version until the node has it."""
     phase: float
@@ -34,7 +36,7 @@ def draw_nodes(scenario: Scenario) -> list[Traits]:
     downlinks = publication.node_downlink_bytes_s * np.exp(
         publication.downlink_sigma * chance.standard_normal(nodes.count)
     )
-    phases = chance.random(nodes.count)
+    phases = -scenario.availability.begin_spread * chance.random(nodes.count) % 1.0
     prices = np.where(chance.random(nodes.count) < nodes.rented_share, nodes.price_per_hour, 0.0)
     prefill_s = nodes.prefill_s_per_token * scenario.lengths.prompt_tokens
     return [
@@ -43,6 +45,7 @@ def draw_nodes(scenario: Scenario) -> list[Traits]:
             capacity=2 * nodes.width,
             s_per_token=nodes.s_per_token * slow,
             prefill_s=prefill_s * slow,
+            prefill_token_s=nodes.prefill_s_per_token * slow,
             fetch_s=fetch_s(scenario, downlink),
             phase=phase,
             price_per_hour=price,

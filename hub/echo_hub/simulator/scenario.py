@@ -112,9 +112,13 @@ class SimulatedNodes(ScenarioSection):
     slow_factor: Annotated[float, Field(ge=1)] = 10.0
     """How many times as long they take."""
     prefill_s_per_token: NotNegative = 0.0
-    """Seconds a prompt's token takes on the median node, once for each lease."""
+    """Seconds a prompt's token takes on the median node, once for each lease; and a token that another node has drawn,
+    for who goes on with it."""
     delay_s: NotNegative = 0.05
     """From hub to node, and from node to hub."""
+    stream_s: NotNegative = 5.0
+    """So often a node sends what its unfinished rollouts have drawn, as in its own settings; 0 = never. Who is given
+    such a rollout afterwards goes on with it."""
     rented_share: Share = 0.0
     """Nodes that cost something."""
     price_per_hour: NotNegative = 0.0
@@ -137,12 +141,19 @@ class SimulatedLengths(ScenarioSection):
 
 
 class SimulatedAvailability(ScenarioSection):
-    """When nodes are there. One whose time is up gives back what it has not finished."""
+    """When nodes are there, and lent. One whose time is up, or whose owner wants it, sends what its unfinished rollouts
+    have drawn and gives them back."""
 
     on_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of the day that a node is on; 1 = always. When it begins is as likely at any moment."""
+    """Of the day that a node is on; 1 = always."""
     day_s: Positive = 86_400.0
     """How long a day is."""
+    begin_spread: Share = 1.0
+    """The part of the day in which nodes come on, with which the run begins; 1 = as likely at any moment."""
+    pauses_per_hour: NotNegative = 0.0
+    """How often the owner of a node that is on wants the machine for himself, on average."""
+    pause_s: Positive = 600.0
+    """For how long. The node stays connected, and takes no work."""
 
 
 class SimulatedFailures(ScenarioSection):

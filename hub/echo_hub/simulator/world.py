@@ -56,6 +56,7 @@ from echo_hub.simulator.accounts import Accounts
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.core_cost import MeteredCore
 from echo_hub.simulator.fleet import Fleet
+from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.scenario import Scenario
 
 LIARS_FROM_S: Final = 60.0
@@ -82,7 +83,8 @@ class World:
             liars_from_s=LIARS_FROM_S,
         )
         self.agenda = Agenda()
-        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell)
+        self.hours = Hours()
+        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell, hours=self.hours)
         self.steps: list[tuple[float, float]] = []
         """Begin and end of each step, in order, the one in progress included."""
         self._learner_free_at = -inf
@@ -119,12 +121,19 @@ class World:
 
     def _leased(self, record: RolloutsLeased) -> None:
         self.accounts.lease(record, self.fleet.node(record.node_id), self.agenda.now)
+        self.hours.lease(len(record.indices), self.agenda.now)
 
     def _dropped(self, record: RolloutsDropped) -> None:
         self.accounts.drop(record)
+        self.hours.drop(record.reason, len(record.rollout_ids), self.agenda.now)
 
     def _planned(self, record: StepPlanned) -> None:
         self.accounts.plan(record)
+        for group_id in record.group_ids:
+            self.fleet.ended(group_id)
+
+    def _group_dropped(self, record: GroupDropped) -> None:
+        self.fleet.ended(record.group_id)
 
     def _trained(self, record: StepTrained) -> None:
         self.accounts.train(record)
@@ -203,7 +212,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     AnnounceVersion: World._announce,
     FinishRun: World._finish,
     EvaluationDone: World._ignore,
-    GroupDropped: World._ignore,
+    GroupDropped: World._group_dropped,
     GroupOpened: World._ignore,
     LookUpReceipt: World._ignore,
     RolloutReceived: World._ignore,
