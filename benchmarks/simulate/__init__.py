@@ -3,13 +3,14 @@
 - By size: the processor time of the coordinator's own events, with 10 to 100,000 nodes, each size in a process of its
   own; its memory after the run, when nobody holds work any more.
 - False claims: nodes that claim a capacity of 4,096 and return nothing.
+- A day of volunteers' machines that come and go: see `days`.
 - The speed-up over dispatch by whole groups, in order and blind, where sampling is what limits: see `speed_up`.
 - The grid: 100 nodes whose throughput is log-normal, by its sigma, the staleness bound S and the time a step takes. The
   pool samples in time 1.15 times what the learner takes; where no pool can be enough, the case is left out.
 
 `mean_staleness_over_needed`: the mean staleness less the least that any schedule has that keeps the learner busy, as
 `echo_hub.simulator.rule` derives it; where the learner waits, it can be negative. Headlines of the grid are those of
-its worst case.
+its worst case. `drops` in the rows: rollouts by the reason why they were dropped, as shares of those leased.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
-from benchmarks.simulate import cases, speed_up
+from benchmarks.simulate import cases, days, speed_up
 from benchmarks.simulate.kind import Case, Kind, Row
 
 DESCRIPTION: Final = (
@@ -33,6 +34,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     cases.SIZES_KIND,
     cases.FALSE_CLAIMS_KIND,
     speed_up.KIND,
+    days.KIND,
     cases.GRID_KIND,
 )
 """In the order of the table."""

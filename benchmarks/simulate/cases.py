@@ -210,8 +210,9 @@ def with_margin(margin: float, make: Callable[..., Scenario]) -> Scenario:
 
 
 def scenario_of(seed: int, **sections: dict[str, Any]) -> Scenario:
-    """The defaults, with groups of `GROUP_SIZE`, and these settings."""
+    """The defaults, with groups of `GROUP_SIZE`, versions spread by the formula, and these settings."""
     training = {"group_size": GROUP_SIZE, **sections.pop("training", {})}
     limit_s = LIMIT * training["steps"] * sections["learner"]["step_s"]
     measuring = {"limit_s": limit_s, **sections.pop("measuring", {})}
-    return Scenario.model_validate({"run": {"seed": seed}, "training": training, "measuring": measuring, **sections})
+    fixed = {"run": {"seed": seed}, "publication": {"planned_nodes": 0}}
+    return Scenario.model_validate({**fixed, "training": training, "measuring": measuring, **sections})

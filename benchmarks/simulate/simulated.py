@@ -25,6 +25,7 @@ def row_of(name: str, scenario: Scenario, *, with_memory: bool = False) -> Row:
         "over_needed": None if needed is None else report.mean_staleness - needed,
         "idle_nodes": report.idle_nodes_share,
         "liars_share": report.liars_share,
+        "drops": {reason: round(share, 4) for reason, share in report.drop_shares.items()},
         "events_per_s": report.core.events_per_s,
         "worst_event_ms": report.core.worst_event_ms,
         "bytes_per_node": report.core.bytes_per_node if with_memory else None,

@@ -10,7 +10,7 @@ elsewhere goes on with what the hub has of it then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 from typing import Final
@@ -28,12 +28,14 @@ from echo_hub.core.events import (
     RolloutArrived,
 )
 from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.spread.way_choice import PUSHED
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.lengths import Lengths
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
 from echo_hub.simulator.population import draw_nodes, liar
 from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.spreading import Spreading
 from echo_hub.simulator.tokens import TokenCounts
 from echo_shared.messages import FinishReason, rollout_id
 
@@ -62,6 +64,13 @@ class Fleet:
         self._begun: dict[int, list[Sampling]] = {}
         """What was begun of each group that is neither trained nor dropped."""
         self.tokens = TokenCounts()
+        publication = scenario.publication
+        self._spreading = Spreading(
+            agenda=agenda,
+            hub_uplink_bytes_s=publication.hub_uplink_bytes_s,
+            delay_s=scenario.nodes.delay_s,
+            arrived=self._version_arrived,
+        )
         self._by_id = {node.node_id: node for node in self.honest}
 
     def begin(self) -> None:
@@ -113,8 +122,11 @@ class Fleet:
 
     def announce(self, policy_version: int) -> None:
         self._newest_version = policy_version
-        for node in self.honest:
-            if node.connected:
+        there = [node for node in self.honest if node.connected]
+        if self._is_planned(there):
+            self._spreading.announce(policy_version, self._scenario.publication.payload_bytes, there)
+        else:
+            for node in there:
                 self._fetch(node)
         for node in self._liars.values():
             self._report(node, policy_version)
@@ -190,6 +202,19 @@ class Fleet:
 
     # --- versions
 
+    def _is_planned(self, nodes: Sequence[SimulatedNode]) -> bool:
+        """Whether the hub's planner spreads a version to these."""
+        publication = self._scenario.publication
+        if not publication.payload_bytes or not 0 < len(nodes) <= publication.planned_nodes:
+            return False
+        return self._spreading.way(publication.payload_bytes, nodes) in PUSHED
+
+    def _version_arrived(self, node: SimulatedNode, policy_version: int) -> None:
+        """By the hub's planner. Of two that are on their way, the older one may come last."""
+        if policy_version > node.policy_version:
+            self._watch(node.version_came(policy_version, self._agenda.now))
+            self._report(node, policy_version)
+
     def _fetch(self, node: SimulatedNode) -> None:
         if node.fetching is None and node.policy_version < self._newest_version:
             node.fetching = self._newest_version
@@ -200,8 +225,7 @@ class Fleet:
         if session != node.session or node.fetching is None:
             return
         version, node.fetching = node.fetching, None
-        self._watch(node.version_came(version, self._agenda.now))
-        self._report(node, version)
+        self._version_arrived(node, version)
         self._fetch(node)
 
     def _report(self, node: SimulatedNode, policy_version: int) -> None:
@@ -249,6 +273,7 @@ class Fleet:
         node.connected, node.gone_at, node.fetching = False, self._agenda.now, None
         node.connected_s += self._agenda.now - node.connected_at
         self._hours.connect(-(node.traits.width > 0), self._agenda.now)
+        self._spreading.left(node)
         self._tell(NodeDisconnected(node_id=node.node_id))
 
     def _go(self, subject: tuple[SimulatedNode, int]) -> None:

@@ -246,3 +246,31 @@ def test_without_streaming_nothing_is_gone_on_with(heard: Callable[..., Heard]) 
     hub.until(100.0)
     hub.fleet.ended(0)
     assert hub.fleet.tokens.given == 0
+
+
+def test_the_hub_s_planner_spreads_a_version_to_few_and_the_formula_to_many(heard: Callable[..., Heard]) -> None:
+    """4 MB take 0.32 s from the hub to one node, and more: the planner finds out first what the line carries."""
+    lines = {"payload_bytes": 4e6, "planned_nodes": 1}
+    hub = heard(publication=lines)
+    hub.fleet.announce(1)
+    hub.until(100)
+    (_, (at, report)) = hub.of(NodeReported)
+    by_formula = 0.3 + 1.1 * 0.32 + 0.05
+    assert report.policy_version == 1 and 1.05 * 0.32 + 0.22 < at < 1.5 and at != pytest.approx(by_formula)
+    many = heard(publication=lines, nodes={"count": 2})
+    many.fleet.announce(1)
+    many.until(100)
+    assert many.times(NodeReported)[2:] == pytest.approx([0.3 + 1.1 * 8 / 17.5 + 0.05] * 2)
+
+
+def test_a_node_that_comes_while_a_version_is_spread_fetches_it_by_itself(heard: Callable[..., Heard]) -> None:
+    hub = heard(
+        nodes={"count": 2},
+        publication={"payload_bytes": 8e6, "hub_uplink_bytes_s": 1e6},
+        failures={"per_hour": 1_000.0, "away_s": 1.0},
+        measuring={"limit_s": 1e3},
+    )
+    hub.fleet.announce(1)
+    while not all(node.policy_version == 1 for node in hub.fleet.honest):
+        hub.agenda.advance()
+    assert len(hub.of(NodeDisconnected)) > 2 and hub.agenda.now < 900
