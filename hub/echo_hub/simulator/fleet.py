@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from echo_hub.core.effects import RevokeLease, SendLease
 from echo_hub.core.events import (
@@ -27,7 +26,7 @@ from echo_hub.core.events import (
     NodeReported,
     RolloutArrived,
 )
-from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.way_choice import PUSHED
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.hours import Hours
@@ -37,29 +36,39 @@ from echo_hub.simulator.population import draw_nodes, liar
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.spreading import Spreading
 from echo_hub.simulator.tokens import TokenCounts
-from echo_shared.messages import FinishReason, rollout_id
+from echo_hub.simulator.work import MadeUp, Work
+from echo_shared.messages import rollout_id
 
 _NOTHING: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class Fleet:
-    """`tell`: what the hub hears; `hours` hears who is connected. Entries of an earlier session of a node's come to
-    nothing."""
+    """`tell`: what the hub hears; `work`: what nodes draw; `hours` hears who is connected. Entries of an earlier
+    session of a node's come to nothing."""
 
     def __init__(
-        self, scenario: Scenario, *, agenda: Agenda, tell: Callable[[Event], None], hours: Hours | None = None
+        self,
+        scenario: Scenario,
+        *,
+        agenda: Agenda,
+        tell: Callable[[Event], None],
+        work: Work | None = None,
+        hours: Hours | None = None,
     ) -> None:
         self._scenario = scenario
         self._agenda = agenda
         self._tell = tell
+        self._work = work or MadeUp(scenario)
         self._hours = hours or Hours()
         self.lengths = Lengths(scenario.lengths, group_size=scenario.training.group_size, seed=scenario.run.seed)
         self._chance = np.random.default_rng([scenario.run.seed, 4])
         self._delay_s = scenario.nodes.delay_s
-        self._ids: dict[int, NDArray[np.int32]] = {}
         self._newest_version = 0
         self._num_keys = 0
-        self.honest = [SimulatedNode(f"node-{number}", number, t) for number, t in enumerate(draw_nodes(scenario))]
+        name = HUB_NODE_ID if scenario.run.mode == "colocated" else "node-{}"
+        self.honest = [
+            SimulatedNode(name.format(number), number, traits) for number, traits in enumerate(draw_nodes(scenario))
+        ]
         self._liars: dict[str, SimulatedNode] = {}
         self._begun: dict[int, list[Sampling]] = {}
         """What was begun of each group that is neither trained nor dropped."""
@@ -184,20 +193,8 @@ class Fleet:
                 index=index,
                 policy_version_start=lease.policy_version,
                 policy_version_end=lease.policy_version,
-                payload=self._payload(sampling),
+                payload=self._work.draw(sampling),
             )
-        )
-
-    def _payload(self, sampling: Sampling) -> RolloutPayload:
-        """Its tokens have no meaning: one array serves all completions of a length."""
-        ids = self._ids.get(sampling.tokens)
-        if ids is None:
-            ids = self._ids[sampling.tokens] = np.zeros(sampling.tokens, np.int32)
-        return RolloutPayload(
-            completion_ids=ids,
-            behavior_logprobs=ids.view(np.float32),
-            finish_reason=FinishReason.STOP,
-            sampling_s=sampling.ends_at - sampling.began_at,
         )
 
     # --- versions

@@ -25,8 +25,8 @@ class ScenarioSection(BaseModel):
 class SimulatedRun(ScenarioSection):
     """The run."""
 
-    mode: Literal["sequential", "async"] = "async"
-    """As in a hub's config.toml."""
+    mode: Literal["colocated", "sequential", "async"] = "async"
+    """As in a hub's config.toml. Co-located: one node, which is the hub's own sampler."""
     seed: Annotated[int, Field(ge=0)] = 0
     """All chance follows from it: the same scenario with the same seed gives the same figures."""
 
@@ -223,6 +223,8 @@ class Scenario(BaseSettings):
             raise ValueError(
                 "training.publish_every must be at most training.max_staleness + 1, or nothing is fresh enough"
             )
+        if self.run.mode == "colocated" and self.nodes.count != 1:
+            raise ValueError('nodes.count must be 1 when run.mode = "colocated": the hub samples for itself')
         if self.measuring.warm_up_steps >= training.steps:
             raise ValueError("measuring.warm_up_steps must be less than training.steps")
         return self

@@ -43,7 +43,6 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.events import (
     Event,
-    GroupPrepared,
     LearnerReady,
     RolloutScored,
     StepDone,
@@ -58,6 +57,7 @@ from echo_hub.simulator.core_cost import MeteredCore
 from echo_hub.simulator.fleet import Fleet
 from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.work import MadeUp, Work
 
 LIARS_FROM_S: Final = 60.0
 """The share of those who claim falsely is counted from here on: before, nobody can know them."""
@@ -69,10 +69,15 @@ MakeCoordinator = Callable[[CoordinatorSettings, CoordinatorSnapshot], Coordinat
 
 class World:
     """`clock`: what the coordinator's own cost is measured by; it has no influence on what happens. `make`: another
-    coordinator than the hub's own, to compare it with."""
+    coordinator than the hub's own, to compare it with. `work`: what is drawn and trained; by itself it is made up."""
 
     def __init__(
-        self, scenario: Scenario, clock: Callable[[], float] = lambda: 0.0, *, make: MakeCoordinator = Coordinator
+        self,
+        scenario: Scenario,
+        clock: Callable[[], float] = lambda: 0.0,
+        *,
+        make: MakeCoordinator = Coordinator,
+        work: Work | None = None,
     ) -> None:
         self.scenario = scenario
         self.finished = False
@@ -82,9 +87,10 @@ class World:
             warm_up_steps=scenario.measuring.warm_up_steps,
             liars_from_s=LIARS_FROM_S,
         )
+        self.work = work or MadeUp(scenario)
         self.agenda = Agenda()
         self.hours = Hours()
-        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell, hours=self.hours)
+        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell, work=self.work, hours=self.hours)
         self.steps: list[tuple[float, float]] = []
         """Begin and end of each step, in order, the one in progress included."""
         self._learner_free_at = -inf
@@ -129,6 +135,7 @@ class World:
 
     def _planned(self, record: StepPlanned) -> None:
         self.accounts.plan(record)
+        self.work.record(record)
         for group_id in record.group_ids:
             self.fleet.ended(group_id)
 
@@ -141,21 +148,15 @@ class World:
     # --- actions
 
     def _prepare(self, action: PrepareGroup) -> None:
-        lengths = self.scenario.lengths
-        event = GroupPrepared(
-            group_id=action.group_id,
-            seed=action.group_id,
-            prompt=action.group_id % lengths.prompts,
-            prompt_tokens=round(lengths.prompt_tokens),
-        )
+        event = self.work.prepare(action.group_id)
         self.agenda.at(self.agenda.now + self.scenario.learner.prepare_s, self.tell, event)
 
     def _score(self, action: ScoreRollout) -> None:
-        """Rewards of one group differ: by the index."""
-        event = RolloutScored(rollout_id=action.rollout_id, reward=float(int(action.rollout_id[-1]) % 2))
+        event = RolloutScored(rollout_id=action.rollout_id, reward=self.work.score(action.rollout_id))
         self.agenda.at(self.agenda.now + self.scenario.learner.score_s, self.tell, event)
 
     def _send_lease(self, action: SendLease) -> None:
+        self.work.lease(action)
         self.fleet.send_lease(action)
 
     def _revoke(self, action: RevokeLease) -> None:
@@ -168,9 +169,13 @@ class World:
         begins_at = max(self.agenda.now, self._learner_free_at + learner.handoff_s)
         self._learner_free_at = begins_at + seconds
         self.steps.append((begins_at, self._learner_free_at))
-        self.agenda.at(self._learner_free_at, self.tell, StepDone(step=action.step, metrics={}))
+        self.agenda.at(self._learner_free_at, self._step_ends, action.step)
+
+    def _step_ends(self, step: int) -> None:
+        self.tell(StepDone(step=step, metrics=self.work.train(step)))
 
     def _publish(self, action: PublishVersion) -> None:
+        self.work.publish(action.policy_version)
         self._exporter_free_at = max(self.agenda.now, self._exporter_free_at) + self.scenario.publication.export_s
         self.agenda.at(self._exporter_free_at, self.tell, VersionPublished(policy_version=action.policy_version))
 
@@ -179,6 +184,9 @@ class World:
 
     def _finish(self, action: FinishRun) -> None:
         self.finished = True
+
+    def _keep(self, record: RolloutReceived | ScoreRecorded) -> None:
+        self.work.record(record)
 
     def _ignore(self, effect: Effect) -> None:
         """There are no books to keep and nobody to show anything."""
@@ -215,9 +223,9 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     GroupDropped: World._group_dropped,
     GroupOpened: World._ignore,
     LookUpReceipt: World._ignore,
-    RolloutReceived: World._ignore,
+    RolloutReceived: World._keep,
     RolloutsEvaluated: World._ignore,
-    ScoreRecorded: World._ignore,
+    ScoreRecorded: World._keep,
     SendReceipts: World._ignore,
     SendTrained: World._ignore,
     VersionRecorded: World._ignore,
