@@ -16,7 +16,7 @@ to the baseline. Prompts come again every few steps, and .7 of the variance of t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -40,7 +40,9 @@ class Unaware(Coordinator):
     """The hub's coordinator, who is not told which prompts come again."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        return super().handle(replace(event, prompt=None) if isinstance(event, GroupPrepared) else event, now)
+        if isinstance(event, GroupPrepared):
+            event = GroupPrepared(group_id=event.group_id, seed=event.seed, prompt_tokens=event.prompt_tokens)
+        return super().handle(event, now)
 
 
 DISPATCHES: Final[Mapping[str, MakeCoordinator]] = {

@@ -27,7 +27,6 @@ from echo_hub.core.events import (
     RolloutArrived,
 )
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.core.spread.way_choice import PUSHED
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.lengths import Lengths
@@ -79,6 +78,7 @@ class Fleet:
             hub_uplink_bytes_s=publication.hub_uplink_bytes_s,
             delay_s=scenario.nodes.delay_s,
             arrived=self._version_arrived,
+            turned_away=self._fetch,
         )
         self._by_id = {node.node_id: node for node in self.honest}
 
@@ -202,9 +202,7 @@ class Fleet:
     def _is_planned(self, nodes: Sequence[SimulatedNode]) -> bool:
         """Whether the hub's planner spreads a version to these."""
         publication = self._scenario.publication
-        if not publication.payload_bytes or not 0 < len(nodes) <= publication.planned_nodes:
-            return False
-        return self._spreading.way(publication.payload_bytes, nodes) in PUSHED
+        return len(nodes) <= publication.planned_nodes and self._spreading.can_carry(publication.payload_bytes, nodes)
 
     def _version_arrived(self, node: SimulatedNode, policy_version: int) -> None:
         """By the hub's planner. Of two that are on their way, the older one may come last."""

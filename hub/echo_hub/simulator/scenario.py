@@ -96,7 +96,7 @@ class SimulatedPublication(ScenarioSection):
     """Standard deviation of the logarithm of a node's downlink."""
     planned_nodes: Annotated[int, Field(ge=0, le=64)] = 64
     """No hub links more than 64 nodes with each other. A version for 64 of them takes a tenth of a second of processor
-    time with 0.5 MB, and half a second with 8 MB; with 0 all goes by the formula."""
+    time with 0.5 MB, and half a second with 8 MB; more than 64 MB to all of them go by the formula. 0: all does."""
     start_s: NotNegative = 0.3
     """Measured over the bound with payloads of 0.5 MB: 0.1 to 0.3 s on clean links, 0.4 to 0.7 s on homes' links with
     0.2 to 1 % of packets lost; by the swarm, which more than 64 nodes take, a second."""

@@ -5,9 +5,10 @@
     a node             says what it has as soon as it has it; all nodes are linked with each other
 
 Every piece that arrives, and every `CHECK_S` besides, the planner is asked what to send, as the hub's broadcaster does.
-A node has a version `APPLY_S` after its last piece: it hashes, opens and decodes it. What is left out: what lines lose,
-and how TCP finds out what they carry. `tests/echo_hub/simulator/test_spreading.py` holds the times against those that
-`python -m benchmarks dissemination` measures.
+A node to which nothing comes for a while turns elsewhere. It has a version `APPLY_S` after its last piece: it hashes,
+opens and decodes it. What is left out: what lines lose, and how TCP finds out what they carry.
+`tests/echo_hub/simulator/test_spreading.py` holds the times against those that `python -m benchmarks dissemination`
+measures.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from statistics import fmean
 from typing import Final
 
 from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, Send
-from echo_hub.core.spread.way_choice import Circumstances, choose_way
+from echo_hub.core.spread.way_choice import PUSHED, Circumstances, choose_way
 from echo_hub.core.spread.windows import Paths
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.lines import Downlink, Uplink
@@ -34,6 +35,10 @@ payloads of 0.5 MB take on clean lines."""
 WIRE: Final = 1.05
 """Bytes on the line for each of a piece: 1,514 of Ethernet carry 1,448 of TCP, and these the websocket's frames and the
 messages beside."""
+SILENCE_S: Final = 3.0
+"""A node to which nothing has come for so long turns elsewhere, as nodes do."""
+MOST_PIECES: Final = 65_536
+"""Of all nodes together: more would take seconds of processor time for each version."""
 PUSHED_VERSIONS: Final = 2
 """Versions that are on their way at a time, as at the hub."""
 
@@ -51,19 +56,15 @@ class _Line:
 class _Push:
     version: int
     plan: Broadcast
-    num_pieces: int
     piece_bytes: float
     """On the line."""
-    hand_on: bool
     lacks: dict[str, set[int]] = field(default_factory=dict)
     """Pieces that each node in it does not have yet."""
 
 
-Arrived = Callable[[SimulatedNode, int], None]
-
-
 class Spreading:
-    """`arrived` hears of each version that a node has. Nodes that come later are not its business."""
+    """`arrived` hears of each version that a node has, `turned_away` of nodes that fetch what they lack by themselves.
+    Nodes that come later are not its business."""
 
     def __init__(
         self,
@@ -72,16 +73,26 @@ class Spreading:
         hub_uplink_bytes_s: float,
         delay_s: float,
         arrived: Callable[[SimulatedNode, int], None],
+        turned_away: Callable[[SimulatedNode], None],
     ) -> None:
         self._agenda = agenda
         self._delay_s = delay_s
         self._arrived = arrived
+        self._turned_away = turned_away
+        self._heard_at: dict[str, float] = {}
+        """When a piece last came to each node, or it was told of a version with nothing on its way."""
         self._uplink = Uplink(agenda, hub_uplink_bytes_s)
         self._lines: dict[str, _Line] = {}
         self._linked: frozenset[str] = frozenset()
         self._paths = Paths()
         self._pushes: dict[int, _Push] = {}
         """By version, in the order in which they were announced."""
+
+    def can_carry(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> bool:
+        """Whether the hub would push to these, and that is not too much to simulate."""
+        if not nodes or payload_bytes / piece_bytes_for(ceil(payload_bytes)) * len(nodes) > MOST_PIECES:
+            return False
+        return payload_bytes > 0 and self.way(payload_bytes, nodes) in PUSHED
 
     def way(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Way:
         """The one that the hub would choose, if all these are linked, and it knows their uplinks."""
@@ -105,11 +116,13 @@ class Spreading:
         piece_bytes = piece_bytes_for(size)
         num_pieces = -(-size // piece_bytes)
         plan = Broadcast(paths=self._paths, num_pieces=num_pieces, piece_bytes=piece_bytes)
-        push = _Push(version, plan, num_pieces, WIRE * size / num_pieces, hand_on)
+        push = _Push(version, plan, WIRE * size / num_pieces)
         for old in list(self._pushes)[: -(PUSHED_VERSIONS - 1)]:
             self._end(old)
         self._link(nodes)
         for node in nodes:
+            if not self._is_waiting(node.node_id):
+                self._heard_at[node.node_id] = self._agenda.now
             push.lacks[node.node_id] = set(range(num_pieces))
             plan.join(node.node_id, hand_on=hand_on, now=self._agenda.now)
         self._pushes[version] = push
@@ -143,8 +156,16 @@ class Spreading:
         push.plan.end(self._agenda.now)
         push.lacks.clear()
 
+    def _is_waiting(self, node_id: str) -> bool:
+        return any(push.lacks.get(node_id) for push in self._pushes.values())
+
     def _check(self, push: _Push) -> None:
         if self._pushes.get(push.version) is push:
+            for node_id, lacks in list(push.lacks.items()):
+                if lacks and self._agenda.now - self._heard_at[node_id] > SILENCE_S:
+                    push.plan.turn_away(node_id, self._agenda.now)
+                    del push.lacks[node_id]
+                    self._turned_away(self._lines[node_id].node)
             self._plan()
             self._agenda.at(self._agenda.now + CHECK_S, self._check, push)
 
@@ -177,6 +198,7 @@ class Spreading:
         lacks = push.lacks.get(node_id)
         if lacks is None:
             return
+        self._heard_at[node_id] = self._agenda.now
         if send is not None and (left := push.plan.left_of(send)) is not None and left.hand_on:
             self._hand_on(push, node_id, piece)
         if piece in lacks:

@@ -3,8 +3,9 @@
 Whatever happens is an entry of the agenda. Some of it the coordinator is told of as an event, and its effects put more
 on the agenda. There is no clock and no chance but the seed's: the same scenario gives the same run.
 
-What is simplified: a node's slots are equally fast, however many are busy; a node fetches one version at a time, and
-then the newest; links are not shared by leases and versions; a rollout's length is its index's, whoever samples it.
+What is simplified: a node's slots are equally fast, however many are busy; by the formula a node fetches one version at
+a time, and then the newest; links are not shared by leases and versions; a rollout's length is its index's, whoever
+samples it. What is drawn and trained is made up, but for a run that is given real `work`.
 """
 
 from __future__ import annotations

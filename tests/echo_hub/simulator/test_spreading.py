@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -42,8 +43,13 @@ class Swarmed:
             for number, up in zip(range(num_nodes), ups, strict=False)
         ]
         self.had: dict[tuple[int, str], float] = {}
+        self.turned_away: list[str] = []
         self.spreading = Spreading(
-            agenda=self.agenda, hub_uplink_bytes_s=hub_up * MBIT, delay_s=delay_s, arrived=self._arrived
+            agenda=self.agenda,
+            hub_uplink_bytes_s=hub_up * MBIT,
+            delay_s=delay_s,
+            arrived=self._arrived,
+            turned_away=lambda node: self.turned_away.append(node.node_id),
         )
 
     def _arrived(self, node: SimulatedNode, version: int) -> None:
@@ -138,3 +144,23 @@ def test_a_version_that_two_newer_ones_have_overtaken_ends() -> None:
     swarmed.until(200.0)
     assert {version for version, _ in swarmed.had} == {2, 3}
     assert max(swarmed.had[3, node.node_id] for node in swarmed.nodes) < 32, "the newest goes first"
+
+
+def test_a_node_to_which_nothing_comes_turns_elsewhere_and_the_others_do_not_wait() -> None:
+    """A piece takes 5 s on its line."""
+    swarmed = Swarmed(3, hub_up=20, ups=[20, 20, 20])
+    slow = SimulatedNode("slow", 3, replace(swarmed.nodes[0].traits, downlink_bytes_s=32 * 1024 / 5))
+    swarmed.nodes.append(slow)
+    swarmed.spreading.announce(1, MIDDLE, swarmed.nodes)
+    swarmed.until(30.0)
+    assert swarmed.turned_away == ["slow"]
+    assert {node_id for _, node_id in swarmed.had} == {"node-0", "node-1", "node-2"}
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "carried"), [(0, 4, False), (1, 4, True), (LARGE, 64, True), (4e12, 4, False)]
+)
+def test_what_takes_too_long_to_simulate_is_not_carried(size: float, count: int, carried: bool) -> None:
+    swarmed = even(count, 100, 20)
+    assert swarmed.spreading.can_carry(size, swarmed.nodes) is carried
+    assert not swarmed.spreading.can_carry(size, [])
