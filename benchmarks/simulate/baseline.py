@@ -77,7 +77,7 @@ class PlainLeasing(Leasing):
         if self._aware:
             end = outlook.end_of(step)
             last = wanting.position(ledger.waiting[end]) if end < len(ledger.waiting) else len(wanting)
-        groups = [ledger.groups[group_id] for group_id in wanting.between(position, last)]
+        groups = [ledger.groups[wanting[place]] for place in range(position, last)]
         return sorted(groups, key=_shortness) if self._aware else groups, oldest
 
     def _next_node(self, oldest: int, avoid: Iterable[str]) -> Node | None:
