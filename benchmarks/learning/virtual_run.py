@@ -1,61 +1,30 @@
-"""One run without network or clock: the hub's own coordinator, problems, sampler and learner, called in turn.
+"""One run in virtual time: the simulator's world, whose work is real. Problems, sampler and learner are the hub's own.
 
-Nodes are as fast as can be: every lease is sampled the moment it is given, by the version that it names, before the
-learner goes on. So a run with staleness bound S trains, from step S + 1 on, on rollouts that are exactly S steps old:
-the worst that the bound allows.
+Nodes are as fast as can be: one node draws every lease the moment that it is given, by the version that it names, and a
+step takes a second. So a run with staleness bound S trains, from step S + 1 on, on rollouts that are exactly S steps
+old: the worst that the bound allows.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, assert_never
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.cases import Case
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import (
-    AnnounceVersion,
-    Effect,
-    EvaluationDone,
-    FinishRun,
-    GroupDropped,
-    GroupOpened,
-    LookUpReceipt,
-    PrepareGroup,
-    PublishVersion,
-    RevokeLease,
-    RolloutReceived,
-    RolloutsDropped,
-    RolloutsEvaluated,
-    RolloutsLeased,
-    ScoreRecorded,
-    ScoreRollout,
-    SendLease,
-    SendReceipts,
-    SendTrained,
-    StepPlanned,
-    StepTrained,
-    TrainStep,
-    VersionRecorded,
-)
-from echo_hub.core.events import (
-    Event,
-    GroupPrepared,
-    LearnerReady,
-    NodeConnected,
-    NodeReported,
-    RolloutScored,
-    StepDone,
-    VersionPublished,
-)
-from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.core.effects import RolloutReceived, ScoreRecorded, SendLease, StepPlanned
+from echo_hub.core.events import GroupPrepared
 from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
@@ -63,6 +32,10 @@ from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.opening import coordinator_settings
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
+from echo_hub.simulator.node import Sampling
+from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.work import Record
+from echo_hub.simulator.world import World
 from echo_hub.trainer import arrived
 from echo_shared import torch_sampler
 from echo_shared.messages import FinishReason, rollout_id
@@ -70,6 +43,9 @@ from echo_shared.sampling import GroupRequest
 
 EVALUATE_EVERY: Final = 10
 """Steps between two points of the curve."""
+STEP_S: Final = 1.0
+AT_ONCE_S: Final = 1e-30
+"""A completion's seconds: beside a run's clock nothing at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +65,51 @@ def run(case: Case, seed: int) -> list[Point]:
     """The curve of one run, from its start to its last step."""
     torch.set_num_threads(1)
     disable_progress_bar()
-    return _Run(case.config(seed)).points()
+    config = case.config(seed)
+    learning = Learning(config)
+    learning.note(reward=None, staleness=0.0)
+    world = World(scenario_of(config), make=partial(_hubs_own, config), work=learning)
+    world.agenda.now = STEP_S
+    world.run()
+    assert world.finished, "nobody has anything to do, and the run is not finished"
+    return learning.points
 
 
-class _Run:
+def scenario_of(config: HubConfig) -> Scenario:
+    """One node that holds all that the staleness bound lets be leased; whatever is no training step takes no time."""
+    training = config.training
+    rollouts = (training.max_staleness + 1) * training.groups_per_step * training.group_size
+    return Scenario.model_validate(
+        {
+            "run": {"mode": config.run.mode, "seed": config.run.seed},
+            "training": {
+                name: getattr(training, name) for name in ("steps", "groups_per_step", "group_size", "max_staleness")
+            },
+            "learner": {"step_s": STEP_S, "score_s": 0.0},
+            "publication": {"export_s": 0.0, "payload_bytes": 0.0, "start_s": 0.0},
+            "nodes": {
+                "count": 1,
+                "width": rollouts,
+                "sigma": 0.0,
+                "s_per_token": AT_ONCE_S,
+                "delay_s": 0.0,
+                "stream_s": 0.0,
+            },
+            "lengths": {"tokens": 1.0},
+            "measuring": {"warm_up_steps": 0, "limit_s": 2.0 * STEP_S * (training.steps + 1)},
+        }
+    )
+
+
+def _hubs_own(config: HubConfig, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
+    """With all that the hub's config says, and not the scenario alone."""
+    return Coordinator(coordinator_settings(config, multi_turn=False), snapshot)
+
+
+class Learning:
+    """The work of a run that learns. A lease is sampled when the first completion of its version is asked for, with all
+    others of that version that were given by then, in one batch."""
+
     def __init__(self, config: HubConfig) -> None:
         base_dir = resolve_base(config.model.base)
         codec = PromptCodec.load(base_dir)
@@ -101,90 +118,61 @@ class _Run:
         self._settings = LearnerSettings.of_run(config, base_dir=Path(base_dir), stop_ids=codec.stop_ids)
         self._policy = Policy.load(self._settings)
         self._optimizer = make_optimizer(self._policy, config.training)
-        self._coordinator = Coordinator(coordinator_settings(config, multi_turn=False), CoordinatorSnapshot())
-        self._node_id = HUB_NODE_ID if config.run.mode == "colocated" else "node"
-        self._events: deque[Event] = deque()
+        self._versions: dict[int, dict[str, Tensor]] = {}
+        """Those that leases may still name."""
         self._leases: list[SendLease] = []
-        self._steps: deque[int] = deque()
-        """Those that the learner was given, in order."""
+        """Those that are not sampled."""
+        self._drawn: dict[str, RolloutPayload] = {}
         self._received: dict[str, RolloutPayload] = {}
         self._rewards: dict[str, float] = {}
         self._group_of: dict[str, int] = {}
         self._trained = 0
         self._planned: dict[int, StepPlanned] = {}
-        self._points: list[Point] = []
-        self._finished = False
+        self.points: list[Point] = []
+        self.publish(0)
 
-    def points(self) -> list[Point]:
-        self._note(reward=None, staleness=0.0)
-        self._carry_out(self._coordinator.start(0.0))
-        self._events += [NodeConnected(node_id=self._node_id), LearnerReady(policy_version=0)]
-        self._report_capacity(0)
-        while not self._finished:
-            self._turn()
-        return self._points
+    def prepare(self, group_id: int) -> GroupPrepared:
+        return GroupPrepared(group_id=group_id, seed=self._problems.seed(group_id))
 
-    def _turn(self) -> None:
-        """What has happened first, then sampling, and the learner's step only when there is nothing left to sample."""
-        if self._events:
-            self._carry_out(self._coordinator.handle(self._events.popleft(), 0.0))
-        elif self._leases:
-            self._sample()
-        else:
-            assert self._steps, "somebody always has work until the run is finished"
-            self._train(self._steps.popleft())
+    def lease(self, lease: SendLease) -> None:
+        self._leases.append(lease)
 
-    def _carry_out(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case RolloutReceived():
-                    self._received[effect.rollout_id] = effect.payload
-                case ScoreRecorded():
-                    assert effect.reward is not None, "the task has one turn"
-                    self._rewards[effect.rollout_id] = effect.reward
-                case StepPlanned():
-                    self._planned[effect.step] = effect
-                case PrepareGroup():
-                    seed = self._problems.seed(effect.group_id)
-                    self._events.append(GroupPrepared(group_id=effect.group_id, seed=seed))
-                case SendLease():
-                    self._leases.append(effect)
-                case ScoreRollout():
-                    self._score(effect.rollout_id)
-                case TrainStep():
-                    self._steps.append(effect.step)
-                case PublishVersion():
-                    self._events.append(VersionPublished(policy_version=effect.policy_version))
-                    self._report_capacity(effect.policy_version)
-                case FinishRun():
-                    self._finished = True
-                case (
-                    AnnounceVersion()
-                    | EvaluationDone()
-                    | GroupDropped()
-                    | GroupOpened()
-                    | LookUpReceipt()
-                    | RevokeLease()
-                    | RolloutsDropped()
-                    | RolloutsEvaluated()
-                    | RolloutsLeased()
-                    | SendReceipts()
-                    | SendTrained()
-                    | StepTrained()
-                    | VersionRecorded()
-                ):
-                    pass  # There are no nodes to tell, and no books to keep.
-                case _:
-                    assert_never(effect)
+    def draw(self, sampling: Sampling) -> RolloutPayload:
+        name = rollout_id(sampling.lease.lease_id, sampling.index)
+        if name not in self._drawn:
+            self._sample(sampling.lease.policy_version)
+        return replace(self._drawn.pop(name), sampling_s=sampling.ends_at - sampling.began_at)
 
-    def _report_capacity(self, policy_version: int) -> None:
-        training = self._config.training
-        capacity = (training.max_staleness + 1) * training.groups_per_step * training.group_size
-        self._events.append(NodeReported(node_id=self._node_id, capacity=capacity, policy_version=policy_version))
+    def record(self, record: Record) -> None:
+        match record:
+            case RolloutReceived():
+                self._received[record.rollout_id] = record.payload
+            case ScoreRecorded():
+                assert record.reward is not None, "the task has one turn"
+                self._rewards[record.rollout_id] = record.reward
+            case StepPlanned():
+                self._planned[record.step] = record
+            case _:
+                assert_never(record)
 
-    def _sample(self) -> None:
-        """All leases at once; the learner holds the version that they name, for it trains only when none is left."""
-        leases, self._leases = self._leases, []
+    def score(self, name: str) -> float:
+        return float(self._problems.respond(self._group_of[name], [self._received[name].completion_ids]))
+
+    def train(self, step: int) -> Mapping[str, float]:
+        planned = self._planned.pop(step)
+        metrics = train_step(self._policy, self._optimizer, self._batch(planned), self._settings)
+        self._trained += len(planned.rollout_ids)
+        if step % EVALUATE_EVERY == 0 or step == self._config.training.steps:
+            self.note(reward=metrics["mean_reward"], staleness=float(np.mean(planned.staleness)))
+        return metrics
+
+    def publish(self, policy_version: int) -> None:
+        self._versions[policy_version] = {name: weight.clone() for name, weight in self._policy.published().items()}
+        self._versions.pop(policy_version - self._config.training.max_staleness - 2, None)
+
+    def _sample(self, policy_version: int) -> None:
+        leases = [lease for lease in self._leases if lease.policy_version == policy_version]
+        self._leases = [lease for lease in self._leases if lease.policy_version != policy_version]
         sampling = self._config.sampling
         requests = [
             GroupRequest(
@@ -200,23 +188,11 @@ class _Run:
             )
             for lease in leases
         ]
-        with self._policy.holding(self._policy.published()):
+        with self._policy.holding(self._versions[policy_version]):
             for rollout in torch_sampler.sample_groups(self._policy.model, requests):
                 name = rollout_id(rollout.lease_id, rollout.index)
                 self._group_of[name] = rollout.group_id
-                self._events.append(arrived(rollout, node_id=self._node_id))
-
-    def _score(self, name: str) -> None:
-        reward = float(self._problems.respond(self._group_of[name], [self._received[name].completion_ids]))
-        self._events.append(RolloutScored(rollout_id=name, reward=reward))
-
-    def _train(self, step: int) -> None:
-        planned = self._planned.pop(step)
-        metrics = train_step(self._policy, self._optimizer, self._batch(planned), self._settings)
-        self._trained += len(planned.rollout_ids)
-        if step % EVALUATE_EVERY == 0 or step == self._config.training.steps:
-            self._note(reward=metrics["mean_reward"], staleness=float(np.mean(planned.staleness)))
-        self._events.append(StepDone(step=step, metrics=metrics))
+                self._drawn[name] = arrived(rollout, node_id="").payload
 
     def _batch(self, planned: StepPlanned) -> list[TrainingGroup]:
         rollouts: dict[int, list[TrainingRollout]] = {group_id: [] for group_id in planned.group_ids}
@@ -236,7 +212,7 @@ class _Run:
             for group_id, of_group in rollouts.items()
         ]
 
-    def _note(self, *, reward: float | None, staleness: float) -> None:
+    def note(self, *, reward: float | None, staleness: float) -> None:
         with self._policy.holding(self._policy.published()):
             completions = torch_sampler.greedy(
                 self._policy.model,
@@ -246,6 +222,4 @@ class _Run:
             )
         rewards = [float(self._problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
         accuracy = sum(map(self._problems.rewards.is_solved, rewards)) / len(rewards)
-        self._points.append(
-            Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness)
-        )
+        self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))

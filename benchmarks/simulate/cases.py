@@ -7,9 +7,13 @@ step and, because these are whole, the last percent of the nodes' pace.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+from benchmarks.simulate.kind import Kind, Row
+from benchmarks.simulate.simulated import row_of
 from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
 from echo_hub.simulator.scenario import Scenario
 
@@ -48,25 +52,19 @@ class GridCase:
         return 1 + STEPS[self.step_s] * self.step_s * 0.02
 
     @property
-    def infeasible(self) -> str:
+    def lacks(self) -> str:
         """Why no pool of such nodes is enough; empty: one is."""
-        if self._margin(self._scenario(seed=0, sigma=0.0)) > 0:
+        if margin_of(self._scenario(seed=0, sigma=0.0)) > 0:
             return ""
         return "no such pool is enough: S steps are over before a median node has a version and returns a rollout"
 
-    def scenario(self, seed: int) -> Scenario:
-        one_group = self._margin(self._scenario(seed=seed, sigma=self.sigma))
-        groups = max(1, int(one_group / MARGIN))
-        fast, slow = S_PER_TOKEN, 2 * S_PER_TOKEN
-        while slow - fast > 1e-9:
-            middle = (fast + slow) / 2
-            tried = self._scenario(seed=seed, sigma=self.sigma, groups=groups, s_per_token=middle)
-            fast, slow = (middle, slow) if self._margin(tried) > MARGIN else (fast, middle)
-        return self._scenario(seed=seed, sigma=self.sigma, groups=groups, s_per_token=fast)
+    def row(self, seed: int) -> Row:
+        return row_of(self.name, self.scenario(seed))
 
-    def _margin(self, scenario: Scenario) -> float:
-        demand = demand_of(scenario)
-        return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
+    def scenario(self, seed: int) -> Scenario:
+        one_group = margin_of(self._scenario(seed=seed, sigma=self.sigma))
+        groups = max(1, int(one_group / MARGIN))
+        return with_margin(MARGIN, partial(self._scenario, seed=seed, sigma=self.sigma, groups=groups))
 
     def _scenario(self, *, seed: int, sigma: float, groups: int = 1, s_per_token: float = S_PER_TOKEN) -> Scenario:
         return scenario_of(
@@ -95,6 +93,13 @@ class SizeCase:
     def seconds(self) -> float:
         return 60.0 if self.nodes > 10_000 else 10.0
 
+    @property
+    def lacks(self) -> str:
+        return ""
+
+    def row(self, seed: int) -> Row:
+        return row_of(self.name, self.scenario(seed), with_memory=True)
+
     def scenario(self, seed: int) -> Scenario:
         return scenario_of(
             seed,
@@ -107,25 +112,60 @@ class SizeCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalseClaimsCase:
-    """The grid's pool with S = 2 and steps of 5 s, and three liars of whom each has a fresh key every 20 s."""
+    """The grid's pool with S = 2 and steps of 5 s, and beside it keys that claim to hold 4,096 rollouts."""
+
+    count: int
+    """At any moment."""
+    fresh_key_s: float
+    """So often each is replaced by one that nobody knows."""
 
     @property
     def name(self) -> str:
-        return "false claims"
+        fresh = "" if self.fresh_key_s == NEVER_S else f", each fresh after {self.fresh_key_s:g} s"
+        return f"false claims of {self.count} keys{fresh}"
 
     @property
     def seconds(self) -> float:
         return 10.0
 
+    @property
+    def lacks(self) -> str:
+        return ""
+
+    def row(self, seed: int) -> Row:
+        return row_of(self.name, self.scenario(seed))
+
     def scenario(self, seed: int) -> Scenario:
         honest = GridCase(sigma=0.5, max_staleness=2, step_s=5.0).scenario(seed)
-        return honest.model_copy(
-            update={"false_claims": honest.false_claims.model_copy(update={"count": 3, "fresh_key_s": 20.0})}
-        )
+        claims = honest.false_claims.model_copy(update={"count": self.count, "fresh_key_s": self.fresh_key_s})
+        return honest.model_copy(update={"false_claims": claims})
 
 
-Case = GridCase | SizeCase | FalseClaimsCase
+def grid_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
+    grid = [rows[case.name] for case in GRID if case.name in rows]
+    return {
+        "utilisation_hetero": min((row["utilisation"] for row in grid), default=None),
+        "stale_share": max((row["stale_share"] for row in grid), default=None),
+        "mean_staleness_over_needed": max((row["over_needed"] for row in grid), default=None),
+    }
 
+
+def size_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
+    few, _, many = (rows.get(case.name) for case in BY_SIZE)
+    return {
+        "events_per_s_10": few["events_per_s"] if few else None,
+        "events_ratio_100k": many["events_per_s"] / few["events_per_s"] if few and many else None,
+        "worst_event_ms_100k": many["worst_event_ms"] if many else None,
+        "bytes_per_node": many["bytes_per_node"] if many else None,
+    }
+
+
+def false_claims_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
+    shares = [rows[case.name]["liars_share"] for case in FALSE_CLAIMS if case.name in rows]
+    return {"false_claims_share": max(shares, default=None)}
+
+
+NEVER_S: Final = 1e9
 GRID: Final = tuple(
     GridCase(sigma=sigma, max_staleness=bound, step_s=step_s)
     for sigma in SIGMAS
@@ -133,12 +173,46 @@ GRID: Final = tuple(
     for step_s in STEPS
 )
 BY_SIZE: Final = tuple(SizeCase(nodes=nodes) for nodes in SIZES)
-FALSE_CLAIMS: Final = FalseClaimsCase()
+FALSE_CLAIMS: Final = tuple(
+    FalseClaimsCase(count=count, fresh_key_s=fresh_key_s)
+    for count, fresh_key_s in ((10, NEVER_S), (3, 20.0), (10, 20.0))
+)
+TOLD: Final = ("utilisation", "stale_share", "staleness", "over_needed")
+
+GRID_KIND: Final = Kind(cases=GRID, headline=grid_headline, told=TOLD, conditions={"useful_over_needed": MARGIN})
+SIZES_KIND: Final = Kind(
+    cases=BY_SIZE,
+    headline=size_headline,
+    told=(*TOLD, "events_per_s"),
+    alone=True,
+    conditions={
+        "events": "processor time of the coordinator's calls alone; garbage collection is included, but what was "
+        "there before the run, the simulated nodes among it, is frozen; details have the kinds of events",
+        "bytes_per_node": "sys.getsizeof over all that the coordinator holds after the run's end",
+    },
+)
+FALSE_CLAIMS_KIND: Final = Kind(cases=FALSE_CLAIMS, headline=false_claims_headline, told=(*TOLD, "liars_share"))
+
+
+def margin_of(scenario: Scenario) -> float:
+    """What the pool samples in time, over what the learner takes."""
+    demand = demand_of(scenario)
+    return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
+
+
+def with_margin(margin: float, make: Callable[..., Scenario]) -> Scenario:
+    """The scenario whose pool samples that much in time, by the seconds that a token takes: `make(s_per_token=...)`."""
+    fast, slow = S_PER_TOKEN / 64, 64 * S_PER_TOKEN
+    while slow - fast > 1e-9:
+        middle = (fast + slow) / 2
+        fast, slow = (middle, slow) if margin_of(make(s_per_token=middle)) > margin else (fast, middle)
+    return make(s_per_token=fast)
 
 
 def scenario_of(seed: int, **sections: dict[str, Any]) -> Scenario:
-    """The defaults, with groups of `GROUP_SIZE`, and these settings."""
+    """The defaults, with groups of `GROUP_SIZE`, versions spread by the formula, and these settings."""
     training = {"group_size": GROUP_SIZE, **sections.pop("training", {})}
     limit_s = LIMIT * training["steps"] * sections["learner"]["step_s"]
     measuring = {"limit_s": limit_s, **sections.pop("measuring", {})}
-    return Scenario.model_validate({"run": {"seed": seed}, "training": training, "measuring": measuring, **sections})
+    fixed = {"run": {"seed": seed}, "publication": {"planned_nodes": 0}}
+    return Scenario.model_validate({**fixed, "training": training, "measuring": measuring, **sections})

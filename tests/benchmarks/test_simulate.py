@@ -12,6 +12,11 @@ HEADLINES = {
     "utilisation_hetero",
     "stale_share",
     "mean_staleness_over_needed",
+    "day_utilisation",
+    "day_stale_share",
+    "day_tokens_lost_per_failure",
+    "speed_up",
+    "speed_up_most",
     "false_claims_share",
     "events_per_s_10",
     "events_ratio_100k",
@@ -26,10 +31,10 @@ def test_headlines_are_these_and_none_without_their_cases() -> None:
 
 def test_headlines_are_of_the_worst_case() -> None:
     rows = {
-        case: {"utilisation": 0.9 + number / 100, "stale_share": number / 10, "over_needed": 1.0 + number}
+        case.name: {"utilisation": 0.9 + number / 100, "stale_share": number / 10, "over_needed": 1.0 + number}
         for number, case in enumerate(cases.GRID[:3])
     }
-    told = simulate.headline(dict(rows))
+    told = simulate.headline(rows)
     assert (told["utilisation_hetero"], told["stale_share"], told["mean_staleness_over_needed"]) == (0.9, 0.2, 3.0)
 
 

@@ -117,7 +117,7 @@ class _Share:
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
+class Terms:
     """On which the members of a step's groups are leased."""
 
     oldest: int = 0
@@ -140,7 +140,7 @@ class _Terms:
         return min(self.in_s, self.stale_s + (policy_version - self.oldest) * self.step_s)
 
 
-ANY: Final = _Terms()
+ANY: Final = Terms()
 
 
 class Leasing:
@@ -287,12 +287,12 @@ class Leasing:
         """All that has a say in who may take what, but for the time."""
         return self._nodes.num_changes, self._ledger.num_wants, outlook.next_step, newest_version
 
-    def _terms(self, step: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> _Terms:
+    def _terms(self, step: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> Terms:
         """`num_groups` that `step` is to take want leases."""
         oldest = oldest_useful_version(self._settings, step) if self._settings.mode == "async" else 0
         size = self._settings.group_size
         if tempo.step_s is None or not self._nodes.tokens_per_s:
-            return _Terms(oldest)
+            return Terms(oldest)
         a_rollout_s = self._ledger.lengths.mean_tokens / self._nodes.tokens_per_s
         typical_s = self._typical_s
         left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
@@ -302,13 +302,13 @@ class Leasing:
         early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, typical_s)
         if early_s > SOON_S:
             self._release_at = min(self._release_at, now + early_s)
-            return _Terms(oldest, in_s, left_s / EARLIER, left_s=left_s, stale_s=stale_s, step_s=tempo.step_s)
+            return Terms(oldest, in_s, left_s / EARLIER, left_s=left_s, stale_s=stale_s, step_s=tempo.step_s)
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
         if is_late and not self._ledger.num_under_way and self._nobody_would:
             in_s = inf
-        return _Terms(oldest, in_s, most=most, left_s=left_s, stale_s=stale_s, step_s=tempo.step_s)
+        return Terms(oldest, in_s, most=most, left_s=left_s, stale_s=stale_s, step_s=tempo.step_s)
 
-    def _anyone_slow(self, group_ids: Iterable[int], terms: _Terms, now: float) -> bool:
+    def _anyone_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
         """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
         the next of them will be; until then, only who is slower than those needs to be noticed."""
         groups = self._ledger.groups
@@ -335,7 +335,7 @@ class Leasing:
         """Seconds from lease to arrival of a typical rollout."""
         return self._ledger.lengths.mean_tokens * self._nodes.typical_token_s + self._nodes.typical_way_s
 
-    def _lease_groups(self, group_ids: Iterable[int], terms: _Terms, now: float) -> int | None:
+    def _lease_groups(self, group_ids: Iterable[int], terms: Terms, now: float) -> int | None:
         """Leases these groups, those first that are likely to become the longest; then the shortest, to nodes too slow
         for the others. How many of them still want leases, from nodes that they have not failed on; None: no node is
         left that may take any."""
@@ -367,7 +367,7 @@ class Leasing:
                     return
                 turn += not self._lease_some(self._ledger.groups[wanting[turn]], ANY, now)
 
-    def _lease_some(self, group: RolloutGroup, terms: _Terms, now: float) -> bool:
+    def _lease_some(self, group: RolloutGroup, terms: Terms, now: float) -> bool:
         """One lease of the group, to the next node that may take an index of it. False when there is none."""
         if group.is_plain:
             found = self._find(group, terms, ())
@@ -391,7 +391,7 @@ class Leasing:
                 return True
         return False
 
-    def _find(self, group: RolloutGroup, terms: _Terms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
+    def _find(self, group: RolloutGroup, terms: Terms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
         """Who may take a member of the group, and how many at most."""
         expected = self._ledger.expected_tokens(group)
         if not expected or (terms.in_s == inf and not terms.not_before_s):
@@ -410,20 +410,20 @@ class Leasing:
                 return node, min(node.free, fitting, self._size(group, terms))
         return None
 
-    def _until_stale(self, group: RolloutGroup, node: Node, terms: _Terms) -> float:
+    def _until_stale(self, group: RolloutGroup, node: Node, terms: Terms) -> float:
         """In how many seconds the node is to have it back: a group is as old as its oldest member."""
         if terms.stale_s == inf or node.policy_version is None:
             return terms.in_s
         version = node.policy_version if group.oldest_leased is None else min(node.policy_version, group.oldest_leased)
         return terms.by_version(version)
 
-    def _size(self, group: RolloutGroup, terms: _Terms) -> int:
+    def _size(self, group: RolloutGroup, terms: Terms) -> int:
         """How many members at most, for the others' sake; at least as many as make it worth reading the prompt."""
         expected = self._ledger.expected_tokens(group)
         worth = ceil(group.prompt_tokens * PREFILL / (PREFILL_SHARE * expected)) if expected else 1
         return max(terms.most, worth)
 
-    def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: _Terms) -> tuple[int, ...]:
+    def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: Terms) -> tuple[int, ...]:
         """The indices of the group, all at their first turn with the seed of index `like`, that the node may take."""
         attempt = group.slots[like].scorer_failures
         return tuple(
@@ -433,7 +433,7 @@ class Leasing:
             and node.node_id not in self._avoided(slot, terms.oldest)
         )
 
-    def _lease_to(self, node: Node, group: RolloutGroup, indices: tuple[int, ...], terms: _Terms, now: float) -> None:
+    def _lease_to(self, node: Node, group: RolloutGroup, indices: tuple[int, ...], terms: Terms, now: float) -> None:
         lease_id = self._next_lease_id
         self._next_lease_id += 1
         self._may_lease -= 1
@@ -458,7 +458,7 @@ class Leasing:
             heappush(self._watched, (late_at, "late", lease_id, indices))
         self._send(leased, now, goes_on)
 
-    def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: _Terms) -> float:
+    def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: Terms) -> float:
         """How long the node may take for what it is given, before others are asked too."""
         lengths = self._ledger.lengths
         if not lengths.long_tokens or not self._nodes.typical_token_s:

@@ -3,15 +3,19 @@
 A node that falls silent is disconnected at once. What it held is lost, or it samples on and sends what it has finished
 once it is back; it does not hear what is revoked meanwhile. One whose day is over gives back what it has not finished.
 A lease may be sent again: a node that still has it, or has finished some of it while it was away, does nothing twice.
+
+A node streams what its unfinished rollouts have drawn, all of it once it is back. Who is given a rollout that was begun
+elsewhere goes on with what the hub has of it then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from echo_hub.core.effects import RevokeLease, SendLease
 from echo_hub.core.events import (
@@ -22,30 +26,60 @@ from echo_hub.core.events import (
     NodeReported,
     RolloutArrived,
 )
-from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.simulator.agenda import Agenda
+from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.lengths import Lengths
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
 from echo_hub.simulator.population import draw_nodes, liar
 from echo_hub.simulator.scenario import Scenario
-from echo_shared.messages import FinishReason, rollout_id
+from echo_hub.simulator.spreading import Spreading
+from echo_hub.simulator.tokens import TokenCounts
+from echo_hub.simulator.work import MadeUp, Work
+from echo_shared.messages import rollout_id
+
+_NOTHING: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class Fleet:
-    """`tell`: what the hub hears. Entries of an earlier session of a node's come to nothing."""
+    """`tell`: what the hub hears; `work`: what nodes draw; `hours` hears who is connected. Entries of an earlier
+    session of a node's come to nothing."""
 
-    def __init__(self, scenario: Scenario, *, agenda: Agenda, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        agenda: Agenda,
+        tell: Callable[[Event], None],
+        work: Work | None = None,
+        hours: Hours | None = None,
+    ) -> None:
         self._scenario = scenario
         self._agenda = agenda
         self._tell = tell
-        self._lengths = Lengths(scenario.lengths, group_size=scenario.training.group_size, seed=scenario.run.seed)
+        self._work = work or MadeUp(scenario)
+        self._hours = hours or Hours()
+        self.lengths = Lengths(scenario.lengths, group_size=scenario.training.group_size, seed=scenario.run.seed)
         self._chance = np.random.default_rng([scenario.run.seed, 4])
         self._delay_s = scenario.nodes.delay_s
-        self._ids: dict[int, NDArray[np.int32]] = {}
         self._newest_version = 0
         self._num_keys = 0
-        self.honest = [SimulatedNode(f"node-{number}", number, t) for number, t in enumerate(draw_nodes(scenario))]
+        name = HUB_NODE_ID if scenario.run.mode == "colocated" else "node-{}"
+        self.honest = [
+            SimulatedNode(name.format(number), number, traits) for number, traits in enumerate(draw_nodes(scenario))
+        ]
         self._liars: dict[str, SimulatedNode] = {}
+        self._begun: dict[int, list[Sampling]] = {}
+        """What was begun of each group that is neither trained nor dropped."""
+        self.tokens = TokenCounts()
+        publication = scenario.publication
+        self._spreading = Spreading(
+            agenda=agenda,
+            hub_uplink_bytes_s=publication.hub_uplink_bytes_s,
+            delay_s=scenario.nodes.delay_s,
+            arrived=self._version_arrived,
+            turned_away=self._fetch,
+        )
         self._by_id = {node.node_id: node for node in self.honest}
 
     def begin(self) -> None:
@@ -62,9 +96,34 @@ class Fleet:
     # --- what the hub sends
 
     def send_lease(self, effect: SendLease) -> None:
+        """With what the hub has of it at this moment."""
         node = self._by_id[effect.node_id]
         if node.traits.width:
-            self._agenda.at(self._agenda.now + self._delay_s, self._lease_came, (node, node.session, effect))
+            given = self._given(effect) if effect.goes_on else _NOTHING
+            self._agenda.at(self._agenda.now + self._delay_s, self._lease_came, (node, node.session, effect, given))
+
+    def _given(self, lease: SendLease) -> Mapping[int, int]:
+        """Tokens that the hub has of these indices, as far as it has any."""
+        earlier = set(lease.goes_on)
+        return {
+            sampling.index: known
+            for sampling in self._begun.get(lease.group_id, ())
+            if (sampling.index, sampling.lease.lease_id) in earlier and (known := self._known(sampling))
+        }
+
+    def _known(self, sampling: Sampling) -> int:
+        """Tokens of an unfinished rollout that the hub has."""
+        if sampling.known is not None:
+            return sampling.known
+        node = sampling.lease.node
+        streamed = sampling.drawn(node.streamed_at(self._agenda.now - self._delay_s, self._scenario.nodes.stream_s))
+        return min(streamed, sampling.tokens - 1)
+
+    def ended(self, group_id: int) -> None:
+        """Nothing of the group is wanted any more: its tokens are counted."""
+        begun = self._begun.pop(group_id, None)
+        if begun is not None:
+            self.tokens.count(begun, self._agenda.now)
 
     def revoke(self, effect: RevokeLease) -> None:
         node = self._by_id[effect.node_id]
@@ -72,26 +131,33 @@ class Fleet:
 
     def announce(self, policy_version: int) -> None:
         self._newest_version = policy_version
-        for node in self.honest:
-            if node.connected:
+        there = [node for node in self.honest if node.connected]
+        if self._is_planned(there):
+            self._spreading.announce(policy_version, self._scenario.publication.payload_bytes, there)
+        else:
+            for node in there:
                 self._fetch(node)
         for node in self._liars.values():
             self._report(node, policy_version)
 
     # --- nodes that work
 
-    def _lease_came(self, subject: tuple[SimulatedNode, int, SendLease]) -> None:
-        node, session, sent = subject
+    def _lease_came(self, subject: tuple[SimulatedNode, int, SendLease, Mapping[int, int]]) -> None:
+        node, session, sent, given = subject
         if session != node.session or sent.lease_id in node.held:
             return
+        if node.paused:
+            self._give_back(node, sent.lease_id, sent.indices)
+            return
         lease = HeldLease(node=node, lease_id=sent.lease_id, group_id=sent.group_id, policy_version=sent.policy_version)
-        tokens = self._lengths.of_group(sent.group_id)
+        tokens = self.lengths.of_group(sent.group_id)
         lease.unfinished = {
-            index: Sampling(lease, index, tokens[index])
+            index: Sampling(lease, index, tokens[index], given.get(index, 0))
             for index in sent.indices
             if (sent.lease_id, index) not in node.sent_late
         }
         if lease.unfinished:
+            self._begun.setdefault(sent.group_id, []).extend(lease.unfinished.values())
             self._watch(node.take(lease, self._agenda.now))
 
     def _revoke_came(self, subject: tuple[SimulatedNode, int, int]) -> None:
@@ -127,23 +193,22 @@ class Fleet:
                 index=index,
                 policy_version_start=lease.policy_version,
                 policy_version_end=lease.policy_version,
-                payload=self._payload(sampling),
+                payload=self._work.draw(sampling),
             )
         )
 
-    def _payload(self, sampling: Sampling) -> RolloutPayload:
-        """Its tokens have no meaning: one array serves all completions of a length."""
-        ids = self._ids.get(sampling.tokens)
-        if ids is None:
-            ids = self._ids[sampling.tokens] = np.zeros(sampling.tokens, np.int32)
-        return RolloutPayload(
-            completion_ids=ids,
-            behavior_logprobs=ids.view(np.float32),
-            finish_reason=FinishReason.STOP,
-            sampling_s=sampling.ends_at - sampling.began_at,
-        )
-
     # --- versions
+
+    def _is_planned(self, nodes: Sequence[SimulatedNode]) -> bool:
+        """Whether the hub's planner spreads a version to these."""
+        publication = self._scenario.publication
+        return len(nodes) <= publication.planned_nodes and self._spreading.can_carry(publication.payload_bytes, nodes)
+
+    def _version_arrived(self, node: SimulatedNode, policy_version: int) -> None:
+        """By the hub's planner. Of two that are on their way, the older one may come last."""
+        if policy_version > node.policy_version:
+            self._watch(node.version_came(policy_version, self._agenda.now))
+            self._report(node, policy_version)
 
     def _fetch(self, node: SimulatedNode) -> None:
         if node.fetching is None and node.policy_version < self._newest_version:
@@ -155,8 +220,7 @@ class Fleet:
         if session != node.session or node.fetching is None:
             return
         version, node.fetching = node.fetching, None
-        self._watch(node.version_came(version, self._agenda.now))
-        self._report(node, version)
+        self._version_arrived(node, version)
         self._fetch(node)
 
     def _report(self, node: SimulatedNode, policy_version: int) -> None:
@@ -165,7 +229,7 @@ class Fleet:
     def _reported(self, subject: tuple[SimulatedNode, int, int]) -> None:
         node, session, policy_version = subject
         if session == node.session:
-            self._tell(NodeReported(node_id=node.node_id, capacity=node.traits.capacity, policy_version=policy_version))
+            self._tell(NodeReported(node_id=node.node_id, capacity=node.capacity, policy_version=policy_version))
 
     # --- nodes that come and go
 
@@ -185,6 +249,7 @@ class Fleet:
             self._agenda.at(now + left_s, self._go, (node, node.session))
         if rate := self._scenario.failures.per_hour:
             self._agenda.at(now + self._chance.exponential(3600 / rate), self._vanish, (node, node.session))
+        self._await_pause(node)
         spool, node.spool = node.spool, []
         node.sent_late = {(sampling.lease.lease_id, sampling.index) for sampling in spool}
         for sampling in spool:
@@ -193,16 +258,17 @@ class Fleet:
 
     def _connect(self, node: SimulatedNode) -> None:
         node.session += 1
-        node.connected, node.connected_at = True, self._agenda.now
+        node.connected, node.connected_at, node.gone_at, node.paused = True, self._agenda.now, inf, False
+        self._hours.connect(node.traits.width > 0, self._agenda.now)
         self._tell(NodeConnected(node_id=node.node_id))
-        self._tell(
-            NodeReported(node_id=node.node_id, capacity=node.traits.capacity, policy_version=node.policy_version)
-        )
+        self._tell(NodeReported(node_id=node.node_id, capacity=node.capacity, policy_version=node.policy_version))
 
     def _disconnect(self, node: SimulatedNode) -> None:
         node.session += 1
-        node.connected, node.fetching = False, None
+        node.connected, node.gone_at, node.fetching = False, self._agenda.now, None
         node.connected_s += self._agenda.now - node.connected_at
+        self._hours.connect(-(node.traits.width > 0), self._agenda.now)
+        self._spreading.left(node)
         self._tell(NodeDisconnected(node_id=node.node_id))
 
     def _go(self, subject: tuple[SimulatedNode, int]) -> None:
@@ -210,17 +276,40 @@ class Fleet:
         node, session = subject
         if session != node.session:
             return
-        for lease in node.stop_all():
-            self._tell(
-                LeaseGivenBack(
-                    node_id=node.node_id,
-                    lease_id=lease.lease_id,
-                    indices=tuple(lease.unfinished),
-                    reason="the node is leaving",
-                )
-            )
+        self._give_all_back(node)
         self._disconnect(node)
         self._come(node)
+
+    def _give_all_back(self, node: SimulatedNode) -> None:
+        """Once all that it has drawn is sent."""
+        for lease in node.stop_all(self._agenda.now):
+            for sampling in lease.unfinished.values():
+                sampling.known = sampling.drawn(self._agenda.now)
+            self._give_back(node, lease.lease_id, tuple(lease.unfinished))
+
+    def _give_back(self, node: SimulatedNode, lease_id: int, indices: tuple[int, ...]) -> None:
+        reason = "the node is paused" if node.paused else "the node is leaving"
+        self._tell(LeaseGivenBack(node_id=node.node_id, lease_id=lease_id, indices=indices, reason=reason))
+
+    def _await_pause(self, node: SimulatedNode) -> None:
+        if rate := self._scenario.availability.pauses_per_hour:
+            begins_at = self._agenda.now + self._chance.exponential(3600 / rate)
+            self._agenda.at(begins_at, self._pause, (node, node.session))
+
+    def _pause(self, subject: tuple[SimulatedNode, int]) -> None:
+        node, session = subject
+        if session == node.session:
+            node.paused = True
+            self._give_all_back(node)
+            self._report(node, node.policy_version)
+            self._agenda.at(self._agenda.now + self._scenario.availability.pause_s, self._resume, (node, session))
+
+    def _resume(self, subject: tuple[SimulatedNode, int]) -> None:
+        node, session = subject
+        if session == node.session:
+            node.paused = False
+            self._report(node, node.policy_version)
+            self._await_pause(node)
 
     def _vanish(self, subject: tuple[SimulatedNode, int]) -> None:
         node, session = subject
@@ -228,9 +317,18 @@ class Fleet:
             return
         failures = self._scenario.failures
         if self._chance.random() < failures.lost_share:
-            node.stop_all()
+            self._lose(node)
         self._disconnect(node)
         self._agenda.at(self._agenda.now + failures.away_s, self._come, node)
+
+    def _lose(self, node: SimulatedNode) -> None:
+        """All that it has not sent is gone."""
+        now = self._agenda.now
+        lost = [sampling for lease in node.stop_all(now) for sampling in lease.unfinished.values()]
+        streamed_at = node.streamed_at(now, self._scenario.nodes.stream_s)
+        for sampling in lost:
+            sampling.known = min(sampling.drawn(streamed_at), sampling.tokens - 1)
+        self.tokens.lose([sampling.drawn(now) - (sampling.known or 0) for sampling in lost])
 
     # --- nodes that claim falsely
 

@@ -18,11 +18,15 @@ class Traits:
     s_per_token: float
     prefill_s: float
     """Of one prompt."""
+    prefill_token_s: float = 0.0
+    """Of each token that another node has drawn."""
     fetch_s: float
     """From the announcement of a version until the node has it."""
     phase: float
     """Where in its day the node is at the start; 0 = it has just come on."""
     price_per_hour: float
+    uplink_bytes_s: float = 0.0
+    downlink_bytes_s: float = 0.0
 
 
 def draw_nodes(scenario: Scenario) -> list[Traits]:
@@ -34,8 +38,10 @@ def draw_nodes(scenario: Scenario) -> list[Traits]:
     downlinks = publication.node_downlink_bytes_s * np.exp(
         publication.downlink_sigma * chance.standard_normal(nodes.count)
     )
-    phases = chance.random(nodes.count)
+    phases = -scenario.availability.begin_spread * chance.random(nodes.count) % 1.0
     prices = np.where(chance.random(nodes.count) < nodes.rented_share, nodes.price_per_hour, 0.0)
+    uplinks = publication.node_uplink_bytes_s * np.exp(publication.uplink_sigma * chance.standard_normal(nodes.count))
+    all_uplinks = float(uplinks.sum())
     prefill_s = nodes.prefill_s_per_token * scenario.lengths.prompt_tokens
     return [
         Traits(
@@ -43,12 +49,15 @@ def draw_nodes(scenario: Scenario) -> list[Traits]:
             capacity=2 * nodes.width,
             s_per_token=nodes.s_per_token * slow,
             prefill_s=prefill_s * slow,
-            fetch_s=fetch_s(scenario, downlink),
+            prefill_token_s=nodes.prefill_s_per_token * slow,
+            fetch_s=fetch_s(scenario, downlink, all_uplinks),
             phase=phase,
             price_per_hour=price,
+            uplink_bytes_s=uplink,
+            downlink_bytes_s=downlink,
         )
-        for slow, downlink, phase, price in zip(
-            slowness.tolist(), downlinks.tolist(), phases.tolist(), prices.tolist(), strict=True
+        for slow, downlink, phase, price, uplink in zip(
+            slowness.tolist(), downlinks.tolist(), phases.tolist(), prices.tolist(), uplinks.tolist(), strict=True
         )
     ]
 
@@ -61,9 +70,9 @@ def liar(scenario: Scenario) -> Traits:
     )
 
 
-def fetch_s(scenario: Scenario, downlink_bytes_s: float) -> float:
-    """Seconds until a node with this downlink has a version that is sent to all."""
+def fetch_s(scenario: Scenario, downlink_bytes_s: float, all_uplinks_bytes_s: float) -> float:
+    """Seconds until a node with this downlink has a version that is sent to all, by the formula."""
     publication, count = scenario.publication, scenario.nodes.count
     size, uplink = publication.payload_bytes, publication.hub_uplink_bytes_s
-    by_all = count * size / (uplink + count * publication.node_uplink_bytes_s)
+    by_all = count * size / (uplink + all_uplinks_bytes_s)
     return publication.start_s + publication.factor * max(size / uplink, by_all, size / downlink_bytes_s)

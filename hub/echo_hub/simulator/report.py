@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 
 from echo_hub.simulator.core_cost import held_bytes
+from echo_hub.simulator.hours import HourFigures
 from echo_hub.simulator.rule import demand_of, needed_staleness, pool_of, useful_rollouts
 from echo_hub.simulator.world import World
 from echo_shared.messages import DropReason
@@ -51,6 +52,8 @@ class Report:
     """By reason."""
     in_flight: int
     """Neither trained nor dropped at the end."""
+    drop_shares: dict[str, float]
+    """By reason, of those leased."""
     stale_share: float
     """Dropped as stale or revoked, of those leased."""
     mean_staleness: float
@@ -68,6 +71,18 @@ class Report:
     mean_lease: float
     """Rollouts in a lease."""
     median_lease: float
+    tokens_drawn: int
+    """By honest nodes, for groups that were trained or dropped."""
+    again_share: float
+    """Of these: drawn in the place of one that another lease of the same index had drawn before."""
+    given_share: float
+    """Not drawn by who went on with what had been drawn before, over those that were."""
+    failures: int
+    """Times that a node vanished and lost unfinished rollouts."""
+    tokens_lost_per_failure: float
+    """Drawn, and not sent before."""
+    by_hour: tuple[HourFigures, ...]
+    """Of virtual time."""
     cost: float
     """What the rented nodes cost while they were connected."""
     core: CoreFigures
@@ -83,6 +98,7 @@ def report_of(world: World) -> Report:
     accounts = world.accounts
     pool, demand = pool_of(world.scenario), demand_of(world.scenario)
     steps, utilisation, idle_s = _learner(world)
+    tokens = world.fleet.tokens
     there = [node for node in world.fleet.honest if node.session]
     percentiles = np.percentile([accounts.trained_of[node.number] for node in there] or [0], (10, 50, 90))
     stale = accounts.dropped[DropReason.STALE] + accounts.dropped[DropReason.REVOKED]
@@ -97,6 +113,9 @@ def report_of(world: World) -> Report:
         trained=accounts.trained,
         dropped={str(reason): count for reason, count in sorted(accounts.dropped.items())},
         in_flight=world.core.coordinator.status().in_flight,
+        drop_shares={
+            str(reason): count / accounts.leased for reason, count in sorted(accounts.dropped.items()) if count
+        },
         stale_share=stale / max(1, accounts.leased),
         mean_staleness=accounts.planned_staleness / max(1, accounts.planned),
         needed_staleness=needed_staleness(pool, demand),
@@ -106,6 +125,12 @@ def report_of(world: World) -> Report:
         trained_by_node=(float(percentiles[0]), float(percentiles[1]), float(percentiles[2])),
         mean_lease=accounts.leased / max(1, len(sizes)),
         median_lease=float(median(sizes)) if sizes else 0.0,
+        tokens_drawn=tokens.drawn,
+        again_share=tokens.again / max(1, tokens.drawn),
+        given_share=tokens.given / max(1, tokens.drawn),
+        failures=tokens.failures,
+        tokens_lost_per_failure=tokens.lost / max(1, tokens.failures),
+        by_hour=world.hours.figures(world.steps, world.agenda.now),
         cost=_cost(world),
         core=_core(world),
     )
@@ -116,7 +141,9 @@ def table(report: Report) -> list[tuple[str, str]]:
     p10, p50, p90 = report.trained_by_node
     core, needed = report.core, report.needed_staleness
     speed = "" if core.events_per_s is None else f", {core.events_per_s:,.0f} a second"
-    dropped = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items())
+    dropped = ", ".join(
+        f"{reason} {count:,} ({report.drop_shares[reason]:.2%})" for reason, count in report.dropped.items()
+    )
     return [
         ("Steps", f"{report.steps:,} in {report.virtual_s:,.0f} s" + ("" if report.finished else "; not finished")),
         ("Learner utilisation", f"{report.utilisation:.1%}; idle for {report.idle_s:,.1f} s"),
@@ -130,9 +157,30 @@ def table(report: Report) -> list[tuple[str, str]]:
         ("Trained by node", f"{p10:,.0f}, {p50:,.0f}, {p90:,.0f} (10th, 50th, 90th percentile)"),
         ("Nodes without work", f"{report.idle_nodes_share:.1%}"),
         ("Leased to false claims", f"{report.liars_share:.1%}, the first minute left out"),
+        (
+            "Tokens drawn",
+            f"{report.tokens_drawn:,}; {report.again_share:.1%} of them again; "
+            f"{report.given_share:.1%} saved by going on",
+        ),
+        (
+            "  lost with a node",
+            f"{report.tokens_lost_per_failure:,.0f} each time; {report.failures:,} vanished with unfinished work",
+        ),
+        *_day(report.by_hour),
         ("Cost", f"{report.cost:,.2f}"),
         ("Coordinator", f"{core.events:,} events{speed}; {core.bytes_per_node:,.0f} bytes a node"),
         ("  slowest event", f"{core.worst_event_ms:,.1f} ms ({core.worst_event})"),
+    ]
+
+
+def _day(hours: tuple[HourFigures, ...]) -> list[tuple[str, str]]:
+    """The least and the most of its full hours, where there are several."""
+    full = hours[:-1]
+    if len(full) < 2:
+        return []
+    nodes, busy = [hour.nodes for hour in full], [hour.utilisation for hour in full]
+    return [
+        ("By the hour", f"{min(nodes):,.0f} to {max(nodes):,.0f} nodes, utilisation {min(busy):.1%} to {max(busy):.1%}")
     ]
 
 

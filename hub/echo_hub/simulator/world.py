@@ -3,8 +3,9 @@
 Whatever happens is an entry of the agenda. Some of it the coordinator is told of as an event, and its effects put more
 on the agenda. There is no clock and no chance but the seed's: the same scenario gives the same run.
 
-What is simplified: a node's slots are equally fast, however many are busy; a node fetches one version at a time, and
-then the newest; links are not shared by leases and versions; a rollout's length is its index's, whoever samples it.
+What is simplified: a node's slots are equally fast, however many are busy; by the formula a node fetches one version at
+a time, and then the newest; links are not shared by leases and versions; a rollout's length is its index's, whoever
+samples it. What is drawn and trained is made up, but for a run that is given real `work`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.events import (
     Event,
-    GroupPrepared,
     LearnerReady,
     RolloutScored,
     StepDone,
@@ -57,7 +57,9 @@ from echo_hub.simulator.accounts import Accounts
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.core_cost import MeteredCore
 from echo_hub.simulator.fleet import Fleet
+from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.work import MadeUp, Work
 
 LIARS_FROM_S: Final = 60.0
 """The share of those who claim falsely is counted from here on: before, nobody can know them."""
@@ -66,20 +68,33 @@ UNTOLD: Final = 500
 _TICK: Final = Tick()
 
 
-class World:
-    """`clock`: what the coordinator's own cost is measured by; it has no influence on what happens."""
+MakeCoordinator = Callable[[CoordinatorSettings, CoordinatorSnapshot], Coordinator]
 
-    def __init__(self, scenario: Scenario, clock: Callable[[], float] = lambda: 0.0) -> None:
+
+class World:
+    """`clock`: what the coordinator's own cost is measured by; it has no influence on what happens. `make`: another
+    coordinator than the hub's own, to compare it with. `work`: what is drawn and trained; by itself it is made up."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        clock: Callable[[], float] = lambda: 0.0,
+        *,
+        make: MakeCoordinator = Coordinator,
+        work: Work | None = None,
+    ) -> None:
         self.scenario = scenario
         self.finished = False
-        self.core = MeteredCore(Coordinator(coordinator_settings(scenario), CoordinatorSnapshot()), clock)
+        self.core = MeteredCore(make(coordinator_settings(scenario), CoordinatorSnapshot()), clock)
         self.accounts = Accounts(
             group_size=scenario.training.group_size,
             warm_up_steps=scenario.measuring.warm_up_steps,
             liars_from_s=LIARS_FROM_S,
         )
+        self.work = work or MadeUp(scenario)
         self.agenda = Agenda()
-        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell)
+        self.hours = Hours()
+        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell, work=self.work, hours=self.hours)
         self.steps: list[tuple[float, float]] = []
         """Begin and end of each step, in order, the one in progress included."""
         self._untold = 0
@@ -122,12 +137,20 @@ class World:
 
     def _leased(self, record: RolloutsLeased) -> None:
         self.accounts.lease(record, self.fleet.node(record.node_id), self.agenda.now)
+        self.hours.lease(len(record.indices), self.agenda.now)
 
     def _dropped(self, record: RolloutsDropped) -> None:
         self.accounts.drop(record)
+        self.hours.drop(record.reason, len(record.rollout_ids), self.agenda.now)
 
     def _planned(self, record: StepPlanned) -> None:
         self.accounts.plan(record)
+        self.work.record(record)
+        for group_id in record.group_ids:
+            self.fleet.ended(group_id)
+
+    def _group_dropped(self, record: GroupDropped) -> None:
+        self.fleet.ended(record.group_id)
 
     def _trained(self, record: StepTrained) -> None:
         self.accounts.train(record)
@@ -135,21 +158,15 @@ class World:
     # --- actions
 
     def _prepare(self, action: PrepareGroup) -> None:
-        lengths = self.scenario.lengths
-        event = GroupPrepared(
-            group_id=action.group_id,
-            seed=action.group_id,
-            prompt=action.group_id % lengths.prompts,
-            prompt_tokens=round(lengths.prompt_tokens),
-        )
+        event = self.work.prepare(action.group_id)
         self.agenda.at(self.agenda.now + self.scenario.learner.prepare_s, self.tell, event)
 
     def _score(self, action: ScoreRollout) -> None:
-        """Rewards of one group differ: by the index."""
-        event = RolloutScored(rollout_id=action.rollout_id, reward=float(int(action.rollout_id[-1]) % 2))
+        event = RolloutScored(rollout_id=action.rollout_id, reward=self.work.score(action.rollout_id))
         self.agenda.at(self.agenda.now + self.scenario.learner.score_s, self.tell, event)
 
     def _send_lease(self, action: SendLease) -> None:
+        self.work.lease(action)
         self.fleet.send_lease(action)
 
     def _revoke(self, action: RevokeLease) -> None:
@@ -162,9 +179,13 @@ class World:
         begins_at = max(self.agenda.now, self._learner_free_at + learner.handoff_s)
         self._learner_free_at = begins_at + seconds
         self.steps.append((begins_at, self._learner_free_at))
-        self.agenda.at(self._learner_free_at, self.tell, StepDone(step=action.step, metrics={}))
+        self.agenda.at(self._learner_free_at, self._step_ends, action.step)
+
+    def _step_ends(self, step: int) -> None:
+        self.tell(StepDone(step=step, metrics=self.work.train(step)))
 
     def _publish(self, action: PublishVersion) -> None:
+        self.work.publish(action.policy_version)
         self._exporter_free_at = max(self.agenda.now, self._exporter_free_at) + self.scenario.publication.export_s
         self.agenda.at(self._exporter_free_at, self.tell, VersionPublished(policy_version=action.policy_version))
 
@@ -173,6 +194,9 @@ class World:
 
     def _finish(self, action: FinishRun) -> None:
         self.finished = True
+
+    def _keep(self, record: RolloutReceived | ScoreRecorded) -> None:
+        self.work.record(record)
 
     def _ignore(self, effect: Effect) -> None:
         """There are no books to keep and nobody to show anything."""
@@ -206,12 +230,12 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     AnnounceVersion: World._announce,
     FinishRun: World._finish,
     EvaluationDone: World._ignore,
-    GroupDropped: World._ignore,
+    GroupDropped: World._group_dropped,
     GroupOpened: World._ignore,
     LookUpReceipt: World._ignore,
-    RolloutReceived: World._ignore,
+    RolloutReceived: World._keep,
     RolloutsEvaluated: World._ignore,
-    ScoreRecorded: World._ignore,
+    ScoreRecorded: World._keep,
     SendReceipts: World._ignore,
     SendTrained: World._ignore,
     VersionRecorded: World._ignore,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.simulate import cases
-from benchmarks.simulate.cases import FALSE_CLAIMS, GRID, MARGIN, GridCase, SizeCase
+from benchmarks.simulate.cases import FALSE_CLAIMS, GRID, MARGIN, FalseClaimsCase, GridCase, SizeCase
 from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
 
 
-@pytest.mark.parametrize("case", [case for case in GRID if not case.infeasible], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in GRID if not case.lacks], ids=lambda case: case.name)
 def test_a_pool_samples_in_time_the_margin_over_what_is_taken(case: GridCase) -> None:
     scenario = case.scenario(3)
     demand = demand_of(scenario)
@@ -19,8 +19,8 @@ def test_a_pool_samples_in_time_the_margin_over_what_is_taken(case: GridCase) ->
 
 
 def test_no_pool_is_enough_where_the_steps_are_over_before_a_rollout_is_scored() -> None:
-    assert not GridCase(sigma=0.5, max_staleness=3, step_s=1.0).infeasible
-    assert "S steps are over" in GridCase(sigma=0.5, max_staleness=2, step_s=1.0).infeasible
+    assert not GridCase(sigma=0.5, max_staleness=3, step_s=1.0).lacks
+    assert "S steps are over" in GridCase(sigma=0.5, max_staleness=2, step_s=1.0).lacks
 
 
 def test_sizes_have_half_as_many_groups_as_nodes_as_far_as_a_hub_may() -> None:
@@ -28,7 +28,13 @@ def test_sizes_have_half_as_many_groups_as_nodes_as_far_as_a_hub_may() -> None:
     assert groups == [5, 500, 4_096]
 
 
-def test_liars_are_beside_a_pool_of_the_grid() -> None:
-    scenario = FALSE_CLAIMS.scenario(0)
-    assert (scenario.false_claims.count, scenario.false_claims.capacity) == (3, 4096)
+@pytest.mark.parametrize("case", FALSE_CLAIMS, ids=lambda case: case.name)
+def test_liars_are_beside_a_pool_of_the_grid(case: FalseClaimsCase) -> None:
+    scenario = case.scenario(0)
+    claims = scenario.false_claims
+    assert (claims.count, claims.fresh_key_s, claims.capacity) == (case.count, case.fresh_key_s, 4096)
     assert scenario.training == GridCase(sigma=0.5, max_staleness=2, step_s=5.0).scenario(0).training
+
+
+def test_ten_keys_stay_or_come_back_as_strangers() -> None:
+    assert {(case.count, case.fresh_key_s >= 1e9) for case in FALSE_CLAIMS} >= {(10, True), (10, False)}

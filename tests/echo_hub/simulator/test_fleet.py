@@ -41,7 +41,7 @@ class Heard:
         while self.agenda.next_at <= moment:
             self.agenda.advance()
 
-    def lease(self, lease_id: int, *indices: int, version: int = 0) -> None:
+    def lease(self, lease_id: int, *indices: int, version: int = 0, goes_on: tuple[tuple[int, int], ...] = ()) -> None:
         self.fleet.send_lease(
             SendLease(
                 node_id="node-0",
@@ -51,6 +51,7 @@ class Heard:
                 seed=0,
                 policy_version=version,
                 deadline_s=60.0,
+                goes_on=goes_on,
             )
         )
 
@@ -174,3 +175,102 @@ def test_a_liar_has_every_version_at_once_and_returns_with_a_fresh_key(heard: Ca
     assert keys == ["liar-1", "liar-2", "liar-3"]
     claims = [event for _, event in hub.of(NodeReported) if event.node_id == "liar-1"]
     assert [(claim.capacity, claim.policy_version) for claim in claims] == [(4096, 0), (4096, 1)]
+
+
+def test_what_a_node_drew_before_its_owner_wanted_it_is_not_drawn_again(heard: Callable[..., Heard]) -> None:
+    """A rollout takes 20 s, and the owner comes about every 4 s."""
+    hub = heard(nodes={"s_per_token": 0.2, "stream_s": 0.0}, availability={"pauses_per_hour": 1_000.0, "pause_s": 30.0})
+    hub.lease(1, 0)
+    while not hub.of(RolloutArrived):
+        given_back = hub.of(LeaseGivenBack)
+        hub.agenda.advance()
+        if len(hub.of(LeaseGivenBack)) > len(given_back):
+            at, back = hub.of(LeaseGivenBack)[-1]
+            assert (back.indices, back.reason) == ((0,), "the node is paused")
+            hub.until(at + 30.1)
+            assert [event.capacity for _, event in hub.of(NodeReported)][-2:] == [0, 4]
+            hub.lease(back.lease_id + 1, 0, goes_on=((0, back.lease_id),))
+    pauses = len(hub.of(LeaseGivenBack))
+    assert pauses > 1
+    hub.fleet.ended(0)
+    tokens = hub.fleet.tokens
+    assert (tokens.drawn, tokens.again, tokens.failures) == (100, 0, 0) and tokens.given > 0
+
+
+def test_what_is_leased_to_a_node_whose_owner_wants_it_comes_back_at_once(heard: Callable[..., Heard]) -> None:
+    hub = heard(availability={"pauses_per_hour": 1_000.0, "pause_s": 1e6})
+    while len(hub.of(NodeReported)) < 2:
+        hub.agenda.advance()
+    hub.lease(1, 0)
+    hub.until(hub.agenda.now + 10)
+    assert [back.lease_id for _, back in hub.of(LeaseGivenBack)] == [1]
+
+
+def test_what_was_not_streamed_is_lost_with_its_node_and_drawn_again(heard: Callable[..., Heard]) -> None:
+    """The node streams after 5, 10, 15, ... seconds; a token takes 0.5 s."""
+    hub = heard(nodes={"s_per_token": 0.5}, failures={"per_hour": 360.0, "away_s": 1.0, "lost_share": 1.0})
+    hub.lease(1, 0)
+    while not hub.of(NodeDisconnected):
+        hub.agenda.advance()
+    gone_at = hub.times(NodeDisconnected)[0]
+    drawn, streamed = (int((at - 0.05) / 0.5) for at in (gone_at, gone_at // 5 * 5))
+    assert drawn > streamed > 0
+    assert (hub.fleet.tokens.lost, hub.fleet.tokens.failures) == (drawn - streamed, 1)
+    hub.until(gone_at + 1)
+    hub.lease(2, 0, goes_on=((0, 1),))
+    hub.until(hub.agenda.now + 0.05)
+    hub.fleet.ended(0)
+    assert (hub.fleet.tokens.drawn, hub.fleet.tokens.given) == (drawn, streamed)
+
+
+def test_a_second_lease_beside_the_first_draws_what_is_not_streamed_yet_twice(heard: Callable[..., Heard]) -> None:
+    hub = heard(nodes={"s_per_token": 0.1})
+    hub.lease(1, 0)
+    hub.until(7.0)
+    hub.agenda.now = 7.0
+    hub.lease(2, 0, goes_on=((0, 1),))
+    hub.until(100.0)
+    first, second = hub.times(RolloutArrived)
+    given = 49  # Of the 50 that were drawn in 5 s, one was not when the lease had come.
+    assert (first, second) == pytest.approx((10.1, 7.05 + (100 - given) * 0.1 + 0.05))
+    hub.fleet.ended(0)
+    tokens = hub.fleet.tokens
+    assert (tokens.drawn, tokens.given, tokens.again) == (100 + 51, given, 51)
+
+
+def test_without_streaming_nothing_is_gone_on_with(heard: Callable[..., Heard]) -> None:
+    hub = heard(nodes={"s_per_token": 0.1, "stream_s": 0.0})
+    hub.lease(1, 0)
+    hub.until(7.0)
+    hub.lease(2, 0, goes_on=((0, 1),))
+    hub.until(100.0)
+    hub.fleet.ended(0)
+    assert hub.fleet.tokens.given == 0
+
+
+def test_the_hub_s_planner_spreads_a_version_to_few_and_the_formula_to_many(heard: Callable[..., Heard]) -> None:
+    """4 MB take 0.32 s from the hub to one node, and more: the planner finds out first what the line carries."""
+    lines = {"payload_bytes": 4e6, "planned_nodes": 1}
+    hub = heard(publication=lines)
+    hub.fleet.announce(1)
+    hub.until(100)
+    (_, (at, report)) = hub.of(NodeReported)
+    by_formula = 0.3 + 1.1 * 0.32 + 0.05
+    assert report.policy_version == 1 and 1.05 * 0.32 + 0.22 < at < 1.5 and at != pytest.approx(by_formula)
+    many = heard(publication=lines, nodes={"count": 2})
+    many.fleet.announce(1)
+    many.until(100)
+    assert many.times(NodeReported)[2:] == pytest.approx([0.3 + 1.1 * 8 / 17.5 + 0.05] * 2)
+
+
+def test_a_node_that_comes_while_a_version_is_spread_fetches_it_by_itself(heard: Callable[..., Heard]) -> None:
+    hub = heard(
+        nodes={"count": 2},
+        publication={"payload_bytes": 8e6, "hub_uplink_bytes_s": 1e6},
+        failures={"per_hour": 1_000.0, "away_s": 1.0},
+        measuring={"limit_s": 1e3},
+    )
+    hub.fleet.announce(1)
+    while not all(node.policy_version == 1 for node in hub.fleet.honest):
+        hub.agenda.advance()
+    assert len(hub.of(NodeDisconnected)) > 2 and hub.agenda.now < 900

@@ -66,6 +66,6 @@ def test_a_lease_that_is_stopped_while_it_waits_never_begins(node: SimulatedNode
 def test_what_is_lost_is_lost_in_slots_queue_and_waiting(node: SimulatedNode) -> None:
     begun = node.take(lease(node, 1, 2, 2, 2), 0.0)
     node.take(lease(node, 2, 2, version=1), 0.0)
-    assert [held.lease_id for held in node.stop_all()] == [1, 2]
+    assert [held.lease_id for held in node.stop_all(1.0)] == [1, 2]
     assert all(sampling.stopped for sampling in begun)
     assert (node.free, node.version_came(1, 1.0), node.held) == (2, [], {})

@@ -55,7 +55,7 @@ def test_a_version_takes_what_the_narrowest_place_takes(
         "factor": 1.5,
     }
     scenario = scenario_of(nodes={"count": 4}, publication=links)
-    assert fetch_s(scenario, downlink) == pytest.approx(0.3 + 1.5 * bound)
+    assert fetch_s(scenario, downlink, 4 * node) == pytest.approx(0.3 + 1.5 * bound)
 
 
 def test_a_liar_claims_and_has_nothing(scenario_of: ScenarioOf) -> None:

@@ -48,7 +48,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ("[nodes]\nwidht = 4\n", ("nodes.widht", "line 2", "did you mean width?")),
         ("[node]\ncount = 4\n", ("node", "line 1", "did you mean nodes?")),
         ("[lengths]\nratio = inf\n", ("lengths.ratio", "line 2")),
-        ("[run]\nmode = 'colocated'\n", ("run.mode", "'colocated'", "line 2")),
+        ("[run]\nmode = 'nonsense'\n", ("run.mode", "'nonsense'", "line 2")),
         ("[training]\nsteps = 5\n", ("measuring.warm_up_steps must be less than training.steps",)),
         ("[training]\npublish_every = 4\n", ("training.publish_every must be at most training.max_staleness + 1",)),
         ("[run]\nmode = 'sequential'\n[training]\npublish_every = 2\n", ("training.publish_every must be 1",)),

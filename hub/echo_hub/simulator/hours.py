@@ -1,0 +1,78 @@
+"""How a simulated run goes hour by hour: who was there, how busy the learner was, what was leased and dropped."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from echo_shared.messages import DropReason
+
+HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HourFigures:
+    """One hour of virtual time; the last one may be a part of one."""
+
+    nodes: float
+    """Honest nodes that were connected, on average."""
+    utilisation: float
+    """Share of the time in which a step was trained."""
+    leased: int
+    """Rollouts."""
+    dropped: dict[str, int]
+    """Rollouts by reason."""
+
+
+class Hours:
+    def __init__(self) -> None:
+        self._leased: Counter[int] = Counter()
+        self._dropped: defaultdict[int, Counter[DropReason]] = defaultdict(Counter)
+        self._node_s: defaultdict[int, float] = defaultdict(float)
+        self._nodes = 0
+        self._since = 0.0
+
+    def lease(self, count: int, now: float) -> None:
+        self._leased[int(now // HOUR_S)] += count
+
+    def drop(self, reason: DropReason, count: int, now: float) -> None:
+        self._dropped[int(now // HOUR_S)][reason] += count
+
+    def connect(self, count: int, now: float) -> None:
+        """So many honest nodes more are connected; negative: fewer."""
+        self._count_nodes(now)
+        self._nodes += count
+
+    def figures(self, steps: Iterable[tuple[float, float]], until: float) -> tuple[HourFigures, ...]:
+        """`steps`: begin and end of each; `until`: the run's end."""
+        self._count_nodes(until)
+        busy_s: defaultdict[int, float] = defaultdict(float)
+        for begin, end in steps:
+            for hour, seconds in _by_hour(begin, min(end, until)):
+                busy_s[hour] += seconds
+        return tuple(
+            HourFigures(
+                nodes=self._node_s[hour] / min(HOUR_S, until - hour * HOUR_S),
+                utilisation=busy_s[hour] / min(HOUR_S, until - hour * HOUR_S),
+                leased=self._leased[hour],
+                dropped={str(reason): count for reason, count in sorted(self._dropped[hour].items())},
+            )
+            for hour in range(ceil(until / HOUR_S))
+        )
+
+    def _count_nodes(self, now: float) -> None:
+        for hour, seconds in _by_hour(self._since, now):
+            self._node_s[hour] += self._nodes * seconds
+        self._since = now
+
+
+def _by_hour(begin: float, end: float) -> Iterator[tuple[int, float]]:
+    """Each hour that this time is part of, and how much of it is."""
+    while begin < end:
+        hour = int(begin // HOUR_S)
+        stop = min(end, (hour + 1) * HOUR_S)
+        yield hour, stop - begin
+        begin = stop

@@ -1,0 +1,55 @@
+"""One direction of a host's line to the internet: what is sent over it goes one after the other, in its order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from echo_hub.simulator.agenda import Agenda
+
+Ask = Callable[[], bool]
+Sent = Callable[[float], None]
+
+
+class Uplink:
+    """Sends parcels of one size each. A parcel that is of no use any more when its turn comes is left out."""
+
+    def __init__(self, agenda: Agenda, bytes_s: float) -> None:
+        self.bytes_s = bytes_s
+        self._agenda = agenda
+        self._waiting: deque[tuple[float, Ask, Sent]] = deque()
+        self._is_busy = False
+
+    def send(self, num_bytes: float, *, wanted: Ask, sent: Sent) -> None:
+        """`wanted` is asked when its turn comes; `sent` is told, when the last byte is off, when the first one was."""
+        self._waiting.append((num_bytes, wanted, sent))
+        if not self._is_busy:
+            self._next(None)
+
+    def _next(self, _: None) -> None:
+        self._is_busy = False
+        while self._waiting:
+            num_bytes, wanted, sent = self._waiting.popleft()
+            if wanted():
+                self._is_busy = True
+                began_at = self._agenda.now
+                self._agenda.at(began_at + num_bytes / self.bytes_s, self._done, (sent, began_at))
+                return
+
+    def _done(self, subject: tuple[Sent, float]) -> None:
+        sent, began_at = subject
+        sent(began_at)
+        self._next(None)
+
+
+class Downlink:
+    """Takes what arrives in the order in which it is told of it."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self.bytes_s = bytes_s
+        self._free_at = 0.0
+
+    def receive(self, num_bytes: float, *, first_at: float, last_at: float) -> float:
+        """When all of it is there whose first and last byte come to the line at these moments."""
+        self._free_at = max(last_at, max(first_at, self._free_at) + num_bytes / self.bytes_s)
+        return self._free_at

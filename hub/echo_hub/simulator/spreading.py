@@ -1,0 +1,251 @@
+"""Versions that the hub's own planner spreads over simulated lines: it says who gets which piece, and who hands it on.
+
+    the hub's uplink   sends what is planned, one piece after the other
+    an owner           hands a piece on to all others over its uplink, as nodes do; who has it by then is left out
+    a node             says what it has as soon as it has it; all nodes are linked with each other
+
+Every piece that arrives, and every `CHECK_S` besides, the planner is asked what to send, as the hub's broadcaster does.
+A node to which nothing comes for a while turns elsewhere. It has a version `APPLY_S` after its last piece: it hashes,
+opens and decodes it. What is left out: what lines lose, and how TCP finds out what they carry.
+`tests/echo_hub/simulator/test_spreading.py` holds the times against those that `python -m benchmarks dissemination`
+measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from statistics import fmean
+from typing import Final
+
+from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, Send
+from echo_hub.core.spread.way_choice import PUSHED, Circumstances, choose_way
+from echo_hub.core.spread.windows import Paths
+from echo_hub.simulator.agenda import Agenda
+from echo_hub.simulator.lines import Downlink, Uplink
+from echo_hub.simulator.node import SimulatedNode
+from echo_shared.messages import Way
+
+APPLY_S: Final = 0.12
+"""What a node takes from its last piece to a version that it has verified, and TCP until its windows are open: by what
+payloads of 0.5 MB take on clean lines."""
+WIRE: Final = 1.05
+"""Bytes on the line for each of a piece: 1,514 of Ethernet carry 1,448 of TCP, and these the websocket's frames and the
+messages beside."""
+SILENCE_S: Final = 3.0
+"""A node to which nothing has come for so long turns elsewhere, as nodes do."""
+MOST_PIECES: Final = 65_536
+"""Of all nodes together: more would take seconds of processor time for each version."""
+USUAL_PIECE_BYTES: Final = 64 * 1024
+LEAST_PIECE_BYTES: Final = 16 * 1024
+FEWEST_PIECES: Final = 128
+MOST_PIECES_OF_ONE: Final = 32_768
+PUSHED_VERSIONS: Final = 2
+"""Versions that are on their way at a time, as at the hub."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Line:
+    """A node's."""
+
+    node: SimulatedNode
+    uplink: Uplink
+    downlink: Downlink
+
+
+@dataclass(slots=True, eq=False)
+class _Push:
+    version: int
+    plan: Broadcast
+    piece_bytes: float
+    """On the line."""
+    lacks: dict[str, set[int]] = field(default_factory=dict)
+    """Pieces that each node in it does not have yet."""
+
+
+class Spreading:
+    """`arrived` hears of each version that a node has, `turned_away` of nodes that fetch what they lack by themselves.
+    Nodes that come later are not its business."""
+
+    def __init__(
+        self,
+        *,
+        agenda: Agenda,
+        hub_uplink_bytes_s: float,
+        delay_s: float,
+        arrived: Callable[[SimulatedNode, int], None],
+        turned_away: Callable[[SimulatedNode], None],
+    ) -> None:
+        self._agenda = agenda
+        self._delay_s = delay_s
+        self._arrived = arrived
+        self._turned_away = turned_away
+        self._heard_at: dict[str, float] = {}
+        """When a piece last came to each node, or it was told of a version with nothing on its way."""
+        self._uplink = Uplink(agenda, hub_uplink_bytes_s)
+        self._lines: dict[str, _Line] = {}
+        self._linked: frozenset[str] = frozenset()
+        self._paths = Paths()
+        self._pushes: dict[int, _Push] = {}
+        """By version, in the order in which they were announced."""
+
+    def can_carry(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> bool:
+        """Whether the hub would push to these, and that is not too much to simulate."""
+        if not nodes or payload_bytes / piece_bytes_for(ceil(payload_bytes)) * len(nodes) > MOST_PIECES:
+            return False
+        return payload_bytes > 0 and self.way(payload_bytes, nodes) in PUSHED
+
+    def way(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Way:
+        """The one that the hub would choose, if all these are linked, and it knows their uplinks."""
+        size, num_nodes = ceil(payload_bytes), len(nodes)
+        return choose_way(
+            Circumstances(
+                payload_bytes=size,
+                piece_bytes=piece_bytes_for(size),
+                num_nodes=num_nodes,
+                num_linked=num_nodes if num_nodes > 1 else 0,
+                num_links=num_nodes * (num_nodes - 1),
+                hub_uplink=self._paths.uplink.steady_rate or self._uplink.bytes_s,
+                node_uplink=fmean(node.traits.uplink_bytes_s for node in nodes),
+            )
+        )
+
+    def announce(self, version: int, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> None:
+        """These nodes are sent it; what is on its way and older than the newest PUSHED_VERSIONS ends."""
+        size = ceil(payload_bytes)
+        hand_on = self.way(payload_bytes, nodes) is Way.BROADCAST
+        piece_bytes = piece_bytes_for(size)
+        num_pieces = -(-size // piece_bytes)
+        plan = Broadcast(paths=self._paths, num_pieces=num_pieces, piece_bytes=piece_bytes)
+        push = _Push(version, plan, WIRE * size / num_pieces)
+        for old in list(self._pushes)[: -(PUSHED_VERSIONS - 1)]:
+            self._end(old)
+        self._link(nodes)
+        for node in nodes:
+            if not self._is_waiting(node.node_id):
+                self._heard_at[node.node_id] = self._agenda.now
+            push.lacks[node.node_id] = set(range(num_pieces))
+            plan.join(node.node_id, hand_on=hand_on, now=self._agenda.now)
+        self._pushes[version] = push
+        self._plan()
+        self._agenda.at(self._agenda.now + CHECK_S, self._check, push)
+
+    def left(self, node: SimulatedNode) -> None:
+        """The node's connection is gone, and what was on its way to it and from it."""
+        node_id = node.node_id
+        if self._lines.pop(node_id, None) is None:
+            return
+        for push in self._pushes.values():
+            push.plan.leave(node_id, self._agenda.now)
+            push.lacks.pop(node_id, None)
+        self._linked -= {node_id}
+        self._paths.forget(node_id)
+
+    def _link(self, nodes: Sequence[SimulatedNode]) -> None:
+        for node in nodes:
+            if node.node_id not in self._lines:
+                up, down = node.traits.uplink_bytes_s, node.traits.downlink_bytes_s
+                self._lines[node.node_id] = _Line(node, Uplink(self._agenda, up), Downlink(down))
+        linked = frozenset(node.node_id for node in nodes)
+        if linked != self._linked:
+            self._linked = linked
+            for node_id in sorted(linked):
+                self._paths.set_links(node_id, linked - {node_id})
+
+    def _end(self, version: int) -> None:
+        push = self._pushes.pop(version)
+        push.plan.end(self._agenda.now)
+        push.lacks.clear()
+
+    def _is_waiting(self, node_id: str) -> bool:
+        return any(push.lacks.get(node_id) for push in self._pushes.values())
+
+    def _check(self, push: _Push) -> None:
+        if self._pushes.get(push.version) is push:
+            for node_id, lacks in list(push.lacks.items()):
+                if lacks and self._agenda.now - self._heard_at[node_id] > SILENCE_S:
+                    push.plan.turn_away(node_id, self._agenda.now)
+                    del push.lacks[node_id]
+                    self._turned_away(self._lines[node_id].node)
+            self._plan()
+            self._agenda.at(self._agenda.now + CHECK_S, self._check, push)
+
+    def _plan(self) -> None:
+        """The newest version first."""
+        now = self._agenda.now
+        for push in self._pushes.values():
+            push.plan.check(now)
+        for push in reversed(list(self._pushes.values())):
+            for send in push.plan.plan(now):
+                self._uplink.send(
+                    push.piece_bytes,
+                    wanted=partial(_is_wanted, push, send),
+                    sent=partial(self._off, push, send.node_id, send.piece, send),
+                )
+            if push.plan.done:
+                del self._pushes[push.version]
+
+    def _off(self, push: _Push, node_id: str, piece: int, send: Send | None, began_at: float) -> None:
+        """A piece has left the hub, as `send` says, or another node."""
+        delay_s = self._delay_s
+        if node_id not in self._lines:
+            return
+        first_at, last_at = began_at + delay_s, self._agenda.now + delay_s
+        there_at = self._lines[node_id].downlink.receive(push.piece_bytes, first_at=first_at, last_at=last_at)
+        self._agenda.at(there_at, self._came, (push, node_id, piece, send))
+
+    def _came(self, subject: tuple[_Push, str, int, Send | None]) -> None:
+        push, node_id, piece, send = subject
+        lacks = push.lacks.get(node_id)
+        if lacks is None:
+            return
+        self._heard_at[node_id] = self._agenda.now
+        if send is not None and (left := push.plan.left_of(send)) is not None and left.hand_on:
+            self._hand_on(push, node_id, piece)
+        if piece in lacks:
+            lacks.remove(piece)
+            self._agenda.at(self._agenda.now + self._delay_s, self._said, (push, node_id, piece))
+            if not lacks:
+                self._agenda.at(self._agenda.now + APPLY_S, self._applied, (push, node_id))
+
+    def _hand_on(self, push: _Push, owner_id: str, piece: int) -> None:
+        """To all others, each time beginning with another one."""
+        peers = sorted(push.lacks.keys() - {owner_id})
+        first = piece % max(1, len(peers))
+        for peer_id in peers[first:] + peers[:first]:
+            self._lines[owner_id].uplink.send(
+                push.piece_bytes,
+                wanted=partial(_is_lacking, push, owner_id, peer_id, piece),
+                sent=partial(self._off, push, peer_id, piece, None),
+            )
+
+    def _said(self, subject: tuple[_Push, str, int]) -> None:
+        push, node_id, piece = subject
+        push.plan.have(node_id, (piece,), self._agenda.now)
+        self._plan()
+
+    def _applied(self, subject: tuple[_Push, str]) -> None:
+        push, node_id = subject
+        if node_id in push.lacks:
+            self._arrived(self._lines[node_id].node, push.version)
+
+
+def piece_bytes_for(total_bytes: int) -> int:
+    """As `echo_shared.swarm.torrent` cuts a payload, whose package opens files and sockets."""
+    piece_bytes = USUAL_PIECE_BYTES
+    while piece_bytes > LEAST_PIECE_BYTES and total_bytes < FEWEST_PIECES * piece_bytes:
+        piece_bytes //= 2
+    while total_bytes > MOST_PIECES_OF_ONE * piece_bytes:
+        piece_bytes *= 2
+    return piece_bytes
+
+
+def _is_wanted(push: _Push, send: Send) -> bool:
+    return push.plan.left_of(send) is not None
+
+
+def _is_lacking(push: _Push, owner_id: str, peer_id: str, piece: int) -> bool:
+    """Whether its owner is still there, and the other has not got it from elsewhere."""
+    return owner_id in push.lacks and piece in push.lacks.get(peer_id, ())

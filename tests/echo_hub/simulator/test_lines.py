@@ -1,0 +1,29 @@
+"""Parcels share a line by waiting for each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from echo_hub.simulator.agenda import Agenda
+from echo_hub.simulator.lines import Downlink, Uplink
+
+
+def test_parcels_go_one_after_the_other_and_those_of_no_use_not_at_all() -> None:
+    agenda = Agenda()
+    line = Uplink(agenda, 10.0)
+    sent: list[tuple[float, float]] = []
+    for number in range(3):
+        line.send(20.0, wanted=lambda number=number: number != 1, sent=lambda began: sent.append((began, agenda.now)))
+    while agenda.next_at < float("inf"):
+        agenda.advance()
+    assert sent == [(0.0, 2.0), (2.0, 4.0)]
+    line.send(10.0, wanted=lambda: True, sent=lambda began: sent.append((began, agenda.now)))
+    agenda.advance()
+    assert sent[-1] == (4.0, 5.0)
+
+
+def test_a_downlink_passes_on_what_is_slower_and_holds_up_what_is_faster() -> None:
+    line = Downlink(10.0)
+    assert line.receive(10.0, first_at=0.0, last_at=5.0) == pytest.approx(5.0)
+    assert line.receive(10.0, first_at=4.9, last_at=5.0) == pytest.approx(6.0)
+    assert line.receive(10.0, first_at=20.0, last_at=20.1) == pytest.approx(21.0)

@@ -1,0 +1,48 @@
+"""Each place of a completion counts once, whatever was drawn there besides."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
+from echo_hub.simulator.population import Traits
+from echo_hub.simulator.tokens import TokenCounts
+
+TRAITS = Traits(width=1, capacity=2, s_per_token=1.0, prefill_s=0.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0)
+NODE = SimulatedNode("node-0", 0, TRAITS)
+
+
+def sampling(index: int, given: int, drawn: int) -> Sampling:
+    """Of 100 tokens; stopped when it had `drawn`."""
+    lease = HeldLease(node=NODE, lease_id=1, group_id=0, policy_version=0)
+    one = Sampling(lease, index, 100, given)
+    one.draws_from, one.ends_at, one.stopped_at = 0.0, 100.0 - given, drawn - given + 0.5
+    return one
+
+
+def test_tokens_are_drawn_again_where_they_were_there_already() -> None:
+    counts = TokenCounts()
+    counts.count([sampling(0, 0, 40), sampling(0, 30, 100), sampling(1, 0, 100)], now=1e6)
+    assert (counts.drawn, counts.given, counts.again) == (40 + 70 + 100, 30, 10)
+
+
+def test_a_node_that_vanishes_with_nothing_is_no_failure() -> None:
+    counts = TokenCounts()
+    counts.lose([])
+    counts.lose([3, 4])
+    assert (counts.failures, counts.lost) == (1, 7)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 50)), max_size=8))
+def test_what_is_drawn_is_once_and_again(begun: list[tuple[int, int, int]]) -> None:
+    """Each goes on with no more than is there of its index."""
+    there: dict[int, int] = {}
+    samplings = []
+    for index, given_tokens, more in begun:
+        start = min(given_tokens, there.get(index, 0))
+        samplings.append(sampling(index, start, start + more))
+        there[index] = max(there.get(index, 0), start + more)
+    counts = TokenCounts()
+    counts.count(samplings, now=1e6)
+    assert counts.drawn - counts.again == sum(there.values()) and counts.again >= 0

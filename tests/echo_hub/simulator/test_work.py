@@ -1,0 +1,88 @@
+"""A world does what its work says, when the scenario says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from echo_hub.core.effects import RolloutReceived, SendLease, StepPlanned
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
+from echo_hub.simulator.population import draw_nodes
+from echo_hub.simulator.report import Report, report_of
+from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.work import MadeUp, Record
+from echo_hub.simulator.world import World
+
+ScenarioOf = Callable[..., Scenario]
+
+
+class Noted(MadeUp):
+    """What is asked for, in order; steps have metrics."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        self.asked: list[tuple[str, int | str]] = []
+
+    def lease(self, lease: SendLease) -> None:
+        self.asked.append(("lease", lease.group_id))
+
+    def draw(self, sampling: Sampling) -> RolloutPayload:
+        self.asked.append(("draw", sampling.lease.group_id))
+        return super().draw(sampling)
+
+    def record(self, record: Record) -> None:
+        if isinstance(record, StepPlanned):
+            self.asked.append(("plan", record.step))
+        elif isinstance(record, RolloutReceived):
+            self.asked.append(("receive", record.rollout_id))
+
+    def score(self, rollout_id: str) -> float:
+        self.asked.append(("score", rollout_id))
+        return super().score(rollout_id)
+
+    def train(self, step: int) -> Mapping[str, float]:
+        self.asked.append(("train", step))
+        return {"loss": 0.5}
+
+    def publish(self, policy_version: int) -> None:
+        self.asked.append(("publish", policy_version))
+
+
+def test_work_is_asked_in_the_order_of_a_run(scenario_of: ScenarioOf) -> None:
+    scenario = scenario_of(run={"mode": "sequential"}, training={"steps": 2}, measuring={"warm_up_steps": 0})
+    work = Noted(scenario)
+    World(scenario, work=work).run()
+    of_steps = [kind for kind, _ in work.asked if kind not in ("draw", "receive", "score")]
+    assert of_steps == ["lease", "plan", "train", "publish"] * 2
+    of_one = [kind for kind, what in work.asked if what == "1-1"]
+    assert of_one == ["receive", "score"] and [kind for kind, _ in work.asked].count("draw") == 4
+    assert [what for kind, what in work.asked if kind in ("train", "publish")] == [1, 1, 2, 2]
+
+
+def test_made_up_completions_of_a_length_share_an_array(scenario_of: ScenarioOf) -> None:
+    scenario = scenario_of()
+    work = MadeUp(scenario)
+    node = SimulatedNode("node-0", 0, draw_nodes(scenario)[0])
+    lease = HeldLease(node=node, lease_id=1, group_id=0, policy_version=0)
+    samplings = [Sampling(lease, index, tokens) for index, tokens in enumerate((3, 3, 4))]
+    for sampling in samplings:
+        sampling.began_at, sampling.ends_at = 1.0, 2.5
+    first, second, third = map(work.draw, samplings)
+    assert first.completion_ids is second.completion_ids and len(third.completion_ids) == 4
+    assert first.sampling_s == pytest.approx(1.5)
+    assert {work.score("1-0"), work.score("1-1")} == {0.0, 1.0}
+
+
+def test_a_hub_that_samples_for_itself_does_so_between_its_steps(
+    simulated: Callable[..., tuple[World, Report]],
+) -> None:
+    """Sampling 2 s, there and back 0.1 s, scoring 0.05 s; 0.2 s to export a version."""
+    settings: dict[str, Any] = {"run": {"mode": "colocated"}, "publication": {"start_s": 0.0}}
+    world, report = simulated(**settings)
+    assert world.fleet.honest[0].node_id == "hub"
+    assert report.finished and report.mean_staleness == 0 and report.dropped == {}
+    assert report.utilisation == pytest.approx(5 / (5 + 2 + 0.1 + 0.05), abs=0.03)
+    assert report_of(world).balanced
