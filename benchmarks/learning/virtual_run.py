@@ -21,6 +21,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     AnnounceVersion,
+    CostAccrued,
     Effect,
     EvaluationDone,
     FinishRun,
@@ -41,6 +42,7 @@ from echo_hub.core.effects import (
     SendTrained,
     StepPlanned,
     StepTrained,
+    TellStandby,
     TrainStep,
     VersionRecorded,
 )
@@ -162,6 +164,7 @@ class _Run:
                     AnnounceVersion()
                     | EvaluationDone()
                     | GroupDropped()
+                    | CostAccrued()
                     | GroupOpened()
                     | LookUpReceipt()
                     | RevokeLease()
@@ -171,6 +174,7 @@ class _Run:
                     | SendReceipts()
                     | SendTrained()
                     | StepTrained()
+                    | TellStandby()
                     | VersionRecorded()
                 ):
                     pass  # There are no nodes to tell, and no books to keep.

@@ -24,6 +24,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.simulator.agenda import Agenda
+from echo_hub.simulator.costs import asked_of_hub
 from echo_hub.simulator.lengths import Lengths
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
 from echo_hub.simulator.population import draw_nodes, liar
@@ -194,7 +195,7 @@ class Fleet:
     def _connect(self, node: SimulatedNode) -> None:
         node.session += 1
         node.connected, node.connected_at = True, self._agenda.now
-        self._tell(NodeConnected(node_id=node.node_id))
+        self._tell(NodeConnected(node_id=node.node_id, cost_per_hour=asked_of_hub(self._scenario, node.traits)))
         self._tell(
             NodeReported(node_id=node.node_id, capacity=node.traits.capacity, policy_version=node.policy_version)
         )
