@@ -7,11 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.simulate.cases import Case, SizeCase
+from benchmarks.simulate.cost import CostCase, cost_row
 from echo_hub.simulator.simulation import simulate
 
 
-def row_of(case: Case, seed: int) -> dict[str, Any]:
+def row_of(case: Case | CostCase, seed: int) -> dict[str, Any]:
     """`details` is what is not in the table. Times are of this process's processor."""
+    if isinstance(case, CostCase):
+        return cost_row(case, seed)
     scenario = case.scenario(seed)
     began_at = time.process_time()
     report = simulate(scenario, time.process_time)

@@ -29,9 +29,10 @@ async def node_of(url: str, name: str) -> Any:
 
 async def until(condition: Callable[[], Awaitable[Any]], within_s: float = 200.0) -> Any:
     async with asyncio.timeout(within_s):
-        while not (found := await condition()):
+        while True:
+            if found := await condition():
+                return found
             await asyncio.sleep(0.1)
-    return found
 
 
 async def status_of(site: Any, name: str) -> Any:

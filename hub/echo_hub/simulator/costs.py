@@ -18,18 +18,24 @@ class Costs:
         self.by_time: list[tuple[float, float]] = [(0.0, 0.0)]
         self.told: Counter[str] = Counter()
         """Nodes told that they stand by, by reason, so often as each was."""
+        self._paid_at: dict[str, float] = {}
         self.activations = 0
         """Nodes told that they do so no more."""
 
     def accrue(self, record: CostAccrued, now: float) -> None:
         self.dollars += sum(cost.dollars for cost in record.nodes)
         self.by_time.append((now, self.dollars))
+        self._paid_at.update((cost.node_id, now) for cost in record.nodes)
 
     def tell(self, action: TellStandby) -> None:
         if action.reason is None:
             self.activations += 1
         else:
             self.told[action.reason] += 1
+
+    def num_paid(self, since: float) -> int:
+        """Nodes that have cost something since then."""
+        return sum(at >= since for at in self._paid_at.values())
 
     def until(self, now: float) -> float:
         """Dollars until then, but for the last seconds."""
