@@ -113,6 +113,11 @@ class ConnectedNodes:
             live.standby = "" if reason is None else f"{reason.value.replace('_', ' ')}. {detail}".strip()
         return Standby(reason=reason, detail=detail)
 
+    def stands_by(self, node_id: str) -> bool:
+        """Whether it was told why it has no work, and nothing else since."""
+        live = self.live.get(node_id)
+        return live is not None and bool(live.standby)
+
     async def node_left(self, node_id: str) -> None:
         self.live.pop(node_id, None)
         self._distributor.node_left(node_id)

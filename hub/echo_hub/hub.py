@@ -139,6 +139,7 @@ class Hub:
             broadcaster=Broadcaster(self._gateway),
             connections=self._gateway,
             record=self._record_distribution,
+            stands_by=lambda node_id: self._nodes.stands_by(node_id),
         )
 
     def _make_nodes(self) -> ConnectedNodes:
