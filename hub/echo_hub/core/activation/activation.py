@@ -63,7 +63,9 @@ TRIAL_S: Final = 180.0
 MOST_DOUBLED: Final = 6
 """The waits between trials double so often at most."""
 IDLE_S: Final = 30.0
-"""Who had no work for so long is told why."""
+"""Who had no work for so long is told why, and"""
+IDLE_STEPS: Final = 3.0
+"""for so many steps: between two of them many have none."""
 TURN_S: Final = 600.0
 TURNS_SHARE: Final = 64
 """Of the rollouts of a step, one in so many is a turn of a node too slow for it, at most; but one may always be."""
@@ -252,7 +254,8 @@ class Activation:
                 return
         elif willing and demand is not None:
             self._gifts_seen += self._useful(node, demand)
-        if node.in_flight or now - node.taken_at < IDLE_S:
+        idle_s = IDLE_S if demand is None else max(IDLE_S, IDLE_STEPS * demand.step_s)
+        if node.in_flight or now - node.taken_at < idle_s:
             self._tell(node, None)
         elif node.rests_until is not None:
             self._tell(node, StandbyReason.FAILING)
@@ -362,9 +365,9 @@ class Activation:
             self._choose_at = now + REACT_S
         elif len(priced) <= SLICE:  # Of more, the next round tells the others.
             for row in np.flatnonzero(~wanted).tolist():
-                node = self._nodes.get(priced.node_ids[row])
-                if node is not None:
-                    self._tell_why(node, demand)
+                standing = self._nodes.get(priced.node_ids[row])
+                if standing is not None:
+                    self._tell_why(standing, demand)
 
     def _forget(self, node_id: str, now: float) -> None:
         if node_id in self._priced.row_of:

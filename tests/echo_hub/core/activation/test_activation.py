@@ -164,7 +164,7 @@ def test_a_node_that_cannot_be_in_time_is_told_and_a_gift_gets_turns() -> None:
     fleet.join("gift", per_step=120.0)
     fleet.join("slow", per_step=4.0, rollout_s=25.0)
     fleet.join("slow and dear", 0.1, per_step=4.0, rollout_s=25.0)
-    fleet.go_on(2 * IDLE_S)
+    fleet.go_on(3 * IDLE_S)
     assert fleet.told["slow"] is fleet.told["slow and dear"] is StandbyReason.TOO_SLOW
     assert not fleet.turns
     fleet.go_on(TURN_S)
@@ -177,7 +177,7 @@ def test_a_node_that_cannot_be_in_time_is_told_and_a_gift_gets_turns() -> None:
         fleet.now += 1.0
         fleet.activation.came_late("slow", "7-0", TOKENS, 0.5, fleet.now)
     assert fleet.node("slow").pace.token_s == pytest.approx(0.5 / TOKENS)
-    fleet.go_on(30.0)
+    fleet.go_on(IDLE_S)
     assert fleet.told["slow"] is StandbyReason.NO_WORK_NOW, "it is fast by now"
 
 
@@ -284,7 +284,6 @@ def test_noise_in_paces_changes_nothing(seed: int, noise: float) -> None:
     for number, per_step in enumerate(paces.tolist()):
         fleet.join(f"{number}", per_step * chance.uniform(1, 4) / 100, per_step=per_step)
     fleet.go_on(30.0)
-    before = fleet.num_changes
     changes = []
     for _ in range(100):
         for number, per_step in enumerate(paces.tolist()):
@@ -292,7 +291,7 @@ def test_noise_in_paces_changes_nothing(seed: int, noise: float) -> None:
         active = fleet.active
         fleet.go_on(ROUND_S)
         changes.append(len(active ^ fleet.active))
-    assert fleet.num_changes - before == sum(changes) <= 16, "one in six rounds, of 60 nodes whose paces all change"
+    assert sum(changes) <= 16, "one in six rounds, of 60 nodes whose paces all change"
 
 
 def test_a_hundred_thousand_that_cost_something_are_done_in_slices() -> None:
