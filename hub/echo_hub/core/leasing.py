@@ -183,7 +183,7 @@ class Leasing:
                     self._ledger.expire(rollout, now)
                 elif not rollout.late and (what == "late" or not self._nodes.is_connected(rollout.node_id)):
                     self._ledger.mark_late(rollout)
-                    self._nodes.mark_late(rollout.node_id)
+                    self._nodes.mark_late(rollout.node_id, now)
 
     def left(self, node_id: str, now: float) -> None:
         """The node is gone, perhaps for a moment."""

@@ -17,7 +17,8 @@ step was trained nobody knows what suffices, so that then, too, the cap is what 
 A node that needs longer for a rollout than it is of use for is *too slow*. Its pace may change, so it has a turn
 every `TURN_S`: a member of the youngest group, which others are asked for as well, so that no step waits for it.
 
-A gift has such turns; who is paid for them has none.
+A gift has such turns; who is paid for them has none. A node that has returned nothing yet has one as well, where
+steps are so short that nobody can wait for it.
 
 Nothing is done at most events. All nodes are looked at in slices, `SLICE` in a turn, a round every few seconds; a
 choice is one pass over arrays of those that cost something, once a second at most, and changes `CHANGES` of them at
@@ -60,6 +61,10 @@ CHOICE_A_SECOND: Final = 20_000
 CHANGES: Final = 2_048
 TRIED_SHARE: Final = 16
 TRIAL_S: Final = 180.0
+SILENT_S: Final = 5.0
+"""What a node brings does not count any more when nothing has come in for so long though something should have; and"""
+LOST_S: Final = 60.0
+"""after so long it is taken for one that has returned nothing yet."""
 MOST_DOUBLED: Final = 6
 """The waits between trials double so often at most."""
 IDLE_S: Final = 30.0
@@ -67,8 +72,10 @@ IDLE_S: Final = 30.0
 IDLE_STEPS: Final = 3.0
 """for so many steps: between two of them many have none."""
 TURN_S: Final = 600.0
-TURNS_SHARE: Final = 64
-"""Of the rollouts of a step, one in so many is a turn of a node too slow for it, at most; but one may always be."""
+FIRST_TURN_S: Final = 10.0
+"""One that has returned nothing yet has a turn after so long, where steps are too short to lease to it otherwise."""
+TURNS_SHARE: Final = 32
+"""Of the rollouts of a step, one in so many is such a turn at most; but one may always be."""
 TURNS_KEPT: Final = 4_096
 VERSIONS_KEPT: Final = 64
 _NEWS: Final = 0.5
@@ -247,13 +254,15 @@ class Activation:
         willing = node.capacity > 0 and node.policy_version is not None and node.rests_until is None
         if node.per_hour > 0:
             row = self._priced.row_of[node.node_id]
-            self._note_pace(node, row, willing)
+            self._note_pace(node, row, willing, now)
             if not node.active:
                 if self._priced.since[row] < self._chosen_at:
                     self._tell_why(node, demand)
                 return
-        elif willing and demand is not None:
+        elif willing and demand is not None and (node.late_since is None or now - node.late_since < SILENT_S):
             self._gifts_seen += self._useful(node, demand)
+        if willing and demand is not None and self._waits_for_first(node, now) and len(turns) < self._turns_left:
+            turns.append(node)
         idle_s = IDLE_S if demand is None else max(IDLE_S, IDLE_STEPS * demand.step_s)
         if node.in_flight or now - node.taken_at < idle_s:
             self._tell(node, None)
@@ -266,16 +275,20 @@ class Activation:
         elif willing:
             self._tell(node, StandbyReason.NO_WORK_NOW)
 
-    def _note_pace(self, node: Node, row: int, willing: bool) -> None:
+    def _waits_for_first(self, node: Node, now: float) -> bool:
+        fresh = not node.proven and not node.held and self._nodes.unproven_may
+        return fresh and now - node.taken_at >= FIRST_TURN_S
+
+    def _note_pace(self, node: Node, row: int, willing: bool, now: float) -> None:
         priced = self._priced
         priced.willing[row] = willing
         priced.rate[row], priced.late_s[row] = self._rate(node), self._late_s(node)
+        priced.silent_s[row] = 0.0 if node.late_since is None else now - node.late_since
 
     def _rate(self, node: Node) -> float:
-        """Rollouts a second; 0: not measured, or silent."""
+        """Rollouts a second; 0: not measured."""
         mean = self._lengths.mean_tokens
-        silent = node.overdue or node.is_late
-        return node.pace.tokens_per_s / mean if mean and node.proven and not silent else 0.0
+        return node.pace.tokens_per_s / mean if mean and node.proven else 0.0
 
     def _late_s(self, node: Node) -> float:
         return (node.behind_s or self._behind_s) + node.pace.token_s * self._lengths.mean_tokens + node.pace.way_s
@@ -295,13 +308,14 @@ class Activation:
         priced, settings = self._priced, self._settings
         if not priced:
             return
-        rate = np.where(priced.willing, priced.rate, 0.0)
+        rate = np.where(priced.willing & (priced.silent_s < SILENT_S), priced.rate, 0.0)
         useful = rate if demand is None else demand.useful(rate, priced.late_s)
         full = 0.0 if self._ended else inf if demand is None else demand.need * settings.margin
         target, floor = full - self._gifts, full * (1 - settings.hysteresis) - self._gifts
         wanted = self._of_measured(useful, target, floor, now)
         brought = float(useful[wanted].sum())
         short = brought < floor
+        wanted |= priced.active & priced.willing & (priced.silent_s >= SILENT_S) & (priced.silent_s < LOST_S)
         wanted |= self._tried(wanted, short, now)
         share = (brought + self._gifts) / demand.need if demand is not None else 0.0
         self.standing = Standing(short=short, share=share)
@@ -328,7 +342,8 @@ class Activation:
 
     def _tried(self, wanted: Bools, short: bool, now: float) -> Bools:
         """Of the nodes whose pace is not known, those to be active."""
-        priced, unknown = self._priced, self._priced.willing & (self._priced.rate == 0)
+        priced = self._priced
+        unknown = priced.willing & ((priced.rate == 0) | (priced.silent_s >= LOST_S))
         over = np.flatnonzero(unknown & priced.active & (priced.since <= now - TRIAL_S))
         priced.trials[over] += 1
         priced.not_before[over] = now + TRIAL_S * 2.0 ** np.minimum(priced.trials[over], MOST_DOUBLED)
@@ -394,6 +409,8 @@ class Activation:
             window_s = demand.max_staleness * demand.step_s
             detail = f"Version and rollout take it about {took_s:.3g} s; after {window_s:.3g} s a rollout is too old."
             self._tell(node, StandbyReason.TOO_SLOW, detail)
+        elif node.per_hour and self._priced.trials[self._priced.row_of[node.node_id]] and not node.proven:
+            self._tell(node, StandbyReason.NO_WORK_NOW, "It returned nothing when it was tried; it is tried again.")
         elif self.standing.short:
             self._tell(node, StandbyReason.SPEND_CAP, f"The hub spends at most ${cap:.4g} an hour.")
         else:

@@ -12,6 +12,7 @@ _COLUMNS: Final[dict[str, Any]] = {
     "cost": np.float64,
     "rate": np.float64,
     "late_s": np.float64,
+    "silent_s": np.float64,
     "willing": np.bool_,
     "active": np.bool_,
     "since": np.float64,
@@ -26,6 +27,7 @@ class Priced:
     cost        dollars an hour
     rate        rollouts a second; 0 = not measured yet
     late_s      from a version's training until a rollout by it is back
+    silent_s    for so long nothing has come in though something should have
     willing     asks for work, and does not rest
     active      may be leased to
     since       when that changed

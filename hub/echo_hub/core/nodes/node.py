@@ -75,8 +75,9 @@ class Node:
     """From a version's training until it has it; 0 = not known."""
     taken_at: float = 0.0
     """When it last was given work, or came to be able to."""
-    is_late: bool = False
-    """Something that it holds takes far longer than it should, and nothing has come in since."""
+    late_since: float | None = None
+    """Since when something that it holds takes far longer than it should, and nothing has come in; None = it does not.
+    """
     told: StandbyReason | None = None
     """Why it has no work, as it was told last."""
 

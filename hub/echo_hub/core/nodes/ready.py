@@ -231,18 +231,18 @@ class Nodes:
     def measure(self, node_id: str, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
         """A completion of it has come in; before `release`."""
         node = self._nodes[node_id]
-        node.is_late = False
+        node.late_since = None
         node.pace.arrived(num_tokens, sampling_s=sampling_s, latency_s=latency_s, now=now)
         if node.proven:
             node.speed = speed_class(node.pace.token_s)
         if node_id in self._candidates:
             self._count_pace(node, counts=True)
 
-    def mark_late(self, node_id: str) -> None:
+    def mark_late(self, node_id: str, now: float) -> None:
         """Something that it holds takes too long."""
         node = self._nodes.get(node_id)
-        if node is not None:
-            node.is_late = True
+        if node is not None and node.late_since is None:
+            node.late_since = now
 
     def num_candidates(self, oldest_version: int, among: Collection[str] | None = None) -> int:
         """Nodes (of `among`, if given) that take work and have a version from `oldest_version` on, full ones too."""

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_hub.core.activation.activation import IDLE_S, REACT_S, ROUND_S, TRIAL_S, TURN_S, Activation
+from echo_hub.core.activation.activation import (
+    GIFTS_ROUND_S,
+    IDLE_S,
+    LOST_S,
+    REACT_S,
+    ROUND_S,
+    SILENT_S,
+    TRIAL_S,
+    TURN_S,
+    Activation,
+)
 from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.activation.useful import Demand
 from echo_hub.core.effects import CostAccrued, TellStandby
@@ -140,13 +150,16 @@ def test_whoever_is_lost_is_replaced_within_a_second() -> None:
     fleet.leave("gift")
     fleet.go_on(REACT_S)
     assert fleet.active == {"one"} and fleet.told["one"] is None
-    fleet.node("one").is_late = True
-    fleet.go_on(ROUND_S)
-    assert "two" in fleet.active, "it hangs"
-    fleet.leave("two")
-    fleet.node("one").is_late = False
-    fleet.go_on(ROUND_S)
-    assert fleet.active == {"one"}
+    fleet.nodes.mark_late("one", fleet.now)
+    fleet.go_on(SILENT_S + ROUND_S)
+    assert fleet.active == {"one", "two"}, "it hangs, perhaps for a moment"
+    fleet.nodes.measure("one", TOKENS, sampling_s=1.0, latency_s=1.0, now=fleet.now)
+    fleet.measured("one", 120.0)
+    fleet.go_on(fleet.settings.dwell_s)
+    assert fleet.active == {"one"}, "it did"
+    fleet.nodes.mark_late("one", fleet.now)
+    fleet.go_on(LOST_S + TRIAL_S)
+    assert fleet.active == {"two"}
 
 
 def test_the_cap_binds_and_is_told() -> None:
@@ -199,10 +212,21 @@ def test_a_trial_that_brings_nothing_ends_and_comes_again_later() -> None:
     fleet.go_on()
     assert fleet.active == {"silent"}
     fleet.go_on(TRIAL_S + ROUND_S)
-    assert not fleet.active
+    assert not fleet.active and fleet.told["silent"] is StandbyReason.NO_WORK_NOW
     fleet.go_on(10 * 3_600.0)
     share = fleet.dollars / (0.1 * (fleet.now - 1_000.0) / 3_600)
     assert 0 < share < 0.2, "ever more rarely"
+
+
+def test_one_that_never_gets_work_by_itself_has_a_turn_at_first() -> None:
+    fleet = Fleet()
+    fleet.join("known", per_step=60.0)
+    fleet.join("new")
+    fleet.go_on(GIFTS_ROUND_S + REACT_S)
+    assert [node.node_id for node in fleet.turns] == ["new"]
+    fleet.nodes.take("new", 1, TOKENS, fleet.now)
+    fleet.go_on(4 * GIFTS_ROUND_S)
+    assert len(fleet.turns) == 1, "it holds it"
 
 
 def test_one_that_is_new_is_tried_beside_those_that_are_paid_for_and_takes_their_place() -> None:
