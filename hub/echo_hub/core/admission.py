@@ -94,6 +94,10 @@ class SortedIds:
         """The `count` smallest ids."""
         return tuple(self._ids[:count])
 
+    def last(self, count: int) -> tuple[int, ...]:
+        """The `count` largest ids, in order."""
+        return tuple(self._ids[-count:])
+
     def position(self, group_id: int) -> int:
         """How many ids are smaller."""
         return bisect_left(self._ids, group_id)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.payload import RolloutPayload
-from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.messages import DropReason, ReceiptState, StandbyReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +113,21 @@ class VersionRecorded:
     published_at: float
 
 
+class NodeCost(NamedTuple):
+    """What one node cost for a time in which it was active."""
+
+    node_id: str
+    active_s: float
+    dollars: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostAccrued:
+    """Record: what nodes have cost since the last one that speaks of them."""
+
+    nodes: tuple[NodeCost, ...]
+
+
 Record = (
     GroupOpened
     | GroupDropped
@@ -124,6 +139,7 @@ Record = (
     | StepPlanned
     | StepTrained
     | VersionRecorded
+    | CostAccrued
 )
 
 
@@ -232,6 +248,15 @@ class EvaluationDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TellStandby:
+    """Action: tell the node why it gets no work; None: it is not kept from it any more."""
+
+    node_id: str
+    reason: StandbyReason | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRun:
     """Action: the last step is trained and published; nothing more is leased for training."""
 
@@ -248,6 +273,7 @@ Action = (
     | PublishVersion
     | AnnounceVersion
     | EvaluationDone
+    | TellStandby
     | FinishRun
 )
 
