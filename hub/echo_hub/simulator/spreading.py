@@ -27,7 +27,6 @@ from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.lines import Downlink, Uplink
 from echo_hub.simulator.node import SimulatedNode
 from echo_shared.messages import Way
-from echo_shared.swarm.torrent import piece_bytes_for
 
 APPLY_S: Final = 0.12
 """What a node takes from its last piece to a version that it has verified, and TCP until its windows are open: by what
@@ -39,6 +38,10 @@ SILENCE_S: Final = 3.0
 """A node to which nothing has come for so long turns elsewhere, as nodes do."""
 MOST_PIECES: Final = 65_536
 """Of all nodes together: more would take seconds of processor time for each version."""
+USUAL_PIECE_BYTES: Final = 64 * 1024
+LEAST_PIECE_BYTES: Final = 16 * 1024
+FEWEST_PIECES: Final = 128
+MOST_PIECES_OF_ONE: Final = 32_768
 PUSHED_VERSIONS: Final = 2
 """Versions that are on their way at a time, as at the hub."""
 
@@ -227,6 +230,16 @@ class Spreading:
         push, node_id = subject
         if node_id in push.lacks:
             self._arrived(self._lines[node_id].node, push.version)
+
+
+def piece_bytes_for(total_bytes: int) -> int:
+    """As `echo_shared.swarm.torrent` cuts a payload, whose package opens files and sockets."""
+    piece_bytes = USUAL_PIECE_BYTES
+    while piece_bytes > LEAST_PIECE_BYTES and total_bytes < FEWEST_PIECES * piece_bytes:
+        piece_bytes //= 2
+    while total_bytes > MOST_PIECES_OF_ONE * piece_bytes:
+        piece_bytes *= 2
+    return piece_bytes
 
 
 def _is_wanted(push: _Push, send: Send) -> bool:

@@ -10,8 +10,9 @@ import pytest
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
-from echo_hub.simulator.spreading import Spreading
+from echo_hub.simulator.spreading import Spreading, piece_bytes_for
 from echo_shared.messages import Way
+from echo_shared.swarm import torrent
 
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
 MBIT = 1e6 / 8
@@ -164,3 +165,8 @@ def test_what_takes_too_long_to_simulate_is_not_carried(size: float, count: int,
     swarmed = even(count, 100, 20)
     assert swarmed.spreading.can_carry(size, swarmed.nodes) is carried
     assert not swarmed.spreading.can_carry(size, [])
+
+
+@pytest.mark.parametrize("size", [1, 500_000, 2**21, 2**21 + 1, 2**22, MIDDLE, 2**23, LARGE, 2**31, 2**31 + 1, 10**12])
+def test_payloads_are_cut_as_the_swarm_cuts_them(size: int) -> None:
+    assert piece_bytes_for(size) == torrent.piece_bytes_for(size)
