@@ -5,6 +5,7 @@
 - False claims: nodes that claim a capacity of 4,096 and return nothing.
 - A day of volunteers' machines that come and go: see `days`.
 - The speed-up over dispatch by whole groups, in order and blind, where sampling is what limits: see `speed_up`.
+- Cost: what the choice of nodes saves: see `cost`.
 - The grid: 100 nodes whose throughput is log-normal, by its sigma, the staleness bound S and the time a step takes. The
   pool samples in time 1.15 times what the learner takes; where no pool can be enough, the case is left out.
 
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
-from benchmarks.simulate import cases, days, speed_up
+from benchmarks.simulate import cases, cost, days, speed_up
 from benchmarks.simulate.kind import Case, Kind, Row
 
 DESCRIPTION: Final = (
@@ -36,6 +37,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     speed_up.KIND,
     days.KIND,
     cases.GRID_KIND,
+    cost.KIND,
 )
 """In the order of the table."""
 

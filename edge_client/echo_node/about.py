@@ -33,6 +33,8 @@ class About:
     name: str
     joining: Joining
     chooser: EngineChooser
+    cost_per_hour: float = 0.0
+    power_watts: float = 0.0
 
     def introduction(self, *, swarm_port: int, mesh_port: int) -> Introduction:
         """For the hub."""
@@ -43,6 +45,8 @@ class About:
             device=self.chooser.hardware.summary,
             swarm_port=swarm_port,
             mesh_port=mesh_port,
+            cost_per_hour=self.cost_per_hour,
+            power_watts=self.power_watts,
         )
 
     def snapshot(self, welcomed: Welcomed | None, *, connected: bool, now: float) -> NodeSnapshot:
@@ -72,5 +76,7 @@ class About:
             tokens_per_s=status.tokens_per_s,
             rollouts=shell.writer.counts,
             fetching={artefact_title(version): amount for version, amount in shell.fetching.items()},
+            cost_per_hour=self.cost_per_hour,
+            standby=shell.work.standby if connected else "",
             problem=shell.writer.problem,
         )

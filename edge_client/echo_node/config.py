@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from echo_node.host.paths import HOME_VARIABLE
 from echo_node.lending.pairing import HelperAddress
 from echo_shared.errors import ConfigError
+from echo_shared.messages import MAX_COST_PER_HOUR, MAX_POWER_WATTS
 from echo_shared.settings import load_settings
 
 BackendName = Literal["auto", "llama_cpp", "mlx", "torch", "vllm"]
@@ -49,6 +50,11 @@ class NodeConfig(BaseSettings):
     stream_s: Annotated[float, Field(ge=0, le=600)] = 5.0
     """Seconds of sampling after which the hub gets what unfinished completions have drawn, so that another node can go
     on with them where this one is cut off; 0 = never; then none is interrupted for a newer version."""
+    cost_per_hour: Annotated[float, Field(ge=0, le=MAX_COST_PER_HOUR)] = 0.0
+    """US dollars that the hub's operator is to pay for this machine while it is active; 0 = it is a gift, and comes
+    before all that cost something. The hub keeps the account; how it is settled is between you and the operator."""
+    power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
+    """What the machine draws while it works; hubs may count it at their price of electricity. 0 = not stated."""
     swarm_host: str = "0.0.0.0"
     """Address on which other nodes may connect to fetch from this one; 127.0.0.1 keeps them out."""
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -37,6 +37,7 @@ from echo_node.core.events import (
     SpoolFailed,
     Tick,
 )
+from echo_node.core.standby import sentence
 from echo_node.engine.choosing import PROBE_S, EngineChooser
 from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import (
@@ -72,6 +73,7 @@ from echo_shared.messages import (
     RefusalCode,
     Refused,
     RunKeys,
+    Standby,
     Unwanted,
     Welcome,
 )
@@ -113,7 +115,14 @@ class Daemon:
         self._joining = joining
         self._panel = panel
         self._chooser = EngineChooser(self._look, on_change=self._introduce, probe_s=probe_s)
-        self._about = About(me=me, name=config.name or f"node-{me.node_id[:8]}", joining=joining, chooser=self._chooser)
+        self._about = About(
+            me=me,
+            name=config.name or f"node-{me.node_id[:8]}",
+            joining=joining,
+            chooser=self._chooser,
+            cost_per_hour=config.cost_per_hour,
+            power_watts=config.power_watts,
+        )
         self._inbox: asyncio.Queue[Incoming] = asyncio.Queue(INBOX_EVENTS)
         self._connections: Connections | None = None
         self._welcomed: Welcomed | None = None
@@ -245,6 +254,10 @@ class Daemon:
     async def _take_mesh(self, news: MeshNews) -> None:
         self.connections.mesh.set_peers(news.peers)
 
+    async def _take_standby(self, news: Standby) -> None:
+        log.info("%s", sentence(news))
+        await self._tell_shell(news)
+
     async def _take_unwanted(self, news: Unwanted) -> None:
         if self._shell is not None:
             self._shell.unwanted(news.info_hashes)
@@ -356,6 +369,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
     KeysRotated: Daemon._take_keys,
     MeshNews: Daemon._take_mesh,
     Unwanted: Daemon._take_unwanted,
+    Standby: Daemon._take_standby,
     ConnectionEnded: Daemon._take_end,
     Disconnected: Daemon._take_loss,
     DrainRequested: Daemon._drain,

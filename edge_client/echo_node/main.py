@@ -60,6 +60,10 @@ Width = Annotated[int | None, typer.Option("--width", help="Rollouts sampled at 
 SwarmPort = Annotated[int | None, typer.Option("--swarm-port", help="TCP port for other nodes; 0 = any free one.")]
 MeshPort = Annotated[int | None, typer.Option("--mesh-port", help="Another, to hand on; 0 = any free one.")]
 SwarmHost = Annotated[str | None, typer.Option("--swarm-host", help="Address for both; 127.0.0.1 keeps others out.")]
+Cost = Annotated[
+    float | None, typer.Option("--cost-per-hour", help="US dollars that this node asks for; 0 = it is a gift.")
+]
+Power = Annotated[float | None, typer.Option("--power-watts", help="What this machine draws while it works.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Do it without asking.")]
@@ -81,6 +85,8 @@ def join(
     swarm_port: SwarmPort = None,
     mesh_port: MeshPort = None,
     swarm_host: SwarmHost = None,
+    cost_per_hour: Cost = None,
+    power_watts: Power = None,
     quiet: Quiet = False,
 ) -> None:
     """Join a hub and work for it until stopped."""
@@ -96,6 +102,8 @@ def join(
         swarm_port=swarm_port,
         mesh_port=mesh_port,
         swarm_host=swarm_host,
+        cost_per_hour=cost_per_hour,
+        power_watts=power_watts,
     )
     config = _settings(paths, flags | _given(invite_token=token))
     address = HubAddress.parse(url, insecure=config.insecure)
@@ -122,6 +130,8 @@ def run_command(
     swarm_port: SwarmPort = None,
     mesh_port: MeshPort = None,
     swarm_host: SwarmHost = None,
+    cost_per_hour: Cost = None,
+    power_watts: Power = None,
     quiet: Quiet = False,
 ) -> None:
     """Work again for the hub that was joined last, as `join` was told to; what is given here counts for this time."""
@@ -137,6 +147,8 @@ def run_command(
         swarm_port=swarm_port,
         mesh_port=mesh_port,
         swarm_host=swarm_host,
+        cost_per_hour=cost_per_hour,
+        power_watts=power_watts,
     )
     config = _settings(paths, record.flags | flags)
     joining = Joining(

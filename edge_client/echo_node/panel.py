@@ -46,6 +46,10 @@ class NodeSnapshot:
     """Counts by state; those dropped also by reason, as `dropped:reason`."""
     fetching: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(bytes there, bytes in all) of what is being fetched."""
+    cost_per_hour: float = 0.0
+    """What the node asks of the hub's operator, in US dollars, while it is active; 0 = it is a gift."""
+    standby: str = ""
+    """Why the hub gives it no work, in a sentence; empty = nothing is known to keep it from that."""
     problem: str | None = None
 
 
@@ -148,6 +152,10 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
             f"{counts.get('trained', 0)} trained, {counts.get('evaluated', 0)} evaluated, {dropped} dropped",
         ),
     ]
+    if snapshot.standby:
+        result.append(("work", snapshot.standby))
+    if snapshot.cost_per_hour:
+        result.append(("asks for", f"${snapshot.cost_per_hour:.4g} an hour, while it is active"))
     result += [("fetching", amount) for amount in fetching(snapshot)]
     if snapshot.problem is not None:
         result.append(("problem", snapshot.problem))

@@ -30,6 +30,8 @@ from echo_shared.messages import (
     ReceiptsWanted,
     Rollout,
     RolloutParts,
+    Standby,
+    StandbyReason,
     Welcome,
 )
 
@@ -45,6 +47,10 @@ class LiveNode:
     capacity: int = 0
     policy_version: int | None = None
     tokens_per_s: float = 0.0
+    cost_per_hour: float = 0.0
+    """What it costs while it is active, its power included where that is counted."""
+    standby: str = ""
+    """Why it has no work, as it was told; empty = it was told nothing. The hub's own words, all of it."""
 
 
 class Distribution(Protocol):
@@ -74,6 +80,7 @@ class ConnectedNodes:
         welcome: Callable[[NodeInfo], Welcome],
         distributor: Distribution,
         partials: Partials,
+        electricity_per_kwh: float = 0.0,
     ) -> None:
         self._report = report
         self._remember = remember
@@ -81,21 +88,35 @@ class ConnectedNodes:
         self._welcome = welcome
         self._distributor = distributor
         self._partials = partials
+        self._electricity_per_kwh = electricity_per_kwh
         self.live: dict[str, LiveNode] = {}
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
         self._distributor.admit(node.node_id)
         await self._remember(node)
-        await self._report(NodeConnected(node_id=node.node_id))
+        cost = node.cost_per_hour + node.power_watts / 1000 * self._electricity_per_kwh
+        await self._report(NodeConnected(node_id=node.node_id, cost_per_hour=cost))
         try:
             self._distributor.admit(node.node_id)  # It may have been banned meanwhile.
         except RefusedError:
             await self._report(NodeDisconnected(node_id=node.node_id))
             raise
-        self.live[node.node_id] = LiveNode(info=node)
+        self.live[node.node_id] = LiveNode(info=node, cost_per_hour=cost)
         self._distributor.node_joined(node)
         # Last, with nothing awaited behind it: no version may be announced between this answer and the open session.
         return self._welcome(node)
+
+    def told(self, node_id: str, reason: StandbyReason | None, detail: str) -> Standby:
+        """What the node is to be told of why it has no work, which pages show from now on."""
+        live = self.live.get(node_id)
+        if live is not None:
+            live.standby = "" if reason is None else f"{reason.value.replace('_', ' ')}. {detail}".strip()
+        return Standby(reason=reason, detail=detail)
+
+    def stands_by(self, node_id: str) -> bool:
+        """Whether it was told why it has no work, and nothing else since."""
+        live = self.live.get(node_id)
+        return live is not None and bool(live.standby)
 
     async def node_left(self, node_id: str) -> None:
         self.live.pop(node_id, None)
@@ -187,6 +208,8 @@ async def remember(store: AsyncStore, node: NodeInfo) -> None:
         name=node.name,
         backend=node.backend,
         device=node.device,
+        cost_per_hour=node.cost_per_hour,
+        power_watts=node.power_watts,
         now=time.time(),
     )
     log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend)

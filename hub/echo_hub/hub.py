@@ -32,6 +32,7 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
     SendTrained,
+    TellStandby,
     TrainStep,
 )
 from echo_hub.core.events import LearnerReady, StepDone, VersionPublished
@@ -139,6 +140,7 @@ class Hub:
             broadcaster=Broadcaster(self._gateway),
             connections=self._gateway,
             record=self._record_distribution,
+            stands_by=lambda node_id: self._nodes.stands_by(node_id),
         )
 
     def _make_nodes(self) -> ConnectedNodes:
@@ -149,6 +151,7 @@ class Hub:
             distributor=self._distributor,
             look_up=self._look_ups.answer,
             partials=opened.partials,
+            electricity_per_kwh=config.cost.electricity_per_kwh,
             welcome=Welcoming(
                 run_id=opened.run_id,
                 run_name=config.run.name,
@@ -320,6 +323,9 @@ class Hub:
                 self._distributor.announce(action.policy_version)
             case EvaluationDone():
                 self._node_evaluations.done(action.policy_version)
+            case TellStandby():
+                told = self._nodes.told(action.node_id, action.reason, action.detail)
+                self._gateway.send(action.node_id, told)
             case FinishRun():
                 self.ending.published()
             case _:

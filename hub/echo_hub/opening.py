@@ -14,6 +14,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.hub import Hub, Resources
@@ -207,4 +208,10 @@ def coordinator_settings(config: HubConfig, *, multi_turn: bool) -> CoordinatorS
         run_seed=config.run.seed,
         evaluation_problems=config.evaluation.problems if config.evaluation.by == "nodes" else 0,
         evaluation_samples=config.evaluation.samples,
+        activation=ActivationSettings(
+            spend_cap_per_hour=config.cost.spend_cap_per_hour,
+            margin=config.cost.margin,
+            hysteresis=config.cost.hysteresis,
+            dwell_s=config.cost.dwell_s,
+        ),
     )

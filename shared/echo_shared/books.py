@@ -40,6 +40,15 @@ class Accounting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CostTotals:
+    """What all nodes together have cost while they were active."""
+
+    dollars: float = 0.0
+    active_s: float = 0.0
+    """Summed over the nodes that cost something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTotals:
     """One node that ever joined or was leased to. `name`, `backend` and `device` are what it says of itself: hostile
     input."""
@@ -52,6 +61,14 @@ class NodeTotals:
     last_seen: float
     banned_at: float | None = None
     """None = it may take part."""
+    cost_per_hour: float = 0.0
+    """What it asked for when it joined last, in US dollars; 0 = it is a gift."""
+    power_watts: float = 0.0
+    """What it says that it draws; 0 = not stated."""
+    cost: float = 0.0
+    """What it has cost while it was active, in US dollars, by the books: seconds behind at most."""
+    active_s: float = 0.0
+    """The time that this is for; of gifts it is not kept."""
     trained_rollouts: int = 0
     trained_tokens: int = 0
     evaluated_rollouts: int = 0

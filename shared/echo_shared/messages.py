@@ -68,6 +68,11 @@ MAX_VERSION_SPANS: Final = 64
 """Of one completion: who has drawn by so many versions draws to the end by the last of them."""
 
 
+MAX_COST_PER_HOUR: Final = 1_000.0
+"""US dollars: more no single machine is worth."""
+MAX_POWER_WATTS: Final = 100_000.0
+
+
 class RefusalCode(StrEnum):
     """Why a hub says no, or ends a connection."""
 
@@ -114,6 +119,20 @@ class DropReason(StrEnum):
     RUN_ENDED = "run_ended"
 
 
+class StandbyReason(StrEnum):
+    """Why a node that asks for work gets none."""
+
+    CHEAPER_NODES_SUFFICE = "cheaper_nodes_suffice"
+    SPEND_CAP = "spend_cap"
+    """It costs more than the hub may still spend in an hour."""
+    TOO_SLOW = "too_slow"
+    """At its measured pace, what it returns is too old to be trained on."""
+    NO_WORK_NOW = "no_work_now"
+    """Others have all that there is."""
+    FAILING = "failing"
+    """It gave work back, or sent what is not valid, and rests for a while."""
+
+
 class Message(BaseModel):
     """Base of all messages."""
 
@@ -156,6 +175,10 @@ class Proof(Message):
     """TCP port on which the node's BitTorrent peer listens; 0 = none."""
     mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port on which other nodes hand pieces on to this one; 0 = none."""
+    cost_per_hour: Annotated[float, Field(ge=0, le=MAX_COST_PER_HOUR)] = 0.0
+    """What the hub's operator is to pay for the node while it is active, in US dollars; 0 = it is a gift."""
+    power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
+    """What it draws while it works; 0 = not stated."""
 
 
 class Way(StrEnum):
@@ -360,6 +383,16 @@ class LeaseRevoked(Message):
     reason: Annotated[DropReason, Lax]
 
 
+class Standby(Message):
+    """Why the node gets no work; it stays connected and is sent versions, so that it can begin at once."""
+
+    type: Literal["standby"] = "standby"
+    reason: Annotated[StandbyReason, Lax] | None
+    """None: it is not kept from work any more."""
+    detail: Text = ""
+    """A sentence with figures, for its user."""
+
+
 class Receipt(Message):
     """One rollout's state on the hub, as committed in its store."""
 
@@ -519,6 +552,7 @@ FromHub = (
     | Unwanted
     | Lease
     | LeaseRevoked
+    | Standby
     | Receipts
 )
 FromNode = (

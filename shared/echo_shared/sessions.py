@@ -48,6 +48,7 @@ from echo_shared.messages import (
     Refused,
     Rollout,
     RolloutParts,
+    Standby,
     Unwanted,
     Welcome,
     decode_from_hub,
@@ -72,7 +73,8 @@ NODE_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
     State.PROVEN: {Welcome: State.OPEN, Refused: State.CLOSED},
     State.OPEN: {
         **dict.fromkeys(
-            (PolicyPublished, Peers, KeysRotated, Mesh, Piece, Unwanted, Lease, LeaseRevoked, Receipts), State.OPEN
+            (PolicyPublished, Peers, KeysRotated, Mesh, Piece, Unwanted, Lease, LeaseRevoked, Standby, Receipts),
+            State.OPEN,
         ),
         Refused: State.CLOSED,
     },
@@ -196,6 +198,8 @@ class NodeSession:
         device: str,
         swarm_port: int,
         mesh_port: int = 0,
+        cost_per_hour: float = 0.0,
+        power_watts: float = 0.0,
     ) -> bytes:
         """The frame to be sent after the Challenge, once the caller has pinned `hub_key`."""
         if self.state is not State.PROVEN or self._challenge is None:
@@ -209,6 +213,8 @@ class NodeSession:
                 device=device,
                 swarm_port=swarm_port,
                 mesh_port=mesh_port,
+                cost_per_hour=cost_per_hour,
+                power_watts=power_watts,
             )
         )
 

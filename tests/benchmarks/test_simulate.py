@@ -21,6 +21,10 @@ HEADLINES = {
     "events_per_s_10",
     "events_ratio_100k",
     "worst_event_ms_100k",
+    "saving_vs_all_on",
+    "cost_over_optimum",
+    "utilisation_chosen",
+    "utilisation_all_on",
     "bytes_per_node",
 }
 

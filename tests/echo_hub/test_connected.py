@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from echo_shared.messages import (
     Rollout,
     RolloutPart,
     RolloutParts,
+    Standby,
+    StandbyReason,
     VersionSpan,
     Welcome,
 )
@@ -75,6 +78,7 @@ class Hub:
             look_up=self.look_up,
             welcome=self.welcome,
             partials=self.partials,
+            electricity_per_kwh=0.5,
         )
 
     async def report(self, event: object) -> None:
@@ -268,3 +272,22 @@ async def test_a_message_that_the_gateway_keeps_is_our_bug(hub: Hub) -> None:
     with pytest.raises(LocalProtocolError, match="goodbye"):
         await hub.nodes.node_said("a", Goodbye())
     assert hub.calls == []
+
+
+async def test_a_node_costs_what_it_asks_for_and_its_power(hub: Hub) -> None:
+    priced = replace(NODE, cost_per_hour=0.4, power_watts=200.0)
+    await hub.nodes.node_joined(priced)
+    (connected,) = [event for what, event in hub.calls if what == "report"]
+    assert connected == NodeConnected(node_id="a", cost_per_hour=0.5)
+    assert hub.nodes.live["a"].cost_per_hour == 0.5
+
+
+async def test_what_a_node_is_told_of_its_standing_is_shown_until_it_works_again(hub: Hub) -> None:
+    await hub.nodes.node_joined(NODE)
+    assert not hub.nodes.stands_by("a") and not hub.nodes.stands_by("b")
+    told = hub.nodes.told("a", StandbyReason.SPEND_CAP, "It costs $9 an hour.")
+    assert told == Standby(reason=StandbyReason.SPEND_CAP, detail="It costs $9 an hour.")
+    assert hub.nodes.live["a"].standby == "spend cap. It costs $9 an hour." and hub.nodes.stands_by("a")
+    assert hub.nodes.told("a", None, "") == Standby(reason=None)
+    assert not hub.nodes.stands_by("a")
+    assert hub.nodes.told("gone", None, "") == Standby(reason=None)

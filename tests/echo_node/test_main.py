@@ -36,6 +36,8 @@ JOIN_FLAGS = {
     "--swarm-port",
     "--swarm-host",
     "--mesh-port",
+    "--cost-per-hour",
+    "--power-watts",
     "--quiet",
     "--help",
 }

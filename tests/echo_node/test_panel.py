@@ -47,6 +47,10 @@ def test_all_that_matters_is_shown() -> None:
     assert shown["policy"] == "version 12; newest published: 13"
     assert shown["fetching"] == "Policy version 13: 0.5 of 1.5 MB (33 %)"
     assert shown["problem"] == "the disk is full"
+    assert "work" not in shown and "asks for" not in shown
+    waiting = dict(rows(replace(SNAPSHOT, standby="Standing by: it is too slow.", cost_per_hour=0.4)))
+    assert waiting["work"] == "Standing by: it is too slow."
+    assert waiting["asks for"] == "$0.4 an hour, while it is active"
     assert "not connected" in dict(rows(replace(SNAPSHOT, connected=False)))["hub"]
 
 

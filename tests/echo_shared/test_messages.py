@@ -51,6 +51,8 @@ from echo_shared.messages import (
     RolloutParts,
     RunKey,
     SharedMemory,
+    Standby,
+    StandbyReason,
     Unwanted,
     VersionSpan,
     Welcome,
@@ -144,12 +146,15 @@ FROM_HUB: list[FromHub] = [
     Unwanted(info_hashes=(bytes(20), b"a" * 20)),
     LEASE,
     CONTINUED,
+    Standby(reason=StandbyReason.CHEAPER_NODES_SUFFICE, detail="They return 1.15 times what it takes."),
+    Standby(reason=None),
     LeaseRevoked(lease_id=1, reason=DropReason.STALE),
     Receipts(receipts=(Receipt(rollout_id="3-5", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE),)),
 ]
 FROM_NODE: list[FromNode] = [
     Hello(protocol_version=2, software_version="1", node_key=bytes(32), nonce=bytes(32)),
     Proof(signature=bytes(64), name="n", invite_token=None, backend="b", device="d", swarm_port=1, mesh_port=2),
+    Proof(signature=bytes(64), name="n", backend="b", device="d", cost_per_hour=0.4, power_watts=220),
     NodeStatus(activity="waiting", capacity=16, policy_version=None, tokens_per_s=0.0),
     Fetched(
         info_hash=bytes(20), policy_version=None, seconds=1.5, swarm_bytes=1, web_seed_bytes=2, shared_memory_bytes=3
@@ -528,3 +533,17 @@ def test_any_value_in_any_field_gives_a_message_or_a_codec_error(message: Any, d
     field = data.draw(st.sampled_from(sorted(value)))
     value[field] = data.draw(VALUES)
     survives(msgpack.packb(value))
+
+
+@pytest.mark.parametrize("cost", [-1e-9, -1.0, float("nan"), float("inf"), 1_000.1, 1e300, "1", None, True])
+@pytest.mark.parametrize("field", ["cost_per_hour", "power_watts"])
+def test_no_node_claims_a_cost_beyond_all_sense(field: str, cost: object) -> None:
+    most = {"cost_per_hour": 1.0, "power_watts": 100.0}[field]
+    frame = msgpack.packb(
+        {
+            **Proof(signature=bytes(64), name="n", backend="b", device="d").model_dump(),
+            field: cost * most if type(cost) is float else cost,
+        }
+    )
+    with pytest.raises(CodecError):
+        decode_from_node(frame)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from echo_shared.messages import Fetched, Lease, LeaseRevoked, PolicyPublished, Receipts, Rollout, Welcome
+from echo_shared.messages import Fetched, Lease, LeaseRevoked, PolicyPublished, Receipts, Rollout, Standby, Welcome
 from echo_shared.sampling import DrawnPart, FinishedRollout
 
 LossCause = Literal["died", "out_of_memory", "replaced"]
@@ -129,6 +129,7 @@ Event = (
     | PolicyPublished
     | Lease
     | LeaseRevoked
+    | Standby
     | Receipts
     | Disconnected
     | ArtefactReady

@@ -60,6 +60,7 @@ from echo_node.core.hub_talk import HubTalk
 from echo_node.core.moving_on import MovingOn
 from echo_node.core.pace import Pace
 from echo_node.core.policies import OnDisk, Policies
+from echo_node.core.standby import sentence
 from echo_shared.messages import (
     MAX_BATCHED,
     MAX_VERSION_SPANS,
@@ -71,6 +72,7 @@ from echo_shared.messages import (
     PolicyPublished,
     Receipts,
     Rollout,
+    Standby,
     Welcome,
     rollout_id,
 )
@@ -117,6 +119,8 @@ class WorkLoop:
         self._spool_works = True
         self._drain_by: float | None = None
         self._stopped = False
+        self.standby = ""
+        """Why the hub gives it no work, in a sentence; empty = nothing is known to keep it from that."""
         self._effects: list[Effect] = []
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
@@ -192,6 +196,7 @@ class WorkLoop:
         self._effects += effects
 
     def _leased(self, event: Lease, now: float) -> None:
+        self.standby = ""
         if self._held.renew(event, now):
             return
         on_their_way = self._unacked | self._spooling
@@ -226,12 +231,16 @@ class WorkLoop:
             self._drawn.forget(event.lease_id)
             self._effects.append(ForgetLease(lease_id=event.lease_id))
 
+    def _stands_by(self, event: Standby, now: float) -> None:
+        self.standby = "" if event.reason is None else sentence(event)
+
     def _acknowledged(self, event: Receipts, now: float) -> None:
         self._unacked -= {receipt.rollout_id for receipt in event.receipts}
         self._effects.append(RecordReceipts(receipts=event.receipts))
 
     def _disconnected(self, event: Disconnected, now: float) -> None:
         self._talk.disconnected()
+        self.standby = ""  # The hub tells it anew.
 
     # --- what the shells report
 
@@ -450,6 +459,7 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     PolicyPublished: WorkLoop._published,
     Lease: WorkLoop._leased,
     LeaseRevoked: WorkLoop._revoked,
+    Standby: WorkLoop._stands_by,
     Receipts: WorkLoop._acknowledged,
     Disconnected: WorkLoop._disconnected,
     ArtefactReady: WorkLoop._artefact_ready,

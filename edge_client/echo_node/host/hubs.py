@@ -16,7 +16,7 @@ from echo_shared.artefacts import artefact_name
 from echo_shared.errors import StorageError
 from echo_shared.files import write_private
 
-Flag = str | int | bool | list[str]
+Flag = str | int | float | bool | list[str]
 
 
 class HubRecord(BaseModel):

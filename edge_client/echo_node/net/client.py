@@ -71,6 +71,8 @@ class Introduction:
     device: str
     swarm_port: int
     mesh_port: int
+    cost_per_hour: float = 0.0
+    power_watts: float = 0.0
 
 
 class HubClient:
@@ -224,6 +226,8 @@ class HubClient:
                 device=introduction.device,
                 swarm_port=introduction.swarm_port,
                 mesh_port=introduction.mesh_port,
+                cost_per_hour=introduction.cost_per_hour,
+                power_watts=introduction.power_watts,
             ),
         )
         message = await self._receive(socket, session)

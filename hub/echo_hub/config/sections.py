@@ -266,6 +266,26 @@ class LeaseConfig(Section):
     that comes back in time, one less with each that does not."""
 
 
+class CostConfig(Section):
+    """What nodes may cost. Each says what it asks for an hour; gifts ask for nothing and always work. Of the others,
+    the cheapest by what a rollout costs work, as many as keep the learner busy; the rest stand by, ready. The hub keeps
+    the account, and pays nobody by itself."""
+
+    spend_cap_per_hour: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """US dollars that all working nodes together may cost in an hour; 0 = gifts alone work. Until the first step is
+    trained nobody knows how many it takes, and all that the cap has room for work."""
+    electricity_per_kwh: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Adds this price, in US dollars, of the power that a node says it draws to what it asks for; 0 = its power costs
+    you nothing."""
+    margin: Annotated[float, Field(ge=1, le=10)] = 1.15
+    """Rollouts that working nodes bring back in time, over those that the learner takes."""
+    hysteresis: Annotated[float, Field(ge=0, le=0.5)] = 0.05
+    """More nodes set to work when the margin has shrunk by this share; others take their place only if that saves this
+    share of the cost."""
+    dwell_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
+    """A node that has set to work goes on for this long at least, unless it is lost or fails."""
+
+
 class ServerConfig(Section):
     """What the hub listens on, and who may join."""
 
@@ -334,6 +354,7 @@ class HubConfig(BaseSettings):
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     leases: LeaseConfig = LeaseConfig()
+    cost: CostConfig = CostConfig()
     server: ServerConfig = ServerConfig()
     dissemination: DisseminationConfig = DisseminationConfig()
     store: StoreConfig = StoreConfig()
@@ -369,6 +390,11 @@ class HubConfig(BaseSettings):
             )
         if self.dissemination.base == "model_hub" and self.model.base.startswith("builtin:"):
             raise ValueError('dissemination.base must be "swarm" when model.base is built in: no model hub has it')
+        if self.cost.electricity_per_kwh and not self.cost.spend_cap_per_hour:
+            raise ValueError(
+                "cost.spend_cap_per_hour must be above 0 with cost.electricity_per_kwh, or no node works that says "
+                "what power it draws"
+            )
         if self.server.join == "invite" and not self.server.invite_tokens:
             raise ValueError('server.invite_tokens must hold a token when server.join = "invite"')
         return self

@@ -92,6 +92,10 @@ class SortedIds(list[int]):
         """The `count` smallest ids."""
         return tuple(self[:count])
 
+    def last(self, count: int) -> tuple[int, ...]:
+        """The `count` largest ids, in order."""
+        return tuple(self._ids[-count:])
+
     def position(self, group_id: int) -> int:
         """How many ids are smaller."""
         return bisect_left(self, group_id)

@@ -15,6 +15,8 @@ from math import inf
 from typing import Any, Final
 
 from echo_hub.core import admission
+from echo_hub.core.activation.activation import Activation
+from echo_hub.core.activation.useful import Demand
 from echo_hub.core.effects import Effect, FinishRun, LookUpReceipt, PrepareGroup, ScoreRollout
 from echo_hub.core.evaluating import Evaluating
 from echo_hub.core.events import (
@@ -72,6 +74,9 @@ class Coordinator:
             beside=[owner for owner in self._owners if not owner.for_learner],
             next_lease_id=snapshot.next_lease_id,
         )
+        self._activation = Activation(
+            settings.activation, nodes=self._nodes, lengths=self._ledger.lengths, out=self._out
+        )
         self._snapshot = snapshot
         self._next_to_open = snapshot.next_group_id
         self._next_to_admit = snapshot.next_group_id
@@ -113,7 +118,7 @@ class Coordinator:
 
     def due_at(self) -> float | None:
         """When a Tick is due, if nothing happens before; None: never."""
-        due = min(self._leasing.due_at, self._nodes.next_end_of_rest)
+        due = min(self._leasing.due_at, self._nodes.next_end_of_rest, self._activation.due_at)
         return due if due < inf else None
 
     @property
@@ -136,6 +141,9 @@ class Coordinator:
             leased_by_node=self._nodes.held_by_node,
             in_flight=len(self._ledger.rollouts),
             finished=self._finished,
+            spend_per_hour=self._activation.spend_per_hour,
+            nodes_priced=self._activation.num_priced,
+            nodes_active=self._activation.num_active,
         )
 
     @property
@@ -146,12 +154,14 @@ class Coordinator:
     # --- one turn
 
     def _turn(self, now: float) -> list[Effect]:
+        if now >= self._activation.due_at:
+            self._activate(now)
         self._nodes.wake(now)
         self._leasing.dispatch_beside(now, within_share=True)
         if not self._finished:
             self._training.advance(now)
             if self._training.finished:
-                self._finish()
+                self._finish(now)
             else:
                 self._admit(now)
         self._leasing.dispatch_beside(now, within_share=False)
@@ -198,25 +208,50 @@ class Coordinator:
             self._training.open_group(prepared)
             self._next_to_open += 1
 
-    def _finish(self) -> None:
+    def _activate(self, now: float) -> None:
+        """Who works and who stands by; and a turn for those that are too slow for all steps."""
+        for node in self._activation.advance(self._demand, now):
+            given = None if self._finished else self._leasing.lease_turn(node, now)
+            if given is not None:
+                self._activation.had_turn(given, node.node_id, now)
+
+    @property
+    def _demand(self) -> Demand | None:
+        """What the learner takes; None until it has trained a step."""
+        step_s, groups = self._training.tempo.step_s, self._outlook.later_batches
+        if not step_s or not groups:
+            return None
+        return Demand(
+            rollouts_per_step=groups * self._settings.group_size,
+            step_s=step_s,
+            max_staleness=self._settings.staleness_bound,
+            publish_every=self._settings.publish_every,
+        )
+
+    def _finish(self, now: float) -> None:
         self._finished = True
+        self._activation.end_run(now)
         for owner in self._owners:
             owner.end_run()
         self._leasing.end_run()
+        self._activate(now)
         self._out.act(FinishRun())
 
     # --- nodes
 
     def _connected(self, event: NodeConnected, now: float) -> None:
-        self._nodes.connect(event.node_id)
+        self._nodes.connect(event.node_id, event.cost_per_hour)
+        self._activation.connected(event.node_id, now)
         self._leasing.came(event.node_id)
 
     def _disconnected(self, event: NodeDisconnected, now: float) -> None:
+        self._activation.disconnected(event.node_id, self._demand, now)
         self._nodes.disconnect(event.node_id)
         self._leasing.left(event.node_id, now)
 
     def _reported(self, event: NodeReported, now: float) -> None:
         """Before its first report a node has said what it has given back meanwhile."""
+        self._activation.reported(event.node_id, event.capacity, event.policy_version, now)
         self._nodes.report(event.node_id, event.capacity, event.policy_version)
         self._leasing.send_again(event.node_id, now)
 
@@ -226,6 +261,8 @@ class Coordinator:
     def _arrived(self, event: RolloutArrived, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
         if rollout is None or rollout.node_id != event.node_id:
+            drawn = len(event.payload.completion_ids)
+            self._activation.came_late(event.node_id, event.rollout_id, drawn, event.payload.sampling_s, now)
             self._out.act(LookUpReceipt(node_id=event.node_id, rollout_id=event.rollout_id))
         elif rollout.state is not ReceiptState.LEASED:
             self._out.receipt(rollout.node_id, rollout.rollout_id, rollout.state)
@@ -335,6 +372,7 @@ class Coordinator:
 
     def _step_done(self, event: StepDone, now: float) -> None:
         self._training.step_done(event.step, event.metrics, now)
+        self._activation.trained(event.step, self._settings.groups_per_step * self._settings.group_size, now)
 
     def _version_published(self, event: VersionPublished, now: float) -> None:
         self._nodes.published(max(event.policy_version, self._training.published_version))

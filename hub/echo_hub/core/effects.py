@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.payload import RolloutPayload
-from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.messages import DropReason, ReceiptState, StandbyReason
 
 T = TypeVar("T")
 
@@ -122,6 +122,21 @@ class VersionRecorded:
     published_at: float
 
 
+class NodeCost(NamedTuple):
+    """What one node cost for a time in which it was active."""
+
+    node_id: str
+    active_s: float
+    dollars: float
+
+
+@_effect
+class CostAccrued:
+    """Record: what nodes have cost since the last one that speaks of them."""
+
+    nodes: tuple[NodeCost, ...]
+
+
 Record = (
     GroupOpened
     | GroupDropped
@@ -133,6 +148,7 @@ Record = (
     | StepPlanned
     | StepTrained
     | VersionRecorded
+    | CostAccrued
 )
 
 
@@ -241,6 +257,15 @@ class EvaluationDone:
 
 
 @_effect
+class TellStandby:
+    """Action: tell the node why it gets no work; None: it is not kept from it any more."""
+
+    node_id: str
+    reason: StandbyReason | None
+    detail: str = ""
+
+
+@_effect
 class FinishRun:
     """Action: the last step is trained and published; nothing more is leased for training."""
 
@@ -257,6 +282,7 @@ Action = (
     | PublishVersion
     | AnnounceVersion
     | EvaluationDone
+    | TellStandby
     | FinishRun
 )
 

@@ -17,6 +17,8 @@ class NodeConnected:
     """A node has proven who it is and was welcomed. It gets no work until it reports a capacity."""
 
     node_id: str
+    cost_per_hour: float = 0.0
+    """In US dollars, its power included where that is counted; 0 = a gift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,6 +210,7 @@ class Leasing:
                     self._ledger.expire(rollout, now)
                 elif not rollout.late and (what == "late" or not self._nodes.is_connected(rollout.node_id)):
                     self._ledger.mark_late(rollout, now, is_slow=what == "late")
+                    self._nodes.mark_late(rollout.node_id, now)
 
     def _still_leased(self, lease_id: int, indices: Iterable[int]) -> list[LeasedRollout]:
         """What of the lease is within its deadline and has not come in."""
@@ -390,6 +391,19 @@ class Leasing:
                 self._lease_to(node, group, indices, terms, now)
                 return True
         return False
+
+    def lease_turn(self, node: Node, now: float) -> str | None:
+        """One member of the youngest group that the learner may still take, to a node that is too slow for what there
+        is; others are asked for it as well. The rollout's id; None: there is nothing for the node."""
+        for group_id in reversed(self._ledger.waiting.last(MOST_REFUSED)):
+            group = self._ledger.groups[group_id]
+            free = [i for i, slot in enumerate(group.slots) if not slot.is_won and not slot.turn and not slot.leased]
+            if free and group.asked_for and node.free > 0:
+                self._lease_to(node, group, (free[-1],), ANY, now)
+                given = group.slots[free[-1]].leased[-1]
+                self._ledger.mark_late(given, now, is_slow=False)
+                return given.rollout_id
+        return None
 
     def _find(self, group: RolloutGroup, terms: Terms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
         """Who may take a member of the group, and how many at most."""

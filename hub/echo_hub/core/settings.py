@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.nodes.node import NodeSettings, Samplers
 
 Mode = Literal["colocated", "sequential", "async"]
@@ -43,6 +44,8 @@ class CoordinatorSettings:
     """Held-out problems that nodes evaluate versions on; 0 = nodes evaluate nothing."""
     evaluation_samples: int = 0
     """Completions of each of them at the run's temperature, beside the greedy one."""
+    activation: ActivationSettings = field(default_factory=ActivationSettings)
+    """What nodes may cost."""
 
     @property
     def staleness_bound(self) -> int:

@@ -27,3 +27,9 @@ class CoordinatorStatus:
     in_flight: int
     """Rollouts that are not final."""
     finished: bool
+    spend_per_hour: float = 0.0
+    """What all active nodes cost together, in US dollars."""
+    nodes_priced: int = 0
+    """Connected nodes that cost something."""
+    nodes_active: int = 0
+    """Of these: how many are active."""

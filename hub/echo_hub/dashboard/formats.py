@@ -6,6 +6,7 @@ import json
 import unicodedata
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from math import floor, log10
 from typing import Final, assert_never
 
 from echo_shared.step_figures import StepFigure, Unit
@@ -37,6 +38,15 @@ def rate(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if value >= 99.95 or value == 0 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def dollars(value: float | None) -> str:
+    """$0, $0.40, $12.30, $4,820; of less than a cent three digits: $0.000123."""
+    if value is None:
+        return UNKNOWN
+    if 0 < value < 0.01:
+        return "$" + f"{value:.9f}"[: max(4, 4 - floor(log10(value)))]
+    return f"${value:,.0f}" if value >= 999.5 or value == 0 else f"${value:.2f}"
 
 
 def scientific(value: float | None) -> str:

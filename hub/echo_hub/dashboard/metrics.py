@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from echo_hub.dashboard.model import CapacityView, EvaluationView, NodeView, Readiness, RunState, RunView
+from echo_hub.dashboard.model import CapacityView, CostView, EvaluationView, NodeView, Readiness, RunState, RunView
 from echo_hub.dashboard.responses import SECURITY_HEADERS
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_shared import step_figures
@@ -60,6 +60,8 @@ class _OfSnapshot:
         yield from _dissemination(self._snapshot.run)
         for capacity in filter(None, [self._snapshot.run.capacity]):
             yield from _capacity(capacity)
+        for cost in filter(None, [self._snapshot.run.cost]):
+            yield from _cost(cost)
         yield from _nodes(self._snapshot.nodes)
 
 
@@ -184,6 +186,17 @@ def _capacity(capacity: CapacityView) -> Iterator[Metric]:
     yield _gauge("echo_capacity_staleness_bound_needed", "The smallest that keeps the learner busy.", bound)
 
 
+def _cost(cost: CostView) -> Iterator[Metric]:
+    total = CounterMetricFamily("echo_cost_dollars", "What nodes have cost while they were active, US dollars.")
+    yield _labelled(total, [([], cost.total)])
+    yield _gauge("echo_cost_dollars_per_hour", "What active nodes cost now, in an hour.", cost.spend_per_hour)
+    yield _gauge("echo_cost_cap_dollars_per_hour", "What that may come to.", cost.spend_cap_per_hour)
+    each = cost.per_trained_rollout
+    yield _gauge("echo_cost_dollars_per_trained_rollout", "The total over all rollouts trained on.", each)
+    states = GaugeMetricFamily("echo_nodes_priced", "Connected nodes that cost something.", labels=["state"])
+    yield _labelled(states, [(["active"], cost.nodes_active), (["standby"], cost.nodes_standing_by)])
+
+
 def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
     """A gauge of the seconds from the announcement until a share of the nodes had the version, complete and intact.
 
@@ -209,6 +222,10 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:
     yield _labelled(up, (([n.totals.node_id], float(n.connected)) for n in nodes))
     speed = GaugeMetricFamily("echo_node_tokens_per_second", "Sampling speed, by the node's report.", labels=["node"])
     yield _labelled(speed, (([n.totals.node_id], n.tokens_per_s) for n in nodes))
+    paid = CounterMetricFamily("echo_node_cost_dollars", "What the node has cost, US dollars.", labels=["node"])
+    yield _labelled(paid, (([n.totals.node_id], n.totals.cost) for n in nodes if n.totals.cost))
+    standby = GaugeMetricFamily("echo_node_standby", "1 while the node is told why it has no work.", labels=["node"])
+    yield _labelled(standby, (([n.totals.node_id], float(bool(n.standby))) for n in nodes if n.connected))
     version = GaugeMetricFamily("echo_node_policy_version", "Newest version it can sample from.", labels=["node"])
     yield _labelled(version, (([n.totals.node_id], n.policy_version) for n in nodes if n.policy_version is not None))
     received = CounterMetricFamily("echo_node_rollouts_received", "Rollouts received from the node.", labels=["node"])

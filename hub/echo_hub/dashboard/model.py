@@ -135,6 +135,26 @@ class CapacityView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CostView:
+    """What nodes cost. All money is in US dollars."""
+
+    spend_per_hour: float
+    """Of all nodes that are active now."""
+    spend_cap_per_hour: float
+    """What that may come to; 0 = gifts alone work."""
+    total: float
+    """Of the run so far, by the books: seconds behind at most."""
+    active_s: float
+    """The time that this is for, summed over nodes."""
+    per_trained_rollout: float | None
+    """The total over all rollouts that were trained on, those of gifts too; None before the first."""
+    nodes_active: int
+    """Connected nodes that cost something and may be leased to."""
+    nodes_standing_by: int
+    """Connected nodes that cost something and may not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """The run at one moment, `as_of`; every age on the pages is counted from it."""
 
@@ -192,6 +212,8 @@ class RunView:
     """Newest first; old ones may be left out."""
     capacity: CapacityView | None = None
     """None before the first step."""
+    cost: CostView | None = None
+    """None while no node costs anything, and none has."""
 
     @property
     def readiness(self) -> Readiness:
@@ -241,6 +263,10 @@ class NodeView:
     in_flight: int
     """Rollouts leased to it and not yet received."""
     tokens_per_s: float
+    costs_per_hour: float = 0.0
+    """What it costs while it is active, in US dollars, its power included where the hub counts that."""
+    standby: str = ""
+    """Why it has no work, as it was told; empty = it was told nothing."""
 
     @property
     def banned(self) -> bool:

@@ -26,6 +26,7 @@ def environment(assets: Assets) -> jinja2.Environment:
         formats.in_unit,
         formats.iso,
         formats.lines,
+        formats.dollars,
         formats.percent,
         formats.rate,
         formats.scientific,

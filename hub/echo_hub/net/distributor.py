@@ -92,12 +92,15 @@ class Distributor:
         broadcaster: Broadcaster,
         connections: Connections,
         record: Callable[[Sequence[Release | Arrival]], Awaitable[None]],
+        stands_by: Callable[[str], bool] = lambda node_id: False,
     ) -> None:
+        """`stands_by`: whether a connected node has no work, and so is told of a version after all others."""
         self._settings = settings
         self._publisher = publisher
         self._broadcaster = broadcaster
         self._connections = connections
         self._record = record
+        self._stands_by = stands_by
         self._spread = Dissemination(parents_back=settings.delta_reach)
         self._nodes: dict[str, NodeInfo] = {}
         self._linkable: dict[str, NodeInfo] = {}
@@ -174,7 +177,8 @@ class Distributor:
     def announce(self, version: int) -> None:
         """Tells every connected node of this version, and begins to send it by the way that is soonest."""
         carrier = self._publisher.carrier(version)
-        way = self._send_out(version, self._nodes.values())
+        waiting_last = sorted(self._nodes.values(), key=lambda node: self._stands_by(node.node_id))
+        way = self._send_out(version, waiting_last)
         release = Release(
             policy_version=version,
             adapter_bytes=carrier.manifest.total_bytes,

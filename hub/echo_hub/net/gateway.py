@@ -73,6 +73,10 @@ class NodeInfo:
     swarm_port: int
     mesh_port: int
     """Where it takes pieces from other nodes; 0 = nowhere."""
+    cost_per_hour: float = 0.0
+    """What it asks for, in US dollars, while it is active."""
+    power_watts: float = 0.0
+    """What it says that it draws; 0 = not stated."""
 
 
 class Inbox(Protocol):
@@ -287,6 +291,8 @@ class Gateway:
             hub_host=hub_host(request),
             swarm_port=proof.swarm_port,
             mesh_port=proof.mesh_port,
+            cost_per_hour=proof.cost_per_hour,
+            power_watts=proof.power_watts,
         )
 
     def _replace(self, node_id: str) -> bool:

@@ -28,6 +28,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.simulator.agenda import Agenda
+from echo_hub.simulator.costs import asked_of_hub
 from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.lengths import Lengths
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
@@ -260,7 +261,7 @@ class Fleet:
         node.session += 1
         node.connected, node.connected_at, node.gone_at, node.paused = True, self._agenda.now, inf, False
         self._hours.connect(node.traits.width > 0, self._agenda.now)
-        self._tell(NodeConnected(node_id=node.node_id))
+        self._tell(NodeConnected(node_id=node.node_id, cost_per_hour=asked_of_hub(self._scenario, node.traits)))
         self._tell(NodeReported(node_id=node.node_id, capacity=node.capacity, policy_version=node.policy_version))
 
     def _disconnect(self, node: SimulatedNode) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echo_hub.simulator.scenario import Scenario
 
@@ -39,7 +40,9 @@ def draw_nodes(scenario: Scenario) -> list[Traits]:
         publication.downlink_sigma * chance.standard_normal(nodes.count)
     )
     phases = -scenario.availability.begin_spread * chance.random(nodes.count) % 1.0
-    prices = np.where(chance.random(nodes.count) < nodes.rented_share, nodes.price_per_hour, 0.0)
+    rented = chance.random(nodes.count) < nodes.rented_share
+    asked = prices_per_hour(scenario, slowness, chance)
+    prices = np.where(rented, asked, 0.0)
     uplinks = publication.node_uplink_bytes_s * np.exp(publication.uplink_sigma * chance.standard_normal(nodes.count))
     all_uplinks = float(uplinks.sum())
     prefill_s = nodes.prefill_s_per_token * scenario.lengths.prompt_tokens
@@ -60,6 +63,19 @@ def draw_nodes(scenario: Scenario) -> list[Traits]:
             slowness.tolist(), downlinks.tolist(), phases.tolist(), prices.tolist(), uplinks.tolist(), strict=True
         )
     ]
+
+
+def prices_per_hour(
+    scenario: Scenario, slowness: NDArray[np.float64], chance: np.random.Generator
+) -> NDArray[np.float64]:
+    """What each node asks for, [N], if it is rented."""
+    nodes, prices = scenario.nodes, scenario.prices
+    if not prices.per_1000_rollouts:
+        return np.full(nodes.count, nodes.price_per_hour)
+    per_hour = 3600 * nodes.width / (nodes.s_per_token * slowness * scenario.lengths.tokens)
+    factor = np.exp(np.log(prices.spread) * chance.random(nodes.count))
+    asked: NDArray[np.float64] = prices.per_1000_rollouts / 1000 * per_hour * factor
+    return asked
 
 
 def liar(scenario: Scenario) -> Traits:

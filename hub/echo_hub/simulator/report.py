@@ -84,7 +84,7 @@ class Report:
     by_hour: tuple[HourFigures, ...]
     """Of virtual time."""
     cost: float
-    """What the rented nodes cost while they were connected."""
+    """What the rented nodes cost while they were connected and active."""
     core: CoreFigures
 
     @property
@@ -197,6 +197,13 @@ def _learner(world: World) -> tuple[int, float, float]:
 
 
 def _cost(world: World) -> float:
+    if world.scenario.prices.choose:
+        return world.costs.dollars
+    return connected_cost(world)
+
+
+def connected_cost(world: World) -> float:
+    """What the rented nodes cost if they are paid as long as they are connected."""
     now = world.agenda.now
     return sum(
         node.traits.price_per_hour * (node.connected_s + (now - node.connected_at if node.connected else 0.0)) / 3600

@@ -130,7 +130,28 @@ class SimulatedNodes(ScenarioSection):
     rented_share: Share = 0.0
     """Nodes that cost something."""
     price_per_hour: NotNegative = 0.0
-    """What a rented node costs in an hour, as long as it is connected."""
+    """US dollars that a rented node costs in an hour, as long as it is connected and active."""
+
+
+class SimulatedPrices(ScenarioSection):
+    """What nodes cost, beside `nodes.rented_share` and its price, and what the hub does about it; as in a hub's
+    config.toml."""
+
+    per_1000_rollouts: NotNegative = 0.0
+    """US dollars that a rented node asks for as many rollouts as it can sample, of the cheapest one; 0 = all ask for
+    `nodes.price_per_hour`."""
+    spread: Annotated[float, Field(ge=1, le=1000)] = 4.0
+    """What the dearest asks over what the cheapest does; log-uniform between them, whatever their pace."""
+    choose: bool = True
+    """The cheapest that suffice are active. False: all are, and are paid, all the time."""
+    spend_cap_per_hour: NotNegative = 1e9
+    """What all active nodes together may cost."""
+    margin: Annotated[float, Field(ge=1, le=10)] = 1.15
+    """What active nodes bring in time, over what the learner takes."""
+    hysteresis: Annotated[float, Field(ge=0, le=0.5)] = 0.05
+    """By how much that may shrink before more are active."""
+    dwell_s: NotNegative = 60.0
+    """So long a node is active at least."""
 
 
 class SimulatedLengths(ScenarioSection):
@@ -208,6 +229,7 @@ class Scenario(BaseSettings):
     learner: SimulatedLearner = SimulatedLearner()
     publication: SimulatedPublication = SimulatedPublication()
     nodes: SimulatedNodes = SimulatedNodes()
+    prices: SimulatedPrices = SimulatedPrices()
     lengths: SimulatedLengths = SimulatedLengths()
     availability: SimulatedAvailability = SimulatedAvailability()
     failures: SimulatedFailures = SimulatedFailures()

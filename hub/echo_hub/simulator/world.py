@@ -20,6 +20,7 @@ import numpy as np
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     AnnounceVersion,
+    CostAccrued,
     Effect,
     EvaluationDone,
     FinishRun,
@@ -40,6 +41,7 @@ from echo_hub.core.effects import (
     SendTrained,
     StepPlanned,
     StepTrained,
+    TellStandby,
     TrainStep,
     VersionRecorded,
 )
@@ -56,6 +58,7 @@ from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.simulator.accounts import Accounts
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.core_cost import MeteredCore
+from echo_hub.simulator.costs import Costs, activation_settings
 from echo_hub.simulator.fleet import Fleet
 from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.scenario import Scenario
@@ -92,6 +95,7 @@ class World:
             liars_from_s=LIARS_FROM_S,
         )
         self.work = work or MadeUp(scenario)
+        self.costs = Costs()
         self.agenda = Agenda()
         self.hours = Hours()
         self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell, work=self.work, hours=self.hours)
@@ -155,6 +159,9 @@ class World:
     def _trained(self, record: StepTrained) -> None:
         self.accounts.train(record)
 
+    def _accrued(self, record: CostAccrued) -> None:
+        self.costs.accrue(record, self.agenda.now)
+
     # --- actions
 
     def _prepare(self, action: PrepareGroup) -> None:
@@ -192,6 +199,9 @@ class World:
     def _announce(self, action: AnnounceVersion) -> None:
         self.fleet.announce(action.policy_version)
 
+    def _told(self, action: TellStandby) -> None:
+        self.costs.tell(action)
+
     def _finish(self, action: FinishRun) -> None:
         self.finished = True
 
@@ -213,6 +223,7 @@ def coordinator_settings(scenario: Scenario) -> CoordinatorSettings:
         max_staleness=training.max_staleness,
         publish_every=training.publish_every,
         run_seed=scenario.run.seed,
+        activation=activation_settings(scenario),
     )
 
 
@@ -221,6 +232,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     RolloutsDropped: World._dropped,
     StepPlanned: World._planned,
     StepTrained: World._trained,
+    TellStandby: World._told,
     PrepareGroup: World._prepare,
     ScoreRollout: World._score,
     SendLease: World._send_lease,
@@ -228,6 +240,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     TrainStep: World._train,
     PublishVersion: World._publish,
     AnnounceVersion: World._announce,
+    CostAccrued: World._accrued,
     FinishRun: World._finish,
     EvaluationDone: World._ignore,
     GroupDropped: World._group_dropped,

@@ -69,7 +69,16 @@ class AsyncStore:
         await self._write(self.store.prune, checkpoint_step)
 
     async def node_seen(
-        self, *, node_id: str, public_key: bytes, name: str, backend: str, device: str, now: float
+        self,
+        *,
+        node_id: str,
+        public_key: bytes,
+        name: str,
+        backend: str,
+        device: str,
+        now: float,
+        cost_per_hour: float = 0.0,
+        power_watts: float = 0.0,
     ) -> None:
         await self._write(
             self.store.node_seen,
@@ -79,6 +88,8 @@ class AsyncStore:
             backend=backend,
             device=device,
             now=now,
+            cost_per_hour=cost_per_hour,
+            power_watts=power_watts,
         )
 
     async def nodes_still_here(self, node_ids: Sequence[str], now: float) -> None:

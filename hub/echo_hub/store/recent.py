@@ -48,6 +48,9 @@ class NodeKind:
 
     backend: str
     device: str
+    cost_per_hour: float = 0.0
+    """What it asks for, in US dollars."""
+    power_watts: float = 0.0
 
 
 def read_recent_rollouts(connection: Connection, newest: int) -> list[RecentRollout]:
@@ -100,9 +103,11 @@ def _arrivals(connection: Connection, version: int) -> tuple[float, ...]:
 def read_node_kinds(connection: Connection, node_ids: Iterable[str]) -> dict[str, NodeKind]:
     """Of the nodes that are known: all but the hub itself and those from before a lost database."""
     wanted = sorted(set(node_ids))
-    query = select(nodes.c.node_id, nodes.c.backend, nodes.c.device)
+    query = select(nodes.c.node_id, nodes.c.backend, nodes.c.device, nodes.c.cost_per_hour, nodes.c.power_watts)
     return {
-        row.node_id: NodeKind(backend=row.backend, device=row.device)
+        row.node_id: NodeKind(
+            backend=row.backend, device=row.device, cost_per_hour=row.cost_per_hour, power_watts=row.power_watts
+        )
         for start in range(0, len(wanted), NODES_A_QUERY)
         for row in connection.execute(query.where(nodes.c.node_id.in_(wanted[start : start + NODES_A_QUERY])))
     }

@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, func, select
 
 from echo_hub.core.spread.holdings import quantile
-from echo_hub.store.tables import evaluations, fetch_tallies, fetches, nodes, rollouts, steps, tallies, versions
+from echo_hub.store.tables import costs, evaluations, fetch_tallies, fetches, nodes, rollouts, steps, tallies, versions
 from echo_hub.store.tallies import (
     EVALUATED,
     TRAINED,
@@ -19,7 +19,7 @@ from echo_hub.store.tallies import (
     dropped_so_far,
     main_transport,
 )
-from echo_shared.books import Accounting, Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
+from echo_shared.books import Accounting, CostTotals, Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
 from echo_shared.messages import ReceiptState
 from echo_shared.step_figures import figures_of
 
@@ -33,6 +33,7 @@ def read_leaderboard(connection: Connection) -> list[NodeTotals]:
     for row in _unfinished(connection):
         under_way.setdefault(row.node_id, Counter())[row.state] = row.number
     known = {row.node_id: row for row in connection.execute(select(nodes))}
+    paid = {row.node_id: row for row in connection.execute(select(costs))}
     useful = {
         node_id: sum(row.rollouts for outcome, row in of_node.items() if outcome in (TRAINED, EVALUATED))
         for node_id, of_node in final.items()
@@ -51,6 +52,10 @@ def read_leaderboard(connection: Connection) -> list[NodeTotals]:
                 first_seen=node.first_seen if node else 0.0,
                 last_seen=node.last_seen if node else 0.0,
                 banned_at=node.banned_at if node else None,
+                cost_per_hour=node.cost_per_hour if node else 0.0,
+                power_watts=node.power_watts if node else 0.0,
+                cost=paid[node_id].dollars if node_id in paid else 0.0,
+                active_s=paid[node_id].active_s if node_id in paid else 0.0,
                 trained_rollouts=trained.rollouts if trained else 0,
                 trained_tokens=trained.tokens if trained else 0,
                 evaluated_rollouts=evaluated.rollouts if evaluated else 0,
@@ -60,6 +65,12 @@ def read_leaderboard(connection: Connection) -> list[NodeTotals]:
             )
         )
     return sorted(rows, key=lambda row: (-row.share, row.name, row.node_id))
+
+
+def read_costs(connection: Connection) -> CostTotals:
+    """What all nodes together have cost."""
+    dollars, active_s = connection.execute(select(func.sum(costs.c.dollars), func.sum(costs.c.active_s))).one()
+    return CostTotals(dollars=dollars or 0.0, active_s=active_s or 0.0)
 
 
 def read_accounting(connection: Connection) -> Accounting:

@@ -24,7 +24,7 @@ from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps, versions
 from echo_hub.store.tallies import bytes_by_source, main_transport, tally_fetch
 from echo_hub.store.writing import forget_payloads, write
-from echo_shared.books import Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
+from echo_shared.books import Accounting, CostTotals, Evaluation, NodeTotals, StepRecord, VersionRecord
 from echo_shared.messages import Receipt
 
 
@@ -104,9 +104,28 @@ class Store:
 
     # --- nodes, fetches, evaluations
 
-    def node_seen(self, *, node_id: str, public_key: bytes, name: str, backend: str, device: str, now: float) -> None:
+    def node_seen(
+        self,
+        *,
+        node_id: str,
+        public_key: bytes,
+        name: str,
+        backend: str,
+        device: str,
+        now: float,
+        cost_per_hour: float = 0.0,
+        power_watts: float = 0.0,
+    ) -> None:
         """Notes that a node has joined, for the first time or again."""
-        said = {"public_key": public_key.hex(), "name": name, "backend": backend, "device": device, "last_seen": now}
+        said = {
+            "public_key": public_key.hex(),
+            "name": name,
+            "backend": backend,
+            "device": device,
+            "last_seen": now,
+            "cost_per_hour": cost_per_hour,
+            "power_watts": power_watts,
+        }
         with self._writing() as connection:
             if connection.execute(update(nodes).where(nodes.c.node_id == node_id).values(said)).rowcount == 0:
                 connection.execute(insert(nodes), {"node_id": node_id, "first_seen": now, **said})
@@ -177,6 +196,11 @@ class Store:
         """Every node, most trained rollouts first, counted from receipts."""
         with self._reading() as connection:
             return reports.read_leaderboard(connection)
+
+    def costs(self) -> CostTotals:
+        """What all nodes together have cost."""
+        with self._reading() as connection:
+            return reports.read_costs(connection)
 
     def accounting(self) -> Accounting:
         with self._reading() as connection:

@@ -5,6 +5,7 @@
       step > steps                       one row a planned step: its exact batch, then its metrics
     nodes, versions, fetches, evaluations, run_meta
     tallies, fetch_tallies               running totals of final rollouts and of fetches
+    costs                                running totals of what each node cost while it was active, in US dollars
 
 A rollout's id "LEASE-INDEX" is stored as its two numbers. Times are seconds since the epoch.
 """
@@ -71,6 +72,8 @@ nodes = Table(
     Column("first_seen", Double, nullable=False),
     Column("last_seen", Double, nullable=False),
     Column("banned_at", Double),
+    Column("cost_per_hour", Double, nullable=False, server_default="0"),
+    Column("power_watts", Double, nullable=False, server_default="0"),
 )
 # The hub asks for the banned ones every second.
 Index("ix_nodes_banned", nodes.c.banned_at, **only_where(nodes.c.banned_at.is_not(None)))
@@ -177,6 +180,14 @@ tallies = Table(
     Column("rollouts", BigInteger, nullable=False),
     Column("received", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
+)
+
+costs = Table(
+    "costs",
+    metadata,
+    Column("node_id", String(64), primary_key=True),
+    Column("active_s", Double, nullable=False),
+    Column("dollars", Double, nullable=False),
 )
 
 fetch_tallies = Table(

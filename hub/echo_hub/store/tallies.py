@@ -7,12 +7,13 @@ has to count a run's whole history.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
 
-from echo_hub.store.tables import WITH_PAYLOAD, fetch_tallies, payloads, rollouts, tallies
+from echo_hub.core.effects import NodeCost
+from echo_hub.store.tables import WITH_PAYLOAD, costs, fetch_tallies, payloads, rollouts, tallies
 from echo_shared.messages import DropReason, ReceiptState
 
 Transport = Literal["swarm", "web_seed", "shared_memory", "inline", "broadcast"]
@@ -66,6 +67,16 @@ def tally_fetch(connection: Connection, transport: Transport) -> None:
     _add(connection, fetch_tallies, [{"transport": transport}], [{"fetches": 1}])
 
 
+def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
+    """Adds what nodes have cost since the last time."""
+    by_node: dict[str, dict[str, float]] = {}
+    for cost in accrued:
+        of_node = by_node.setdefault(cost.node_id, {"active_s": 0.0, "dollars": 0.0})
+        of_node["active_s"] += cost.active_s
+        of_node["dollars"] += cost.dollars
+    _add(connection, costs, [{"node_id": node_id} for node_id in by_node], list(by_node.values()))
+
+
 def dropped_so_far(connection: Connection) -> dict[str, int]:
     """Rollouts ever dropped, by reason."""
     rows = connection.execute(
@@ -93,7 +104,7 @@ def main_transport(fetched: Mapping[Source, int]) -> Transport:
 
 
 def _add(
-    connection: Connection, table: Table, keys: Sequence[Mapping[str, str]], added: Sequence[Mapping[str, int]]
+    connection: Connection, table: Table, keys: Sequence[Mapping[str, str]], added: Sequence[Mapping[str, float]]
 ) -> None:
     """Adds to the row of each key, which begins at zero; safe, for there is one writer."""
     if not keys:

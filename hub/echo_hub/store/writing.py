@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from echo_hub.core.effects import (
+    CostAccrued,
     GroupDropped,
     GroupOpened,
     Record,
@@ -29,7 +30,7 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.payload import Span
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
-from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_so_far, tally
+from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_so_far, tally, tally_costs
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import ReceiptState
 
@@ -251,6 +252,10 @@ def _publish(connection: Connection, records: Sequence[VersionRecorded], now: fl
             )
 
 
+def _accrue(connection: Connection, records: Sequence[CostAccrued], now: float) -> None:
+    tally_costs(connection, (cost for record in records for cost in record.nodes))
+
+
 WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]] = {
     GroupOpened: _open_groups,
     RolloutsLeased: _lease,
@@ -262,6 +267,7 @@ WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]
     RolloutsDropped: _drop,
     GroupDropped: _drop_groups,
     VersionRecorded: _publish,
+    CostAccrued: _accrue,
 }
 """Each record's writer, in the order in which they are applied."""
 _ORDER: Final = {kind: place for place, kind in enumerate(WRITERS)}

@@ -17,6 +17,8 @@ class ConnectedNode(Protocol):
     capacity: int
     policy_version: int | None
     tokens_per_s: float
+    cost_per_hour: float
+    standby: str
 
 
 def seen_now(totals: Sequence[NodeTotals], connected: Collection[str], now: float) -> list[NodeTotals]:
@@ -34,6 +36,8 @@ def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int)
         capacity=said.capacity if said else 0,
         in_flight=in_flight,
         tokens_per_s=said.tokens_per_s if said else 0.0,
+        costs_per_hour=said.cost_per_hour if said else 0.0,
+        standby=said.standby if said else "",
     )
 
 

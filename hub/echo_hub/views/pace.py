@@ -23,7 +23,7 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final
 
-from echo_hub.config.sections import HubConfig
+from echo_hub.config.sections import CostConfig, HubConfig
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.holdings import quantile
@@ -94,7 +94,11 @@ def read_pace(
     counted = set(work if connected is None else connected)
     if config.run.mode == "colocated":
         counted.add(HUB_NODE_ID)
-    nodes = _nodes(work, store.node_kinds(counted | work.keys()), counted)
+    said = store.node_kinds(counted | work.keys())
+    nodes = tuple(
+        replace(node, cost_per_h=cost_per_hour(config.cost, said.get(node_id)))
+        for node_id, node in _nodes(work, said, counted)
+    )
     return Pace(workload=workload, nodes=nodes, kinds=kinds_of(nodes))
 
 
@@ -183,7 +187,8 @@ def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list
 
 def _nodes(
     work: Mapping[str, Sequence[_Lease]], said: Mapping[str, NodeKind], counted: Collection[str]
-) -> tuple[NodeClass, ...]:
+) -> list[tuple[str, NodeClass]]:
+    """Each with its id."""
     measured, scarce = {}, defaultdict(list)
     for node_id, leases in work.items():
         kind = _kind(node_id, said)
@@ -198,8 +203,15 @@ def _nodes(
     for node_id in sorted(counted):
         like = measured.get(node_id) or alike.get(_kind(node_id, said))
         if like is not None:
-            nodes.append(replace(like, count=1))
-    return tuple(nodes)
+            nodes.append((node_id, replace(like, count=1)))
+    return nodes
+
+
+def cost_per_hour(settings: CostConfig, said: NodeKind | None) -> float:
+    """What a node costs while it is active, in US dollars, its power included where that is counted."""
+    if said is None:
+        return 0.0
+    return said.cost_per_hour + said.power_watts / 1000 * settings.electricity_per_kwh
 
 
 def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:

@@ -10,7 +10,7 @@ from typing import Final
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
-from echo_hub.dashboard.model import NotableEvent, RunState, RunView
+from echo_hub.dashboard.model import CostView, NotableEvent, RunState, RunView
 from echo_hub.store.store import Store
 from echo_hub.views.capacity import CapacityViews
 from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinned
@@ -69,7 +69,7 @@ class RunViews:
         """`connected`: the ids of the nodes that are."""
         config, status, distribution = self._config, moment.status, moment.distribution
         newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
-        evaluations = self._evaluations.read()
+        evaluations, accounting = self._evaluations.read(), self._store.accounting()
         return RunView(
             as_of=time.time(),
             run_id=self._run_id,
@@ -94,7 +94,8 @@ class RunViews:
             rollouts_gone_on=moment.rollouts_gone_on,
             tokens_saved=moment.tokens_saved,
             buffered_groups=status.groups_buffered,
-            accounting=self._store.accounting(),
+            accounting=accounting,
+            cost=self._cost(status, accounting.trained),
             evaluations=thinned(evaluations, EVALUATIONS_SHOWN),
             versions=self._versions.read(),
             fetches_by_transport=self._store.versions_by_transport(),
@@ -105,6 +106,20 @@ class RunViews:
             uplink_bytes_s=distribution.uplink_bytes_s,
             events=tuple(events),
             capacity=self._capacity.read(None if moment.finished else connected, waits_for=waits_for(moment)),
+        )
+
+    def _cost(self, status: CoordinatorStatus, trained: int) -> CostView | None:
+        totals = self._store.costs()
+        if not status.nodes_priced and not totals.active_s:
+            return None
+        return CostView(
+            spend_per_hour=status.spend_per_hour,
+            spend_cap_per_hour=self._config.cost.spend_cap_per_hour,
+            total=totals.dollars,
+            active_s=totals.active_s,
+            per_trained_rollout=totals.dollars / trained if trained else None,
+            nodes_active=status.nodes_active,
+            nodes_standing_by=status.nodes_priced - status.nodes_active,
         )
 
 

@@ -13,6 +13,7 @@ from echo_hub.dashboard.model import (
     AdvisedNodes,
     CapacityView,
     Changes,
+    CostView,
     DisseminationView,
     EvaluationView,
     LeaderboardRow,
@@ -107,6 +108,8 @@ def node_totals(number: int, name: str, *, last_seen: float = STARTED, trained: 
         trained_rollouts=trained,
         received=trained + 55,
         dropped=number % 4,
+        cost_per_hour=0.4 * (number % 3 == 1),
+        cost=0.125 * (number % 3 == 1),
     )
 
 
@@ -120,6 +123,8 @@ def node_view(number: int, totals: NodeTotals, *, policy_version: int | None = N
         capacity=64,
         in_flight=0 if away else 40 + number % 20,
         tokens_per_s=420.0 / (1 + number % 13),
+        costs_per_hour=0.4 * (number % 3 == 1),
+        standby="" if number % 3 != 1 else "cheaper nodes suffice. They return enough.",
     )
 
 
@@ -187,6 +192,18 @@ class ScriptedSource:
             uplink_bytes_s=2.5e6 if self.step else None,
             events=self._events(),
             capacity=self._capacity() if newest else None,
+            cost=self._cost(trained) if newest else None,
+        )
+
+    def _cost(self, trained: int) -> CostView:
+        return CostView(
+            spend_per_hour=0.4,
+            spend_cap_per_hour=2.0,
+            total=0.125,
+            active_s=1_125.0,
+            per_trained_rollout=0.125 / trained,
+            nodes_active=1,
+            nodes_standing_by=2,
         )
 
     def _capacity(self) -> CapacityView:

@@ -34,6 +34,11 @@ SCHEMA = {
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
         *("newest_step", "accuracy_before", "accuracy_after"),
         *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "uplink_bytes_s", "capacity"),
+        "cost",
+    },
+    "cost": {
+        *("spend_per_hour", "spend_cap_per_hour", "total", "active_s", "per_trained_rollout"),
+        *("nodes_active", "nodes_standing_by"),
     },
     "capacity": {
         *("window_s", "idle_share", "idle_by_reason", "step_s", "broadcast_s", "predicted_utilisation", "verdict"),
@@ -43,6 +48,8 @@ SCHEMA = {
         *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),
         *("tokens_per_s", "received", "trained", "evaluated", "dropped", "last_seen", "banned"),
         *("first_seen", "banned_at", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share"),
+        *("costs_per_hour", "standby"),
+        *("cost_per_hour", "power_watts", "cost", "active_s"),
     },
     "steps": {
         *("step", "trained_at", "num_rollouts", "num_tokens", "mean_reward", "staleness_mean", "staleness_max"),
@@ -55,6 +62,7 @@ SCHEMA = {
     "leaderboard": {
         *("rank", "node_id", "name", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share", "last_seen"),
         *("backend", "device", "first_seen", "banned_at", "received", "dropped"),
+        *("cost_per_hour", "power_watts", "cost", "active_s"),
     },
     "accounting": {"leased", "trained", "evaluated", "dropped", "in_flight"},
     "evaluations": {
@@ -84,6 +92,7 @@ async def test_the_fields_are_the_promised_ones(hub: ClientSession) -> None:
     assert set(run["newest_step"]) == SCHEMA["steps"]
     assert set(run["accounting"]) == SCHEMA["accounting"]
     assert set(run["capacity"]) == SCHEMA["capacity"]
+    assert set(run["cost"]) == SCHEMA["cost"]
     assert set(run["capacity"]["advised_nodes"][0]) == {"kind", "count"}
     for name in ("evaluations", "versions", "events"):
         assert set(run[name][0]) == SCHEMA[name]

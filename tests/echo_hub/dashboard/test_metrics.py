@@ -40,6 +40,9 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     assert samples["echo_heldout_pass_at_k", (("k", "4"),)] == run.evaluations[-1].pass_at[4]
     assert samples["echo_learner_importance_ratio_max", ()] == run.newest_step.figures["ratio_max"]
     assert samples["echo_learner_train_seconds", ()] == run.newest_step.figures["seconds"]
+    assert samples["echo_cost_dollars_total", ()] == run.cost.total
+    assert samples["echo_cost_dollars_per_hour", ()] == 0.4
+    assert samples["echo_nodes_priced", (("state", "standby"),)] == 2
     newest = run.versions[0].record
     assert samples["echo_version_payload_bytes", ()] == newest.payload_bytes
     assert samples["echo_version_dissemination_seconds", (("share", "0.95"),)] == newest.dissemination_p95_s

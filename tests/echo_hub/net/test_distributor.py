@@ -63,8 +63,10 @@ class Nodes:
     def __init__(self, published: Any, **settings: Any) -> None:
         self.hub = published
         self.told: dict[str, list[FromHub]] = {}
+        self.sent: list[tuple[str, FromHub]] = []
         self.dismissed: list[tuple[str, RefusalCode]] = []
         self.records: list[Release | Arrival] = []
+        self.standing_by: set[str] = set()
         self._news = asyncio.Event()
         self.distributor = Distributor(
             settings=DisseminationConfig(**{"uplink_mbit_s": 20.0, **settings}),
@@ -72,6 +74,7 @@ class Nodes:
             broadcaster=Broadcaster(self),
             connections=self,
             record=self._record,
+            stands_by=self.standing_by.__contains__,
         )
 
     async def _record(self, news: Sequence[Release | Arrival]) -> None:
@@ -86,6 +89,7 @@ class Nodes:
         if node_id not in self.told:
             return False
         self.told[node_id].append(message)
+        self.sent.append((node_id, message))
         self._news.set()
         return True
 
@@ -225,6 +229,15 @@ async def test_without_links_a_small_version_is_sent_to_each(nodes: Nodes, make_
         payload = b"".join(piece.data for _, piece in sorted(pieces.items()))
         carrier = nodes.hub.publisher.carrier(1)
         assert payload == b"".join((carrier.directory / path).read_bytes() for path, _ in carrier.layout.files)
+
+
+async def test_who_stands_by_is_told_of_a_version_after_all_others(
+    nodes: Nodes, make_adapter: Callable[[int], Path]
+) -> None:
+    await nodes.join("a", "b", "c")
+    nodes.standing_by.add("a")
+    await nodes.publish(1, make_adapter(1))
+    assert [node_id for node_id, message in nodes.sent if isinstance(message, PolicyPublished)] == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize(

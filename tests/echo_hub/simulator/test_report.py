@@ -42,13 +42,15 @@ def test_shares_sizes_and_percentiles(simulated: Simulated) -> None:
     assert report.stale_share == sum(report.dropped.get(reason, 0) for reason in ("stale", "revoked")) / report.leased
 
 
-def test_rented_nodes_cost_what_they_are_connected(simulated: Simulated) -> None:
-    _, report = simulated(nodes={"rented_share": 1.0, "price_per_hour": 36.0})
+def test_rented_nodes_that_all_work_cost_what_they_are_connected(simulated: Simulated) -> None:
+    all_work = {"choose": False}
+    _, report = simulated(nodes={"rented_share": 1.0, "price_per_hour": 36.0}, prices=all_work)
     assert report.cost == pytest.approx(0.01 * report.virtual_s)
     _, half = simulated(
         nodes={"rented_share": 1.0, "price_per_hour": 36.0},
         availability={"on_share": 0.5, "day_s": 20.0},
         measuring={"limit_s": 400.0},
+        prices=all_work,
     )
     assert half.cost == pytest.approx(0.005 * half.virtual_s, abs=0.1)
 

@@ -13,7 +13,16 @@ from typing import Any, Final
 from sqlalchemy import Engine, text
 from sqlalchemy.event import listen, remove
 
-from echo_hub.core.effects import RECORDS, GroupDropped, Record, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
+from echo_hub.core.effects import (
+    RECORDS,
+    CostAccrued,
+    GroupDropped,
+    NodeCost,
+    Record,
+    RolloutsDropped,
+    RolloutsEvaluated,
+    ScoreRecorded,
+)
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store.database import connect
@@ -31,6 +40,8 @@ AT_OPENING: Final = {"snapshot", "evaluated_versions"}
 WHOLE: Final = {
     ("leaderboard", "nodes"): "a row a node: it shows every node",
     ("leaderboard", "tallies"): "a row a node and outcome: it shows every node",
+    ("leaderboard", "costs"): "a row a node: it shows every node",
+    ("costs", "costs"): "a row a node that ever cost something: their sum",
     ("accounting", "tallies"): "a row a node and outcome: their sum",
     ("apply", "tallies"): "a row a node and outcome: their sum, once a step",
     ("versions_by_transport", "fetch_tallies"): "a row a transport",
@@ -85,6 +96,7 @@ class Filled:
             "run_meta": store.run_meta,
             "leaderboard": store.leaderboard,
             "accounting": store.accounting,
+            "costs": store.costs,
             "steps_history": lambda: store.steps_history(newest - 3),
             "newest_step": store.newest_step,
             "versions_history": lambda: store.versions_history(5),
@@ -111,6 +123,7 @@ class Filled:
             RolloutsEvaluated(rollout_ids=(f"{lease + 2}-0",)),
             RolloutsDropped(rollout_ids=(f"{lease + 1}-0", f"{lease + 1}-1"), reason=DropReason.STALE),
             GroupDropped(group_id=group + 1, reason=DropReason.STALE),
+            CostAccrued(nodes=(NodeCost("a", 5.0, 0.125), NodeCost("b", 5.0, 0.25))),
         ]
         records = [*self.records.one_step(self.steps + 1, lease_id=lease, group_id=group), *turns]
         assert {type(record) for record in records} == set(RECORDS)

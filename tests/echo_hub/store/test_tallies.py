@@ -11,13 +11,14 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import text
 
-from echo_hub.core.effects import RolloutsDropped, RolloutsEvaluated, StepTrained
+from echo_hub.core.effects import CostAccrued, NodeCost, RolloutsDropped, RolloutsEvaluated, StepTrained
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
 from echo_hub.core.payload import Span
 from echo_hub.store import tallies
 from echo_hub.store.database import MIGRATIONS, connect
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import SOURCES, Source, main_transport
+from echo_shared.books import CostTotals
 from echo_shared.messages import DropReason
 
 
@@ -115,6 +116,21 @@ def test_more_than_one_query_takes(store: Store, records: Any, monkeypatch: pyte
     store.apply([RolloutsDropped(rollout_ids=ids, reason=DropReason.REVOKED)], now=1.0)
     assert store.accounting().dropped == {"revoked": 15}
     assert shown(store) == counted(store)
+
+
+def test_costs_add_up_by_node(store: Store, records: Any) -> None:
+    assert store.costs() == CostTotals()
+    store.apply([CostAccrued(nodes=(NodeCost("a", 5.0, 0.125), NodeCost("b", 2.5, 0.25)))], now=1.0)
+    store.apply([CostAccrued(nodes=(NodeCost("a", 5.0, 0.125), NodeCost("a", 1.0, 0.5)))], now=2.0)
+    assert store.costs() == CostTotals(dollars=1.0, active_s=13.5)
+    store.node_seen(
+        node_id="a", public_key=b"k", name="a", backend="b", device="d", now=1.0, cost_per_hour=0.4, power_watts=220.0
+    )
+    by_node = {row.node_id: row for row in store.leaderboard()}
+    assert (by_node["a"].cost, by_node["a"].active_s) == (0.75, 11.0)
+    assert (by_node["a"].cost_per_hour, by_node["a"].power_watts) == (0.4, 220.0)
+    kind = store.node_kinds(["a"])["a"]
+    assert (kind.cost_per_hour, kind.power_watts) == (0.4, 220.0)
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ class Hub:
             run_keys=(),
         )
 
-    async def join(self, node_id: str, *, capacity: int = 100) -> None:
+    async def join(self, node_id: str, *, capacity: int = 100, cost_per_hour: float = 0.0) -> None:
         info = NodeInfo(
             node_id=node_id,
             public_key=bytes(32),
@@ -165,6 +165,7 @@ class Hub:
             hub_host="127.0.0.1",
             swarm_port=0,
             mesh_port=0,
+            cost_per_hour=cost_per_hour,
         )
         await self.nodes.node_joined(info)
         status = NodeStatus(activity="sampling", capacity=capacity, policy_version=0, tokens_per_s=12.5)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_hub.config.sections import CostConfig
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.store.recent import Spread
 from echo_hub.views.pace import (
@@ -82,6 +83,26 @@ async def test_a_run_by_its_books(hub: Any) -> None:
     assert (fast.name, fast.count, fast.rollouts_per_s, fast.latency_s) == ("torch · RTX 4070", 2, 2.0, 1.5)
     assert (slow.name, slow.count, slow.latency_s) == ("llama_cpp · Old laptop", 1, 3.0)
     assert slow.rollouts_per_s == pytest.approx(2 / 3)
+
+
+async def test_what_nodes_ask_for_is_their_kinds_cost(hub: Any) -> None:
+    store = hub.driven.store
+    write_books(store)
+    for node_id, cost in (("fast0", 0.4), ("fast1", 0.6)):
+        store.node_seen(
+            node_id=node_id,
+            public_key=b"k",
+            name="x",
+            backend="torch",
+            device="RTX 4070",
+            now=1.0,
+            cost_per_hour=cost,
+            power_watts=100.0,
+        )
+    config = hub.config.model_copy(update={"cost": CostConfig(spend_cap_per_hour=1.0, electricity_per_kwh=0.5)})
+    pace = read_pace(store, config, read_steps(store), None)
+    assert pace is not None
+    assert [(kind.count, kind.cost_per_h) for kind in pace.kinds] == [(2, pytest.approx(0.55)), (1, 0.0)]
 
 
 async def test_of_nodes_that_are_away_nothing_is_expected(hub: Any) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from echo_hub.core.effects import AnnounceVersion, FinishRun, PublishVersion, TrainStep
+from echo_hub.core.effects import (
+    AnnounceVersion,
+    CostAccrued,
+    FinishRun,
+    NodeCost,
+    PublishVersion,
+    TellStandby,
+    TrainStep,
+)
 from echo_hub.core.events import LearnerReady, StepDone
 from echo_hub.dashboard.model import Readiness, RunState
 from echo_hub.store.tallies import TRANSPORTS
@@ -97,6 +105,29 @@ async def test_a_dead_learner_is_a_problem_and_one_that_starts_is_not(hub: Any) 
     view = await hub.pages.run_view()
     (problem,) = view.problems
     assert "learner" in problem and view.readiness is Readiness.FAILING
+
+
+async def test_what_nodes_cost_is_shown_once_any_costs_something(hub: Any) -> None:
+    await hub.join("a")
+    assert (await hub.pages.run_view()).cost is None
+    await hub.train_to_the_end()
+    hub.driven.store.apply([CostAccrued(nodes=(NodeCost("gone", 60.0, 0.4),))], now=1.0)
+    cost = (await hub.pages.run_view()).cost
+    assert cost is not None
+    assert (cost.total, cost.active_s, cost.per_trained_rollout) == (0.4, 60.0, 0.05)
+    assert (cost.spend_per_hour, cost.spend_cap_per_hour, cost.nodes_active, cost.nodes_standing_by) == (0, 0, 0, 0)
+
+
+async def test_a_node_that_costs_something_stands_by_under_a_cap_of_nothing(hub: Any) -> None:
+    await hub.driven.driver.report(LearnerReady(policy_version=0))
+    await hub.join("dear", cost_per_hour=0.4)
+    await hub.driven.until(lambda: bool(hub.driven.of(TellStandby)))
+    (told,) = hub.driven.of(TellStandby)
+    hub.nodes.told(told.node_id, told.reason, told.detail)
+    cost = (await hub.pages.run_view()).cost
+    assert cost is not None and (cost.nodes_active, cost.nodes_standing_by) == (0, 1)
+    (node,) = await hub.pages.nodes()
+    assert (node.costs_per_hour, node.standby) == (0.4, "spend cap. It costs $0.4 an hour; the hub spends nothing.")
 
 
 @pytest.mark.parametrize("mode", ["sequential", "colocated"])

@@ -66,6 +66,8 @@ from echo_shared.messages import (
     ReceiptState,
     Rollout,
     RolloutParts,
+    Standby,
+    StandbyReason,
     Way,
     Welcome,
     rollout_id,
@@ -186,6 +188,20 @@ def test_a_node_says_why_it_asks_for_no_work() -> None:
         "the spool cannot be written",
         "the node is leaving",
     )
+
+
+def test_why_there_is_no_work_is_known_until_there_is() -> None:
+    node = Node()
+    node.ready()
+    assert node.loop.standby == ""
+    news = Standby(reason=StandbyReason.TOO_SLOW, detail="Version and rollout take it about 90 s.")
+    node(news)
+    assert node.loop.standby.endswith("Version and rollout take it about 90 s.")
+    node(lease(1))
+    assert node.loop.standby == ""
+    for ends in (Standby(reason=None), Disconnected()):
+        node(news, ends)
+        assert node.loop.standby == ""
 
 
 def test_from_welcome_to_the_first_rollout() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from echo_hub.core.nodes.pace import Pace
+from echo_shared.messages import StandbyReason
 
 HUB_NODE_ID: Final = "hub"
 """The learner as a sampler, in co-located mode: no other node's id looks like this."""
@@ -66,6 +67,19 @@ class Node:
     """The group whose completion last ended a process for scoring."""
     rests_until: float | None = None
     """None = it does not rest."""
+    per_hour: float = 0.0
+    """What it costs in US dollars; 0 = a gift."""
+    active: bool = True
+    """It may be leased to: see `echo_hub.core.activation`, which alone changes this."""
+    behind_s: float = 0.0
+    """From a version's training until it has it; 0 = not known."""
+    taken_at: float = 0.0
+    """When it last was given work, or came to be able to."""
+    late_since: float | None = None
+    """Since when something that it holds takes far longer than it should, and nothing has come in; None = it does not.
+    """
+    told: StandbyReason | None = None
+    """Why it has no work, as it was told last."""
 
     @property
     def limit(self) -> int:

@@ -143,9 +143,25 @@ class Nodes:
         """This version is out: no claim of a newer one counts."""
         self._newest = policy_version
 
-    def connect(self, node_id: str) -> None:
-        """It takes no work until it reports a capacity."""
+    def get(self, node_id: str) -> Node | None:
+        """Its record, if it is known; others change it through this object alone."""
+        return self._nodes.get(node_id)
+
+    def ids(self) -> tuple[str, ...]:
+        """All that are known, in the order in which they came, in O(nodes)."""
+        return tuple(self._nodes)
+
+    def set_active(self, node_id: str, active: bool) -> Node:
+        """Whether it may be leased to; what it holds it may finish in any case."""
+        node = self._nodes[node_id]
+        node.active = active
+        self._update(node)
+        return node
+
+    def connect(self, node_id: str, per_hour: float = 0.0) -> None:
+        """It takes no work until it reports a capacity; one that costs something, not before it is made active."""
         node = self._known(node_id)
+        node.per_hour, node.active, node.told = per_hour, per_hour == 0, None
         self.num_connected += not node.connected
         node.connected, node.capacity, node.policy_version = True, 0, None
         self._update(node)
@@ -203,6 +219,7 @@ class Nodes:
         """`count` rollouts, `num_tokens` in all, are leased to it. A node that is not known yet is one from before a
         restart."""
         node = self._known(node_id)
+        node.taken_at = now
         if node.held == 0:
             node.pace.begin(now)
         self._hold(node, count, num_tokens)
@@ -233,6 +250,7 @@ class Nodes:
     def measure(self, node_id: str, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
         """A completion of it has come in; before `release`."""
         node = self._nodes[node_id]
+        node.late_since = None
         node.pace.arrived(num_tokens, sampling_s=sampling_s, latency_s=latency_s, now=now)
         if node.proven:
             node.speed = speed_class(node.pace.token_s)
@@ -250,6 +268,12 @@ class Nodes:
             if node_id in self._candidates:
                 self._count_pace(node, counts=True)
             self._update(node)
+
+    def mark_late(self, node_id: str, now: float) -> None:
+        """Something that it holds takes too long."""
+        node = self._nodes.get(node_id)
+        if node is not None and node.late_since is None:
+            node.late_since = now
 
     def num_candidates(self, oldest_version: int, among: Collection[str] | None = None) -> int:
         """Nodes (of `among`, if given) that take work and have a version from `oldest_version` on, full ones too."""
@@ -357,6 +381,8 @@ class Nodes:
     def _version(self, node: Node) -> int | None:
         """What it counts as a candidate of; None: it takes no work."""
         if not node.connected or node.capacity < 1 or node.policy_version is None or node.rests_until is not None:
+            return None
+        if not node.active:
             return None
         match self._samplers:
             case "by_version":

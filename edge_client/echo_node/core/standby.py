@@ -1,0 +1,30 @@
+"""What a node without work tells its user, in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from echo_shared.messages import Standby, StandbyReason
+
+SENTENCES: Final[Mapping[StandbyReason, str]] = {
+    StandbyReason.CHEAPER_NODES_SUFFICE: "Standing by: cheaper nodes do all the work that there is. This one stays "
+    "ready, and steps in when they no longer suffice.",
+    StandbyReason.SPEND_CAP: "Standing by: this node costs more than the hub may still spend in an hour.",
+    StandbyReason.TOO_SLOW: "Standing by: what this machine returns comes too late to be trained on. It is given a "
+    "rollout now and then, so that its pace is measured again.",
+    StandbyReason.NO_WORK_NOW: "No work at this moment: other nodes have all that there is. Those that waited longest "
+    "are asked first.",
+    StandbyReason.FAILING: "Resting for a while: the hub was given work back by this node, or sent what it could not "
+    "use.",
+}
+"""A test holds it equal to StandbyReason."""
+
+WORKS_AGAIN: Final = "The hub has work for this node again."
+
+
+def sentence(news: Standby) -> str:
+    """The reason, then the hub's own words."""
+    if news.reason is None:
+        return WORKS_AGAIN
+    return f"{SENTENCES[news.reason]} {news.detail}".strip()

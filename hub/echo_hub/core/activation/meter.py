@@ -1,0 +1,89 @@
+"""What active nodes have cost: their price by the time for which they were connected and active.
+
+The books get it every `ACCRUE_S` seconds, or, where many nodes cost something, one of `A_SECOND` of them a second; and
+when a node stops being active. So a hub that is killed forgets that much of it at most.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import fsum, inf
+from typing import Final
+
+from echo_hub.core.effects import CostAccrued, NodeCost
+
+ACCRUE_S: Final = 5.0
+A_SECOND: Final = 100
+AT_ONCE: Final = 256
+"""Nodes that one record speaks of."""
+LONGEST_S: Final = 60.0
+"""More than this between two looks at the clock was no time in which anybody worked: the hub's computer slept."""
+
+
+class Meter:
+    """Nodes in the order in which they were last accounted for."""
+
+    def __init__(self) -> None:
+        self._running: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Dollars an hour, and since when they are not in the books."""
+        self._ended: list[NodeCost] = []
+        self._due_at = inf
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def per_hour(self) -> float:
+        """What all active nodes cost together."""
+        return fsum(price for price, _ in self._running.values())
+
+    @property
+    def due_at(self) -> float:
+        """When `take` has something for the books."""
+        return -inf if self._ended else self._due_at
+
+    def begin(self, node_id: str, per_hour: float, now: float) -> None:
+        """The node is active from now on."""
+        self._running[node_id] = (per_hour, now)
+        self._running.move_to_end(node_id)
+        self._due_at = min(self._due_at, now + self._period_s)
+
+    def end(self, node_id: str, now: float) -> None:
+        """It is active no more; harmless when it was not."""
+        running = self._running.pop(node_id, None)
+        if running is not None:
+            self._ended.append(_cost(node_id, *running, now))
+        if not self._running:
+            self._due_at = inf
+
+    def take(self, now: float) -> CostAccrued | None:
+        """What is due; None: nothing."""
+        costs, self._ended = self._ended, []
+        period_s = self._period_s
+        while self._running and len(costs) < AT_ONCE:
+            node_id, (per_hour, since) = next(iter(self._running.items()))
+            if now < since:  # The clock was set back.
+                self._restart_clock(now)
+                break
+            if now < since + period_s:
+                break
+            costs.append(_cost(node_id, per_hour, since, now))
+            self._running[node_id] = (per_hour, now)
+            self._running.move_to_end(node_id)
+        first = next(iter(self._running.values()), None)
+        self._due_at = inf if first is None else first[1] + period_s
+        return CostAccrued(nodes=tuple(costs)) if costs else None
+
+    def _restart_clock(self, now: float) -> None:
+        """Nothing is owed for time that has not passed."""
+        for node_id, (per_hour, since) in self._running.items():
+            self._running[node_id] = (per_hour, min(since, now))
+
+    @property
+    def _period_s(self) -> float:
+        return max(ACCRUE_S, len(self._running) / A_SECOND)
+
+
+def _cost(node_id: str, per_hour: float, since: float, now: float) -> NodeCost:
+    active_s = min(LONGEST_S, max(0.0, now - since))
+    return NodeCost(node_id=node_id, active_s=active_s, dollars=per_hour * active_s / 3600)

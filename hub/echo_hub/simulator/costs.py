@@ -1,0 +1,57 @@
+"""What a simulated run costs, by the coordinator's own records, and what nodes are told of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from echo_hub.core.activation.settings import ActivationSettings
+from echo_hub.core.effects import CostAccrued, TellStandby
+from echo_hub.simulator.population import Traits
+from echo_hub.simulator.scenario import Scenario
+
+
+class Costs:
+    """`by_time` has, of each record, when it was made and the dollars so far."""
+
+    def __init__(self) -> None:
+        self.dollars = 0.0
+        self.by_time: list[tuple[float, float]] = [(0.0, 0.0)]
+        self.told: Counter[str] = Counter()
+        """Nodes told that they stand by, by reason, so often as each was."""
+        self._paid_at: dict[str, float] = {}
+        self.activations = 0
+        """Nodes told that they do so no more."""
+
+    def accrue(self, record: CostAccrued, now: float) -> None:
+        self.dollars += sum(cost.dollars for cost in record.nodes)
+        self.by_time.append((now, self.dollars))
+        self._paid_at.update((cost.node_id, now) for cost in record.nodes)
+
+    def tell(self, action: TellStandby) -> None:
+        if action.reason is None:
+            self.activations += 1
+        else:
+            self.told[action.reason] += 1
+
+    def num_paid(self, since: float) -> int:
+        """Nodes that have cost something since then."""
+        return sum(at >= since for at in self._paid_at.values())
+
+    def until(self, now: float) -> float:
+        """Dollars until then, but for the last seconds."""
+        return max((dollars for at, dollars in self.by_time if at <= now), default=0.0)
+
+
+def activation_settings(scenario: Scenario) -> ActivationSettings:
+    prices = scenario.prices
+    return ActivationSettings(
+        spend_cap_per_hour=prices.spend_cap_per_hour,
+        margin=prices.margin,
+        hysteresis=prices.hysteresis,
+        dwell_s=prices.dwell_s,
+    )
+
+
+def asked_of_hub(scenario: Scenario, traits: Traits) -> float:
+    """What the coordinator is told that a node costs: nothing where all are to work in any case."""
+    return traits.price_per_hour if scenario.prices.choose else 0.0

@@ -1,0 +1,86 @@
+"""The cheapest nodes that do enough: under the cap, sufficient where they can be, near the linear optimum."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_hub.core.activation.choice import cheapest
+
+NODES = st.lists(
+    st.tuples(st.floats(0, 50).map(lambda u: u if u > 1e-6 else 0.0), st.floats(0.01, 5)), max_size=40
+).map(lambda rows: np.array(rows, dtype=np.float64).reshape(-1, 2))
+
+
+def linear_optimum(useful: np.ndarray, cost: np.ndarray, need: float) -> float:
+    """Of the relaxation with one row and shares in 0..1: in the order of prices, the last one in part."""
+    total, rows = 0.0, sorted((c / u, u) for u, c in zip(useful, cost, strict=True) if u > 0)
+    for price, brings in rows:
+        part = min(brings, need)
+        total += price * part
+        need -= part
+    return total if need <= 1e-9 else inf
+
+
+def test_the_examples_nodes() -> None:
+    useful, cost = np.array([6.0, 5.0, 9.0]), np.array([0.3, 0.4, 0.9])
+    assert cheapest(useful, cost, need=8, budget=inf).tolist() == [True, True, False]
+    assert cheapest(useful, cost, need=9, budget=inf).tolist() == [True, True, False]
+    assert cheapest(useful, cost, need=12, budget=inf).tolist() == [True, False, True]
+    assert cheapest(useful, cost, need=99, budget=1.0).tolist() == [True, True, False], "what the money brings most of"
+    assert not cheapest(useful, cost, need=0, budget=inf).any()
+    assert not cheapest(np.zeros(0), np.zeros(0), need=5, budget=inf).any()
+
+
+def test_one_who_is_dear_and_large_is_not_taken_for_a_small_rest() -> None:
+    useful, cost = np.array([10.0, 100.0, 1.0]), np.array([1.0, 11.0, 0.2])
+    assert cheapest(useful, cost, need=11, budget=inf).tolist() == [True, False, True]
+
+
+@given(NODES, st.floats(0, 400), st.floats(0, 60))
+def test_never_above_the_budget_and_sufficient_where_all_of_them_are(
+    nodes: np.ndarray, need: float, budget: float
+) -> None:
+    useful, cost = nodes[:, 0], nodes[:, 1]
+    chosen = cheapest(useful, cost, need=need, budget=budget)
+    assert cost[chosen].sum() <= budget * (1 + 1e-9)
+    assert (useful[chosen] > 0).all()
+    if cost.sum() <= budget and useful.sum() >= need + 1e-9:
+        assert useful[chosen].sum() >= need - 1e-6
+
+
+@given(NODES, st.floats(0.1, 400))
+def test_the_cost_is_the_linear_optimum_but_for_one_node(nodes: np.ndarray, need: float) -> None:
+    useful, cost = nodes[:, 0], nodes[:, 1]
+    best = linear_optimum(useful, cost, need)
+    if best < inf:
+        chosen = cheapest(useful, cost, need=need, budget=inf)
+        spent = cost[chosen].sum()
+        assert spent <= best + cost[chosen].max() + 1e-9
+        assert spent <= 1.05 * best + cost[useful > 0].max()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(150, 400))
+def test_where_nodes_are_many_the_cost_is_within_five_percent(seed: int, count: int) -> None:
+    chance = np.random.default_rng(seed)
+    useful = chance.lognormal(0, 0.5, count)
+    cost = useful * np.exp(chance.uniform(0, np.log(4), count))
+    need = chance.uniform(0.4, 0.9) * useful.sum()
+    chosen = cheapest(useful, cost, need=need, budget=inf)
+    assert useful[chosen].sum() >= need
+    assert cost[chosen].sum() <= 1.05 * linear_optimum(useful, cost, need)
+
+
+@pytest.mark.parametrize("budget", [inf, 1000.0])
+def test_a_hundred_thousand_nodes_are_one_pass(budget: float) -> None:
+    chance = np.random.default_rng(0)
+    useful, cost = chance.lognormal(0, 1, 100_000), chance.lognormal(0, 1, 100_000)
+    began_at = time.process_time()
+    chosen = cheapest(useful, cost, need=20_000.0, budget=budget)
+    assert time.process_time() - began_at < 2, "some tens of milliseconds where nothing else runs"
+    assert chosen.any() and cost[chosen].sum() <= budget

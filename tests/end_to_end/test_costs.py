@@ -1,0 +1,92 @@
+"""A gift and a node that costs something: which of them works, who is told why not, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
+PRICE = 3.6
+"""US dollars an hour: a tenth of a cent a second."""
+
+
+async def get(url: str, what: str) -> Any:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/api/v1/{what}") as response:
+        return await response.json()
+
+
+async def node_of(url: str, name: str) -> Any:
+    found = [node for node in (await get(url, "nodes"))["nodes"] if node["name"] == name]
+    return found[0] if found else None
+
+
+async def until(condition: Callable[[], Awaitable[Any]], within_s: float = 200.0) -> Any:
+    async with asyncio.timeout(within_s):
+        while True:
+            if found := await condition():
+                return found
+            await asyncio.sleep(0.1)
+
+
+async def status_of(site: Any, name: str) -> Any:
+    code, said = await site.command("echo_node.main", "status", "--json", "--data-dir", site.root / name)
+    assert code == 0, said
+    return json.loads(said)
+
+
+async def test_the_gift_works_and_the_other_steps_in_when_it_is_lost(site: Any, tmp_path: Path) -> None:
+    run = await site.make_run(
+        training={"steps": 100_000, "groups_per_step": 2, "group_size": 2, "max_staleness": 4},
+        cost={"spend_cap_per_hour": 5.0, "dwell_s": 0.0},
+    )
+    hub, url = await site.hub(run)
+    gift = await site.node(url, "gift")
+
+    async def trains() -> bool:
+        return bool((await get(url, "run"))["trained_step"] >= 3)
+
+    await until(trains)
+    dear = await site.node(url, "dear", "--cost-per-hour", str(PRICE), "--power-watts", "200")
+    await dear.printed("Standing by: cheaper nodes do all the work")
+
+    async def is_warm() -> Any:
+        node = await node_of(url, "dear")
+        return node if node["policy_version"] and node["standby"] else None
+
+    waiting = await until(is_warm)
+    assert waiting["standby"].startswith("cheaper nodes suffice")
+    assert (waiting["cost_per_hour"], waiting["costs_per_hour"], waiting["power_watts"]) == (PRICE, PRICE, 200.0)
+    assert "cheaper nodes" in (await status_of(site, "dear"))["standby"]
+    cost = (await get(url, "run"))["cost"]
+    assert (cost["nodes_standing_by"], cost["nodes_active"], cost["spend_per_hour"]) == (1, 0, 0.0)
+    before = waiting["received"]
+
+    await gift.kill()
+
+    async def works() -> Any:
+        node = await node_of(url, "dear")
+        return node["received"] > before + 8
+
+    await until(works, within_s=60.0)
+    await dear.printed("The hub has work for this node again")
+    run_view = await get(url, "run")
+    assert run_view["cost"]["spend_per_hour"] == PRICE and run_view["cost"]["nodes_active"] == 1
+    assert (await status_of(site, "dear"))["standby"] == ""
+
+    async def is_booked() -> Any:
+        return (await get(url, "run"))["cost"]["total"] >= PRICE / 3600 * 5
+
+    await until(is_booked, within_s=60.0)
+    await hub.kill()
+    again, url = await site.hub(run)
+    cost = (await get(url, "run"))["cost"]
+    assert cost["total"] >= PRICE / 3600 * 5, "what is booked outlives the hub"
+    assert cost["total"] == pytest.approx(PRICE / 3600 * cost["active_s"])
+    await again.kill()
