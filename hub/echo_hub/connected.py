@@ -51,6 +51,8 @@ class LiveNode:
     """What it costs while it is active, its power included where that is counted."""
     standby: str = ""
     """Why it has no work, as it was told; empty = it was told nothing. The hub's own words, all of it."""
+    affordable: bool = True
+    """The spend cap does not keep it from work."""
 
 
 class Distribution(Protocol):
@@ -110,6 +112,7 @@ class ConnectedNodes:
         """What the node is to be told of why it has no work, which pages show from now on."""
         live = self.live.get(node_id)
         if live is not None:
+            live.affordable = reason is not StandbyReason.SPEND_CAP
             live.standby = "" if reason is None else f"{reason.value.replace('_', ' ')}. {detail}".strip()
         return Standby(reason=reason, detail=detail)
 

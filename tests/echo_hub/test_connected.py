@@ -288,6 +288,8 @@ async def test_what_a_node_is_told_of_its_standing_is_shown_until_it_works_again
     told = hub.nodes.told("a", StandbyReason.SPEND_CAP, "It costs $9 an hour.")
     assert told == Standby(reason=StandbyReason.SPEND_CAP, detail="It costs $9 an hour.")
     assert hub.nodes.live["a"].standby == "spend cap. It costs $9 an hour." and hub.nodes.stands_by("a")
+    assert not hub.nodes.live["a"].affordable
     assert hub.nodes.told("a", None, "") == Standby(reason=None)
+    assert hub.nodes.live["a"].affordable
     assert not hub.nodes.stands_by("a")
     assert hub.nodes.told("gone", None, "") == Standby(reason=None)

@@ -43,8 +43,9 @@ async def status_of(site: Any, name: str) -> Any:
 
 async def test_the_gift_works_and_the_other_steps_in_when_it_is_lost(site: Any, tmp_path: Path) -> None:
     run = await site.make_run(
-        training={"steps": 100_000, "groups_per_step": 2, "group_size": 2, "max_staleness": 4},
-        cost={"spend_cap_per_hour": 5.0, "dwell_s": 0.0},
+        # Steps are short here, and a version's way to the nodes is not: a large bound keeps both in time.
+        training={"steps": 100_000, "groups_per_step": 2, "group_size": 2, "max_staleness": 100},
+        cost={"spend_cap_per_hour": 5.0, "dwell_s": 0.0, "margin": 1.0},
     )
     hub, url = await site.hub(run)
     gift = await site.node(url, "gift")
@@ -74,7 +75,7 @@ async def test_the_gift_works_and_the_other_steps_in_when_it_is_lost(site: Any, 
         node = await node_of(url, "dear")
         return node["received"] > before + 8
 
-    await until(works, within_s=60.0)
+    await until(works)
     await dear.printed("The hub has work for this node again")
     run_view = await get(url, "run")
     assert run_view["cost"]["spend_per_hour"] == PRICE and run_view["cost"]["nodes_active"] == 1
@@ -83,7 +84,7 @@ async def test_the_gift_works_and_the_other_steps_in_when_it_is_lost(site: Any, 
     async def is_booked() -> Any:
         return (await get(url, "run"))["cost"]["total"] >= PRICE / 3600 * 5
 
-    await until(is_booked, within_s=60.0)
+    await until(is_booked)
     await hub.kill()
     again, url = await site.hub(run)
     cost = (await get(url, "run"))["cost"]

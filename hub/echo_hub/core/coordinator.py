@@ -4,7 +4,8 @@ Each event changes the state, then the same three questions are asked: can a ste
 there a node for what wants a lease? A late or repeated event is harmless; an impossible one is a LocalProtocolError.
 After an error, or when records could not be committed, this object is ahead of the store: build a new one.
 
-Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating, and this.
+Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating,
+activation, and this.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ class ConnectedNode(Protocol):
     tokens_per_s: float
     cost_per_hour: float
     standby: str
+    affordable: bool
 
 
 def seen_now(totals: Sequence[NodeTotals], connected: Collection[str], now: float) -> list[NodeTotals]:

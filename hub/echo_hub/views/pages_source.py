@@ -43,7 +43,7 @@ class HubPages:
         moment = self._moment()
         rollouts_per_s = self._received.per_s(moment.num_received, time.time())
         events = tuple(self._notable.events)
-        connected = frozenset(self._nodes)
+        connected = frozenset(node_id for node_id, node in self._nodes.items() if node.affordable)
         return await asyncio.to_thread(
             self._run.read, moment, rollouts_per_s=rollouts_per_s, events=events, connected=connected
         )

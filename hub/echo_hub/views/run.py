@@ -66,7 +66,7 @@ class RunViews:
     def read(
         self, moment: Moment, *, rollouts_per_s: float, events: Iterable[NotableEvent], connected: Collection[str]
     ) -> RunView:
-        """`connected`: the ids of the nodes that are."""
+        """`connected`: the ids of the nodes that are, but for those that the spend cap keeps from work."""
         config, status, distribution = self._config, moment.status, moment.distribution
         newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
         evaluations, accounting = self._evaluations.read(), self._store.accounting()
