@@ -6,6 +6,7 @@
 - A day of volunteers' machines that come and go: see `days`.
 - The speed-up over dispatch by whole groups, in order and blind, where sampling is what limits: see `speed_up`.
 - Cost: what the choice of nodes saves: see `cost`.
+- The capacity model's prediction beside the simulated utilisation: see `prediction`.
 - The grid: 100 nodes whose throughput is log-normal, by its sigma, the staleness bound S and the time a step takes. The
   pool samples in time 1.15 times what the learner takes; where no pool can be enough, the case is left out.
 
@@ -24,7 +25,7 @@ from typing import Any, Final
 
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
-from benchmarks.simulate import cases, cost, days, speed_up
+from benchmarks.simulate import cases, cost, days, prediction, speed_up
 from benchmarks.simulate.kind import Case, Kind, Row
 
 DESCRIPTION: Final = (
@@ -38,6 +39,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     days.KIND,
     cases.GRID_KIND,
     cost.KIND,
+    prediction.KIND,
 )
 """In the order of the table."""
 

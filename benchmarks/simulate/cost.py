@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.simulate.cases import scenario_of
 from benchmarks.simulate.kind import Kind, Row
+from echo_hub.core.capacity.rule import useful_rollouts_of_each
 from echo_hub.simulator.population import draw_nodes
 from echo_hub.simulator.report import Report, connected_cost, report_of
 from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
@@ -147,19 +147,11 @@ def optimal_per_hour(scenario: Scenario, margin: float) -> float:
 
     price = np.array([node.price_per_hour for node in draw_nodes(scenario)])
     need = margin * demand_of(scenario).rollouts_per_step
-    solved = linprog(price, A_ub=-_useful(scenario)[np.newaxis], b_ub=[-need], bounds=(0, 1))
+    useful = useful_rollouts_of_each(pool_of(scenario), demand_of(scenario))
+    solved = linprog(price, A_ub=-useful[np.newaxis], b_ub=[-need], bounds=(0, 1))
     if not solved.success:
         raise RuntimeError(f"no shares of these nodes suffice: {solved.message}")
     return float(solved.fun)
-
-
-def _useful(scenario: Scenario) -> NDArray[np.float64]:
-    """Rollouts a step that each node brings in time, [N]."""
-    pool, demand = pool_of(scenario), demand_of(scenario)
-    window_s = demand.max_staleness * demand.step_s - pool.dissemination_s - pool.latency_s
-    in_time_s = np.minimum(demand.publish_every * demand.step_s, np.maximum(0.0, window_s))
-    useful: NDArray[np.float64] = pool.rollouts_per_s * in_time_s / demand.publish_every
-    return useful
 
 
 def _useful_over_needed(scenario: Scenario) -> float:

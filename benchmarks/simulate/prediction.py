@@ -15,6 +15,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any, Final
 
+from benchmarks.simulate.kind import Kind
 from echo_hub.core.capacity.model import Pool
 from echo_hub.core.capacity.schedule import predict
 from echo_hub.simulator.rule import classes_of, demand_of
@@ -110,3 +111,6 @@ def headline(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
         "prediction_error": max(errors, default=None),
         "mean_prediction_error": fmean(errors) if errors else None,
     }
+
+
+KIND: Final = Kind(cases=cases(), headline=headline, told=TOLD)

@@ -94,7 +94,7 @@ class SortedIds(list[int]):
 
     def last(self, count: int) -> tuple[int, ...]:
         """The `count` largest ids, in order."""
-        return tuple(self._ids[-count:])
+        return tuple(self[-count:])
 
     def position(self, group_id: int) -> int:
         """How many ids are smaller."""

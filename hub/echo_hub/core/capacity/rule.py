@@ -47,10 +47,15 @@ class NodeByNode:
 
 def useful_rollouts(pool: NodeByNode, workload: Workload) -> float:
     """Of one step, on average: `rollouts_per_step` keep the learner busy."""
+    return float(useful_rollouts_of_each(pool, workload).sum())
+
+
+def useful_rollouts_of_each(pool: NodeByNode, workload: Workload) -> NDArray[np.float64]:
+    """Of one step, on average, that each node brings in time, [N]."""
     period_s = workload.publish_every * workload.step_s
     window_s = workload.staleness_bound * workload.step_s - pool.broadcast_s - pool.latency_s
-    useful_s = np.minimum(period_s, np.maximum(0.0, window_s))
-    return float(np.dot(pool.rollouts_per_s, useful_s)) / workload.publish_every
+    useful: NDArray[np.float64] = pool.rollouts_per_s * np.clip(window_s, 0.0, period_s) / workload.publish_every
+    return useful
 
 
 def needed_staleness(pool: NodeByNode, workload: Workload) -> float | None:
