@@ -63,7 +63,7 @@ LEFT_S: Final = 10.0
 """A node that has left may come back so long before what it holds is late."""
 TYPICAL: Final = 2.0
 """Times a typical rollout's, in which a rollout is to be back where the step should have begun already."""
-UNPROVEN_IN: Final = 4.0
+UNPROVEN_IN: Final = 1.0
 """Typical rollouts' time that must be left for who has returned nothing yet: he may never do, and others have to."""
 HURRY: Final = 2.0
 """A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""

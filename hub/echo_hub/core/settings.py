@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from echo_hub.core.activation.settings import ActivationSettings
-from echo_hub.core.nodes.node import NodeSettings, Samplers
+from echo_hub.core.nodes.node import UNPROVEN_SHARE, NodeSettings, Samplers
 
 Mode = Literal["colocated", "sequential", "async"]
-
-UNPROVEN_SHARE: Final = 16
-"""Nodes that have returned nothing yet hold one of so many rollouts of a step at most, all together."""
 
 _SAMPLERS: Final[dict[Mode, Samplers]] = {"colocated": "hub", "sequential": "any", "async": "by_version"}
 

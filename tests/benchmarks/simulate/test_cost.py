@@ -28,7 +28,11 @@ def test_a_pool_is_as_large_as_it_says_and_its_prices_are_spread(case: CostCase)
 def test_the_optimum_takes_the_cheapest_and_a_part_of_the_last() -> None:
     pytest.importorskip("scipy", reason="the extra `benchmarks` has it")
     scenario = CostCase(pool=2.0, sigma=0.5).scenario(1)
-    useful, missing, dollars = useful_rollouts_of_each(pool_of(scenario), demand_of(scenario)), 1.15 * demand_of(scenario).rollouts_per_step, 0.0
+    useful, missing, dollars = (
+        useful_rollouts_of_each(pool_of(scenario), demand_of(scenario)),
+        1.15 * demand_of(scenario).rollouts_per_step,
+        0.0,
+    )
     price = np.array([node.price_per_hour for node in draw_nodes(scenario)])
     for node in np.argsort(price / useful):
         part = min(1.0, missing / useful[node])

@@ -14,6 +14,10 @@ HUB_NODE_ID: Final = "hub"
 UNPROVEN: Final = -(2**30)
 """The speed class of nodes of which nothing is known yet."""
 
+UNPROVEN_SHARE: Final = 16
+"""Nodes that have returned nothing yet hold one of so many rollouts at most, all together: of a step's, or of those
+that nodes hold."""
+
 Samplers = Literal["by_version", "any", "hub"]
 
 

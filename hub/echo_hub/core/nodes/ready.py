@@ -2,7 +2,8 @@
 
 A node's *window*, how many rollouts it may hold, is earned: it starts small, grows by one with each rollout that comes
 back in time and is scored, and shrinks with each that does not. What a node claims is only a ceiling. All nodes that
-have returned nothing yet together hold no more than `unproven_most`, as long as any other node is there.
+have returned nothing yet together hold no more than `unproven_most`, or than one of `UNPROVEN_SHARE` that all nodes
+hold, as long as any other node is there.
 
 A node is *ready* when a quarter of what it may hold is free, or room for a whole lease: a place that is filled the
 moment it is free would make every lease one rollout long. In a multi-turn run most leases are that long anyway, and a
@@ -22,7 +23,7 @@ from types import MappingProxyType
 from typing import Final, assert_never
 
 from echo_hub.core.nodes.conduct import Conduct
-from echo_hub.core.nodes.node import UNPROVEN, Node, NodeSettings
+from echo_hub.core.nodes.node import UNPROVEN, UNPROVEN_SHARE, Node, NodeSettings
 from echo_hub.core.nodes.queues import Place, ReadyQueues
 from echo_shared.messages import MAX_BATCHED
 
@@ -61,6 +62,8 @@ class Nodes:
         self._by_version: Counter[int] = Counter()
         self._held: dict[str, int] = {}
         self._newest = 0
+        self._in_flight = 0
+        """Rollouts that nodes hold within their deadlines."""
         self._unproven_in_flight = 0
         self._num_proven = 0
         """Proven nodes among the candidates."""
@@ -108,7 +111,9 @@ class Nodes:
     @property
     def unproven_may(self) -> bool:
         """Whether nodes that have returned nothing yet are given anything."""
-        return not self._num_proven or self._unproven_in_flight < self._settings.unproven_most
+        if not self._num_proven:
+            return True
+        return self._unproven_in_flight < max(self._settings.unproven_most, self._in_flight // UNPROVEN_SHARE)
 
     @property
     def any_ready(self) -> bool:
@@ -230,7 +235,7 @@ class Nodes:
         """One of its rollouts has passed its deadline."""
         node = self._nodes[node_id]
         node.overdue += 1
-        self._count_unproven(node, -1)
+        self._count_in_flight(node, -1)
         if not node.is_hub:
             node.window = max(1, node.window - 1) if node.in_flight else 1
             self._count_pace(node, counts=False)
@@ -241,7 +246,7 @@ class Nodes:
         """One of its rollouts, likely to be so long, has come in, or is wanted no more."""
         node = self._nodes[node_id]
         node.overdue -= overdue
-        self._count_unproven(node, overdue)
+        self._count_in_flight(node, overdue)
         self._hold(node, -1, -num_tokens)
         if self.heeds_relief and self._queues.waits(node_id):
             self.num_changes += 1
@@ -310,14 +315,15 @@ class Nodes:
 
     def _hold(self, node: Node, count: int, num_tokens: float) -> None:
         node.held += count
-        self._count_unproven(node, count)
+        self._count_in_flight(node, count)
         node.held_tokens = node.held_tokens + num_tokens if node.held else 0.0
         if node.held:
             self._held[node.node_id] = node.held
         else:
             self._held.pop(node.node_id, None)
 
-    def _count_unproven(self, node: Node, count: int) -> None:
+    def _count_in_flight(self, node: Node, count: int) -> None:
+        self._in_flight += count
         if not node.proven:
             self._free_unproven(-count)
 
