@@ -173,7 +173,11 @@ def _set(text: str, section: str, key: str, value: object) -> str:
 async def _end_for_sure(process: asyncio.subprocess.Process) -> None:
     if process.returncode is not None:
         return
-    children = psutil.Process(process.pid).children(recursive=True)
+    try:
+        children = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:  # It has ended; who waits for it has not been told yet.
+        await process.wait()
+        return
     process.terminate()
     try:
         async with asyncio.timeout(20):

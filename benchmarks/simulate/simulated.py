@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 
 from benchmarks.simulate.kind import Row
+from echo_hub.garbage import Garbage
 from echo_hub.simulator.report import Report
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.simulation import simulate
@@ -14,7 +15,8 @@ from echo_hub.simulator.simulation import simulate
 def row_of(name: str, scenario: Scenario, *, with_memory: bool = False) -> Row:
     """`details` is what is not in the table. Times are of this process's processor."""
     began_at = time.process_time()
-    report = simulate(scenario, time.process_time)
+    with Garbage() as garbage:
+        report = simulate(scenario, time.process_time, handled=garbage.handled)
     seconds = time.process_time() - began_at
     check(name, report)
     needed = report.needed_staleness

@@ -26,6 +26,8 @@ HEADLINES = {
     "utilisation_chosen",
     "utilisation_all_on",
     "bytes_per_node",
+    "prediction_error",
+    "mean_prediction_error",
 }
 
 

@@ -66,7 +66,7 @@ def check_what_was_trained(run: Path) -> None:
     for group in groups:
         prompt = problems.prompt_ids(group.group_id)
         for episode in group.episodes:
-            rollout = training_rollout(episode)
+            rollout = training_rollout(episode, learner_version=0)
             said = codec.decode(rollout.completion_ids[~rollout.loss_mask])
             assert said in {"".join(hints) for hints in _hints(len(episode.turns) - 1)}
             assert rollout.loss_mask[-1] and rollout.loss_mask.sum() == len(episode.turns)

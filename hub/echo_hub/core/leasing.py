@@ -245,7 +245,7 @@ class Leasing:
     def dispatch(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
         """Leases the groups that wait for the learner until no node is left that may do them.
         `newest_version`: what a lease may name."""
-        if self._asked == self._standing(newest_version, outlook) and now < self._release_at:
+        if self._asked == self._standing(newest_version, outlook, tempo) and now < self._release_at:
             return
         num_leases = self._next_lease_id
         self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
@@ -253,7 +253,7 @@ class Leasing:
             self._nobody_would = True
             self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
             self._nobody_would = False
-        self._asked = self._standing(newest_version, outlook)
+        self._asked = self._standing(newest_version, outlook, tempo)
         if not self._may_lease:
             self._asked, self._goes_on_at = (), now
 
@@ -284,9 +284,9 @@ class Leasing:
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
         self._nodes.notice_from(self._notice_from if done else -inf)
 
-    def _standing(self, newest_version: int, outlook: Outlook) -> tuple[int, ...]:
+    def _standing(self, newest_version: int, outlook: Outlook, tempo: Tempo) -> tuple[int, ...]:
         """All that has a say in who may take what, but for the time."""
-        return self._nodes.num_changes, self._ledger.num_wants, outlook.next_step, newest_version
+        return self._nodes.num_changes, self._ledger.num_wants, tempo.num_changes, outlook.next_step, newest_version
 
     def _terms(self, step: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> Terms:
         """`num_groups` that `step` is to take want leases."""

@@ -33,6 +33,8 @@ class Tempo:
         self.step_s: float | None = None
         """None: no step has been trained yet."""
         self.margin = FIRST_MARGIN
+        self.num_changes = 0
+        """Grows whenever the learner begins or ends something, and so whenever steps may begin sooner than thought."""
         self._steps_s: deque[float] = deque(maxlen=RECENT)
         self._begun: tuple[int, float] | None = None
         """The step that the learner is at, and since when."""
@@ -48,11 +50,13 @@ class Tempo:
     def given(self, step: int, now: float) -> None:
         """The learner has this step, and begins with it as soon as it is free."""
         self._given = step
+        self.num_changes += 1
         if self._begun is None:
             self._begun = (step, now)
 
     def done(self, step: int, now: float) -> None:
         """The learner has trained it."""
+        self.num_changes += 1
         if self._begun is not None and self._begun[0] == step:
             self._steps_s.append(now - max(self._begun[1], self._done_at or 0.0))
             self.step_s = median(self._steps_s)
@@ -65,6 +69,7 @@ class Tempo:
         """The learner is gone: nobody knows when it begins."""
         self._begun = self._done_at = None
         self._given = 0
+        self.num_changes += 1
 
     def filled(self, step: int, now: float) -> None:
         """Enough groups are complete for all steps up to this one."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import RevokeLease, RolloutsDropped, RolloutsLeased, ScoreRollout, SendLease
+from echo_hub.core.effects import PrepareGroup, RevokeLease, RolloutsDropped, RolloutsLeased, ScoreRollout, SendLease
 from echo_hub.core.events import (
     GroupPrepared,
     LeaseGivenBack,
@@ -22,7 +22,7 @@ from echo_hub.core.events import (
     RolloutScored,
     Tick,
 )
-from echo_hub.core.leasing import LEFT_S, turn_seed
+from echo_hub.core.leasing import LEASED_AT_ONCE, LEFT_S, turn_seed
 from echo_hub.core.payload import RolloutPayload
 from echo_shared.draws import derive_seed
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
@@ -508,3 +508,19 @@ def test_a_multi_turn_run_leases_to_a_node_with_room_for_one(bench: BenchOf) -> 
     b.tell(b.arrival(lease, 2))
     b.tell(RolloutContinued(rollout_id="1-2", observation_ids=np.zeros(1, np.int32)))
     assert [(again.indices, again.turn) for again in b.of(SendLease)] == [((2,), 1)]
+
+
+def test_a_large_step_is_leased_in_parts_lest_one_event_hold_up_all_others(bench: BenchOf) -> None:
+    num = 3 * LEASED_AT_ONCE
+    b = bench(groups_per_step=num, group_size=1, steps=1, prepare=False)
+    asked = [effect.group_id for effect in b.effects if isinstance(effect, PrepareGroup)] or range(num)
+    b.tell(*(GroupPrepared(group_id=group_id, seed=group_id) for group_id in asked))
+    b.node("a", capacity=num)
+    most = len(b.leases)
+    for _ in range(5):
+        if b.coordinator.due_at() != b.now:
+            break
+        before = len(b.leases)
+        b.tell(Tick())
+        most = max(most, len(b.leases) - before)
+    assert most == LEASED_AT_ONCE and len(b.leases) == num

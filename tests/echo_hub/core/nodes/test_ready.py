@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from echo_hub.core.nodes.node import HUB_NODE_ID, NodeSettings, Samplers
+from echo_hub.core.nodes.node import HUB_NODE_ID, UNPROVEN, UNPROVEN_SHARE, NodeSettings, Samplers
 from echo_hub.core.nodes.ready import Nodes
 
 
@@ -282,3 +282,38 @@ def test_to_find_the_next_node_takes_no_more_work_the_more_nodes_there_are() -> 
 
     assert next(nodes.next_ready(0, Nobody())).node_id == "0"
     assert looked_at <= 2
+
+
+def test_who_lets_a_rollout_wait_is_known_to_be_slow() -> None:
+    """Node a takes 1 s for 100 tokens; of b nothing has come in yet."""
+    nodes = make()
+    for node_id in ("a", "b"):
+        join(nodes, node_id, 8)
+        nodes.take(node_id, 2, 200.0, 0.0)
+    for _ in range(4):
+        nodes.measure("a", 100, sampling_s=1.0, latency_s=1.0, now=1.0)
+    nodes.trust("a", in_time=True)
+    a, b = nodes.get("a"), nodes.get("b")
+    assert a is not None and b is not None
+    nodes.miss("b", 100.0, 0.5)
+    assert b.speed == UNPROVEN, "nobody would have been faster"
+    nodes.miss("b", 100.0, 30.0)
+    assert b.pace.token_s == pytest.approx(0.6) and b.speed > a.speed
+    assert [node.node_id for node in nodes.next_ready(0, (), paces=(0.0, 0.1))] == ["a"]
+
+
+def test_those_that_have_returned_nothing_hold_a_share_of_all_that_is_held() -> None:
+    settings = NodeSettings(samplers="by_version", lease_size=1, deadline_s=1.0, first_window=64, unproven_most=2)
+    nodes = Nodes(settings)
+    join(nodes, "a", 64)
+    join(nodes, "b", 64)
+    nodes.trust("a", in_time=True)
+    take(nodes, "b", 2)
+    assert not nodes.unproven_may
+    changes = nodes.num_changes
+    take(nodes, "a", 3 * UNPROVEN_SHARE)
+    assert nodes.unproven_may
+    take(nodes, "b", 1)
+    assert not nodes.unproven_may
+    release(nodes, "b")
+    assert nodes.unproven_may and nodes.num_changes > changes
