@@ -7,6 +7,7 @@ import pytest
 from benchmarks.simulate import cases
 from benchmarks.simulate.cases import FALSE_CLAIMS, GRID, MARGIN, FalseClaimsCase, GridCase, SizeCase
 from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
+from echo_hub.simulator.simulation import simulate
 
 
 @pytest.mark.parametrize("case", [case for case in GRID if not case.lacks], ids=lambda case: case.name)
@@ -38,3 +39,22 @@ def test_liars_are_beside_a_pool_of_the_grid(case: FalseClaimsCase) -> None:
 
 def test_ten_keys_stay_or_come_back_as_strangers() -> None:
     assert {(case.count, case.fresh_key_s >= 1e9) for case in FALSE_CLAIMS} >= {(10, True), (10, False)}
+
+
+@pytest.mark.parametrize(
+    ("sigma", "bound", "step_s", "seed", "steps"),
+    [
+        (0.5, 1, 5.0, 0, 16),  # Between a version and the step that may take it last there is time for two rollouts.
+        (1.0, 1, 5.0, 1, 16),  # One node takes longer than that for one, and nobody knows it at first.
+        (0.5, 4, 1.0, 0, 60),  # A rollout takes two steps: who begins a moment too late is stale.
+        (1.0, 2, 5.0, 0, 16),
+    ],
+)
+def test_a_pool_that_is_just_enough_keeps_the_learner_busy(
+    sigma: float, bound: int, step_s: float, seed: int, steps: int
+) -> None:
+    scenario = GridCase(sigma=sigma, max_staleness=bound, step_s=step_s).scenario(seed)
+    training = scenario.training.model_copy(update={"steps": steps})
+    report = simulate(scenario.model_copy(update={"training": training}), lambda: 0.0)
+    assert report.utilisation >= 0.95
+    assert report.stale_share <= 0.03
