@@ -286,7 +286,7 @@ class Coordinator:
 
     def _unlike_lease(self, event: RolloutArrived, rollout: LeasedRollout) -> str:
         """What in the node's result contradicts its lease; empty = nothing."""
-        first, last, newest = event.policy_version_start, event.policy_version_end, self.published_version
+        first, last = event.policy_version_start, event.policy_version_end
         leased = (rollout.lease_id, rollout.group_id, rollout.index, rollout.policy_version, rollout.policy_version)
         if (event.lease_id, event.group_id, event.index, first, last) == leased:
             return event.problem
@@ -295,7 +295,7 @@ class Coordinator:
             "group": (event.group_id, rollout.group_id),
             "index": (event.index, rollout.index),
         }
-        mixed = ""
+        mixed, newest = "", self.published_version
         if self._settings.interrupts and self._ledger.groups[rollout.group_id].owner.for_learner:
             if not first <= last <= max(newest, rollout.policy_version):
                 mixed = f"policy versions {first} to {last}, newest published {newest}"

@@ -258,10 +258,12 @@ class Ledger:
         rollout.num_tokens, rollout.received_at = len(payload.completion_ids), now
         rollout.oldest_version = rollout.policy_version if oldest_version is None else oldest_version
         self._note_version(group, rollout.oldest_version)
-        own = [span.num_tokens for span in payload.spans if span.node_id == rollout.node_id]
+        drawn = rollout.num_tokens
+        if payload.spans:
+            drawn = sum(span.num_tokens for span in payload.spans if span.node_id == rollout.node_id)
         self._nodes.measure(
             rollout.node_id,
-            sum(own) if payload.spans else rollout.num_tokens,
+            drawn,
             sampling_s=payload.sampling_s,
             latency_s=now - rollout.leased_at,
             now=now,
