@@ -299,15 +299,17 @@ class Leasing:
         left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
         in_s = max(left_s, self._num_missing(outlook.end_of(step)) * a_rollout_s, TYPICAL * typical_s)
         is_late = step == outlook.next_step and tempo.waits
-        stale_s = inf if is_late or self._settings.mode != "async" else left_s - self._ledger.scoring_s
+        every_s = tempo.every_s
+        waiting_s = (step - outlook.next_step) * (every_s - tempo.step_s)
+        stale_s = inf if is_late or self._settings.mode != "async" else left_s + waiting_s - self._ledger.scoring_s
         early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, typical_s)
         if early_s > SOON_S:
             self._release_at = min(self._release_at, now + early_s)
-            return Terms(oldest, in_s, left_s / EARLIER, left_s=left_s, stale_s=stale_s, step_s=tempo.step_s)
+            return Terms(oldest, in_s, left_s / EARLIER, left_s=left_s, stale_s=stale_s, step_s=every_s)
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
         if is_late and not self._ledger.num_under_way and self._nobody_would:
             in_s = inf
-        return Terms(oldest, in_s, most=most, left_s=left_s, stale_s=stale_s, step_s=tempo.step_s)
+        return Terms(oldest, in_s, most=most, left_s=left_s, stale_s=stale_s, step_s=every_s)
 
     def _anyone_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
         """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when

@@ -36,6 +36,8 @@ class Tempo:
         self.num_changes = 0
         """Grows whenever the learner begins or ends something, and so whenever steps may begin sooner than thought."""
         self._steps_s: deque[float] = deque(maxlen=RECENT)
+        self._ends: deque[float] = deque(maxlen=RECENT)
+        """When recent steps ended."""
         self._begun: tuple[int, float] | None = None
         """The step that the learner is at, and since when."""
         self._done_at: float | None = None
@@ -60,6 +62,7 @@ class Tempo:
         if self._begun is not None and self._begun[0] == step:
             self._steps_s.append(now - max(self._begun[1], self._done_at or 0.0))
             self.step_s = median(self._steps_s)
+            self._ends.append(now)
             if step + 1 in self._filled_at:
                 self._lay_ready(now - self._filled_at[step + 1])
         self._filled_at = {later: at for later, at in self._filled_at.items() if later > step}
@@ -68,6 +71,7 @@ class Tempo:
     def lost(self) -> None:
         """The learner is gone: nobody knows when it begins."""
         self._begun = self._done_at = None
+        self._ends.clear()
         self._given = 0
         self.num_changes += 1
 
@@ -88,6 +92,12 @@ class Tempo:
             return now + (step - next_step) * self.step_s
         current, since = self._begun
         return max(now, since + self.step_s) + max(0, step - current - 1) * self.step_s
+
+    @property
+    def every_s(self) -> float:
+        """From one step to the next, the learner's waiting included; at least what a step takes."""
+        between = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1) if len(self._ends) > 1 else 0.0
+        return max(self.step_s or 0.0, between)
 
     @property
     def waits(self) -> bool:
