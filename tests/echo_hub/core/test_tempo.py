@@ -83,3 +83,10 @@ def test_a_learner_that_has_its_next_step_already_begins_it_at_once() -> None:
     tempo.given(3, 11.0)
     tempo.done(2, 20.0)
     assert (tempo.step_s, tempo.begins(4, next_step=4, now=21.0)) == (10.0, 30.0)
+
+
+def test_steps_come_as_often_as_the_learner_trains_and_waits() -> None:
+    """A step takes 10 s; where its batch comes 5 s late, the next one ends 15 s after it."""
+    assert Tempo().every_s == 0.0
+    assert trained(6, ready_s=1.0)[0].every_s == pytest.approx(10.0)
+    assert trained(6, waits_s=5.0)[0].every_s == pytest.approx(15.0)

@@ -6,7 +6,7 @@ All figures forget what is long past (a memory of about `MEMORY` completions):
     tokens_per_s    tokens of all its completions together, over the time in which it had work: the most of late, for
                     with little to do it draws less than it can
     takes           completions that keep it busy: those that it draws at once (by Little's law tokens_per_s · token_s),
-                    those that are on their way there and back meanwhile or that it draws in .3 s, and a tenth more.
+                    those that are on their way there and back meanwhile or that it draws in .4 s, and a quarter more.
                     To give it more would only make them wait; where it could do with more, it is found to take more
                     each time
 
@@ -26,8 +26,8 @@ _PEAK_KEPT: Final = 1.0 - 1.0 / 512
 """With little to do, what was measured with much to do is forgotten that fast."""
 _WAY_GROWS: Final = 1.01
 """The way there and back is the least of what was seen, which is forgotten that fast."""
-_AHEAD: Final = 1.1
-_AHEAD_S: Final = 0.3
+_AHEAD: Final = 1.25
+_AHEAD_S: Final = 0.4
 """What a node draws in so many seconds it may hold besides in any case: computers hold each other up at times."""
 _NEARLY: Final = 0.1
 """What a node draws at once is measured, and so a little off: a round that it is short of by this is none."""
