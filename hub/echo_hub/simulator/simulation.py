@@ -11,21 +11,13 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import MakeCoordinator, World
 
 
-def simulate(
-    scenario: Scenario,
-    clock: Callable[[], float],
-    *,
-    make: MakeCoordinator = Coordinator,
-    handled: Callable[[int], None] | None = None,
-) -> Report:
+def simulate(scenario: Scenario, clock: Callable[[], float], *, make: MakeCoordinator = Coordinator) -> Report:
     """`clock`: what the coordinator's own cost is measured by; nothing else depends on it. `make`: another coordinator
-    than the hub's own. `handled`: is told of each event, in its time.
+    than the hub's own.
 
     The nodes are kept from the garbage collector, which would look through them at the coordinator's expense.
     """
     world = World(scenario, clock, make=make)
-    if handled is not None:
-        world.core.handled = handled
     gc.collect()
     gc.freeze()
     try:
