@@ -11,7 +11,8 @@ is no larger than what its node, at its own pace, brings back in time:
            the drawing
 
 A node too slow for the step in hand works for a later one: a step's work is released the earlier to a node, the longer
-that node takes. If nothing is under way but what is late, anybody will do.
+that node takes. Nobody is asked for what would be stale by the time that it is back: a group is as old as its oldest
+member. Where the learner waits, nothing is under way but what is late, and nobody would do, anybody will.
 
 An index whose node takes far longer than the longest completions would take it, or has left, is *late*: it may be
 leased to another node as well, and the first valid result wins. One past its deadline is *overdue*: its node is
@@ -63,8 +64,6 @@ LEFT_S: Final = 10.0
 """A node that has left may come back so long before what it holds is late."""
 TYPICAL: Final = 2.0
 """Times a typical rollout's, in which a rollout is to be back where the step should have begun already."""
-UNPROVEN_IN: Final = 1.0
-"""Typical rollouts' time that must be left for who has returned nothing yet: he may never do, and others have to."""
 HURRY: Final = 2.0
 """A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""
 EARLIER: Final = 1.3
@@ -416,8 +415,7 @@ class Leasing:
             return None
         paces = (terms.not_before_s / expected, terms.in_s / expected)
         is_long = expected > self._ledger.lengths.mean_tokens
-        unproven = terms.in_s >= UNPROVEN_IN * self._typical_s
-        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long, unproven=unproven)
+        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long)
         for node in nodes:
             if not (node.proven or self._nodes.unproven_may):
                 continue

@@ -295,12 +295,11 @@ class Nodes:
         *,
         paces: tuple[float, float] | None = None,
         by_speed: bool = False,
-        unproven: bool = True,
     ) -> Iterator[Node]:
         """The nodes to lease to, best first. `paces`: from the fastest to the slowest token_s that will do. `by_speed`:
-        the fastest first. `unproven`: whether those that have returned nothing yet will do, whose pace nobody knows."""
+        the fastest first. Those of whom nothing is known yet come before all others, as far as they may have work."""
         fastest, slowest = (UNPROVEN + 1, -UNPROVEN) if paces is None else map(speed_class, paces)
-        if unproven and self.unproven_may:
+        if self.unproven_may:
             yield from self._queues.first(oldest_version, fastest=UNPROVEN, slowest=UNPROVEN, avoid=avoid)
         yield from self._queues.first(oldest_version, fastest=fastest, slowest=slowest, avoid=avoid, by_speed=by_speed)
 
