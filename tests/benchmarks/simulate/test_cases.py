@@ -53,7 +53,7 @@ def test_ten_keys_stay_or_come_back_as_strangers() -> None:
             0.95,
         ),  # Between a version and the step that may take it last there is time for two rollouts.
         (1.0, 1, 5.0, 1, 16, 0.95),  # One node takes longer than that for one, and nobody knows it at first.
-        (0.5, 4, 1.0, 0, 60, 0.9),  # A rollout takes two steps: who begins a moment too late is stale.
+        (0.5, 4, 1.0, 0, 60, 0.95),  # A rollout takes two steps: who begins a moment too late is stale.
         (1.0, 2, 5.0, 0, 16, 0.95),
     ],
 )

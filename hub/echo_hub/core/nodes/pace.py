@@ -3,8 +3,9 @@
 All figures forget what is long past (a memory of about `MEMORY` completions):
 
     token_s         seconds a token takes in one completion: how soon the next one can be back
-    tokens_per_s    tokens of all its completions together, over the time in which it had work: the most of late, for
-                    with little to do it draws less than it can
+    tokens_per_s    tokens of all its completions together while it has enough to do: with little to do it draws less
+                    than it can, so the most that was seen counts, until it holds more than that and draws less; but no
+                    more than as many completions at once come to at today's token_s
     takes           completions that keep it busy: those that it draws at once (by Little's law tokens_per_s · token_s),
                     those that are on their way there and back meanwhile or that it draws in .4 s, and a quarter more.
                     To give it more would only make them wait; where it could do with more, it is found to take more
@@ -22,8 +23,10 @@ from typing import Final
 MEMORY: Final = 32
 UNBOUNDED: Final = 2**30
 _KEPT: Final = 1.0 - 1.0 / MEMORY
-_PEAK_KEPT: Final = 1.0 - 1.0 / 512
-"""With little to do, what was measured with much to do is forgotten that fast."""
+_KEPT_FULL: Final = 1.0 - 1.0 / 256
+_KEPT_IDLE: Final = 1.0 - 1.0 / 8192
+"""The most that was seen is forgotten that fast with each completion, if the node holds more than it is thought to draw
+at once, and if it does not."""
 _WAY_GROWS: Final = 1.01
 """The way there and back is the least of what was seen, which is forgotten that fast."""
 _AHEAD: Final = 1.25
@@ -46,14 +49,18 @@ class Pace:
     _drawn_s: float = 0.0
     _worked_s: float = 0.0
     _way_s: float = inf
+    _most_at_once: float = 0.0
+    """Completions drawn at once, on average over the memory; the most of late."""
+    _most_per_s: float = 0.0
+    """Tokens, likewise."""
 
     def begin(self, now: float) -> None:
         """It had no work, and gets some."""
         self._counted_from = now
 
-    def arrived(self, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
-        """A completion came in `latency_s` after it was leased; the node says that it took `sampling_s` to draw, which
-        counts for no more than the latency."""
+    def arrived(self, num_tokens: int, *, sampling_s: float, latency_s: float, held: int, now: float) -> None:
+        """A completion came in `latency_s` after it was leased, one of `held`; the node says that it took `sampling_s`
+        to draw, which counts for no more than the latency."""
         self._num = self._num * _KEPT + 1.0
         self._tokens = self._tokens * _KEPT + num_tokens
         self._drawn_s = self._drawn_s * _KEPT + max(0.0, min(sampling_s, latency_s))
@@ -61,7 +68,11 @@ class Pace:
         self._counted_from = now
         if self._tokens and self._worked_s:
             self.token_s = self._drawn_s / self._tokens
-            self.tokens_per_s = max(self._tokens / self._worked_s, _PEAK_KEPT * self.tokens_per_s)
+            kept = _KEPT_FULL if held > self._most_at_once else _KEPT_IDLE
+            self._most_at_once = max(self._drawn_s / self._worked_s, kept * self._most_at_once)
+            self._most_per_s = max(self._tokens / self._worked_s, kept * self._most_per_s)
+            at_once_per_s = self._most_at_once / self.token_s if self.token_s else inf
+            self.tokens_per_s = min(self._most_per_s, at_once_per_s)
             self._way_s = min(_WAY_GROWS * self._way_s, max(0.0, latency_s - sampling_s))
             on_their_way = max(self._way_s, _AHEAD_S) * self.tokens_per_s * self._num / self._tokens
             self.takes = 1 + ceil(_AHEAD * (self.tokens_per_s * self.token_s + on_their_way))

@@ -256,7 +256,7 @@ class Nodes:
         """A completion of it has come in; before `release`."""
         node = self._nodes[node_id]
         node.late_since = None
-        node.pace.arrived(num_tokens, sampling_s=sampling_s, latency_s=latency_s, now=now)
+        node.pace.arrived(num_tokens, sampling_s=sampling_s, latency_s=latency_s, held=node.held, now=now)
         if node.proven:
             node.speed = speed_class(node.pace.token_s)
         if node_id in self._candidates:

@@ -5,14 +5,23 @@ import pytest
 from echo_hub.core.nodes.pace import UNBOUNDED, Pace
 
 
-def worked(pace: Pace, *, rounds: int, at_once: int, seconds: float, way_s: float = 0.0, start: float = 0.0) -> float:
-    """Rounds of completions of 100 tokens, `at_once` at a time; the time afterwards."""
+def worked(
+    pace: Pace,
+    *,
+    rounds: int,
+    at_once: int,
+    seconds: float,
+    way_s: float = 0.0,
+    start: float = 0.0,
+    held: int | None = None,
+) -> float:
+    """Rounds of completions of 100 tokens, `at_once` of those `held` at a time; the time afterwards."""
     now = start
     pace.begin(now)
     for _ in range(rounds):
         now += seconds + way_s
         for _ in range(at_once):
-            pace.arrived(100, sampling_s=seconds, latency_s=seconds + way_s, now=now)
+            pace.arrived(100, sampling_s=seconds, latency_s=seconds + way_s, held=held or at_once, now=now)
     return now
 
 
@@ -33,7 +42,7 @@ def test_what_is_on_its_way_counts() -> None:
 def test_what_a_node_says_counts_for_no_more_than_what_was_seen() -> None:
     pace = Pace()
     pace.begin(0.0)
-    pace.arrived(100, sampling_s=500.0, latency_s=2.0, now=2.0)
+    pace.arrived(100, sampling_s=500.0, latency_s=2.0, held=1, now=2.0)
     assert pace.token_s == pytest.approx(0.02)
 
 
@@ -44,7 +53,22 @@ def test_with_little_to_do_a_node_is_not_taken_for_slow() -> None:
     worked(pace, rounds=30, at_once=1, seconds=4.0, start=now)
     assert pace.tokens_per_s > 0.9 * busy
     now = worked(pace, rounds=3_000, at_once=1, seconds=4.0, start=now)
-    assert pace.tokens_per_s == pytest.approx(25.0, rel=0.1), "for ever it is not remembered"
+    assert 0.6 * busy < pace.tokens_per_s < 0.75 * busy, "for ever it is not remembered"
+
+
+def test_a_node_that_draws_less_than_it_holds_is_slower_than_it_was() -> None:
+    pace = Pace()
+    now = worked(pace, rounds=20, at_once=8, seconds=4.0)
+    worked(pace, rounds=300, at_once=2, held=10, seconds=4.0, start=now)
+    assert pace.tokens_per_s == pytest.approx(50.0, rel=0.3)
+
+
+def test_a_node_whose_tokens_take_longer_is_known_to_be_slower_at_once_whatever_it_has_to_do() -> None:
+    pace = Pace()
+    now = worked(pace, rounds=20, at_once=8, seconds=4.0)
+    busy = pace.tokens_per_s
+    worked(pace, rounds=60, at_once=1, seconds=12.0, start=now)
+    assert pace.tokens_per_s == pytest.approx(busy / 3.0, rel=0.2)
 
 
 def test_when_something_is_back() -> None:
@@ -74,8 +98,8 @@ def test_a_clock_that_stands_still_harms_nothing() -> None:
     pace = Pace()
     pace.begin(7.0)
     for _ in range(3):
-        pace.arrived(0, sampling_s=0.0, latency_s=0.0, now=7.0)
-        pace.arrived(5, sampling_s=0.1, latency_s=-1.0, now=7.0)
+        pace.arrived(0, sampling_s=0.0, latency_s=0.0, held=1, now=7.0)
+        pace.arrived(5, sampling_s=0.1, latency_s=-1.0, held=1, now=7.0)
     assert pace.tokens_per_s == 0.0
 
 
