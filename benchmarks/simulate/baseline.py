@@ -45,7 +45,14 @@ class PlainLeasing(Leasing):
         self._aware = aware
         self._ready: dict[str, Node] = {}
 
-    def dispatch(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
+    def begin_turn(self, now: float) -> bool:
+        """Each turn leases: who has room by its own claim alone is no change to `Nodes`."""
+        super().begin_turn(now)
+        return True
+
+    def dispatch(
+        self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo, num_changes: int
+    ) -> None:
         """Leases until no node is left, or nothing that it may do."""
         self._look_for_room()
         position = 0

@@ -88,6 +88,9 @@ class Coordinator:
         self._outlook = self._training.outlook
         self._admitted: tuple[int, ...] = ()
         """Where things stood when groups were last asked for."""
+        self._stood = -1
+        """`_num_changes` when the learner last got, and nodes were last leased, all that there was for them; -1: there
+        is more, whatever has changed."""
 
     def start(self, now: float) -> list[Effect]:
         """Takes up the snapshot's work; repeats what a crash between commit and action may have lost."""
@@ -114,7 +117,8 @@ class Coordinator:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """`now`: seconds since the epoch, never going back by much."""
         HANDLERS[type(event)](self, event, now)
-        self._leasing.expire(now)
+        if self._leasing.begin_turn(now):
+            self._stood = -1
         return self._turn(now)
 
     def due_at(self) -> float | None:
@@ -158,16 +162,25 @@ class Coordinator:
         if now >= self._activation.due_at:
             self._activate(now)
         self._nodes.wake(now)
-        self._leasing.dispatch_beside(now, within_share=True)
-        if not self._finished:
+        if self._evaluating.wanting:
+            self._leasing.dispatch_beside(now, within_share=True)
+        if not self._finished and self._num_changes != self._stood:
             self._training.advance(now)
             if self._training.finished:
                 self._finish(now)
             else:
                 self._admit(now)
-        self._leasing.dispatch_beside(now, within_share=False)
+            self._stood = self._num_changes
+        if self._evaluating.wanting:
+            self._leasing.dispatch_beside(now, within_share=False)
         self._ledger.clear_away()
         return self._out.take()
+
+    @property
+    def _num_changes(self) -> int:
+        """Grows with all that has a say in what the learner gets and in who works for it, but for the time."""
+        nodes, ledger, training = self._nodes, self._ledger, self._training
+        return nodes.num_changes + ledger.num_wants + ledger.num_queue_changes + training.num_changes
 
     def _admit(self, now: float) -> None:
         """Opens what the staleness bound allows, and leases what is open. In lock-step modes, where the nodes have
@@ -185,7 +198,12 @@ class Coordinator:
             self._prepare(self._next_to_admit + self._num_ahead)
             self._open_prepared()
         self._leasing.dispatch(
-            self._training, now, newest_version=version, outlook=self._outlook, tempo=self._training.tempo
+            self._training,
+            now,
+            newest_version=version,
+            outlook=self._outlook,
+            tempo=self._training.tempo,
+            num_changes=self._training.num_changes,
         )
 
     @property

@@ -172,8 +172,8 @@ class Leasing:
         """When this turn began, if it ended before all was leased."""
         self._notice_from = -inf
         """Nodes faster than this class, if they come to have room, change nothing before `_release_at`."""
-        self._asked: tuple[int, ...] = ()
-        """Where things stood when there was last nobody to lease to."""
+        self._asked = -1
+        """Where things stood when there was last nobody to lease to; -1: there may be somebody."""
         self._unsent: set[str] = set()
         """Nodes that have come back and have not been sent again what they hold."""
         self._shares = [_Share(owner) for owner in beside]
@@ -191,11 +191,19 @@ class Leasing:
         """From its deadline on, the unfinished rollouts of the lease are leased again."""
         heappush(self._watched, (deadline, "overdue", lease_id, indices))
 
-    def expire(self, now: float) -> None:
-        """Begins a turn: what is past its deadline is leased again, and what is late may be."""
+    def begin_turn(self, now: float) -> bool:
+        """Whether there is more to lease, whatever has changed: the last turn left some, or it is time for a step's
+        work. What is past its deadline is leased again, and what is late may be."""
+        more = now >= self._goes_on_at or now >= self._release_at
+        if more:
+            self._asked = -1
         self._may_lease, self._goes_on_at = LEASED_AT_ONCE, inf
-        if not self._watched or self._watched[0][0] > now:
-            return
+        if self._watched and self._watched[0][0] <= now:
+            self._look_after(now)
+        return more
+
+    def _look_after(self, now: float) -> None:
+        """What is past its deadline is leased again; what is late may be."""
         for _ in range(LOOKED_AT_ONCE):
             if not self._watched:
                 return
@@ -241,10 +249,12 @@ class Leasing:
                 leases.setdefault(rollout.lease_id, []).append(rollout)
         return sorted(leases.items())
 
-    def dispatch(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
-        """Leases the groups that wait for the learner until no node is left that may do them.
-        `newest_version`: what a lease may name."""
-        if self._asked == self._standing(newest_version, outlook, tempo) and now < self._release_at:
+    def dispatch(
+        self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo, num_changes: int
+    ) -> None:
+        """Leases the groups that wait for the learner until no node is left that may do them. `newest_version`: what a
+        lease may name. `num_changes`: grows with whatever changes for the learner or for its next steps."""
+        if self._asked == self._nodes.num_changes + self._ledger.num_wants + num_changes:
             return
         num_leases = self._next_lease_id
         self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
@@ -252,9 +262,9 @@ class Leasing:
             self._nobody_would = True
             self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
             self._nobody_would = False
-        self._asked = self._standing(newest_version, outlook, tempo)
+        self._asked = self._nodes.num_changes + self._ledger.num_wants + num_changes
         if not self._may_lease:
-            self._asked, self._goes_on_at = (), now
+            self._goes_on_at = now
 
     def _offer(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
         """Offers nodes what waits, step by step."""
@@ -282,10 +292,6 @@ class Leasing:
                 start = len(wanting) if next_steps is None else wanting.position(next_steps)
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
         self._nodes.notice_from(self._notice_from if done else -inf)
-
-    def _standing(self, newest_version: int, outlook: Outlook, tempo: Tempo) -> tuple[int, ...]:
-        """All that has a say in who may take what, but for the time."""
-        return self._nodes.num_changes, self._ledger.num_wants, tempo.num_changes, outlook.next_step, newest_version
 
     def _terms(self, step: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> Terms:
         """`num_groups` that `step` is to take want leases."""

@@ -33,8 +33,6 @@ class Tempo:
         self.step_s: float | None = None
         """None: no step has been trained yet."""
         self.margin = FIRST_MARGIN
-        self.num_changes = 0
-        """Grows whenever the learner begins or ends something, and so whenever steps may begin sooner than thought."""
         self._steps_s: deque[float] = deque(maxlen=RECENT)
         self._ends: deque[float] = deque(maxlen=RECENT)
         """When recent steps ended."""
@@ -52,13 +50,11 @@ class Tempo:
     def given(self, step: int, now: float) -> None:
         """The learner has this step, and begins with it as soon as it is free."""
         self._given = step
-        self.num_changes += 1
         if self._begun is None:
             self._begun = (step, now)
 
     def done(self, step: int, now: float) -> None:
         """The learner has trained it."""
-        self.num_changes += 1
         if self._begun is not None and self._begun[0] == step:
             self._steps_s.append(now - max(self._begun[1], self._done_at or 0.0))
             self.step_s = median(self._steps_s)
@@ -73,7 +69,6 @@ class Tempo:
         self._begun = self._done_at = None
         self._ends.clear()
         self._given = 0
-        self.num_changes += 1
 
     def filled(self, step: int, now: float) -> None:
         """Enough groups are complete for all steps up to this one."""

@@ -81,8 +81,10 @@ class Training:
         self.learner_version: int | None = None
         self._given = 0
         """The newest step that the learner was given since it came; at least its version."""
-        self._advanced: tuple[int | None, ...] = ()
+        self._advanced: tuple[int, ...] = ()
         """Where things stood when it was last seen whether a step can be planned or given."""
+        self.num_changes = 0
+        """Grows whenever the learner comes, goes, begins or ends something, and with each published version."""
 
     @property
     def next_step(self) -> int:
@@ -206,10 +208,12 @@ class Training:
         for step in range(self.trained_steps + 1, policy_version + 1):
             self._count_step(metrics.get(step, {}), now)
         self.learner_version = self._given = policy_version
+        self.num_changes += 1
         self._publish_if_due()
 
     def learner_lost(self) -> None:
         self.learner_version = None
+        self.num_changes += 1
         self.tempo.lost()
 
     def step_done(self, step: int, metrics: Mapping[str, float], now: float) -> None:
@@ -221,6 +225,7 @@ class Training:
         if step > self.trained_steps:
             self._count_step(metrics, now)
         self.learner_version = step
+        self.num_changes += 1
         self._publish_if_due()
 
     def version_published(self, policy_version: int, now: float) -> None:
@@ -228,11 +233,12 @@ class Training:
         self._out.record(VersionRecorded(policy_version=policy_version, published_at=now))
         if policy_version > self.published_version:
             self.published_version = policy_version
+            self.num_changes += 1
             self._out.act(AnnounceVersion(policy_version=policy_version))
 
     def advance(self, now: float) -> None:
         """Gives the learner its next steps, as far as their batches are written or can be."""
-        standing = (self._ledger.num_queue_changes, self.trained_steps, self.learner_version, self._given)
+        standing = (self._ledger.num_queue_changes, self.num_changes)
         if standing == self._advanced:
             return
         self._advanced = standing
@@ -305,6 +311,7 @@ class Training:
 
     def _train(self, step: int, now: float) -> None:
         self._given = step
+        self.num_changes += 1
         self.tempo.given(step, now)
         self._out.act(TrainStep(step=step))
 
