@@ -5,6 +5,7 @@
 - False claims: nodes that claim a capacity of 4,096 and return nothing.
 - A day of volunteers' machines that come and go: see `days`.
 - The speed-up over dispatch by whole groups, in order and blind, where sampling is what limits: see `speed_up`.
+- What it gains and costs that nodes swap versions in mid-completion: see `interrupting`.
 - Cost: what the choice of nodes saves: see `cost`.
 - The capacity model's prediction beside the simulated utilisation: see `prediction`.
 - The grid: 100 nodes whose throughput is log-normal, by its sigma, the staleness bound S and the time a step takes. The
@@ -25,7 +26,7 @@ from typing import Any, Final
 
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
-from benchmarks.simulate import cases, cost, days, prediction, speed_up
+from benchmarks.simulate import cases, cost, days, interrupting, prediction, speed_up
 from benchmarks.simulate.kind import Case, Kind, Row
 
 DESCRIPTION: Final = (
@@ -36,6 +37,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     cases.SIZES_KIND,
     cases.FALSE_CLAIMS_KIND,
     speed_up.KIND,
+    interrupting.KIND,
     days.KIND,
     cases.GRID_KIND,
     cost.KIND,

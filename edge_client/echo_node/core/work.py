@@ -10,7 +10,8 @@ Invariants:
 - after every reconnect the hub is asked for the final receipts that it may have sent meanwhile, and told how all that
   is on disk came here: it may have lost that;
 - a lease is sampled with exactly the version that it names, fetched first if need be; one that may be interrupted, with
-  the newest that is here, and goes on in mid-completion by each newer one, where that is worth it (`moving_on`);
+  the newest that is here, and goes on in mid-completion by each newer one, where `echo_shared.moving_on` finds that
+  worth it;
 - the hub is sent what unfinished rollouts have drawn, once a connection, and all of it before their lease is returned,
   unless the engine or the connection has ended or does not answer;
 - every leased index ends as one spooled rollout, is returned, or was revoked by the hub.
@@ -57,7 +58,6 @@ from echo_node.core.events import (
 )
 from echo_node.core.held import HeldLeases, Unfinished
 from echo_node.core.hub_talk import HubTalk
-from echo_node.core.moving_on import MovingOn
 from echo_node.core.pace import Pace
 from echo_node.core.policies import OnDisk, Policies
 from echo_node.core.standby import sentence
@@ -76,6 +76,7 @@ from echo_shared.messages import (
     Welcome,
     rollout_id,
 )
+from echo_shared.moving_on import MovingOn
 from echo_shared.sampling import FinishedRollout
 
 DRAIN_S: Final = 3.0

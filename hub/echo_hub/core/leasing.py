@@ -1,8 +1,10 @@
 """Who works on what: which members of which group go to which node, and when.
 
 What is leased is the member of a group. Steps come in their order, a step's work no sooner than it is needed
-(`tempo`), and in a step the completions that are likely to become long come first, and go to the fastest nodes. A lease
-is no larger than what its node, at its own pace, brings back in time:
+(`tempo`). In a step the completions that are likely to become long come first, and go to nodes that draw them in what a
+typical rollout takes: so each node gets the longest that suits its pace, whoever asks first. What is left then goes to
+whoever has it back in time, the shortest first: slow nodes draw short completions. A lease is no larger than what its
+node, at its own pace, brings back in time:
 
     time   a step's work is to be back when the step begins, or, where that is too soon for anybody, as soon as the
            pool can do all that is open, or in twice what a typical rollout takes; who would take longer gets none of it
@@ -36,7 +38,7 @@ A turn whose completion the scorer failed on is drawn again with another seed: t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Final, Literal
@@ -97,6 +99,11 @@ def _shortness(group: RolloutGroup) -> float:
     return -group.expected_tokens
 
 
+def _length_class(group: RolloutGroup) -> int:
+    """As coarse as the classes of nodes' paces."""
+    return speed_class(group.expected_tokens)
+
+
 class _Share:
     """What an owner beside training is due: it grows by one with each rollout leased to another owner while this one
     wants leases too."""
@@ -125,6 +132,8 @@ class Terms:
     """They are to be back in so many seconds."""
     not_before_s: float = 0.0
     """Who would have them back sooner than this is not asked yet."""
+    suits_s: float = inf
+    """Who would take longer than this for one of them alone is not asked yet: shorter ones suit him better."""
     most: int = UNBOUNDED
     """So many at once, unless the prompt is long."""
     left_s: float = inf
@@ -344,24 +353,35 @@ class Leasing:
         return self._ledger.lengths.mean_tokens * self._nodes.typical_token_s + self._nodes.typical_way_s
 
     def _lease_groups(self, group_ids: Iterable[int], terms: Terms, now: float) -> int | None:
-        """Leases these groups, those first that are likely to become the longest; then the shortest, to nodes too slow
-        for the others. How many of them still want leases, from nodes that they have not failed on; None: no node is
-        left that may take any."""
+        """Leases these groups, one at least: first those that are likely to become the longest, each to a node whose
+        pace suits it; then what is left to anybody who has it back in time, the shortest first. How many of them still
+        want leases, from nodes that they have not failed on; None: no node is left that may take any."""
         groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=_shortness)
-        front, back, refused = 0, len(groups), 0
-        while front < back and self._may_lease:
-            if self._lease_some(groups[front], terms, now):
-                front += not groups[front].unleased
-            elif groups[front].is_plain or refused == MOST_REFUSED or self._find(groups[front], terms, ()) is None:
-                break
-            else:
-                refused += 1
-                front += 1
-        if front == back:
-            return refused
-        while front < back and self._may_lease and self._lease_some(groups[back - 1], terms, now):
-            back -= not groups[back - 1].unleased
-        return None
+        suited, left = terms, list[RolloutGroup]()
+        if not terms.not_before_s and _length_class(groups[0]) > _length_class(groups[-1]):
+            suited = replace(terms, suits_s=self._typical_s or inf)
+        unsuited: int | None = None  # Groups of this class of lengths find nobody.
+        for group in groups:
+            length = _length_class(group)
+            if length == unsuited or not self._lease_all(group, suited, now):
+                left.append(group)
+                unsuited = length if group.is_plain else unsuited
+        refused = 0
+        for group in reversed(left):
+            if self._lease_all(group, terms, now):
+                continue
+            if not self._may_lease or group.is_plain or refused == MOST_REFUSED:
+                return None
+            if self._find(group, terms, ()) is None:
+                return None
+            refused += 1
+        return refused
+
+    def _lease_all(self, group: RolloutGroup, terms: Terms, now: float) -> bool:
+        """Leases what the group wants. False when nobody may take all of it."""
+        while group.unleased and self._may_lease and self._lease_some(group, terms, now):
+            pass
+        return not group.unleased
 
     def dispatch_beside(self, now: float, *, within_share: bool) -> None:
         """Leases all other groups: only what is due to their owners beside training, or all that nodes take."""
@@ -419,7 +439,7 @@ class Leasing:
             for node in self._nodes.next_ready(terms.oldest, avoid):
                 return node, min(node.free, self._size(group, terms))
             return None
-        paces = (terms.not_before_s / expected, terms.in_s / expected)
+        paces = (terms.not_before_s / expected, min(terms.in_s, terms.suits_s) / expected)
         is_long = expected > self._ledger.lengths.mean_tokens
         nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long)
         for node in nodes:

@@ -231,8 +231,10 @@ class Ledger:
         self._want(self.groups[rollout.group_id], rollout.index)
 
     def note_missing(self, rollout: LeasedRollout, now: float) -> None:
-        """It has not come in, and is late or wanted no more."""
-        self._nodes.miss(rollout.node_id, rollout.expected_tokens, now - rollout.leased_at)
+        """It has not come in, and is late or wanted no more. What is still missing may be as long as any: that its
+        prompt's completions are short on average says nothing of its node."""
+        num_tokens = max(rollout.expected_tokens, self.lengths.long_tokens)
+        self._nodes.miss(rollout.node_id, num_tokens, now - rollout.leased_at)
 
     def blame(self, rollout: LeasedRollout) -> None:
         """Others than its node are asked first when the index is leased again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from echo_hub.core.effects import RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
+from echo_hub.core.effects import RolloutReceived, RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
 from echo_hub.simulator.node import SimulatedNode
 from echo_shared.messages import DropReason
 
@@ -18,6 +18,10 @@ class Accounts:
         self._warm_up_steps = warm_up_steps
         self._liars_from_s = liars_from_s
         self._owner_of_lease: dict[int, int] = {}
+        self._version_of_lease: dict[int, int] = {}
+        self._versions: dict[str, tuple[int, int, int]] = {}
+        """Of each rollout that has come in and is not planned yet: its tokens, the sum of their versions, and how many
+        versions drew it."""
         self.leased = 0
         self.trained = 0
         self.dropped: Counter[DropReason] = Counter()
@@ -31,6 +35,12 @@ class Accounts:
         """For steps after the warm-up."""
         self.planned_staleness = 0
         """The sum over these."""
+        self.tokens = 0
+        """Of rollouts planned for steps after the warm-up."""
+        self.token_staleness = 0
+        """The sum over these: each token is as old as the version that drew it."""
+        self.mixed = 0
+        """Of `planned`: by more than one version."""
         self.batch: dict[int, int] = {}
         """Rollouts of each planned step that is not trained yet."""
         self.leased_of: Counter[int] = Counter()
@@ -41,6 +51,7 @@ class Accounts:
     def lease(self, record: RolloutsLeased, node: SimulatedNode, now: float) -> None:
         count = len(record.indices)
         self._owner_of_lease[record.lease_id] = node.number
+        self._version_of_lease[record.lease_id] = record.policy_version
         self.leased += count
         self.lease_sizes[count] += 1
         self.leased_of[node.number] += count
@@ -48,14 +59,29 @@ class Accounts:
             self.leased_late += count
             self.leased_to_liars += count * (node.traits.width == 0)
 
+    def receive(self, record: RolloutReceived) -> None:
+        spans, count = record.payload.spans, len(record.payload.completion_ids)
+        if spans:
+            versions = sum(span.num_tokens * span.policy_version for span in spans)
+            self._versions[record.rollout_id] = (count, versions, len({span.policy_version for span in spans}))
+        else:
+            version = self._version_of_lease[int(record.rollout_id.partition("-")[0])]
+            self._versions[record.rollout_id] = (count, count * version, 1)
+
     def drop(self, record: RolloutsDropped) -> None:
         self.dropped[record.reason] += len(record.rollout_ids)
+        for rollout_id in record.rollout_ids:
+            self._versions.pop(rollout_id, None)
 
     def plan(self, record: StepPlanned) -> None:
         self.batch[record.step] = len(record.rollout_ids)
+        drawn = [self._versions.pop(rollout_id) for rollout_id in record.rollout_ids]
         if record.step > self._warm_up_steps:
             self.planned += self._group_size * len(record.group_ids)
             self.planned_staleness += self._group_size * sum(record.staleness)
+            self.tokens += sum(count for count, _, _ in drawn)
+            self.token_staleness += sum((record.step - 1) * count - versions for count, versions, _ in drawn)
+            self.mixed += sum(num_versions > 1 for _, _, num_versions in drawn)
 
     def train(self, record: StepTrained) -> None:
         del self.batch[record.step]

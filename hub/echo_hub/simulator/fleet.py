@@ -5,12 +5,13 @@ once it is back; it does not hear what is revoked meanwhile. One whose day is ov
 A lease may be sent again: a node that still has it, or has finished some of it while it was away, does nothing twice.
 
 A node streams what its unfinished rollouts have drawn, all of it once it is back. Who is given a rollout that was begun
-elsewhere goes on with what the hub has of it then.
+elsewhere goes on with what the hub has of it then. Every rollout comes with who drew how much of it by which version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 from typing import Final
@@ -31,15 +32,16 @@ from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.costs import asked_of_hub
 from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.lengths import Lengths
-from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
+from echo_hub.simulator.node import HeldLease, Moves, Sampling, SimulatedNode
 from echo_hub.simulator.population import draw_nodes, liar
 from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.spans import Spans
 from echo_hub.simulator.spreading import Spreading
 from echo_hub.simulator.tokens import TokenCounts
 from echo_hub.simulator.work import MadeUp, Work
 from echo_shared.messages import rollout_id
 
-_NOTHING: Final[Mapping[int, int]] = MappingProxyType({})
+_NOTHING: Final[Mapping[int, Spans]] = MappingProxyType({})
 
 
 class Fleet:
@@ -67,7 +69,8 @@ class Fleet:
         self._num_keys = 0
         name = HUB_NODE_ID if scenario.run.mode == "colocated" else "node-{}"
         self.honest = [
-            SimulatedNode(name.format(number), number, traits) for number, traits in enumerate(draw_nodes(scenario))
+            SimulatedNode(name.format(number), number, traits, self._moves())
+            for number, traits in enumerate(draw_nodes(scenario))
         ]
         self._liars: dict[str, SimulatedNode] = {}
         self._begun: dict[int, list[Sampling]] = {}
@@ -94,6 +97,15 @@ class Fleet:
     def node(self, node_id: str) -> SimulatedNode:
         return self._by_id[node_id]
 
+    def _moves(self) -> Moves | None:
+        if self._scenario.training.on_new_version == "finish":
+            return None
+        return Moves(
+            max_tokens=self.lengths.longest,
+            prompt_tokens=round(self._scenario.lengths.prompt_tokens),
+            swap_s=self._scenario.nodes.swap_s,
+        )
+
     # --- what the hub sends
 
     def send_lease(self, effect: SendLease) -> None:
@@ -103,11 +115,11 @@ class Fleet:
             given = self._given(effect) if effect.goes_on else _NOTHING
             self._agenda.at(self._agenda.now + self._delay_s, self._lease_came, (node, node.session, effect, given))
 
-    def _given(self, lease: SendLease) -> Mapping[int, int]:
-        """Tokens that the hub has of these indices, as far as it has any."""
+    def _given(self, lease: SendLease) -> Mapping[int, Spans]:
+        """Who drew what the hub has of these indices, as far as it has anything."""
         earlier = set(lease.goes_on)
         return {
-            sampling.index: known
+            sampling.index: sampling.spans(known)
             for sampling in self._begun.get(lease.group_id, ())
             if (sampling.index, sampling.lease.lease_id) in earlier and (known := self._known(sampling))
         }
@@ -143,7 +155,7 @@ class Fleet:
 
     # --- nodes that work
 
-    def _lease_came(self, subject: tuple[SimulatedNode, int, SendLease, Mapping[int, int]]) -> None:
+    def _lease_came(self, subject: tuple[SimulatedNode, int, SendLease, Mapping[int, Spans]]) -> None:
         node, session, sent, given = subject
         if session != node.session or sent.lease_id in node.held:
             return
@@ -151,9 +163,11 @@ class Fleet:
             self._give_back(node, sent.lease_id, sent.indices)
             return
         lease = HeldLease(node=node, lease_id=sent.lease_id, group_id=sent.group_id, policy_version=sent.policy_version)
+        # What follows what is given is drawn by no older version than its end.
+        lease.needs = max([sent.policy_version, *(spans[-1].policy_version for spans in given.values())])
         tokens = self.lengths.of_group(sent.group_id)
         lease.unfinished = {
-            index: Sampling(lease, index, tokens[index], given.get(index, 0))
+            index: Sampling(lease, index, tokens[index], given.get(index, ()))
             for index in sent.indices
             if (sent.lease_id, index) not in node.sent_late
         }
@@ -171,7 +185,7 @@ class Fleet:
             self._agenda.at(sampling.ends_at, self._sampled, sampling)
 
     def _sampled(self, sampling: Sampling) -> None:
-        if sampling.stopped:
+        if sampling.stopped or sampling.ends_at > self._agenda.now:
             return
         node = sampling.lease.node
         self._watch(node.finish(sampling, self._agenda.now))
@@ -185,6 +199,10 @@ class Fleet:
 
     def _arrived(self, sampling: Sampling) -> None:
         lease, index = sampling.lease, sampling.index
+        payload, spans = self._work.draw(sampling), sampling.spans(sampling.tokens)
+        as_leased = (lease.node.node_id, lease.policy_version)
+        if any((span.node_id, span.policy_version) != as_leased for span in spans):
+            payload = replace(payload, spans=spans)
         self._tell(
             RolloutArrived(
                 node_id=lease.node.node_id,
@@ -192,9 +210,9 @@ class Fleet:
                 lease_id=lease.lease_id,
                 group_id=lease.group_id,
                 index=index,
-                policy_version_start=lease.policy_version,
-                policy_version_end=lease.policy_version,
-                payload=self._work.draw(sampling),
+                policy_version_start=spans[0].policy_version,
+                policy_version_end=spans[-1].policy_version,
+                payload=payload,
             )
         )
 
@@ -209,7 +227,19 @@ class Fleet:
         """By the hub's planner. Of two that are on their way, the older one may come last."""
         if policy_version > node.policy_version:
             self._watch(node.version_came(policy_version, self._agenda.now))
+            self._look_at_moves(node)
             self._report(node, policy_version)
+
+    def _look_at_moves(self, node: SimulatedNode) -> None:
+        """What may not go on by the newest version yet is looked at again once it may."""
+        if self._agenda.now < node.moves_at < inf:
+            self._agenda.at(node.moves_at, self._move_on, (node, node.session))
+
+    def _move_on(self, subject: tuple[SimulatedNode, int]) -> None:
+        node, session = subject
+        if session == node.session:
+            self._watch(node.move_on(self._agenda.now))
+            self._look_at_moves(node)
 
     def _fetch(self, node: SimulatedNode) -> None:
         if node.fetching is None and node.policy_version < self._newest_version:

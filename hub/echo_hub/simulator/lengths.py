@@ -39,6 +39,11 @@ class Lengths:
         cut = [normal.inv_cdf((number + 0.5) / _QUANTILES) for number in range(_QUANTILES)]
         return fmean(self._settings.tokens * exp(self._sigma * max(-2.0, min(2.0, z))) for z in cut)
 
+    @property
+    def longest(self) -> int:
+        """No rollout has more tokens."""
+        return round(self._settings.tokens * exp(2.0 * self._sigma))
+
     def of_group(self, group_id: int) -> list[int]:
         """The tokens of each of its rollouts, by index."""
         number, place = divmod(group_id, _BLOCK)

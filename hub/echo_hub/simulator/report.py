@@ -58,6 +58,10 @@ class Report:
     """Dropped as stale or revoked, of those leased."""
     mean_staleness: float
     """When consumed, in steps after the warm-up; all rollouts of a group count as its oldest."""
+    token_staleness: float
+    """Likewise, each token as old as the version that drew it."""
+    mixed_share: float
+    """Of these rollouts, those that more than one version drew."""
     needed_staleness: float | None
     """The least mean staleness that keeps the learner busy, see `rule`; None: nothing keeps it busy."""
     useful_over_needed: float
@@ -118,6 +122,8 @@ def report_of(world: World) -> Report:
         },
         stale_share=stale / max(1, accounts.leased),
         mean_staleness=accounts.planned_staleness / max(1, accounts.planned),
+        token_staleness=accounts.token_staleness / max(1, accounts.tokens),
+        mixed_share=accounts.mixed / max(1, accounts.planned),
         needed_staleness=needed_staleness(pool, demand),
         useful_over_needed=useful_rollouts(pool, demand) / demand.rollouts_per_step,
         idle_nodes_share=sum(not accounts.leased_of[node.number] for node in there) / max(1, len(there)),
@@ -149,6 +155,7 @@ def table(report: Report) -> list[tuple[str, str]]:
         ("Learner utilisation", f"{report.utilisation:.1%}; idle for {report.idle_s:,.1f} s"),
         ("Pool samples in time", f"{report.useful_over_needed:.2f} of what a learner takes that is always busy"),
         ("Mean staleness", f"{report.mean_staleness:.2f}; needed " + ("-" if needed is None else f"{needed:.2f}")),
+        ("  of a token", f"{report.token_staleness:.2f}; {report.mixed_share:.1%} of the rollouts by several versions"),
         ("Rollouts leased", f"{report.leased:,}; in leases of {report.mean_lease:.1f}"),
         ("  trained", f"{report.trained:,}"),
         ("  dropped", dropped or "none"),

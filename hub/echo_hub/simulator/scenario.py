@@ -44,6 +44,10 @@ class SimulatedTraining(ScenarioSection):
     """Async mode: how many steps old a rollout may be when it is trained on."""
     publish_every: Annotated[int, Field(ge=1)] = 1
     """Steps between published versions."""
+    on_new_version: Literal["finish", "interrupt"] = "finish"
+    """What a node does with the completions that it is drawing when a newer version has reached it. finish: draws them
+    to their end by the version that they began with. interrupt (async mode only): goes on in mid-completion by the
+    newer one, once it has read again what is there; max_staleness holds for the oldest token."""
 
 
 class SimulatedLeases(ScenarioSection):
@@ -121,7 +125,9 @@ class SimulatedNodes(ScenarioSection):
     """How many times as long they take."""
     prefill_s_per_token: NotNegative = 0.0
     """Seconds a prompt's token takes on the median node, once for each lease; and a token that another node has drawn,
-    for who goes on with it."""
+    for who goes on with it; and all of these again, where a node goes on by a newer version."""
+    swap_s: NotNegative = 0.1
+    """Besides, seconds in which a node draws nothing before it goes on by a newer version in mid-completion."""
     delay_s: NotNegative = 0.05
     """From hub to node, and from node to hub."""
     stream_s: NotNegative = 5.0
@@ -244,6 +250,11 @@ class Scenario(BaseSettings):
         if self.run.mode == "async" and training.publish_every > training.max_staleness + 1:
             raise ValueError(
                 "training.publish_every must be at most training.max_staleness + 1, or nothing is fresh enough"
+            )
+        if self.run.mode != "async" and self.training.on_new_version != "finish":
+            raise ValueError(
+                f'training.on_new_version must be "finish" when run.mode = "{self.run.mode}": '
+                "no version is published there while completions are drawn"
             )
         if self.run.mode == "colocated" and self.nodes.count != 1:
             raise ValueError('nodes.count must be 1 when run.mode = "colocated": the hub samples for itself')

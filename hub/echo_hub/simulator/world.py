@@ -205,7 +205,11 @@ class World:
     def _finish(self, action: FinishRun) -> None:
         self.finished = True
 
-    def _keep(self, record: RolloutReceived | ScoreRecorded) -> None:
+    def _received(self, record: RolloutReceived) -> None:
+        self.accounts.receive(record)
+        self.work.record(record)
+
+    def _scored(self, record: ScoreRecorded) -> None:
         self.work.record(record)
 
     def _ignore(self, effect: Effect) -> None:
@@ -222,6 +226,7 @@ def coordinator_settings(scenario: Scenario) -> CoordinatorSettings:
         deadline_s=scenario.leases.deadline_s,
         max_staleness=training.max_staleness,
         publish_every=training.publish_every,
+        interrupts=training.on_new_version == "interrupt",
         run_seed=scenario.run.seed,
         activation=activation_settings(scenario),
     )
@@ -246,9 +251,9 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     GroupDropped: World._group_dropped,
     GroupOpened: World._ignore,
     LookUpReceipt: World._ignore,
-    RolloutReceived: World._keep,
+    RolloutReceived: World._received,
     RolloutsEvaluated: World._ignore,
-    ScoreRecorded: World._keep,
+    ScoreRecorded: World._scored,
     SendReceipts: World._ignore,
     SendTrained: World._ignore,
     VersionRecorded: World._ignore,

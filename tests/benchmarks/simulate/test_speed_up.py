@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks.simulate import speed_up
 from benchmarks.simulate.cases import margin_of
-from benchmarks.simulate.speed_up import CASES, SpeedUpCase
+from benchmarks.simulate.speed_up import CASES, SpeedUpCase, Unaware, seconds_per_step
 from echo_hub.core.coordinator import Coordinator
+from echo_hub.simulator.world import World
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -21,6 +22,7 @@ def test_a_row_has_each_dispatch_over_the_baseline(monkeypatch: pytest.MonkeyPat
     row = SpeedUpCase(sigma=1.0, max_staleness=2).row(0)
     assert row["speed_up"] == pytest.approx(row["baseline_s_per_step"] / row["s_per_step"])
     assert {"speed_up_spread", "speed_up_lengths", "speed_up_apart"} <= row.keys()
+    assert 0 < row["tokens_trained"] < 548 and 0 < row["tokens_trained_spread"] < 548
     assert row["details"].keys() == speed_up.DISPATCHES.keys()
 
 
@@ -30,6 +32,17 @@ def test_a_dispatch_has_no_speed_up_over_itself(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(speed_up, "DISPATCHES", dict.fromkeys(speed_up.DISPATCHES, Coordinator))
     row = SpeedUpCase(sigma=0.5, max_staleness=1).row(0)
     assert (row["speed_up"], row["speed_up_spread"], row["speed_up_lengths"]) == (1.0, 1.0, 1.0)
+
+
+def test_who_knows_lengths_ends_steps_sooner() -> None:
+    """Where it asks whoever comes first for the longest, it gains a twentieth."""
+    scenario = SpeedUpCase(sigma=1.0, max_staleness=2).scenario(0)
+    s_per_step = []
+    for make in (Unaware, Coordinator):
+        world = World(scenario, make=make)
+        world.run()
+        s_per_step.append(seconds_per_step(world))
+    assert s_per_step[0] / s_per_step[1] >= 1.1
 
 
 def test_headlines_are_the_least_and_the_most() -> None:

@@ -363,3 +363,18 @@ def test_complete_groups_without_an_advantage_are_known() -> None:
     assert 3 in books.ledger.flat
     books.ledger.plan(1, (3,), 6.0)
     assert len(books.ledger.flat) == 0
+
+
+def test_what_is_missing_may_be_as_long_as_any_whatever_its_prompt_led_to_before() -> None:
+    """A node is thought slow by the longest completions, not by those that its prompt is likely to have."""
+    books = Books()
+    books.open(0)
+    books.lease(0, 0)
+    lengths = books.ledger.lengths
+    for _ in range(100):
+        lengths.seen(None, 1_000)
+    rollout = books.ledger.rollouts["1-0"]
+    rollout.expected_tokens = 10.0
+    books.ledger.note_missing(rollout, rollout.leased_at + 50.0)
+    node = books.nodes.get("a")
+    assert node is not None and node.pace.token_s == pytest.approx(2 * 50.0 / 1_000)

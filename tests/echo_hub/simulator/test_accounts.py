@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from echo_hub.core.effects import RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
+import numpy as np
+import pytest
+
+from echo_hub.core.effects import RolloutReceived, RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
+from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.simulator.accounts import Accounts
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
-from echo_shared.messages import DropReason
+from echo_shared.messages import DropReason, FinishReason
 
 
 def node(number: int, width: int) -> SimulatedNode:
@@ -18,6 +22,21 @@ def lease(lease_id: int, *indices: int) -> RolloutsLeased:
     return RolloutsLeased(
         lease_id=lease_id, node_id="node", group_id=0, indices=indices, policy_version=0, deadline=9.0
     )
+
+
+def received(rollout_id: str, *versions: int) -> RolloutReceived:
+    """One token by each of these."""
+    ids = np.zeros(len(versions), np.int32)
+    payload = RolloutPayload(
+        completion_ids=ids,
+        behavior_logprobs=ids.view(np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=1.0,
+        spans=tuple(Span(node_id="node", policy_version=version, num_tokens=1) for version in versions)
+        if any(versions)
+        else (),
+    )
+    return RolloutReceived(rollout_id=rollout_id, received_at=0.0, payload=payload)
 
 
 def plan(step: int, *staleness: int) -> StepPlanned:
@@ -41,14 +60,30 @@ def test_every_count() -> None:
     accounts.drop(RolloutsDropped(rollout_ids=("3-1", "3-2"), reason=DropReason.STALE))
     accounts.drop(RolloutsDropped(rollout_ids=("3-3",), reason=DropReason.EXPIRED))
     assert accounts.dropped == {DropReason.STALE: 2, DropReason.EXPIRED: 1}
+    accounts.receive(received("1-0", 0))
+    accounts.receive(received("1-1", 0))
     accounts.plan(plan(1, 0))
     assert accounts.batch == {1: 2}
     accounts.train(StepTrained(step=1, rollout_ids=("1-0", "1-1"), metrics={}, trained_at=0.0))
     assert (accounts.trained, accounts.trained_of, accounts.batch) == (2, {0: 2}, {})
 
 
-def test_staleness_is_counted_after_the_warm_up() -> None:
+def test_staleness_is_counted_after_the_warm_up_by_group_and_by_token() -> None:
     accounts = Accounts(group_size=2, warm_up_steps=1, liars_from_s=60.0)
-    accounts.plan(plan(1, 0, 0))
-    accounts.plan(plan(2, 1, 2))
-    assert (accounts.planned, accounts.planned_staleness) == (4, 6)
+    accounts.lease(lease(1, 0, 1), node(0, 2), 0.0)
+    for step, staleness in ((1, (0,)), (2, (1,)), (4, (3,))):
+        accounts.receive(received("1-0", 0, 0, 0))
+        accounts.receive(received("1-1", *(max(0, version) for version in (step - 3, step - 2, step - 2, step - 1))))
+        accounts.plan(plan(step, *staleness))
+    assert (accounts.planned, accounts.planned_staleness) == (4, 8)
+    # Step 2: three tokens one step old, of the others three; step 4: three of age 3, and ages 2, 1, 1, 0.
+    assert (accounts.tokens, accounts.token_staleness, accounts.mixed) == (14, 6 + 13, 2)
+
+
+def test_what_was_dropped_is_forgotten() -> None:
+    accounts = Accounts(group_size=2, warm_up_steps=0, liars_from_s=60.0)
+    accounts.lease(lease(1, 0, 1), node(0, 2), 0.0)
+    accounts.receive(received("1-0", 0))
+    accounts.drop(RolloutsDropped(rollout_ids=("1-0", "1-1"), reason=DropReason.STALE))
+    with pytest.raises(KeyError):
+        accounts.plan(plan(1, 0))

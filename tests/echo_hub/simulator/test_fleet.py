@@ -17,6 +17,7 @@ from echo_hub.core.events import (
     NodeReported,
     RolloutArrived,
 )
+from echo_hub.core.payload import Span
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.fleet import Fleet
 from echo_hub.simulator.scenario import Scenario
@@ -236,6 +237,33 @@ def test_a_second_lease_beside_the_first_draws_what_is_not_streamed_yet_twice(he
     hub.fleet.ended(0)
     tokens = hub.fleet.tokens
     assert (tokens.drawn, tokens.given, tokens.again) == (100 + 51, given, 51)
+
+
+def test_a_rollout_tells_who_drew_how_much_of_it_by_which_version(heard: Callable[..., Heard]) -> None:
+    """Version 1 is there at 4.3 s, after 42 tokens; it is drawn by from 4.4 s on."""
+    hub = heard(nodes={"s_per_token": 0.1}, training={"on_new_version": "interrupt"})
+    hub.lease(1, 0)
+    hub.until(4.0)
+    hub.agenda.now = 4.0
+    hub.fleet.announce(1)
+    hub.until(6.0)
+    hub.agenda.now = 6.0
+    hub.lease(2, 0, goes_on=((0, 1),))
+    hub.until(100.0)
+    ((first_at, first), (second_at, second)) = hub.of(RolloutArrived)
+    mine = [Span(node_id="node-0", policy_version=version, num_tokens=count) for version, count in ((0, 42), (1, 58))]
+    assert first.payload.spans == tuple(mine) == second.payload.spans
+    assert (first.policy_version_start, first.policy_version_end) == (0, 1)
+    assert first_at == pytest.approx(0.05 + 4.2 + 0.05 + 0.1 + 5.8 + 0.05)
+    # At 5 s it has sent 48 tokens, 6 of them by version 1, which the second lease does not name and yet goes on by.
+    assert second_at == pytest.approx(6.05 + (100 - 48) * 0.1 + 0.05)
+
+
+def test_one_s_own_tokens_by_the_version_of_the_lease_need_no_spans(heard: Callable[..., Heard]) -> None:
+    hub = heard(training={"on_new_version": "interrupt"})
+    hub.lease(1, 0)
+    hub.until(100.0)
+    assert [event.payload.spans for _, event in hub.of(RolloutArrived)] == [()]
 
 
 def test_without_streaming_nothing_is_gone_on_with(heard: Callable[..., Heard]) -> None:

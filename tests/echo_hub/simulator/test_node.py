@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
+from echo_hub.core.payload import Span
+from echo_hub.simulator.node import HeldLease, Moves, Sampling, SimulatedNode
 from echo_hub.simulator.population import Traits
+from echo_shared.messages import MAX_VERSION_SPANS
 
 TRAITS = Traits(width=2, capacity=4, s_per_token=0.5, prefill_s=1.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0)
 
@@ -13,6 +17,17 @@ TRAITS = Traits(width=2, capacity=4, s_per_token=0.5, prefill_s=1.0, fetch_s=0.0
 @pytest.fixture
 def node() -> SimulatedNode:
     return SimulatedNode("node", 0, TRAITS)
+
+
+@pytest.fixture
+def moving() -> SimulatedNode:
+    """It goes on by newer versions: 0.25 s, and an eighth of a second for each token that it reads."""
+    traits = replace(TRAITS, prefill_token_s=0.125)
+    return SimulatedNode("node", 0, traits, Moves(max_tokens=100, prompt_tokens=8, swap_s=0.25))
+
+
+def spans(sampling: Sampling) -> list[tuple[int, int]]:
+    return [(span.policy_version, span.num_tokens) for span in sampling.spans(sampling.tokens)]
 
 
 def lease(node: SimulatedNode, lease_id: int, *tokens: int, version: int = 0) -> HeldLease:
@@ -69,3 +84,54 @@ def test_what_is_lost_is_lost_in_slots_queue_and_waiting(node: SimulatedNode) ->
     assert [held.lease_id for held in node.stop_all(1.0)] == [1, 2]
     assert all(sampling.stopped for sampling in begun)
     assert (node.free, node.version_came(1, 1.0), node.held) == (2, [], {})
+
+
+def test_a_newer_version_goes_on_behind_what_is_drawn(moving: SimulatedNode) -> None:
+    begun = moving.take(lease(moving, 1, 12, 6, 3), 0.0)
+    assert told(begun) == [(1, 0, 7.0), (1, 1, 4.0)]
+    # At 3 s there are four tokens of each: 0.25 s, 1 s for the prompt, 4 * 0.125 s; then 8 and 2 tokens.
+    assert told(moving.version_came(1, 3.0)) == [(1, 0, 8.75), (1, 1, 5.75)]
+    assert [begun[0].drawn(now) for now in (3.0, 4.75, 5.3, 8.75)] == [4, 4, 5, 12]
+    (third,) = moving.finish(begun[1], 5.75)
+    assert (third.ends_at, spans(begun[0]), spans(begun[1]), spans(third)) == (
+        7.25, [(0, 4), (1, 8)], [(0, 4), (1, 2)], [(1, 3)]
+    )  # fmt: skip
+
+
+def test_without_moves_a_newer_version_changes_nothing(node: SimulatedNode) -> None:
+    (one,) = node.take(lease(node, 1, 12), 0.0)
+    assert (node.version_came(1, 3.0), one.ends_at, spans(one)) == ([], 7.0, [(0, 12)])
+
+
+def test_what_ends_soon_whatever_its_length_is_let_end(moving: SimulatedNode) -> None:
+    assert moving.moves is not None
+    moving.moves.max_tokens = 12
+    moving.take(lease(moving, 1, 12), 0.0)
+    assert moving.version_came(1, 5.0) == []
+    assert len(moving.take(lease(moving, 2, 12), 5.0)) == 1
+    assert told(moving.version_came(2, 5.5)) == [(1, 0, 9.375), (2, 0, 12.75)]  # With what may have longer to go.
+
+
+def test_reading_again_has_its_share_of_the_time(moving: SimulatedNode) -> None:
+    """(8 + 4) tokens at 1 / 16 of 4 tokens a second are a fifth of 0.9375 s."""
+    moving.take(lease(moving, 1, 40), 0.0)
+    assert len(moving.version_came(1, 3.0)) == 1
+    assert (moving.version_came(2, 3.5), moving.moves_at) == ([], 3.9375)
+    (one,) = moving.move_on(3.9375)
+    assert (moving.moves_at, spans(one)) == (float("inf"), [(0, 4), (2, 36)])
+
+
+def test_a_lease_begins_by_the_newest_that_is_there(moving: SimulatedNode, node: SimulatedNode) -> None:
+    for one, version in ((moving, 3), (node, 1)):
+        one.version_came(3, 0.0)
+        (began,) = one.take(lease(one, 1, 4, version=1), 1.0)
+        assert spans(began) == [(version, 4)]
+
+
+def test_what_was_drawn_by_more_versions_than_the_wire_takes_is_let_end(moving: SimulatedNode) -> None:
+    held = lease(moving, 1, 100)
+    before = tuple(Span(node_id="other", policy_version=v, num_tokens=1) for v in range(MAX_VERSION_SPANS))
+    held.unfinished = {0: Sampling(held, 0, 100, before)}
+    moving.version_came(MAX_VERSION_SPANS, 0.0)
+    moving.take(held, 0.0)
+    assert moving.version_came(MAX_VERSION_SPANS + 1, 1.0) == []

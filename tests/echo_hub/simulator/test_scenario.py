@@ -26,6 +26,7 @@ def test_every_section_and_setting_has_its_text() -> None:
         ("training", "group_size"),
         ("training", "max_staleness"),
         ("training", "publish_every"),
+        ("training", "on_new_version"),
         ("leases", "deadline_s"),
     ],
 )
@@ -42,3 +43,8 @@ def test_what_is_consumed_by_a_step() -> None:
 def test_a_scenario_does_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Scenario().nodes.count = 3
+
+
+def test_only_where_versions_come_in_mid_completion_are_completions_interrupted() -> None:
+    with pytest.raises(ValidationError, match=r'on_new_version must be "finish" when run\.mode = "sequential"'):
+        Scenario.model_validate({"run": {"mode": "sequential"}, "training": {"on_new_version": "interrupt"}})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_hub.core.payload import Span
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.tokens import TokenCounts
@@ -16,7 +17,8 @@ NODE = SimulatedNode("node-0", 0, TRAITS)
 def sampling(index: int, given: int, drawn: int) -> Sampling:
     """Of 100 tokens; stopped when it had `drawn`."""
     lease = HeldLease(node=NODE, lease_id=1, group_id=0, policy_version=0)
-    one = Sampling(lease, index, 100, given)
+    before = (Span(node_id="another", policy_version=0, num_tokens=given),) if given else ()
+    one = Sampling(lease, index, 100, before)
     one.draws_from, one.ends_at, one.stopped_at = 0.0, 100.0 - given, drawn - given + 0.5
     return one
 

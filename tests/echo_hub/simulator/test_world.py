@@ -13,6 +13,7 @@ from echo_hub.core.effects import Effect
 from echo_hub.simulator.report import Report, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import CARRY_OUT, World
+from echo_shared.messages import DropReason
 
 Simulated = Callable[..., tuple[World, Report]]
 UNRULY: dict[str, dict[str, Any]] = {
@@ -87,6 +88,15 @@ def test_the_clock_has_no_influence(scenario_of: Callable[..., Scenario]) -> Non
 def test_every_rollout_is_accounted_for_whatever_nodes_do(simulated: Simulated, seed: int, mode: str) -> None:
     _, report = simulated(**UNRULY, run={"seed": seed, "mode": mode})
     assert report.balanced and report.leased > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_completions_that_are_interrupted_are_what_their_leases_allow(simulated: Simulated, seed: int) -> None:
+    training = {**UNRULY["training"], "on_new_version": "interrupt"}
+    world, report = simulated(**{**UNRULY, "training": training}, run={"seed": seed})
+    assert report.balanced and report.mixed_share > 0
+    assert world.accounts.dropped[DropReason.INVALID] == 0
+    assert report.token_staleness < report.mean_staleness <= 2
 
 
 def test_liars_get_leases_and_train_nothing(simulated: Simulated) -> None:

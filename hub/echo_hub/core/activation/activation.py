@@ -276,7 +276,7 @@ class Activation:
             self._tell(node, StandbyReason.NO_WORK_NOW)
 
     def _waits_for_first(self, node: Node, now: float) -> bool:
-        fresh = not node.proven and not node.held and self._nodes.unproven_may
+        fresh = not node.proven and not node.pace.tokens_per_s and not node.held and self._nodes.unproven_may
         return fresh and now - node.taken_at >= FIRST_TURN_S
 
     def _note_pace(self, node: Node, row: int, willing: bool, now: float) -> None:
@@ -297,7 +297,9 @@ class Activation:
         return demand.useful_of(self._rate(node), self._late_s(node))
 
     def _is_too_slow(self, node: Node, demand: Demand | None) -> bool:
-        return demand is not None and self._rate(node) > 0 and not self._useful(node, demand)
+        """By its pace, that of a turn included: what comes too late proves nothing, but tells how slow its node is."""
+        measured = node.pace.tokens_per_s > 0 and self._lengths.mean_tokens > 0
+        return demand is not None and measured and not demand.useful_of(1.0, self._late_s(node))
 
     def _choose_soon(self, now: float) -> None:
         self._choose_at = min(self._choose_at, max(now, self._chosen_at + self._react_s))

@@ -332,3 +332,20 @@ def test_a_hundred_thousand_that_cost_something_are_done_in_slices() -> None:
         fleet.out.take()
         assert time.process_time() - began_at < 60
     assert worst_s < 1.0, "about 50 ms where nothing else runs"
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.1])
+def test_who_returns_its_first_turn_too_late_is_told_that_it_is_too_slow(cost: float) -> None:
+    """What comes too late is scored by nobody, so it proves nothing; but its pace is known."""
+    fleet = Fleet()
+    fleet.join("gift", per_step=40.0)
+    fleet.join("slow", cost)
+    fleet.go_on(GIFTS_ROUND_S + ROUND_S)
+    assert {node.node_id for node in fleet.turns} == {"slow"}
+    fleet.turns.clear()
+    fleet.activation.had_turn("7-0", "slow", fleet.now)
+    fleet.now += 25.0
+    fleet.activation.came_late("slow", "7-0", TOKENS, 25.0, fleet.now)
+    fleet.go_on(TRIAL_S + ROUND_S)
+    assert fleet.told["slow"] is StandbyReason.TOO_SLOW and not fleet.node("slow").proven
+    assert not fleet.turns, "it had one, and is not asked every few seconds"

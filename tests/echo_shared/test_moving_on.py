@@ -1,6 +1,6 @@
 """When it is worth breaking into completions: not for what ends soon, and not so often that reading takes over."""
 
-from echo_node.core.moving_on import ENDS_S, READING, READING_SHARE, MovingOn
+from echo_shared.moving_on import ENDS_S, READING, READING_SHARE, MovingOn
 
 
 def test_what_ends_soon_anyhow_is_let_end() -> None:

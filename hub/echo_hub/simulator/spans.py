@@ -1,0 +1,35 @@
+"""Who drew how much of a completion, by which version, in the order of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from echo_hub.core.payload import Span
+
+Spans = tuple[Span, ...]
+
+
+def grown(spans: Spans, more: Span) -> Spans:
+    """`spans` and behind them `more`, which may be empty."""
+    if not more.num_tokens:
+        return spans
+    if spans and (spans[-1].node_id, spans[-1].policy_version) == (more.node_id, more.policy_version):
+        return (*spans[:-1], replace(more, num_tokens=spans[-1].num_tokens + more.num_tokens))
+    return (*spans, more)
+
+
+def first(spans: Sequence[Span], num_tokens: int) -> Spans:
+    """Those of the first `num_tokens` tokens."""
+    found: list[Span] = []
+    for span in spans:
+        count = min(span.num_tokens, num_tokens)
+        if count > 0:
+            found.append(replace(span, num_tokens=count))
+        num_tokens -= count
+    return tuple(found)
+
+
+def num_tokens(spans: Sequence[Span]) -> int:
+    """Of all spans together."""
+    return sum(span.num_tokens for span in spans)
