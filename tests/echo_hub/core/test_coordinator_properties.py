@@ -974,5 +974,6 @@ def test_any_world() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 def test_many_worlds() -> None:
     _run(examples=300, steps=80, phases=(Phase.generate, Phase.shrink))
