@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from echo_hub.core.events import Event, LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
 from echo_hub.core.payload import RolloutPayload
@@ -36,6 +36,9 @@ from echo_shared.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+SHOWN_TOKENS_PER_S: Final = 1e9
+"""No node is shown as faster than this, whatever it claims, so that sums stay numbers."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +138,8 @@ class ConnectedNodes:
             case NodeStatus():
                 live = self.live[node_id]
                 live.activity, live.capacity = message.activity, message.capacity
-                live.policy_version, live.tokens_per_s = message.policy_version, message.tokens_per_s
+                live.policy_version = message.policy_version
+                live.tokens_per_s = min(message.tokens_per_s, SHOWN_TOKENS_PER_S)
                 await self._report(
                     NodeReported(node_id=node_id, capacity=message.capacity, policy_version=message.policy_version)
                 )

@@ -319,7 +319,7 @@ class Hub:
             case PublishVersion():
                 self.publishing.submit(action.policy_version)
             case AnnounceVersion():
-                self._opened.partials.published_version = action.policy_version
+                self._opened.partials.announced(action.policy_version)
                 self._distributor.announce(action.policy_version)
             case EvaluationDone():
                 self._node_evaluations.done(action.policy_version)

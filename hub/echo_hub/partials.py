@@ -12,7 +12,7 @@ the finished rollout says who drew how much of it. Of a lease that is not kept a
 hub's start, what was given is not known: all of its completion counts as its own node's.
 
 Every token comes with the version that drew it. What a node draws itself is by its lease's version; where the run
-interrupts completions (training.on_new_version), by that or newer ones, which rise, up to the newest that is published.
+interrupts completions (training.on_new_version), by that or newer ones that are published, which rise.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PartRefusal(StrEnum):
     """Not of the vocabulary, or a stop token, with which it would have ended."""
     BAD_LOGPROB = "bad_logprob"
     BAD_VERSION = "bad_version"
-    """Not the lease's, or, where that may be, older than what is there or newer than all that is published."""
+    """Not the lease's, or, where that may be, older than what is there or not published."""
 
 
 @dataclass(slots=True)
@@ -175,7 +175,12 @@ class Partials:
         self.interrupts = interrupts
         self.published_version = published_version
         """The newest that nodes were told of."""
-        self._stop_ids = np.array(sorted(bounds.stop_ids), np.int32)
+        self._first_known = published_version
+        self._announced: set[int] = set()
+        """Versions that nodes were told of since the hub's start; those up to `_first_known` may be from before."""
+        self._goes_on = np.ones(bounds.vocabulary_size, np.bool_)
+        """Of each token, whether a completion may go on behind it."""
+        self._goes_on[[stop for stop in bounds.stop_ids if stop < bounds.vocabulary_size]] = False
         self._budget_bytes = budget_bytes
         self._leases: dict[int, _Lease] = {}
         """The longest untouched first."""
@@ -245,6 +250,11 @@ class Partials:
         self.num_bytes += self._leases[lease_id].num_bytes
         self._make_room()
 
+    def announced(self, policy_version: int) -> None:
+        """Nodes are told of this version, the newest one."""
+        self.published_version = policy_version
+        self._announced.add(policy_version)
+
     def take(self, node_id: str, parts: Iterable[RolloutPart]) -> None:
         """Takes what follows, and counts what does not."""
         for part in parts:
@@ -275,9 +285,10 @@ class Partials:
         count = len(rollout.completion_ids)
         versions = rollout.versions or grown((), rollout.policy_version_start, count)
         drawers: _Drawers = ((node_id, count),)
-        wrong = _version_problem(rollout, versions)
+        wrong = self._length_problem(count) or _version_problem(rollout, versions)
         if lease is not None and partial is not None:
             wrong = wrong or partial.problem(rollout, versions, lease.policy_version)
+            wrong = wrong or self._unpublished(versions, lease)
             if partial.given is not None and not wrong:
                 drawers = partial.drawers(node_id, count, num_given=rollout.num_given)
                 self.num_gone_on += rollout.num_given > 0
@@ -289,6 +300,20 @@ class Partials:
         spans = tuple(_spans(drawers, versions))
         as_leased = lease is not None and partial is not None and _are(spans, node_id, lease.policy_version)
         return Finished(spans=() if as_leased else spans)
+
+    def _length_problem(self, count: int) -> str:
+        """What is as long as no completion can be is seen before its length counts in anybody's pace."""
+        most = self._bounds.max_tokens
+        return "" if 1 <= count <= most else f"{count} tokens, of 1 to {most} that a completion has"
+
+    def _unpublished(self, versions: Spans, lease: _Lease) -> str:
+        """A version among these that no node can have; empty = there is none."""
+        unknown = [span.policy_version for span in versions if not self._may_have(span.policy_version, lease)]
+        return f"version {unknown[0]}, which is not published" if unknown else ""
+
+    def _may_have(self, version: int, lease: _Lease) -> bool:
+        """Whether the lease's node may have this version: an evaluation's lease may name one that nobody is told of."""
+        return version <= max(self._first_known, lease.policy_version) or version in self._announced
 
     def arrived(self, node_id: str, lease_id: int, index: int) -> None:
         """The node has sent the finished rollout."""
@@ -350,23 +375,29 @@ class Partials:
         return None
 
     def _judge(self, part: RolloutPart, partial: _Partial, lease: _Lease) -> PartRefusal | None:
-        ids, bounds = part.ids, self._bounds
-        known = partial.ids[4 * part.start : 4 * (part.start + len(ids))]
-        known_by = between(partial.versions, part.start, part.start + len(ids))
-        checks = {
-            PartRefusal.UNEQUAL_LENGTHS: len(part.logprobs) != len(ids),
-            PartRefusal.TOO_LONG: part.start + len(ids) >= bounds.max_tokens,
-            PartRefusal.GAP: part.start > partial.num_tokens,
-            PartRefusal.DIFFERENT: known != ids.astype("<i4").tobytes()[: len(known)]
-            or known_by != grown((), part.policy_version, num_tokens(known_by)),
-            PartRefusal.BAD_TOKEN: bool(
-                ((ids < 0) | (ids >= bounds.vocabulary_size) | np.isin(ids, self._stop_ids)).any()
-            ),
-            PartRefusal.BAD_LOGPROB: bool((part.logprobs > LOGPROB_SLACK).any()),
-            PartRefusal.BAD_VERSION: num_tokens(known_by) < len(ids)
-            and not self._may_draw(part.policy_version, partial, lease),
-        }
-        return next((reason for reason, holds in checks.items() if holds), None)
+        ids, stop = part.ids, part.start + len(part.ids)
+        if len(part.logprobs) != len(ids):
+            return PartRefusal.UNEQUAL_LENGTHS
+        if stop >= self._bounds.max_tokens:
+            return PartRefusal.TOO_LONG
+        if part.start > partial.num_tokens:
+            return PartRefusal.GAP
+        known = partial.ids[4 * part.start : 4 * stop]
+        known_by = between(partial.versions, part.start, stop) if known else ()
+        if known and (
+            known != ids.astype("<i4").tobytes()[: len(known)]
+            or known_by != grown((), part.policy_version, num_tokens(known_by))
+        ):
+            return PartRefusal.DIFFERENT
+        if not len(ids):
+            return None
+        if ids.min() < 0 or ids.max() >= len(self._goes_on) or not self._goes_on[ids].all():
+            return PartRefusal.BAD_TOKEN
+        if part.logprobs.max() > LOGPROB_SLACK:
+            return PartRefusal.BAD_LOGPROB
+        if num_tokens(known_by) < len(ids) and not self._may_draw(part.policy_version, partial, lease):
+            return PartRefusal.BAD_VERSION
+        return None
 
     def _may_draw(self, version: int, partial: _Partial, lease: _Lease) -> bool:
         """Whether the node may have drawn more of it by this version."""
@@ -375,7 +406,8 @@ class Partials:
         oldest = 0 if partial.given is None and lease.may_move_on else lease.policy_version
         newest = self.published_version if lease.may_move_on else lease.policy_version
         has_room = version == there or len(partial.versions) < MAX_VERSION_SPANS
-        return max(there, oldest) <= version <= max(newest, lease.policy_version) and has_room
+        in_order = max(there, oldest) <= version <= max(newest, lease.policy_version)
+        return in_order and has_room and self._may_have(version, lease)
 
     def _make_room(self) -> None:
         while self.num_bytes > self._budget_bytes:

@@ -78,7 +78,7 @@ class Driven:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for the action after which `condition` holds."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 await self._changes.wait(self._changes.number)
 

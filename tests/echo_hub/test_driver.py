@@ -193,7 +193,7 @@ async def test_when_the_driver_has_ended_nobody_waits_for_it(drive: Drive, monke
     await asyncio.sleep(0)
     with pytest.raises(LocalProtocolError):
         await driver.run(driven.act)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await waiting
         for _ in range(3):
             await driver.report(NodeConnected(node_id="b"))

@@ -65,7 +65,7 @@ class Around:
             self.handing_out.submit(action)
         self.handing_out.submit(RevokeLease(node_id="end", lease_id=0, reason=DropReason.REVOKED))
         working = asyncio.create_task(self.handing_out.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not self.sent or self.sent[-1][0] != "end":
                 self._news.clear()
                 await self._news.wait()

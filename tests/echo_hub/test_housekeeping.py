@@ -25,7 +25,7 @@ class Barred:
         self.told.put_nowait(node_ids)
 
     async def until(self, node_ids: frozenset[str]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await self.told.get() != node_ids:
                 pass
 

@@ -320,9 +320,25 @@ def test_what_began_later_than_leased_is_not_as_leased(mixing: Partials) -> None
 def test_a_part_by_a_version_that_may_not_draw_it_is_refused(mixing: Partials, version: int) -> None:
     mixing.take("a", [part(0, [5], version=version)])
     assert mixing.refused == {PartRefusal.BAD_VERSION: 1} and shown(mixing) is None
-    mixing.published_version = 7
+    mixing.announced(7)
     mixing.take("a", [part(0, [5], version=7), part(1, [9], version=6)])
     assert mixing.refused == {PartRefusal.BAD_VERSION: 2} and shown(mixing) == [5]
+
+
+def test_a_version_between_two_that_are_published_draws_nothing(mixing: Partials) -> None:
+    mixing.announced(8)
+    mixing.take("a", [part(0, [5]), part(1, [9], version=7), part(1, [9], version=8)])
+    assert mixing.refused == {PartRefusal.BAD_VERSION: 1} and shown(mixing) == [5, 9]
+    lie = mixed(7, [5, 9, 2], by((3, 1), (7, 1), (8, 1)))
+    assert mixing.finish("a", lie).problem == "version 7, which is not published"
+
+
+def test_a_completion_is_as_long_as_one_can_be_whoever_sends_it(partials: Partials) -> None:
+    for node_id, lease_id, length in (("a", 7, 11), ("a", 7, 0), ("b", 7, 100_000), ("b", 99, 11)):
+        problem = partials.finish(node_id, rollout(lease_id, [5] * length, num_given=0)).problem
+        assert problem == f"{length} tokens, of 1 to 10 that a completion has"
+    partials.leased("a", 8, (0,), policy_version=3)
+    assert partials.finish("a", rollout(8, [5] * 10, num_given=0)).problem == ""
 
 
 def test_a_part_that_repeats_tokens_under_another_version_is_refused(mixing: Partials) -> None:
@@ -331,7 +347,7 @@ def test_a_part_that_repeats_tokens_under_another_version_is_refused(mixing: Par
 
 
 def test_without_interruption_and_in_an_evaluation_only_the_leases_version_draws(partials: Partials) -> None:
-    partials.published_version = 9
+    partials.announced(9)
     partials.take("a", [part(0, [5], version=4)])
     assert partials.refused == {PartRefusal.BAD_VERSION: 1}
     interrupting = Partials(BOUNDS, interrupts=True, published_version=9)

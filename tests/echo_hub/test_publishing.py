@@ -81,7 +81,7 @@ async def test_versions_go_out_in_order_and_the_coordinator_hears_of_each(run: R
         run.export(version)
         run.publishing.submit(version)
     working = asyncio.create_task(run.publishing.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert [(await run.reported.get()).policy_version for _ in range(2)] == [1, 2]
     assert run.distributor.has(1) and run.distributor.has(2)
     working.cancel()

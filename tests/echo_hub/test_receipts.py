@@ -27,7 +27,7 @@ class Sent:
         self.news.set()
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.messages) < count:
                 self.news.clear()
                 await self.news.wait()

@@ -181,7 +181,7 @@ async def test_it_follows_the_run(store: Store, tmp_path: Path, monkeypatch: pyt
     for step in (1, 2):
         train(store, step)
         changes.notify()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await written.wait()
             while len(read(tmp_path / "tensorboard").get("train/loss", ())) < step:
                 written.clear()

@@ -99,7 +99,7 @@ class Node:
         finally:
             with suppress(ConnectError):  # It has ended already.
                 await control.ask(self.paths.control_file, "stop")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await task
 
     def engine_pids(self) -> list[int]:
@@ -210,7 +210,7 @@ async def test_what_the_hub_says_is_handed_on_and_what_peers_hand_on_is_taken(hu
             await hub.publish(1, way=Way.BROADCAST)
             (piece,) = hub.pieces(hub.offers[1], hand_on=True)
             await hub.send(piece)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 assert (await handed_on.get()).data == piece.data
             await hub.publish(2, way=Way.BROADCAST)
             (piece,) = hub.pieces(hub.offers[2])
@@ -248,7 +248,7 @@ async def test_a_node_that_is_barred_ends(hub: Any, node: Node) -> None:
     await hub.until(ready_for(hub, 0))
     await hub.refuse(RefusalCode.BANNED, "This node is banned.")
     with pytest.raises(RefusedError, match="banned") as caught:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await task
     assert "operator" in (caught.value.do or "")
 
@@ -260,7 +260,7 @@ async def test_a_hub_that_ends_it_with_many_words_is_heard_while_leases_are_held
         await hub.lease(lease_id, version=0, count=64)
     await hub.refuse(RefusalCode.BANNED, "banned " * 285)
     with pytest.raises(RefusedError, match="banned"):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await task
 
 
@@ -477,7 +477,7 @@ async def test_the_end_of_the_run_is_a_good_end(hub: Any, node: Node) -> None:
     task = asyncio.create_task(node.daemon(hub.url).run())
     await hub.until(ready_for(hub, 0))
     await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await task
 
 

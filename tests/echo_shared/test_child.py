@@ -278,7 +278,7 @@ def is_running(pid: int) -> bool:
 async def test_what_a_child_has_started_ends_with_it(start: Starter, how: str) -> None:
     child = await start(FORKING)
     grandchild = (await child.receive())["left"]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         if how == "it ends":
             await child.send({})
         elif how == "it is killed":
@@ -298,7 +298,7 @@ async def test_the_end_of_a_child_is_told_even_while_another_process_has_its_pip
     grandchild = (await child.receive())["left"]
     try:
         await child.send({})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             with pytest.raises(ChildExited) as caught:
                 await child.receive()
             await child.stop()

@@ -200,7 +200,7 @@ async def test_an_answer_that_takes_too_long_is_its_end(start: Starter) -> None:
 async def test_one_that_closes_its_pipe_and_lives_on_is_ended(start: Starter, yields: bool, by: signal.Signals) -> None:
     child = await start(replace(NO_HEARTBEAT, ending_s=0.2))
     await child.send({"do": "close", "yields": yields})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         error = await end_of(child)
     assert (error.death, error.returncode) == (Death.SILENT, -by)
     assert (error.what, error.got) == ("The test process did not end.", "lived on for 0.2 s with its pipe closed")

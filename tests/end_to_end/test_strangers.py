@@ -118,7 +118,7 @@ async def status_of(hub: Hub, request: bytes) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", hub.server.port)
     try:
         writer.write(request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             line = await reader.readline()
     except ConnectionError:
         return 0

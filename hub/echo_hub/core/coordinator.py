@@ -280,8 +280,9 @@ class Coordinator:
     def _arrived(self, event: RolloutArrived, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
         if rollout is None or rollout.node_id != event.node_id:
-            drawn = len(event.payload.completion_ids)
-            self._activation.came_late(event.node_id, event.rollout_id, drawn, event.payload.sampling_s, now)
+            if not event.problem:
+                drawn = len(event.payload.completion_ids)
+                self._activation.came_late(event.node_id, event.rollout_id, drawn, event.payload.sampling_s, now)
             self._out.act(LookUpReceipt(node_id=event.node_id, rollout_id=event.rollout_id))
         elif rollout.state is not ReceiptState.LEASED:
             self._out.receipt(rollout.node_id, rollout.rollout_id, rollout.state)

@@ -226,7 +226,6 @@ class Leasing:
                     self._ledger.expire(rollout, now)
                 elif not rollout.late and (what == "late" or not self._nodes.is_connected(rollout.node_id)):
                     self._ledger.mark_late(rollout, now, is_slow=what == "late")
-                    self._nodes.mark_late(rollout.node_id, now)
 
     def _still_leased(self, lease_id: int, indices: Iterable[int]) -> list[LeasedRollout]:
         """What of the lease is within its deadline and has not come in."""

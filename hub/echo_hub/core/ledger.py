@@ -225,6 +225,7 @@ class Ledger:
         self.num_under_way -= 1
         if is_slow:
             self.note_missing(rollout, now)
+        self._nodes.mark_late(rollout.node_id, now)
         rollout.late = True
         self.blame(rollout)
         self._begin_if_newer(rollout)
@@ -474,7 +475,8 @@ class Ledger:
         del held[rollout.rollout_id]
         if not held:
             del self._held_by[rollout.node_id]
-        self._nodes.release(rollout.node_id, rollout.expected_tokens, overdue=rollout.overdue)
+        overdue, late = rollout.overdue, rollout.late
+        self._nodes.release(rollout.node_id, rollout.expected_tokens, overdue=overdue, late=late)
 
     def _hold(self, rollout: LeasedRollout) -> None:
         self.num_under_way += 1

@@ -257,14 +257,13 @@ class Training:
         """Drops waiting groups whose oldest rollout exceeds the bound at the next step, and leases that would."""
         oldest = oldest_useful_version(self._settings, self.next_step)
         for group in self._ledger.waiting_from_before(oldest):
-            if group.oldest_version is not None and group.oldest_version < oldest:
-                for rollout in group.still_leased:
-                    self._ledger.note_missing(rollout, now)
+            is_stale = group.oldest_version is not None and group.oldest_version < oldest
+            late = [rollout for rollout in group.still_leased if is_stale or rollout.oldest_version < oldest]
+            for rollout in late:
+                self._ledger.note_missing(rollout, now)
+            if is_stale:
                 self._ledger.drop_group(group, DropReason.STALE)
-            elif not group.complete:
-                late = [rollout for rollout in group.still_leased if rollout.oldest_version < oldest]
-                for rollout in late:
-                    self._ledger.note_missing(rollout, now)
+            else:
                 self._ledger.revoke(late, DropReason.REVOKED)
 
     def _drop_flat_groups(self) -> None:

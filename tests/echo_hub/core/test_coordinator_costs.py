@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,3 +84,15 @@ def test_the_books_are_complete_when_the_run_ends(bench: Callable[..., Any]) -> 
     assert sum(cost.active_s for cost in costs) == pytest.approx(2.0, abs=1.0)
     assert run.coordinator.status().spend_per_hour == 0
     assert not of(pass_by(run, 60.0), CostAccrued)
+
+
+def test_what_cannot_be_a_completion_says_nothing_of_its_nodes_pace(bench: Callable[..., Any]) -> None:
+    run = run_with(bench, 0.0)
+    lease = of(run.node("slow"), SendLease)[0]
+    node = run.coordinator._nodes.get("slow")
+    arrival = run.arrival(lease, lease.indices[0], rollout_id="99-0", problem="100000 tokens, of 1 to 16")
+    for came, token_s in ((arrival, 0.0), (replace(arrival, problem=""), 0.05)):
+        run.coordinator._activation.had_turn("99-0", "slow", run.now)
+        run.now += 1.0
+        run.tell(came)
+        assert node.pace.token_s == pytest.approx(token_s)

@@ -348,6 +348,20 @@ def test_what_is_late_may_go_to_another_and_is_not_lost() -> None:
     assert books.ledger.groups[0].unleased == {1} and books.ledger.num_under_way == 0
 
 
+def test_a_node_lets_others_wait_until_nothing_that_it_holds_is_late() -> None:
+    books = Books()
+    books.open(0)
+    books.lease(0, 0, 1)
+    node = books.nodes.get("a")
+    assert node is not None
+    for index, now in ((0, 9.0), (1, 11.0)):
+        books.ledger.mark_late(books.ledger.rollouts[f"1-{index}"], now, is_slow=True)
+    books.receive("1-0", score=False)
+    assert node.late_since == 9.0
+    books.ledger.revoke([books.ledger.rollouts["1-1"]], DropReason.REVOKED)
+    assert (node.late_since, node.num_late) == (None, 0)
+
+
 def test_what_a_node_holds_is_known() -> None:
     books = Books()
     books.open(0)

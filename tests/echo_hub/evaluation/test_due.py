@@ -56,7 +56,7 @@ class Run:
         self.news.set()
 
     async def until(self, *recorded: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.recorded != list(recorded):
                 self.news.clear()
                 await self.news.wait()

@@ -40,7 +40,7 @@ from echo_shared.messages import (
 from echo_shared.swarm import read_torrent
 
 _M = TypeVar("_M")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def node_info(node_id: str, *, host: str = "192.0.2.7", mesh_port: int = 7000) -> NodeInfo:

@@ -45,7 +45,7 @@ from echo_shared.messages import (
 from echo_shared.messages import DropReason as Reason
 from echo_shared.sessions import NodeSession
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 OFFER = ArtefactOffer(manifest=b"m", signature=bytes(64), torrent=b"t", web_seed_path="/artefacts/base")
 
 

@@ -66,7 +66,7 @@ class Bench:
                 enough.set()
 
         running = asyncio.create_task(self.scorer.run(report))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await enough.wait()
         running.cancel()
         await asyncio.wait([running])

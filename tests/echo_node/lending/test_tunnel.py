@@ -17,7 +17,7 @@ from echo_node.lending.pairing import Code, HelperAddress, Pairing
 from echo_node.lending.tunnel import LOOPBACK, Lent, Relay, tunnel
 from echo_shared.errors import BackendError, ConfigError
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Device:

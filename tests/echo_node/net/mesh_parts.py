@@ -16,7 +16,7 @@ from echo_shared.messages import FromNode, Have, MeshPeer, Piece, RunKey
 from echo_shared.swarm import make_torrent, read_torrent
 from echo_shared.swarm.torrent import Layout
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 LOOPBACK: Final = "127.0.0.1"
 KEY: Final = RunKey(key_id=1, key=b"k" * 32)
 

@@ -50,7 +50,7 @@ class Events:
         self.pieces: list[Piece] = []
 
     async def next(self, kind: type) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             event = await self.queue.get()
         assert isinstance(event, kind), event
         return event
@@ -70,7 +70,7 @@ async def running(client: HubClient, *, patient: bool = False) -> AsyncIterator[
 async def failure(client: HubClient, *, patient: bool = False) -> EchoError:
     """What ends the client."""
     with pytest.raises(EchoError) as caught:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await client.run(Events().queue.put, take=lambda piece: None, patient=patient)
     return caught.value
 
@@ -137,10 +137,10 @@ async def test_pieces_do_not_wait_behind_the_rest(hub: Any) -> None:
     await hub.until(lambda: hub.handshakes)
     piece = Piece(info_hash=bytes(20), index=3, data=b"x", hand_on=True)
     await hub.send(piece)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await pieces.get() == piece
     await hub.send(Mesh(peers=()))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await waits.wait()
     task.cancel()
     await asyncio.wait({task})
@@ -166,7 +166,7 @@ async def test_the_key_pinned_at_first_use_holds_for_the_next_connection(hub: An
     await hub.close()
     hub.me = Identity.generate()
     await hub.open()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.wait({task})
     error = task.exception()
     assert isinstance(error, RefusedError) and error.code == "hub_key_changed"
@@ -207,7 +207,7 @@ async def test_a_refusal_in_the_open_state_is_heard(hub: Any) -> None:
     task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
     await events.next(Welcome)
     await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.wait({task})
     error = task.exception()
     assert isinstance(error, RefusedError) and error.code == "finished"

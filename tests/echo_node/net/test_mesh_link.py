@@ -11,7 +11,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from echo_node.net import mesh_link
 from echo_node.net.mesh_link import Link, UploadCap
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @asynccontextmanager

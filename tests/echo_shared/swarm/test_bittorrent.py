@@ -426,7 +426,7 @@ async def test_what_a_tracker_says_steers_no_terminal(payload, open_swarm, tmp_p
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     node = await open_swarm()
     await node.seed(payload.torrent.torrent, payload.directory, [f"http://127.0.0.1:{runner.addresses[0][1]}/announce"])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await heard("the tracker says: ?[2Jno?")
     await runner.cleanup()
 

@@ -6,7 +6,8 @@ margin (`useful`, `choice`). All others stand by: they are sent versions, finish
 
     enter   when the margin has shrunk by `hysteresis`: as many as restore it, at once, whoever was lost
     leave   when the margin holds without them, after `dwell_s`
-    change  for others that cost less by `hysteresis` or more, likewise
+    change  for others that cost less by `hysteresis` or more, likewise: those work beside them until they are settled,
+            as far as the cap has room for both
     cap     all active nodes together cost no more than `spend_cap_per_hour`, at any moment
 
 A node that has returned nothing yet cannot be judged. Where those that are measured do not suffice, all that the cap
@@ -17,8 +18,13 @@ step was trained nobody knows what suffices, so that then, too, the cap is what 
 A node that needs longer for a rollout than it is of use for is *too slow*. Its pace may change, so it has a turn
 every `TURN_S`: a member of the youngest group, which others are asked for as well, so that no step waits for it.
 
-A gift has such turns; who is paid for them has none. A node that has returned nothing yet has one as well, where
-steps are so short that nobody can wait for it.
+A gift has such turns by itself. One that costs something has one where it would be tried if it had returned nothing
+yet: it may only have hung for a while. A node that has returned nothing yet has one as well, where steps are so short
+that nobody can wait for it.
+
+What a node brings is believed, but nobody stands by for its sake before it is *settled*: before it has worked for
+`dwell_s` and let nobody wait. Who lets others wait, so that they have to step in, is settled only `HANG_S` after that,
+and twice as long each time. So a node that looks fast and cheap, and then brings nothing, costs a few seconds once.
 
 Nothing is done at most events. All nodes are looked at in slices, `SLICE` in a turn, a round every few seconds; a
 choice is one pass over arrays of those that cost something, once a second at most, and changes `CHANGES` of them at
@@ -65,8 +71,12 @@ SILENT_S: Final = 5.0
 """What a node brings does not count any more when nothing has come in for so long though something should have; and"""
 LOST_S: Final = 60.0
 """after so long it is taken for one that has returned nothing yet."""
+HANG_S: Final = 60.0
+"""A node that has let others wait is settled so long after it has stopped to; the next time twice as long."""
 MOST_DOUBLED: Final = 6
-"""The waits between trials double so often at most."""
+"""This wait, and that between trials, double so often at most."""
+LEFT_KEPT: Final = 65_536
+"""Nodes that have left and whose trials are remembered."""
 IDLE_S: Final = 30.0
 """Who had no work for so long is told why, and"""
 IDLE_STEPS: Final = 3.0
@@ -92,6 +102,25 @@ class Standing:
     """What active nodes bring in time, over what the learner takes."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Gifts:
+    """Rollouts a step that gifts bring, and those of them that are settled."""
+
+    all: float = 0.0
+    settled: float = 0.0
+
+    def plus(self, useful: float, node: Node, now: float) -> _Gifts:
+        settled = useful if node.proven and node.settled_from <= now else 0.0
+        return _Gifts(self.all + useful, self.settled + settled)
+
+    def without(self, useful: float, node: Node, now: float) -> _Gifts:
+        lost = _Gifts().plus(useful, node, now)
+        return _Gifts(max(0.0, self.all - lost.all), max(0.0, self.settled - lost.settled))
+
+
+_NOTHING: Final = _Gifts()
+
+
 class Activation:
     """Told of nodes before `Nodes` is, and asked in each turn that it is due in."""
 
@@ -105,8 +134,10 @@ class Activation:
         self._trained_at: OrderedDict[int, float] = OrderedDict()
         self._behind_s = 0.0
         """From a version's training until a node has it: of those that had it last."""
-        self._gifts = self._gifts_seen = 0.0
-        """Rollouts a step that gifts bring, by the last round, and so far in this one."""
+        self._gifts = self._gifts_seen = _NOTHING
+        """What gifts bring, by the last round, and so far in this one."""
+        self._left: OrderedDict[str, tuple[int, float, float]] = OrderedDict()
+        """Trials, not_before and tried_s of nodes that have left and have returned nothing yet."""
         self._to_see: deque[str] = deque()
         self._round_at = inf
         self._choose_at = inf
@@ -145,6 +176,9 @@ class Activation:
         node.taken_at = now
         if node.per_hour > 0:
             self._priced.add(node_id, node.per_hour, now)
+            row = self._priced.row_of[node_id]
+            before = self._left.pop(node_id, (0, 0.0, 0.0))
+            self._priced.trials[row], self._priced.not_before[row], self._priced.tried_s[row] = before
         self._round_at = min(self._round_at, now + self._round_s)
         self._note_due()
 
@@ -156,7 +190,7 @@ class Activation:
         if node.active and self._priced:
             self._choose_soon(now)
             if not node.per_hour and demand is not None:
-                self._gifts = max(0.0, self._gifts - self._useful(node, demand))
+                self._gifts = self._gifts.without(self._useful(node, demand), node, now)
         self._forget(node_id, now)
         self._note_due()
 
@@ -237,7 +271,7 @@ class Activation:
 
     def _begin_round(self, now: float) -> None:
         self._to_see = deque(self._nodes.ids())
-        self._gifts_seen = 0.0
+        self._gifts_seen = _NOTHING
         self._round_at = now + self._round_s if self._to_see else inf
 
     def _look_at_some(self, demand: Demand | None, now: float, turns: list[Node]) -> None:
@@ -252,6 +286,7 @@ class Activation:
 
     def _look_at(self, node: Node, demand: Demand | None, now: float, turns: list[Node]) -> None:
         willing = node.capacity > 0 and node.policy_version is not None and node.rests_until is None
+        self._note_settled(node, now)
         if node.per_hour > 0:
             row = self._priced.row_of[node.node_id]
             self._note_pace(node, row, willing, now)
@@ -260,7 +295,7 @@ class Activation:
                     self._tell_why(node, demand)
                 return
         elif willing and demand is not None and (node.late_since is None or now - node.late_since < SILENT_S):
-            self._gifts_seen += self._useful(node, demand)
+            self._gifts_seen = self._gifts_seen.plus(self._useful(node, demand), node, now)
         if willing and demand is not None and self._waits_for_first(node, now) and len(turns) < self._turns_left:
             turns.append(node)
         idle_s = IDLE_S if demand is None else max(IDLE_S, IDLE_STEPS * demand.step_s)
@@ -270,10 +305,20 @@ class Activation:
             self._tell(node, StandbyReason.FAILING)
         elif willing and self._is_too_slow(node, demand):
             self._tell_why(node, demand)
-            if now - node.taken_at >= TURN_S and len(turns) < self._turns_left:
+            if (node.per_hour or now - node.taken_at >= TURN_S) and len(turns) < self._turns_left:
                 turns.append(node)
         elif willing:
             self._tell(node, StandbyReason.NO_WORK_NOW)
+
+    def _note_settled(self, node: Node, now: float) -> None:
+        if node.late_since is not None and now - node.late_since >= SILENT_S:
+            node.num_hangs += not node.hangs
+            node.hangs = True
+            node.settled_from = now + HANG_S * 2.0 ** min(node.num_hangs - 1, MOST_DOUBLED)
+        else:
+            node.hangs = False
+            if node.proven and not node.settled_from:
+                node.settled_from = now + self._settings.dwell_s
 
     def _waits_for_first(self, node: Node, now: float) -> bool:
         fresh = not node.proven and not node.pace.tokens_per_s and not node.held and self._nodes.unproven_may
@@ -284,6 +329,7 @@ class Activation:
         priced.willing[row] = willing
         priced.rate[row], priced.late_s[row] = self._rate(node), self._late_s(node)
         priced.silent_s[row] = 0.0 if node.late_since is None else now - node.late_since
+        priced.settled_from[row] = node.settled_from
 
     def _rate(self, node: Node) -> float:
         """Rollouts a second; 0: not measured."""
@@ -313,18 +359,19 @@ class Activation:
         rate = np.where(priced.willing & (priced.silent_s < SILENT_S), priced.rate, 0.0)
         useful = rate if demand is None else demand.useful(rate, priced.late_s)
         full = 0.0 if self._ended else inf if demand is None else demand.need * settings.margin
-        target, floor = full - self._gifts, full * (1 - settings.hysteresis) - self._gifts
-        wanted = self._of_measured(useful, target, floor, now)
+        target, floor = full - self._gifts.all, full * (1 - settings.hysteresis) - self._gifts.all
+        wanted = self._of_measured(useful, target, floor, full - self._gifts.settled, now)
         brought = float(useful[wanted].sum())
         short = brought < floor
         wanted |= priced.active & priced.willing & (priced.silent_s >= SILENT_S) & (priced.silent_s < LOST_S)
-        wanted |= self._tried(wanted, short, now)
-        share = (brought + self._gifts) / demand.need if demand is not None else 0.0
+        wanted |= self._tried(wanted, useful, short, now)
+        share = (brought + self._gifts.all) / demand.need if demand is not None else 0.0
         self.standing = Standing(short=short, share=share)
         self._change(wanted, demand, now)
 
-    def _of_measured(self, useful: Floats, target: float, floor: float, now: float) -> Bools:
-        """Of the nodes whose pace is known, those to be active."""
+    def _of_measured(self, useful: Floats, target: float, floor: float, settled_target: float, now: float) -> Bools:
+        """Of the nodes whose pace is known, those to be active: all that are, more if they bring less than `floor`, or
+        fewer, as long as those that are settled bring `settled_target`."""
         priced, cap, cost = self._priced, self._settings.spend_cap_per_hour, self._priced.cost
         active = priced.active & (useful > 0)
         brought, spent = float(useful[active].sum()), float(cost[active].sum())
@@ -334,20 +381,24 @@ class Activation:
             anew = cheapest(useful, cost, need=target, budget=cap)  # Where the cap binds, others may bring more.
             gain = 1 + self._settings.hysteresis
             return anew if float(useful[anew].sum()) > gain * float(useful[more].sum()) else more
-        young = active & (priced.since > now - self._settings.dwell_s) & (not self._ended)
-        fewer = cheapest(np.where(active, useful, 0.0), cost, need=target, budget=inf) | young
+        young = active & (priced.settled_from > now) & (not self._ended)
+        fewer = cheapest(np.where(active & ~young, useful, 0.0), cost, need=settled_target, budget=inf) | young
         with np.errstate(divide="ignore", invalid="ignore"):
             price = cost / useful * np.where(active, 1 - self._settings.hysteresis, 1.0)
         anew = cheapest(useful, cost, need=target, budget=cap, price=price)
-        saves = cost[anew].sum() < (1 - self._settings.hysteresis) * cost[fewer].sum()
-        return anew if saves and not (young & ~anew).any() else fewer
+        if cost[anew].sum() >= (1 - self._settings.hysteresis) * cost[fewer].sum():
+            return fewer
+        if cost[fewer | anew].sum() <= cap:
+            return fewer | anew
+        return fewer if (young & ~anew).any() else anew
 
-    def _tried(self, wanted: Bools, short: bool, now: float) -> Bools:
-        """Of the nodes whose pace is not known, those to be active."""
+    def _tried(self, wanted: Bools, useful: Floats, short: bool, now: float) -> Bools:
+        """Of the nodes whose pace is not known, or was too slow when it was last seen, those to be active."""
         priced = self._priced
-        unknown = priced.willing & ((priced.rate == 0) | (priced.silent_s >= LOST_S))
-        over = np.flatnonzero(unknown & priced.active & (priced.since <= now - TRIAL_S))
+        unknown = priced.willing & ((useful == 0) & (priced.silent_s < SILENT_S) | (priced.silent_s >= LOST_S))
+        over = np.flatnonzero(unknown & priced.active & (priced.since - priced.tried_s <= now - TRIAL_S))
         priced.trials[over] += 1
+        priced.tried_s[over] = 0.0
         priced.not_before[over] = now + TRIAL_S * 2.0 ** np.minimum(priced.trials[over], MOST_DOUBLED)
         able = np.flatnonzero(unknown & (priced.not_before <= now))
         room = len(able) if short else int(wanted.sum() + TRIED_SHARE - 1) // TRIED_SHARE
@@ -377,6 +428,8 @@ class Activation:
             self._meter.begin(node_id, float(priced.cost[row]), now)
             node = self._nodes.set_active(node_id, True)
             node.taken_at = now
+            node.settled_from = max(node.settled_from, now + self._settings.dwell_s)
+            priced.settled_from[row] = node.settled_from
             self._tell(node, None)
         if len(leave) + len(enter) == CHANGES:
             self._choose_at = now + REACT_S
@@ -387,9 +440,17 @@ class Activation:
                     self._tell_why(standing, demand)
 
     def _forget(self, node_id: str, now: float) -> None:
-        if node_id in self._priced.row_of:
-            self._meter.end(node_id, now)
-            self._priced.remove(node_id)
+        priced = self._priced
+        row = priced.row_of.get(node_id)
+        if row is None:
+            return
+        self._meter.end(node_id, now)
+        tried_s = float(priced.tried_s[row] + (now - priced.since[row] if priced.active[row] else 0.0))
+        if not priced.rate[row] and (tried_s or priced.trials[row]):
+            self._left[node_id] = (int(priced.trials[row]), float(priced.not_before[row]), tried_s)
+            if len(self._left) > LEFT_KEPT:
+                self._left.popitem(last=False)
+        priced.remove(node_id)
 
     # --- what nodes are told
 

@@ -18,6 +18,8 @@ _COLUMNS: Final[dict[str, Any]] = {
     "since": np.float64,
     "not_before": np.float64,
     "trials": np.int64,
+    "tried_s": np.float64,
+    "settled_from": np.float64,
 }
 
 
@@ -33,6 +35,8 @@ class Priced:
     since       when that changed
     not_before  when it may be tried again
     trials      so often it was tried, and returned nothing
+    tried_s     how long its trial had lasted when it last left in the midst of one
+    settled_from  others may stand by for its sake from then on
     """
 
     def __init__(self) -> None:

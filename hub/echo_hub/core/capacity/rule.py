@@ -26,12 +26,16 @@ a lower bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.capacity.model import Workload
+
+_Each = TypeVar("_Each", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +56,29 @@ def useful_rollouts(pool: NodeByNode, workload: Workload) -> float:
 
 def useful_rollouts_of_each(pool: NodeByNode, workload: Workload) -> NDArray[np.float64]:
     """Of one step, on average, that each node brings in time, [N]."""
-    period_s = workload.publish_every * workload.step_s
-    window_s = workload.staleness_bound * workload.step_s - pool.broadcast_s - pool.latency_s
-    useful: NDArray[np.float64] = pool.rollouts_per_s * np.clip(window_s, 0.0, period_s) / workload.publish_every
-    return useful
+    late_s = pool.broadcast_s + pool.latency_s
+    step_s, every, bound = workload.step_s, workload.publish_every, workload.staleness_bound
+    return in_time(pool.rollouts_per_s, late_s, step_s=step_s, publish_every=every, staleness_bound=bound, clip=np.clip)
+
+
+def in_time(
+    rollouts_per_s: _Each,
+    late_s: _Each,
+    *,
+    step_s: float,
+    publish_every: int,
+    staleness_bound: int,
+    clip: Callable[[_Each, float, float], _Each],
+) -> _Each:
+    """The rule's term mu_i min(kappa T, max(0, S T - B_i - L_i)) / kappa of one node, or of each, [N]; `late_s` is
+    B_i + L_i. `clip`: as numpy's, of the one or the other, for numpy takes long for one."""
+    window_s = clip(staleness_bound * step_s - late_s, 0.0, publish_every * step_s)
+    return rollouts_per_s * window_s / publish_every
+
+
+def clip_one(value: float, least: float, most: float) -> float:
+    """`numpy.clip` of one number."""
+    return most if value > most else least if value < least else value
 
 
 def needed_staleness(pool: NodeByNode, workload: Workload) -> float | None:

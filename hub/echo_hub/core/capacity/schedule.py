@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from echo_hub.core.capacity.model import Pool, Prediction, Workload
 
 MOST_CYCLES: Final = 40
-"""Publications that are played through where nothing repeats itself; the last half of them are averaged."""
+"""Publications that are played through where they do not become alike; the last half of them are averaged."""
 
 LEAST_ALIKE: Final = 6
 """So many publications in a row, and one for each that the bound covers, and it repeats itself."""
@@ -84,8 +84,16 @@ def period_s(workload: Workload, pool: Pool) -> float:
                 return max(recent[-1] / every, least_s)
             if len(cycles) >= MOST_CYCLES:
                 break
-    late = cycles[MOST_CYCLES // 2 :]
-    return max(sum(late) / (len(late) * every), least_s)
+    return max(_long_run(cycles[MOST_CYCLES // 2 :]) / every, least_s)
+
+
+def _long_run(durations: Sequence[float]) -> float:
+    """Their mean in the long run, where they come round again after a number of them that is not known: a plain mean
+    depends on how much of the last round is among them, one whose weights fall to 0 at both ends hardly does. Weighted
+    Birkhoff average (Das, Saiki, Sander and Yorke, arXiv 1601.06051)."""
+    places = [(number + 1) / (len(durations) + 1) for number in range(len(durations))]
+    weights = [math.exp(-1 / (place * (1 - place))) for place in places]
+    return sum(weight * each for weight, each in zip(weights, durations, strict=True)) / sum(weights)
 
 
 def steps(workload: Workload, pool: Pool) -> Iterator[PlannedStep]:

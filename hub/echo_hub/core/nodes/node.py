@@ -79,9 +79,16 @@ class Node:
     """From a version's training until it has it; 0 = not known."""
     taken_at: float = 0.0
     """When it last was given work, or came to be able to."""
+    num_late: int = 0
+    """Rollouts that it holds and that take far longer than they should."""
     late_since: float | None = None
-    """Since when something that it holds takes far longer than it should, and nothing has come in; None = it does not.
-    """
+    """Since when there are such; None = there are none."""
+    hangs: bool = False
+    """It does now what `num_hangs` counts."""
+    num_hangs: int = 0
+    """Times that it has let others wait so long that what it brings did not count any more."""
+    settled_from: float = 0.0
+    """From then on others may stand by for its sake; 0 = nobody knows what it brings."""
     told: StandbyReason | None = None
     """Why it has no work, as it was told last."""
 

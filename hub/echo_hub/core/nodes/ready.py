@@ -242,10 +242,13 @@ class Nodes:
         self._conduct.expire(node, now)
         self._update(node)
 
-    def release(self, node_id: str, num_tokens: float, *, overdue: bool) -> None:
+    def release(self, node_id: str, num_tokens: float, *, overdue: bool, late: bool = False) -> None:
         """One of its rollouts, likely to be so long, has come in, or is wanted no more."""
         node = self._nodes[node_id]
         node.overdue -= overdue
+        node.num_late -= late
+        if not node.num_late:
+            node.late_since = None
         self._count_in_flight(node, overdue)
         self._hold(node, -1, -num_tokens)
         if self.heeds_relief and self._queues.waits(node_id):
@@ -255,7 +258,6 @@ class Nodes:
     def measure(self, node_id: str, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
         """A completion of it has come in; before `release`."""
         node = self._nodes[node_id]
-        node.late_since = None
         node.pace.arrived(num_tokens, sampling_s=sampling_s, latency_s=latency_s, held=node.held, now=now)
         if node.proven:
             node.speed = speed_class(node.pace.token_s)
@@ -275,9 +277,10 @@ class Nodes:
             self._update(node)
 
     def mark_late(self, node_id: str, now: float) -> None:
-        """Something that it holds takes too long."""
-        node = self._nodes.get(node_id)
-        if node is not None and node.late_since is None:
+        """One of its rollouts takes too long."""
+        node = self._nodes[node_id]
+        node.num_late += 1
+        if node.late_since is None:
             node.late_since = now
 
     def num_candidates(self, oldest_version: int, among: Collection[str] | None = None) -> int:

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_hub.core.activation import activation as activation_module
 from echo_hub.core.activation.activation import (
     GIFTS_ROUND_S,
+    HANG_S,
     IDLE_S,
     LOST_S,
     REACT_S,
@@ -70,6 +72,15 @@ class Fleet:
     def leave(self, node_id: str) -> None:
         self.activation.disconnected(node_id, NEED, self.now)
         self.nodes.disconnect(node_id)
+
+    def hang(self, node_id: str) -> None:
+        """It takes far too long for something."""
+        self.nodes.take(node_id, 1, TOKENS, self.now)
+        self.nodes.mark_late(node_id, self.now)
+
+    def go_again(self, node_id: str) -> None:
+        """That is not awaited any more."""
+        self.nodes.release(node_id, TOKENS, overdue=False, late=True)
 
     def node(self, node_id: str) -> Node:
         node = self.nodes.get(node_id)
@@ -150,14 +161,13 @@ def test_whoever_is_lost_is_replaced_within_a_second() -> None:
     fleet.leave("gift")
     fleet.go_on(REACT_S)
     assert fleet.active == {"one"} and fleet.told["one"] is None
-    fleet.nodes.mark_late("one", fleet.now)
+    fleet.hang("one")
     fleet.go_on(SILENT_S + ROUND_S)
     assert fleet.active == {"one", "two"}, "it hangs, perhaps for a moment"
-    fleet.nodes.measure("one", TOKENS, sampling_s=1.0, latency_s=1.0, now=fleet.now)
-    fleet.measured("one", 120.0)
-    fleet.go_on(fleet.settings.dwell_s)
+    fleet.go_again("one")
+    fleet.go_on(HANG_S + ROUND_S)
     assert fleet.active == {"one"}, "it did"
-    fleet.nodes.mark_late("one", fleet.now)
+    fleet.hang("one")
     fleet.go_on(LOST_S + TRIAL_S)
     assert fleet.active == {"two"}
 
@@ -241,6 +251,94 @@ def test_one_that_is_new_is_tried_beside_those_that_are_paid_for_and_takes_their
     fleet.measured("new", 40.0)
     fleet.go_on(fleet.settings.dwell_s + ROUND_S)
     assert "new" in fleet.active and len(fleet.active) == 3
+
+
+def priced_and_one_cheap(cheap: float) -> Fleet:
+    """Three that suffice, and one that is cheaper by far, measured as fast as all of them together."""
+    fleet = Fleet()
+    for number in range(3):
+        fleet.join(f"{number}", 0.4, per_step=40.0)
+    fleet.go_on(2 * fleet.settings.dwell_s)
+    fleet.join("cheap", cheap, per_step=120.0)
+    fleet.go_on()
+    return fleet
+
+
+DEAR = {"0", "1", "2"}
+
+
+@pytest.mark.parametrize("cheap", [0.0, 0.01])
+def test_nobody_stands_by_for_the_sake_of_one_that_is_not_settled(cheap: float) -> None:
+    fleet = priced_and_one_cheap(cheap)
+    assert fleet.node("cheap").active and fleet.active >= DEAR, "beside them"
+    fleet.go_on(fleet.settings.dwell_s)
+    assert fleet.node("cheap").active and not fleet.active & DEAR
+
+
+@pytest.mark.parametrize("cheap", [0.0, 0.01])
+def test_one_that_lets_others_wait_time_and_again_takes_their_place_ever_more_rarely(cheap: float) -> None:
+    """What it returns in between, a rollout each time, makes it look as fast as before."""
+    fleet = priced_and_one_cheap(cheap)
+    without, begun_at, num_hangs = 0.0, fleet.now, 0
+    while fleet.now < begun_at + 6 * 3_600:
+        if not fleet.active & DEAR:
+            fleet.hang("cheap")
+            while not fleet.active & DEAR:
+                fleet.go_on(1.0)
+                without += 1.0
+            fleet.go_again("cheap")
+            num_hangs += 1
+        fleet.go_on(ROUND_S)
+    assert 8 <= num_hangs <= 12 and without <= num_hangs * (SILENT_S + ROUND_S + REACT_S)
+
+
+def test_the_cap_comes_first_where_it_has_no_room_for_both() -> None:
+    fleet = Fleet(cap=1.25)
+    for number in range(3):
+        fleet.join(f"{number}", 0.4, per_step=40.0)
+    fleet.go_on(2 * fleet.settings.dwell_s)
+    fleet.join("cheap", 0.1, per_step=120.0)
+    fleet.go_on()
+    assert fleet.active == {"cheap"}
+
+
+def test_who_hung_and_is_taken_for_slow_is_tried_again() -> None:
+    fleet = Fleet()
+    fleet.join("good", 0.1, per_step=60.0, rollout_s=30.0)
+    for number in range(3):
+        fleet.join(f"{number}", 0.4, per_step=40.0)
+    fleet.go_on(fleet.settings.dwell_s + IDLE_S)
+    assert "good" in fleet.active and {node.node_id for node in fleet.turns} == {"good"}
+    fleet.activation.had_turn("7-0", "good", fleet.now)
+    fleet.now += 1.0
+    for _ in range(40):
+        fleet.activation.had_turn("7-0", "good", fleet.now)
+        fleet.now += 0.1
+        fleet.activation.came_late("good", "7-0", TOKENS, 0.1, fleet.now)
+    fleet.go_on(2 * fleet.settings.dwell_s)
+    assert "good" in fleet.active and len(fleet.active) == 3
+
+
+def test_who_comes_back_is_not_tried_as_if_it_had_never_been_there() -> None:
+    fleet, paid_s = Fleet(), 0.0
+    for _ in range(200):
+        fleet.join("silent", 0.1)
+        begun_at = fleet.now
+        fleet.go_on(TRIAL_S / 2)
+        paid_s += (fleet.now - begun_at) * ("silent" in fleet.active)
+        fleet.leave("silent")
+        fleet.go_on(1.0)
+    assert TRIAL_S / 2 <= paid_s < 0.25 * (fleet.now - 1_000.0)
+
+
+def test_so_many_that_have_left_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_module, "LEFT_KEPT", 3)
+    fleet = Fleet()
+    for number in range(9):
+        fleet.join(f"{number}", 0.1)
+        fleet.go_on()
+        fleet.leave(f"{number}")
+    assert list(fleet.activation._left) == ["6", "7", "8"]
 
 
 def test_a_paused_node_costs_nothing() -> None:

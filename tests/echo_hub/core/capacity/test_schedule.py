@@ -138,6 +138,14 @@ def test_more_throughput_is_never_slower(asked: Workload, pool: Pool, times: flo
     assert period_s(asked, more) <= period_s(asked, pool) * ROUNDING
 
 
+def test_steps_that_come_round_in_fives_are_averaged_over_whole_rounds() -> None:
+    pool = Pool(latencies=np.array([0.0, 2.542]), rates=np.array([16.054, 16.2035]))
+    for bound in (2, 3, 4):
+        asked = workload(broadcast_s=1.874, max_staleness=bound)
+        ends = [step.trained_at for step in itertools.islice(steps(asked, pool), 520)]
+        assert period_s(asked, pool) == pytest.approx((ends[519] - ends[19]) / 500, rel=1e-3)
+
+
 @settings(max_examples=60, deadline=None)
 @given(workloads, pools)
 def test_a_larger_bound_is_never_slower(asked: Workload, pool: Pool) -> None:
