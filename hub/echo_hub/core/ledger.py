@@ -303,6 +303,8 @@ class Ledger:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
+        if slot.turns:  # They can be read no more: nobody can be sent such a lease again.
+            self._withdraw_turn(slot)
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
         for turn in turns:
