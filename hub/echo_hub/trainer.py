@@ -1,9 +1,9 @@
 """Keeps the learner process alive and gives it its work: steps, evaluations and, in co-located mode, sampling.
 
 Jobs are handed to the process in order. A step is handed over with its batch while the one before it is in training,
-and told of when it is done; any other job is waited for. When the process dies it is started again from its newest
-checkpoint. What was lost with it: the coordinator asks for its steps and its rollouts again, an evaluation goes on
-where it was.
+and told of when it is computed and again when it is written; any other job is waited for. When the process dies it is
+started again from its newest checkpoint. What was lost with it: the coordinator asks for its steps and its rollouts
+again, an evaluation goes on where it was.
 
 An evaluation never holds up training for long: it is done in parts, with the adapter of its own version, and where a
 step waits, it gives way after as much time as the last step took. So it takes half of the learner's time at most.
@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, assert_never
 
-from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
+from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.evaluation.by_hub import Generated
@@ -54,7 +54,7 @@ class LearnerState(StrEnum):
     """It has died, and is started again."""
 
 
-LearnerEvent = LearnerReady | LearnerLost | StepDone | RolloutArrived
+LearnerEvent = LearnerReady | LearnerLost | StepComputed | StepDone | RolloutArrived
 Report = Callable[[LearnerEvent], Awaitable[None]]
 
 
@@ -163,6 +163,8 @@ class Trainer:
             raise group.exceptions[0] from group
 
     async def _tell_of(self, step: int, under_way: StepUnderWay, report: Report, restarts: Restarts) -> None:
+        await under_way.computed()
+        await report(StepComputed(step=step))
         metrics = await under_way.metrics()
         self._train_s = metrics[TRAIN_S.key]
         restarts.succeeded()

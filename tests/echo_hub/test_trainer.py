@@ -17,7 +17,7 @@ import pytest
 
 from echo_hub import trainer as trainer_module
 from echo_hub.config.sections import HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
-from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
+from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.dashboard.model import Changes
 from echo_hub.evaluation.by_hub import Generated
@@ -143,7 +143,7 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
         trainer.train(1)
         trainer.sample(request(5, 1))
         trainer.sample(request(6, 1))
-        await hub.until(lambda: len(hub.events) == 8)
+        await hub.until(lambda: len(hub.events) == 9)
         (done,) = [event for event in hub.events if isinstance(event, StepDone)]
         assert (done.step, done.metrics["updated"]) == (1, 1)
         assert done.metrics["eval_s"] > 0, "the base's evaluation"
@@ -172,11 +172,11 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
         trainer.sample(request(7, 1))
         await hub.until(lambda: hub.is_ready_again(1))
         told = {1: done.metrics}
-        assert hub.events[8:] == [LearnerLost(), LearnerReady(policy_version=1, metrics=told)], "of step 1, as before"
+        assert hub.events[9:] == [LearnerLost(), LearnerReady(policy_version=1, metrics=told)], "of step 1, as before"
         assert trainer.pid not in (None, first_pid)
         trainer.train(2)
         await hub.until(lambda: hub.steps() == [1, 2])
-        assert len(hub.events) == 11, "what was lost waits until the coordinator asks for it again"
+        assert len(hub.events) == 13, "what was lost waits until the coordinator asks for it again"
         assert not (hub.run_dir / "v2").exists()
         assert trainer.state is LearnerState.RUNNING
     assert trainer.pid is None
@@ -191,6 +191,10 @@ async def test_a_step_is_handed_over_before_the_one_before_it_is_told_of(hub: Hu
             hub.trainer.train(step)
         await hub.until(lambda: hub.steps() == [1, 2])
     assert loaded == [(1, []), (2, [])]
+    told = [event for event in hub.events if isinstance(event, StepComputed | StepDone)]
+    for step in (1, 2):
+        computed, done = (event for event in told if event.step == step)
+        assert isinstance(computed, StepComputed) and isinstance(done, StepDone)
     first, second = (event.metrics for event in hub.events if isinstance(event, StepDone))
     assert "gap_s" not in first and second["gap_s"] > 0
 

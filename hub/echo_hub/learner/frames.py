@@ -1,8 +1,8 @@
 """How batches and rollouts stand in the frames between hub and learner process. Loads no torch.
 
-A request is {call, command, ...}. It is answered by any number of {call, kind: "item", policy_version, ...} and then by
-one {call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}. The answer to "train" may
-come after answers to later requests, but not after that to the next "train".
+A request is {call, command, ...}. It is answered by any number of {call, kind: "item", ...} and then by one
+{call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}. The one item of "train" says
+that the step is computed; its result may come after answers to later requests, but not after that of the next "train".
 """
 
 from __future__ import annotations

@@ -155,6 +155,10 @@ class StepUnderWay:
     def __init__(self, answers: AsyncGenerator[Frame, None]) -> None:
         self._answers = answers
 
+    async def computed(self) -> None:
+        """Waits until the process has computed the step and is free for what comes next; it may still be lost."""
+        await anext(self._answers)
+
     async def metrics(self) -> dict[str, float]:
         """Waits until the step is in a checkpoint, if one is due, and its adapter where it is wanted; then its metrics:
         those of `echo_hub.learner.step.train_step`, and what the process knows of the time between steps."""

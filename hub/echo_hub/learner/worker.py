@@ -1,7 +1,8 @@
 """The learner process: `python -m echo_hub.learner.worker`, driven by `echo_hub.learner.process`.
 
-One command at a time, in order. What a step leaves, its adapter and its checkpoint, is copied at its end and written
-beside what comes next; the step is answered once it is written, and its successor ends no earlier. So a kill at any
+One command at a time, in order. A step is told of twice: that it is computed, at once, and its result once all is
+written that it leaves, its adapter and its checkpoint. They are copied at its end and written beside what comes next;
+the result of the next step comes no earlier. So a kill at any
 moment costs what is not in a checkpoint yet, two steps at most where each is checkpointed, and the hub gives those
 again. What is still to be begun when the hub closes the pipe, or is gone, is not begun.
 
@@ -164,6 +165,7 @@ class Worker:
         if self._ended is not None:
             metrics[GAP_S.key] = began - self._ended
         self._ended = time.perf_counter()
+        answer({"kind": "item", "computed": step})
         before = {number: of_step for number, of_step in self.metrics.items() if number == step - 1}
         self.policy_version, self.metrics = step, {**before, step: metrics}
         if self._ranks.rank:

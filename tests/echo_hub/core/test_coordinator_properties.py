@@ -77,6 +77,7 @@ from echo_hub.core.events import (
     RolloutContinued,
     RolloutRejected,
     RolloutScored,
+    StepComputed,
     StepDone,
     Tick,
     VersionPublished,
@@ -214,7 +215,9 @@ class World(RuleBasedStateMachine):
         self.learner: int | None = None
         """What it has told that it holds."""
         self.jobs: list[int] = []
-        """Steps that it was given and has not told of, in order."""
+        """Steps that it was given and has not written, in order."""
+        self.num_computed = 0
+        """So many of them, the first, it has computed."""
         self.checkpoint = 0
         self.orphan_trains = 0
         """Of its steps, those that it still trains when the hub dies."""
@@ -238,7 +241,7 @@ class World(RuleBasedStateMachine):
         self.preparing: list[int] = []
         self.scoring: list[str] = []
         self.publishing: list[int] = []
-        self.jobs = []
+        self.jobs, self.num_computed = [], 0
         self.learner = None
         for node in self.nodes.values():
             node.connected = False
@@ -723,14 +726,23 @@ class World(RuleBasedStateMachine):
         self.checkpoint = max([self.checkpoint, *self.jobs[:count]])
 
     def _kill_learner(self) -> None:
-        self.learner, self.jobs = None, []
+        self.learner, self.jobs, self.num_computed = None, [], 0
         if HUB_NODE_ID in self.nodes:
             self.nodes[HUB_NODE_ID].work.clear()
+
+    @precondition(lambda self: self.num_computed < len(self.jobs))
+    @rule()
+    def learner_computes(self) -> None:
+        """What it leaves is still to be written."""
+        step = self.jobs[self.num_computed]
+        self.num_computed += 1
+        self._turn(StepComputed(step=step))
 
     @precondition(lambda self: self.jobs)
     @rule(checkpointed=st.sampled_from([True, True, False]), pruned=st.booleans())
     def learner_trains(self, checkpointed: bool, pruned: bool) -> None:
         step = self.learner = self.jobs.pop(0)
+        self.num_computed = max(0, self.num_computed - 1)
         if checkpointed:
             self.checkpoint = step
             if pruned:
@@ -777,7 +789,7 @@ class World(RuleBasedStateMachine):
         assert (books.trained, books.evaluated) == (trained, evaluated)
         assert (books.num_dropped, books.in_flight) == (dropped, status.in_flight)
         assert status.trained_steps == self.trained_steps
-        assert status.training_step == (self.jobs[0] if self.jobs else None)
+        assert status.training_step == next(iter(self.jobs[self.num_computed :]), None)
 
     @invariant()
     def admission_is_kept(self) -> None:
@@ -888,6 +900,7 @@ MOVES: list[Move] = [
         ),
     ),
     (3, lambda world, chance: world.learner_dies(chance.randrange(3)) if world.learner is not None else None),
+    (3, lambda world, chance: world.learner_computes() if world.num_computed < len(world.jobs) else None),
     (3, lambda world, chance: world.learner_trains(chance.random() < 0.4, True) if world.jobs else None),
     (4, lambda world, chance: world.evaluation_is_wanted(chance.randrange(99))),
     (1, lambda world, chance: world.evaluation_is_abandoned(chance.randrange(99)) if chance.random() < 0.2 else None),

@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import load_file
 
 from echo_hub import trainer as trainer_module
-from echo_hub.core.events import LearnerLost, LearnerReady, StepDone
+from echo_hub.core.events import LearnerLost, LearnerReady, StepComputed, StepDone
 from echo_hub.learner import checkpoint, frames
 from echo_hub.learner.launch import Launch, run
 from echo_hub.learner.process import Learner
@@ -60,7 +60,7 @@ def alone(settings: LearnerSettings, make_groups: MakeGroups, run_dir: Path) -> 
         answers: list[Frame] = []
         worker.handle(worker.admitted({"command": command, **fields}), answers.append)
         worker.close()
-        rollouts = [frames.unpack_rollout(answer["rollout"]) for answer in answers if answer["kind"] == "item"]
+        rollouts = [frames.unpack_rollout(answer["rollout"]) for answer in answers if "rollout" in answer]
         return {(r.group_id, r.index): r.completion_ids.tolist() for r in rollouts}
 
     for step in (1, 2, 3):
@@ -142,15 +142,14 @@ async def test_a_rank_that_is_killed_in_mid_step_costs_nothing_but_time(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    assert [type(event) for event in hub.events[:6]] == [
+    assert [type(event) for event in hub.events[:9]] == [
         LearnerReady,
-        StepDone,
-        StepDone,
+        *(StepComputed, StepDone) * 2,
         LearnerLost,
         LearnerReady,
-        StepDone,
+        *(StepComputed, StepDone),
     ]
-    ready, trained = hub.events[4], hub.events[2]
+    ready, trained = hub.events[6], hub.events[4]
     assert isinstance(ready, LearnerReady) and isinstance(trained, StepDone)
     assert ready.policy_version == 2, "from the newest checkpoint"
     assert ready.metrics[2] == trained.metrics

@@ -176,15 +176,19 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
 def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Each step is answered once its adapter and its checkpoint are there, in order; to the byte those of a learner
-    that waits after each step."""
+    """Each step has its result once its adapter and its checkpoint are there, in order; to the byte those of a learner
+    that waits after each step. That it is computed is told before anything of it is there."""
     steps, told = (1, 2, 3), list[tuple[int, bool, int]]()
+    computed: list[tuple[int, bool]] = []
     for name in ("beside", "one by one"):
         run = tmp_path / name
         run.mkdir()
         worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run)})
 
         def look(frame: Frame, run: Path = run) -> None:
+            if frame["kind"] == "item":
+                computed.append((frame["computed"], (run / f"v{frame['computed']}").exists()))
+                return
             step = frame["policy_version"]
             told.append((step, (run / f"v{step}").exists(), checkpoint.complete(run / "checkpoints")[0].step))
 
@@ -197,6 +201,7 @@ def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(
         worker.close()
     torch.use_deterministic_algorithms(False)
     assert told == [(step, True, step) for step in steps] * 2
+    assert computed == [(step, False) for step in steps] * 2
     for file in (*(f"v{step}/{WEIGHTS_FILE}" for step in steps), f"checkpoints/step-000003/{checkpoint.OPTIMIZER}"):
         assert (tmp_path / "beside" / file).read_bytes() == (tmp_path / "one by one" / file).read_bytes()
 
