@@ -43,6 +43,7 @@ from echo_hub.core.effects import (
     FinishRun,
     GroupDropped,
     GroupOpened,
+    HandOver,
     LookUpReceipt,
     PrepareGroup,
     PublishVersion,
@@ -242,6 +243,8 @@ class World(RuleBasedStateMachine):
         self.scoring: list[str] = []
         self.publishing: list[int] = []
         self.jobs, self.num_computed = [], 0
+        self.held: dict[int, tuple[str, ...]] = {}
+        """Groups that were handed over to the learner, with their rollouts."""
         self.learner = None
         for node in self.nodes.values():
             node.connected = False
@@ -466,12 +469,15 @@ class World(RuleBasedStateMachine):
                 assert len(self.jobs) < 2
                 batch = [
                     turn.rollout_id
-                    for group in self.store.load_batch(action.step)
+                    for group in self.store.load_batch(action.step, {})
                     for episode in group.episodes
                     for turn in episode.turns
                 ]
+                self._take_what_is_held(action.step)
                 assert self.batches_seen.setdefault(action.step, batch) == batch, "a repeated step has the same batch"
                 self.jobs.append(action.step)
+            case HandOver():
+                self.held[action.group_id] = action.rollout_ids
             case PublishVersion():
                 assert self.settings.is_due(action.policy_version)
                 self.publishing.append(action.policy_version)
@@ -481,6 +487,20 @@ class World(RuleBasedStateMachine):
                 self._record_evaluation(action.policy_version)
             case FinishRun():
                 self.finished += 1
+
+    def _take_what_is_held(self, step: int) -> None:
+        """What was handed over of the batch is what the books have; what is older and not in it is gone."""
+        whole = {group.group_id: group for group in self.store.load_batch(step, {})}
+        lacking = self.store.load_batch(step, self.held)
+        taken = {group for group in lacking if isinstance(group, int)}
+        assert [each if isinstance(each, int) else each.group_id for each in lacking] == list(whole)
+        assert taken == whole.keys() & self.held.keys()
+        for group_id in taken:
+            turns = [turn.rollout_id for episode in whole[group_id].episodes for turn in episode.turns]
+            assert list(self.held.pop(group_id)) == turns
+        for group_id in [held for held in self.held if taken and held < max(taken)]:
+            assert group_id in self.closed, "only what was dropped is let go"
+            del self.held[group_id]
 
     def _receive(self, node_id: str, receipts: Sequence[Receipt | effects.Receipt]) -> None:
         latest = {receipt.rollout_id: receipt for receipt in receipts}  # One turn may score and drop.
@@ -727,6 +747,7 @@ class World(RuleBasedStateMachine):
 
     def _kill_learner(self) -> None:
         self.learner, self.jobs, self.num_computed = None, [], 0
+        self.held.clear()
         if HUB_NODE_ID in self.nodes:
             self.nodes[HUB_NODE_ID].work.clear()
 
