@@ -4,10 +4,14 @@ Its `utilisation` is the share of the wall-clock in which a step trains, from th
 end, by the learner's own clock: the sum of all steps' train_s, over that sum and the gap_s of all steps but the first,
 which have none between them. What a step takes longer because nodes compute on the same processor counts as training.
 
-`utilisation_when_ready` is the same share of the time in which the learner has a batch to train on, by the hub's clock:
-from when a step is planned, which is the moment that its last reward is there, or the step before has ended. What is
+`utilisation_when_ready` is the same share of the time in which the learner has a batch to train on: without what of a
+gap lies before the step is planned, by the hub's clock, which is the moment that its last reward is there. What is
 missing to 1 is the way of the batch to the learner. The rest of the time it waits for the nodes, which on this machine
 have what learner and hub leave them of the processor.
+
+The median of the gaps says little: they are of two kinds, hardly any where the next batch was there in time, and the
+wait for the nodes where it was not. `ready_in_time` is the share of the first kind, `median_hand_off_s` the median of
+what of each gap is not waiting.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +63,8 @@ def measure(seed: int, progress: Progress) -> Measurement:
         **{name: report[name] for name in names},
         "utilisation": utilisation(rows),
         "utilisation_when_ready": utilisation_when_ready(rows),
-        "median_gap_s": statistics.median(row[GAP_S.key] for row in rows[1:]),
+        "ready_in_time": statistics.fmean(waited == 0 for waited in map(waited_s, rows, rows[1:])),
+        "median_hand_off_s": statistics.median(map(hand_off_s, rows, rows[1:])),
     }
     progress.done(CASE, {name: headline[name] for name in (*names[:4], "utilisation", "utilisation_when_ready")})
     return Measurement(headline=headline, rows=rows, conditions=conditions)
@@ -73,9 +77,19 @@ def utilisation(steps: Sequence[Mapping[str, float]]) -> float:
 
 
 def utilisation_when_ready(steps: Sequence[Mapping[str, float]]) -> float:
-    """Of all steps of one run, in order, but the first."""
-    ready_s = [step["at_s"] - max(step["planned_s"], before["at_s"]) for before, step in pairwise(steps)]
-    return min(1.0, sum(step[TRAIN_S.key] for step in steps[1:]) / sum(ready_s))
+    """Of all steps of one learner process, in order, but the first."""
+    trained_s = sum(step[TRAIN_S.key] for step in steps[1:])
+    return trained_s / (trained_s + sum(map(hand_off_s, steps, steps[1:])))
+
+
+def hand_off_s(before: Mapping[str, float], step: Mapping[str, float]) -> float:
+    """Seconds from when the learner had `step`'s batch and was free, until it began."""
+    return step[GAP_S.key] - waited_s(before, step)
+
+
+def waited_s(before: Mapping[str, float], step: Mapping[str, float]) -> float:
+    """Seconds for which the learner was free after the step `before`, and `step` not planned yet."""
+    return max(0.0, step["planned_s"] - before["at_s"])
 
 
 def _steps(run: Path) -> list[dict[str, Any]]:

@@ -24,11 +24,16 @@ STEP_S: Final = "ECHO_BENCH_STEP_S"
 
 
 def train_step(
-    policy: Policy, optimizer: Optimizer, groups: Sequence[TrainingGroup], settings: LearnerSettings
+    policy: Policy,
+    optimizer: Optimizer,
+    groups: Sequence[TrainingGroup],
+    settings: LearnerSettings,
+    *,
+    learner_version: int,
 ) -> dict[str, float]:
     """As `echo_hub.learner.step.train_step`."""
     began = time.perf_counter()
-    metrics = step.train_step(policy, optimizer, groups, settings)
+    metrics = step.train_step(policy, optimizer, groups, settings, learner_version=learner_version)
     time.sleep(max(0.0, began + float(os.environ[STEP_S]) - time.perf_counter()))
     return {**metrics, TRAIN_S.key: time.perf_counter() - began}
 

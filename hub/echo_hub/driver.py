@@ -2,17 +2,19 @@
 
 The only task that touches the coordinator. It takes all events that wait, lets the coordinator handle each, commits
 every record in one transaction, and only then hands the actions on. So nobody ever sees a lease or a receipt that is
-not in the store.
+not in the store. Where an event gives the learner a step, what waits behind it waits for another turn: a learner that
+is free is told as soon as can be.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import ACTIONS, RECORDS, Action, Effect, RolloutReceived
+from echo_hub.core.effects import ACTIONS, RECORDS, Action, Effect, RolloutReceived, TrainStep
 from echo_hub.core.events import Event, Tick
 from echo_hub.garbage import Garbage
 from echo_hub.store.async_store import AsyncStore
@@ -50,15 +52,24 @@ class Driver:
             await self._carry_out(self.coordinator.start(self._clock()), act)
             with Garbage() as garbage:
                 while True:
-                    events = [await self._next(), *self._waiting()]
-                    now = self._clock()
-                    await self._carry_out(
-                        [effect for event in events for effect in self.coordinator.handle(event, now)], act
-                    )
+                    events = deque([await self._next(), *self._waiting()])
                     garbage.handled(len(events))
+                    while events:
+                        await self._carry_out(self._handle(events), act)
         finally:
             self._ended = True
             self._waiting()  # Makes room for those who wait to report, so that they can end.
+
+    def _handle(self, events: deque[Event]) -> list[Effect]:
+        """Takes events from the left, all or as far as a step for the learner."""
+        now = self._clock()
+        effects: list[Effect] = []
+        while events:
+            of_event = self.coordinator.handle(events.popleft(), now)
+            effects += of_event
+            if any(isinstance(effect, TrainStep) for effect in of_event):
+                break
+        return effects
 
     def _waiting(self) -> list[Event]:
         return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]

@@ -6,17 +6,16 @@ made of each answer of the environment when it was given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.admission import staleness
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.reading import AnsweredTurn, BatchEpisode, StoredPayload
+from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchGroup, StoredPayload
 from echo_shared.messages import FinishReason
 
 
@@ -32,15 +31,28 @@ async def load_scoring_jobs(store: AsyncStore, rollout_ids: Sequence[str]) -> li
     return [scoring_job(stored) for stored in await store.load_payloads(rollout_ids)]
 
 
-async def load_training_batch(store: AsyncStore, problems: Problems, step: int) -> list[TrainingGroup]:
-    """The planned batch of a step, in the order of training."""
-    return [
-        TrainingGroup(
-            prompt_ids=problems.prompt_ids(group.group_id),
-            rollouts=tuple(training_rollout(episode, learner_version=step - 1) for episode in group.episodes),
+class TrainingBatches:
+    """What the learner trains on, from the store."""
+
+    def __init__(self, store: AsyncStore, problems: Problems) -> None:
+        self._store = store
+        self._problems = problems
+
+    async def batch(self, step: int, held: Mapping[int, Sequence[str]]) -> list[TrainingGroup | int]:
+        """The planned batch of a step, in the order of training; the id alone of groups that are `held`, with their
+        rollouts."""
+        groups = await self._store.load_batch(step, held)
+        return [group if isinstance(group, int) else self._for_training(group) for group in groups]
+
+    async def groups(self, wanted: Mapping[int, Sequence[str]]) -> dict[int, TrainingGroup]:
+        """Complete groups, with their rollouts in the order of training; those dropped meanwhile are left out."""
+        return {group.group_id: self._for_training(group) for group in await self._store.load_groups(wanted)}
+
+    def _for_training(self, group: BatchGroup) -> TrainingGroup:
+        return TrainingGroup(
+            prompt_ids=self._problems.prompt_ids(group.group_id),
+            rollouts=tuple(map(training_rollout, group.episodes)),
         )
-        for group in await store.load_batch(step)
-    ]
 
 
 def scoring_job(stored: StoredPayload) -> ScoringJob:
@@ -54,7 +66,7 @@ def scoring_job(stored: StoredPayload) -> ScoringJob:
     )
 
 
-def training_rollout(episode: BatchEpisode, *, learner_version: int) -> TrainingRollout:
+def training_rollout(episode: BatchEpisode) -> TrainingRollout:
     """The whole episode as one sequence. What the environment said has no log-probability and is masked out.
 
     It counts as truncated if any of its turns was cut off at sampling.max_tokens: what followed answers a fragment. An
@@ -63,7 +75,7 @@ def training_rollout(episode: BatchEpisode, *, learner_version: int) -> Training
     """
     ids, drawn, logprobs = [], [], []
     spans = [span for turn in episode.turns for span in turn.spans]
-    ages = [staleness(learner_version, span.policy_version) for span in spans]
+    versions = [span.policy_version for span in spans]
     for turn in episode.turns:
         unseen = len(turn.observation_ids)
         ids += [turn.completion_ids, turn.observation_ids]
@@ -75,6 +87,6 @@ def training_rollout(episode: BatchEpisode, *, learner_version: int) -> Training
         behavior_logprobs=np.concatenate(logprobs),
         reward=episode.reward,
         truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in episode.turns),
-        token_staleness=float(np.average(ages, weights=[span.num_tokens for span in spans])),
-        num_versions=len({span.policy_version for span in spans}),
+        mean_version=float(np.average(versions, weights=[span.num_tokens for span in spans])),
+        num_versions=len(set(versions)),
     )

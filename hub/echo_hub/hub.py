@@ -24,6 +24,7 @@ from echo_hub.core.effects import (
     AnnounceVersion,
     EvaluationDone,
     FinishRun,
+    HandOver,
     LookUpReceipt,
     PrepareGroup,
     PublishVersion,
@@ -42,7 +43,7 @@ from echo_hub.dashboard.model import Changes
 from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driver import Driver
 from echo_hub.ending import RunEnding
-from echo_hub.episodes import load_scoring_jobs, load_training_batch
+from echo_hub.episodes import TrainingBatches, load_scoring_jobs
 from echo_hub.evaluation.by_nodes import NodeEvaluations
 from echo_hub.evaluation.due import Evaluations, is_due
 from echo_hub.evaluation.measuring import Measuring
@@ -166,7 +167,7 @@ class Hub:
         return Trainer(
             settings=self._opened.learner,
             run_dir=self.directory.root,
-            load_batch=partial(load_training_batch, self._opened.store, self._opened.problems),
+            batches=TrainingBatches(self._opened.store, self._opened.problems),
             export_path=partial(export_path, self.config, self.directory),
         )
 
@@ -314,6 +315,8 @@ class Hub:
                 self._look_ups.submit(action)
             case ScoreRollout():
                 self._scorer.submit(action.rollout_id)
+            case HandOver():
+                self._trainer.hand_over(action.group_id, action.rollout_ids)
             case TrainStep():
                 self._trainer.train(action.step)
             case PublishVersion():

@@ -1,9 +1,10 @@
 """Keeps the learner process alive and gives it its work: steps, evaluations and, in co-located mode, sampling.
 
-Jobs are handed to the process in order. A step is handed over with its batch while the one before it is in training,
-and told of when it is done; any other job is waited for. When the process dies it is started again from its newest
-checkpoint. What was lost with it: the coordinator asks for its steps and its rollouts again, an evaluation goes on
-where it was.
+Jobs are handed to the process in order. Groups are given to it as they are complete, and a step's order then names
+them, so that little is on the way between a step's plan and its begin. A step is ordered while the one before it is in
+training, and told of when it is computed and again when it is written; evaluations and sampling are waited for. When
+the process dies it is started again from its newest checkpoint. What was lost with it: the coordinator asks for its
+steps and its rollouts again, an evaluation goes on where it was.
 
 An evaluation never holds up training for long: it is done in parts, with the adapter of its own version, and where a
 step waits, it gives way after as much time as the last step took. So it takes half of the learner's time at most.
@@ -14,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final, Protocol, assert_never
 
-from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
+from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.evaluation.by_hub import Generated
@@ -54,13 +56,19 @@ class LearnerState(StrEnum):
     """It has died, and is started again."""
 
 
-LearnerEvent = LearnerReady | LearnerLost | StepDone | RolloutArrived
+LearnerEvent = LearnerReady | LearnerLost | StepComputed | StepDone | RolloutArrived
 Report = Callable[[LearnerEvent], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Train:
     step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HandOver:
+    group_id: int
+    rollout_ids: tuple[str, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,25 +83,35 @@ class _Generate:
     done: asyncio.Future[Generated] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-_Job = _Train | _Generate | GroupRequest
+_Job = _Train | _HandOver | _Generate | GroupRequest
+
+
+class Batches(Protocol):
+    """Where batches come from; see `echo_hub.episodes.TrainingBatches`."""
+
+    async def batch(self, step: int, held: Mapping[int, Sequence[str]]) -> Sequence[TrainingGroup | int]: ...
+
+    async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]: ...
 
 
 class Trainer:
-    """The learner's keeper. `load_batch` gives a step's batch, `export_path` where its adapter goes, if anywhere."""
+    """The learner's keeper. `export_path`: where a step's adapter goes, if anywhere."""
 
     def __init__(
         self,
         *,
         settings: LearnerSettings,
         run_dir: Path,
-        load_batch: Callable[[int], Awaitable[Sequence[TrainingGroup]]],
+        batches: Batches,
         export_path: Callable[[int], Path | None],
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
-        self._load_batch = load_batch
+        self._batches = batches
         self._export_path = export_path
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._held: dict[int, Sequence[str]] = {}
+        """Groups that the process holds, with their rollouts."""
         self._pid: int | None = None
         self.state = LearnerState.STARTING
         self._train_s = 0.0
@@ -103,6 +121,9 @@ class Trainer:
     def pid(self) -> int | None:
         """The learner process's id; None while there is none."""
         return self._pid
+
+    def hand_over(self, group_id: int, rollout_ids: tuple[str, ...]) -> None:
+        self._jobs.put_nowait(_HandOver(group_id=group_id, rollout_ids=rollout_ids))
 
     def train(self, step: int) -> None:
         self._jobs.put_nowait(_Train(step=step))
@@ -128,6 +149,7 @@ class Trainer:
                     log.info("the learner waits at %s for %d other hosts", self._settings.learner.address, hosts - 1)
                 learner = await Learner.start(self._settings, self._run_dir)
                 self._pid = learner.pid
+                self._held.clear()
                 self.state = LearnerState.RUNNING
                 self._drop_what_is_asked_for_again()
                 await report(LearnerReady(policy_version=learner.policy_version, metrics=learner.resumed))
@@ -153,16 +175,44 @@ class Trainer:
                 while True:
                     job = await self._jobs.get()
                     if isinstance(job, _Train):
-                        batch = await self._load_batch(job.step)
-                        under_way = await learner.train(job.step, batch, self._export_path(job.step))
+                        under_way = await self._order(job.step, learner)
                         steps.create_task(self._tell_of(job.step, under_way, report, restarts))
+                    elif isinstance(job, _HandOver):
+                        await self._hand_over(job, learner)
                     else:
                         await self._carry_out(job, learner, report)
                         restarts.succeeded()
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
 
+    async def _order(self, step: int, learner: Learner) -> StepUnderWay:
+        """Hands the step over, with those groups of its batch that the process does not hold yet."""
+        batch = await self._batches.batch(step, self._held)
+        named = [group for group in batch if isinstance(group, int)]
+        # A batch takes the oldest: what is older than its newest, complete before and not in it, was dropped.
+        let_go = [group_id for group_id in self._held if named and group_id < max(named) and group_id not in named]
+        for group_id in (*named, *let_go):
+            del self._held[group_id]
+        return await learner.train(step, batch, self._export_path(step), let_go=let_go)
+
+    async def _hand_over(self, first: _HandOver, learner: Learner) -> None:
+        """All groups that wait before the next other job; none if that is a step, which fetches what it lacks."""
+        wanted = {first.group_id: first.rollout_ids}
+        waiting = deque(self._jobs.get_nowait() for _ in range(self._jobs.qsize()))
+        while waiting and isinstance(job := waiting[0], _HandOver):
+            wanted[job.group_id] = job.rollout_ids
+            waiting.popleft()
+        for job in waiting:
+            self._jobs.put_nowait(job)
+        if waiting and isinstance(waiting[0], _Train):
+            return
+        groups = await self._batches.groups(wanted)
+        await learner.hold(groups)
+        self._held.update({group_id: wanted[group_id] for group_id in groups})
+
     async def _tell_of(self, step: int, under_way: StepUnderWay, report: Report, restarts: Restarts) -> None:
+        await under_way.computed()
+        await report(StepComputed(step=step))
         metrics = await under_way.metrics()
         self._train_s = metrics[TRAIN_S.key]
         restarts.succeeded()

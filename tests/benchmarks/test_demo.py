@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.demo import utilisation, utilisation_when_ready
+from benchmarks.demo import hand_off_s, utilisation, utilisation_when_ready, waited_s
 
 
 def test_utilisation_is_the_share_of_the_time_in_which_a_step_trains() -> None:
@@ -13,11 +13,13 @@ def test_utilisation_is_the_share_of_the_time_in_which_a_step_trains() -> None:
 
 
 def test_while_no_batch_is_there_the_learner_is_not_held_up() -> None:
-    """Planned half a second before the learner is free, which takes it up at once; then planned a second after it, and
-    begun half a second later."""
+    """Planned half a second before the learner is free, which takes it up a quarter of one later; then planned a second
+    after it, and begun half a second later."""
     steps = [
         {"train_s": 9.0, "planned_s": -9.0, "at_s": 0.0},
-        {"train_s": 2.0, "planned_s": -0.5, "at_s": 2.0},
-        {"train_s": 2.0, "planned_s": 3.0, "at_s": 5.5},
+        {"train_s": 2.0, "planned_s": -0.5, "at_s": 2.25, "gap_s": 0.25},
+        {"train_s": 2.0, "planned_s": 3.25, "at_s": 5.75, "gap_s": 1.5},
     ]
-    assert utilisation_when_ready(steps) == pytest.approx(4.0 / 4.5)
+    assert list(map(waited_s, steps, steps[1:])) == [0.0, 1.0]
+    assert list(map(hand_off_s, steps, steps[1:])) == [0.25, 0.5]
+    assert utilisation_when_ready(steps) == pytest.approx(4.0 / 4.75)

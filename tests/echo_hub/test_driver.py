@@ -24,7 +24,7 @@ from echo_hub.core.effects import (
     SendReceipts,
     TrainStep,
 )
-from echo_hub.core.events import GroupPrepared, LearnerReady, NodeConnected, NodeReported
+from echo_hub.core.events import GroupPrepared, LearnerReady, NodeConnected, NodeReported, RolloutScored
 from echo_hub.driver import Driver
 from echo_hub.store import database
 from echo_shared.errors import LocalProtocolError, StorageError
@@ -99,6 +99,30 @@ async def test_what_waits_is_handled_in_order_and_committed_at_once(drive: Drive
     assert [lease.group_id for lease in driven.of(SendLease)] == [0, 1, 2, 3]
     running.cancel()
     await asyncio.wait([running])
+
+
+async def test_a_step_for_the_learner_does_not_wait_for_what_came_behind_it(drive: Drive) -> None:
+    driven = await drive()
+    driven.answered -= {ScoreRollout}
+    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.node("a")
+    await driven.until(lambda: len(driven.of(SendLease)) == 4)
+    first, second, later = driven.of(SendLease)[:3]
+    await driven.deliver(first)
+    await driven.deliver(second)
+    await driven.until(lambda: len(driven.of(ScoreRollout)) == 4)
+    committed: list[bool] = []
+
+    def look(action: Action) -> None:
+        if isinstance(action, TrainStep):
+            committed.append(bool(driven.store.load_payloads([f"{later.lease_id}-{later.indices[0]}"])))
+
+    driven.look = look
+    for scored in driven.of(ScoreRollout):
+        await driven.driver.report(RolloutScored(rollout_id=scored.rollout_id, reward=1.0))
+    await driven.deliver(later)
+    await driven.until(lambda: len(driven.of(ScoreRollout)) == 6)
+    assert committed == [False]
 
 
 async def test_what_cannot_be_committed_is_not_acted_on(

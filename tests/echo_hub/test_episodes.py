@@ -40,7 +40,7 @@ def test_a_conversation_is_its_parts_in_order() -> None:
 
 def test_what_the_environment_said_is_masked_out() -> None:
     episode = BatchEpisode(turns=(turn(ids(3, 4), ids(5, 6, 7)), turn(ids(8), ids())), reward=0.75)
-    rollout = training_rollout(episode, learner_version=0)
+    rollout = training_rollout(episode)
     assert rollout.completion_ids.tolist() == [3, 4, 5, 6, 7, 8]
     assert rollout.loss_mask.tolist() == [True, True, False, False, False, True]
     assert rollout.behavior_logprobs.tolist() == [-1.0, -2.0, 0.0, 0.0, 0.0, -1.0]
@@ -53,18 +53,14 @@ def test_what_the_environment_said_is_masked_out() -> None:
 
 
 def test_a_single_turn_is_trained_on_as_it_is() -> None:
-    rollout = training_rollout(
-        BatchEpisode(turns=(turn(ids(3, 4), ids(), FinishReason.LENGTH),), reward=1.0), learner_version=0
-    )
+    rollout = training_rollout(BatchEpisode(turns=(turn(ids(3, 4), ids(), FinishReason.LENGTH),), reward=1.0))
     assert rollout.loss_mask.tolist() == [True, True] and rollout.truncated
 
 
 def test_a_cut_in_any_turn_counts() -> None:
     cut, whole = turn(ids(3, 4), ids(5), FinishReason.LENGTH), turn(ids(6), ids())
-    assert training_rollout(BatchEpisode(turns=(cut, whole), reward=1.0), learner_version=0).truncated
-    assert not training_rollout(
-        BatchEpisode(turns=(turn(ids(3), ids(5)), whole), reward=1.0), learner_version=0
-    ).truncated
+    assert training_rollout(BatchEpisode(turns=(cut, whole), reward=1.0)).truncated
+    assert not training_rollout(BatchEpisode(turns=(turn(ids(3), ids(5)), whole), reward=1.0)).truncated
 
 
 def test_a_rollout_says_how_old_its_tokens_are() -> None:
@@ -75,8 +71,8 @@ def test_a_rollout_says_how_old_its_tokens_are() -> None:
             Span(node_id="b", policy_version=8, num_tokens=1),
         ),
     )
-    rollout = training_rollout(BatchEpisode(turns=(mixed,), reward=1.0), learner_version=9)
-    assert (rollout.token_staleness, rollout.num_versions) == (3.0, 2)
+    rollout = training_rollout(BatchEpisode(turns=(mixed,), reward=1.0))
+    assert (rollout.mean_version, rollout.num_versions) == (6.0, 2)
     two_nodes = BatchEpisode(turns=(turn(ids(3), ids(9, 9), version=8), turn(ids(4), ids(), version=8)), reward=1.0)
-    rollout = training_rollout(two_nodes, learner_version=9)
-    assert (rollout.token_staleness, rollout.num_versions) == (1.0, 1)
+    rollout = training_rollout(two_nodes)
+    assert (rollout.mean_version, rollout.num_versions) == (8.0, 1)

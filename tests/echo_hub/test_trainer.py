@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 
 from echo_hub import trainer as trainer_module
 from echo_hub.config.sections import HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
-from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepDone
+from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.dashboard.model import Changes
 from echo_hub.evaluation.by_hub import Generated
@@ -84,24 +84,35 @@ class Hub:
         )
         self.run_dir = run_dir
         self.events: list[LearnerEvent] = []
+        self.held: list[dict[int, Sequence[str]]] = []
+        """What was held when each batch was asked for."""
         self.at_batch: Callable[[], None] = lambda: None
         self.at_loss: Callable[[], None] = lambda: None
+        self.at_computed: Callable[[int], None] = lambda step: None
         self._changes = Changes()
         self.trainer = Trainer(
             settings=LearnerSettings.of_run(config, base_dir=BASE, stop_ids=CODEC.stop_ids),
             run_dir=run_dir,
-            load_batch=self._load_batch,
+            batches=self,
             export_path=lambda step: run_dir / f"v{step}" if step % 2 else None,
         )
 
-    async def _load_batch(self, step: int) -> Sequence[TrainingGroup]:
+    async def batch(self, step: int, held: Mapping[int, Sequence[str]]) -> Sequence[TrainingGroup | int]:
+        """Of the one group STEP."""
         self.at_batch()
-        return batch(step)
+        self.held.append(dict(held))
+        return [step] if step in held else batch(step)
+
+    async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]:
+        """Those above 99 were dropped meanwhile."""
+        return {group_id: batch(group_id)[0] for group_id in wanted if group_id < 100}
 
     async def report(self, event: LearnerEvent) -> None:
         self.events.append(event)
         if isinstance(event, LearnerLost):
             self.at_loss()
+        if isinstance(event, StepComputed):
+            self.at_computed(event.step)
         self._changes.notify()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -143,7 +154,7 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
         trainer.train(1)
         trainer.sample(request(5, 1))
         trainer.sample(request(6, 1))
-        await hub.until(lambda: len(hub.events) == 8)
+        await hub.until(lambda: len(hub.events) == 9)
         (done,) = [event for event in hub.events if isinstance(event, StepDone)]
         assert (done.step, done.metrics["updated"]) == (1, 1)
         assert done.metrics["eval_s"] > 0, "the base's evaluation"
@@ -172,11 +183,11 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
         trainer.sample(request(7, 1))
         await hub.until(lambda: hub.is_ready_again(1))
         told = {1: done.metrics}
-        assert hub.events[8:] == [LearnerLost(), LearnerReady(policy_version=1, metrics=told)], "of step 1, as before"
+        assert hub.events[9:] == [LearnerLost(), LearnerReady(policy_version=1, metrics=told)], "of step 1, as before"
         assert trainer.pid not in (None, first_pid)
         trainer.train(2)
         await hub.until(lambda: hub.steps() == [1, 2])
-        assert len(hub.events) == 11, "what was lost waits until the coordinator asks for it again"
+        assert len(hub.events) == 13, "what was lost waits until the coordinator asks for it again"
         assert not (hub.run_dir / "v2").exists()
         assert trainer.state is LearnerState.RUNNING
     assert trainer.pid is None
@@ -191,8 +202,89 @@ async def test_a_step_is_handed_over_before_the_one_before_it_is_told_of(hub: Hu
             hub.trainer.train(step)
         await hub.until(lambda: hub.steps() == [1, 2])
     assert loaded == [(1, []), (2, [])]
+    told = [event for event in hub.events if isinstance(event, StepComputed | StepDone)]
+    for step in (1, 2):
+        computed, done = (event for event in told if event.step == step)
+        assert isinstance(computed, StepComputed) and isinstance(done, StepDone)
     first, second = (event.metrics for event in hub.events if isinstance(event, StepDone))
     assert "gap_s" not in first and second["gap_s"] > 0
+
+
+async def handed_over(hub: Hub, *group_ids: int) -> None:
+    """With nothing behind them that would be fetched with them."""
+    for group_id in group_ids:
+        hub.trainer.hand_over(group_id, (f"{group_id}-0",))
+    await asyncio.ensure_future(hub.trainer.generate(heldout(0), adapter=None, greedy=True))
+
+
+async def test_groups_go_ahead_of_the_step_that_takes_them(tmp_path: Path) -> None:
+    """What is held is named, what is not is sent; what is older than what a step took is let go. The steps are to the
+    byte what they are with all groups sent along."""
+    ahead, along = Hub(tmp_path / "ahead"), Hub(tmp_path / "along")
+    for hub in (ahead, along):
+        hub.run_dir.mkdir()
+        async with hub.running(), asyncio.timeout(60):
+            await hub.until(lambda hub=hub: hub.events == [LearnerReady(policy_version=0)])
+            if hub is ahead:
+                await handed_over(hub, 0, 1, 3, 100)
+            hub.trainer.train(1)
+            hub.trainer.train(2)
+            await hub.until(lambda hub=hub: hub.steps() == [1, 2])
+            if hub is ahead:
+                await handed_over(hub, 4)
+            hub.trainer.hand_over(5, ("5-0",))
+            hub.trainer.train(3)
+            await hub.until(lambda hub=hub: hub.steps() == [1, 2, 3])
+    assert [sorted(held) for held in ahead.held] == [[0, 1, 3], [3], [3, 4]]
+    assert [sorted(held) for held in along.held] == [[], [], []]
+    for step in (1, 3):
+        one, other = (hub.run_dir / f"v{step}" / "adapter_model.safetensors" for hub in (ahead, along))
+        assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_a_step_that_is_computed_and_not_written_is_not_told_as_done(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed as soon as it has said that step 2 is computed, the process comes back with what was told as done."""
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+
+    def kill(step: int) -> None:
+        if step == 2 and hub.trainer.pid == first_pid:
+            assert first_pid is not None
+            os.kill(first_pid, signal.SIGKILL)
+
+    async with hub.running(), asyncio.timeout(60):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        first_pid = hub.trainer.pid
+        hub.at_computed = kill
+        hub.trainer.train(1)
+        await hub.until(lambda: hub.steps() == [1])
+        hub.trainer.train(2)
+        await hub.until(lambda: isinstance(hub.events[-1], LearnerReady) and len(hub.events) > 1)
+        lost, ready = hub.events[-2:]
+        assert lost == LearnerLost() and isinstance(ready, LearnerReady)
+        assert hub.events[-3] == StepComputed(step=2), "the kill came before the write's end"
+        assert ready.policy_version == hub.steps()[-1] == 1
+        hub.trainer.train(2)
+        await hub.until(lambda: hub.steps() == [1, 2])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_a_new_process_holds_nothing_of_what_the_one_before_it_held(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    async with hub.running(), asyncio.timeout(60):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        await handed_over(hub, 1, 2)
+        assert hub.trainer.pid is not None
+        os.kill(hub.trainer.pid, signal.SIGKILL)
+        hub.trainer.train(1)
+        await hub.until(lambda: len(hub.events) > 1 and hub.is_ready_again(0))
+        hub.trainer.train(1)
+        await hub.until(lambda: hub.steps() == [1])
+    assert hub.held[-1] == {}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")

@@ -59,14 +59,14 @@ def check_what_was_trained(run: Path) -> None:
     problems = Problems.of_run(config, codec)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     store = Store.open(f"sqlite:///{run / 'echo.db'}")
-    groups = store.load_batch(1)
+    groups = store.load_batch(1, {})
     store.close()
     turns = [len(episode.turns) for group in groups for episode in group.episodes]
     assert len(set(turns)) > 1 and max(turns) == 3
     for group in groups:
         prompt = problems.prompt_ids(group.group_id)
         for episode in group.episodes:
-            rollout = training_rollout(episode, learner_version=0)
+            rollout = training_rollout(episode)
             said = codec.decode(rollout.completion_ids[~rollout.loss_mask])
             assert said in {"".join(hints) for hints in _hints(len(episode.turns) - 1)}
             assert rollout.loss_mask[-1] and rollout.loss_mask.sum() == len(episode.turns)

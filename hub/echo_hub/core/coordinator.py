@@ -35,6 +35,7 @@ from echo_hub.core.events import (
     RolloutContinued,
     RolloutRejected,
     RolloutScored,
+    StepComputed,
     StepDone,
     Tick,
     VersionPublished,
@@ -390,6 +391,9 @@ class Coordinator:
         ]
         self._ledger.drop(lost, DropReason.RETURNED, "the learner stopped")
 
+    def _step_computed(self, event: StepComputed, now: float) -> None:
+        self._training.step_computed(event.step, now)
+
     def _step_done(self, event: StepDone, now: float) -> None:
         self._training.step_done(event.step, event.metrics, now)
         self._activation.trained(event.step, self._settings.groups_per_step * self._settings.group_size, now)
@@ -419,6 +423,7 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     LeaseGivenBack: Coordinator._given_back,
     LearnerReady: Coordinator._learner_ready,
     LearnerLost: Coordinator._learner_lost,
+    StepComputed: Coordinator._step_computed,
     StepDone: Coordinator._step_done,
     VersionPublished: Coordinator._version_published,
     EvaluationWanted: Coordinator._evaluation_wanted,

@@ -228,9 +228,19 @@ class ScoreRollout:
 
 
 @_effect
+class HandOver:
+    """Action: the group is complete; give it to the learner ahead of the step that will take it, which is one of the
+    next or none. Its rollouts are in the order of training."""
+
+    group_id: int
+    rollout_ids: tuple[str, ...]
+
+
+@_effect
 class TrainStep:
-    """Action: load the planned batch of this step and give it to the learner, which may still be at work on the step
-    before; then answer StepDone. Steps come in order, two at most without an answer."""
+    """Action: give the learner, which may still be at work on the step before, the planned batch of this step, of which
+    it has what was handed over; then answer StepComputed and StepDone. Steps come in order, two at most without
+    StepDone. Of the complete groups that are older than the batch's newest, those that are not in it are gone."""
 
     step: int
 
@@ -278,6 +288,7 @@ Action = (
     | SendTrained
     | LookUpReceipt
     | ScoreRollout
+    | HandOver
     | TrainStep
     | PublishVersion
     | AnnounceVersion

@@ -118,9 +118,17 @@ class LearnerLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepComputed:
+    """The learner has computed step `step` and is free for the next one. Nothing of it is written yet: it may still be
+    lost, and StepDone follows once it is not."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
     """Step `step` is trained, and exported and checkpointed where that is due. The learner may be at work on the next
-    step already."""
+    step already. Without a StepComputed before it, it was computed just now."""
 
     step: int
     metrics: Mapping[str, float]
@@ -165,6 +173,7 @@ Event = (
     | LeaseGivenBack
     | LearnerReady
     | LearnerLost
+    | StepComputed
     | StepDone
     | VersionPublished
     | EvaluationWanted

@@ -136,6 +136,17 @@ class RolloutGroup:
         return [rollout for slot in self.slots for rollout in slot.received]
 
     @property
+    def received_ids(self) -> list[str]:
+        """Of what has come in, in that order, which is that of training."""
+        ids: list[str] = []
+        for slot in self.slots:
+            if slot.turns:
+                ids += [turn.rollout_id for turn in slot.turns]
+            if slot.winner is not None:
+                ids.append(slot.winner.rollout_id)
+        return ids
+
+    @property
     def still_leased(self) -> list[LeasedRollout]:
         return [rollout for slot in self.slots for rollout in slot.leased]
 

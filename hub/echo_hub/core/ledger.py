@@ -25,6 +25,7 @@ from echo_hub.core.admission import SortedIds
 from echo_hub.core.effects import (
     GroupDropped,
     GroupOpened,
+    HandOver,
     RevokeLease,
     RolloutReceived,
     RolloutsDropped,
@@ -292,6 +293,7 @@ class Ledger:
         self._count_end(group, rollout.state)
         if group.complete:
             self.revoke(group.still_leased, DropReason.EXPIRED)
+            self._out.act(HandOver(group_id=group.group_id, rollout_ids=tuple(group.received_ids)))
 
     def note_scoring(self, rollout: LeasedRollout, now: float) -> None:
         """The rollout's reward has come."""
@@ -306,6 +308,8 @@ class Ledger:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
+        if slot.turns:  # They can be read no more: nobody can be sent such a lease again.
+            self._withdraw_turn(slot)
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
         for turn in turns:
@@ -374,14 +378,7 @@ class Ledger:
     def plan(self, step: int, group_ids: tuple[int, ...], now: float) -> StepRow:
         """Writes down the batch of `step`; its groups, all complete, leave the queue."""
         groups = [self.groups[group_id] for group_id in group_ids]
-        rollout_ids: list[str] = []
-        for group in groups:
-            for slot in group.slots:
-                if slot.turns:
-                    rollout_ids += [turn.rollout_id for turn in slot.turns]
-                if slot.winner is not None:
-                    rollout_ids.append(slot.winner.rollout_id)
-        ids = tuple(rollout_ids)
+        ids = tuple([rollout_id for group in groups for rollout_id in group.received_ids])
         ages = tuple([step - 1 - (group.oldest_version or 0) for group in groups])
         self._out.record(StepPlanned(step=step, group_ids=group_ids, rollout_ids=ids, staleness=ages, planned_at=now))
         self.restore_plan(group_ids)

@@ -1,6 +1,6 @@
 """The learner's side of the run: which step is next, what it consumes, and which versions are published.
 
-    learner_version   what the learner has told that it holds; None while it is away
+    learner_version   what the learner has told that it holds and has written; None while it is away
     trained_steps     steps in the books; a learner that holds less repeats them from the store first
     planned           the batches of the steps after trained_steps, as far as they are written: two at most
     training          what the learner is at work on
@@ -81,6 +81,10 @@ class Training:
         self.learner_version: int | None = None
         self._given = 0
         """The newest step that the learner was given since it came; at least its version."""
+        self._computed = 0
+        """The newest step that the learner has computed since it came; at least its version."""
+        self._computed_at: dict[int, float] = {}
+        """When it had, of those that are not written yet."""
         self._advanced: tuple[int, ...] = ()
         """Where things stood when it was last seen whether a step can be planned or given."""
         self.num_changes = 0
@@ -94,9 +98,9 @@ class Training:
     @property
     def training(self) -> int | None:
         """The step that the learner is at work on; None while it has nothing to do."""
-        if self.learner_version is None or self._given == self.learner_version:
+        if self.learner_version is None or self._given == self._computed:
             return None
-        return self.learner_version + 1
+        return self._computed + 1
 
     @property
     def idle_version(self) -> int | None:
@@ -207,23 +211,37 @@ class Training:
             )
         for step in range(self.trained_steps + 1, policy_version + 1):
             self._count_step(metrics.get(step, {}), now)
-        self.learner_version = self._given = policy_version
+        self.learner_version = self._given = self._computed = policy_version
         self.num_changes += 1
         self._publish_if_due()
 
     def learner_lost(self) -> None:
         self.learner_version = None
         self.num_changes += 1
+        self._computed_at.clear()
         self.tempo.lost()
 
-    def step_done(self, step: int, metrics: Mapping[str, float], now: float) -> None:
+    def step_computed(self, step: int, now: float) -> None:
         if step != self.training:
             raise LocalProtocolError(
-                "The learner finished a step that it was not given.", got=f"step {step}, not {self.training}"
+                "The learner computed a step that it was not given.", got=f"step {step}, not {self.training}"
             )
+        self._computed = step
+        self._computed_at[step] = now
+        self.num_changes += 1
         self.tempo.done(step, now)
+
+    def step_done(self, step: int, metrics: Mapping[str, float], now: float) -> None:
+        if step not in self._computed_at:
+            self.step_computed(step, now)
+        if step - 1 != self.learner_version:
+            raise LocalProtocolError(
+                "The learner has written a step, but not the one before it.",
+                got=f"step {step} after version {self.learner_version}",
+            )
+        computed_at = self._computed_at.pop(step)
         if step > self.trained_steps:
-            self._count_step(metrics, now)
+            self._count_step(metrics, computed_at)
         self.learner_version = step
         self.num_changes += 1
         self._publish_if_due()

@@ -1,8 +1,9 @@
 """How batches and rollouts stand in the frames between hub and learner process. Loads no torch.
 
-A request is {call, command, ...}. It is answered by any number of {call, kind: "item", policy_version, ...} and then by
-one {call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}. The answer to "train" may
-come after answers to later requests, but not after that to the next "train".
+A request is {call, command, ...}. It is answered by any number of {call, kind: "item", ...} and then by one
+{call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}. The one item of "train" says
+that the step is computed; its result may come after answers to later requests, but not after that of the next "train".
+"hold" is not answered: it gives groups ahead of the "train" that names them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 _ERRORS: dict[str, type[EchoError]] = {cls.default_code: cls for cls in (ConfigError, LearnerError, StorageError)}
 
 
-def pack_groups(groups: Sequence[TrainingGroup]) -> list[Frame]:
-    return [
-        {"prompt_ids": group.prompt_ids, "rollouts": [_fields(rollout) for rollout in group.rollouts]}
-        for group in groups
-    ]
+def pack_groups(groups: Sequence[TrainingGroup | int]) -> list[Frame | int]:
+    """A group that the process holds stands there by its id."""
+    return [group if isinstance(group, int) else pack_group(group) for group in groups]
+
+
+def pack_group(group: TrainingGroup) -> Frame:
+    return {"prompt_ids": group.prompt_ids, "rollouts": [_fields(rollout) for rollout in group.rollouts]}
 
 
 def unpack_groups(frames: Sequence[Frame]) -> list[TrainingGroup]:

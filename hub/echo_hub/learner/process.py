@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,32 @@ class Learner:
     def pid(self) -> int:
         return self._child.pid
 
-    async def train(self, step: int, groups: Sequence[TrainingGroup], export_to: Path | None) -> StepUnderWay:
+    async def hold(self, groups: Mapping[int, TrainingGroup]) -> None:
+        """Gives the process groups of steps to come, by their ids; it holds each until a step takes it or lets it
+        go."""
+        if self._ended is not None:
+            raise self._ended
+        packed = {group_id: frames.pack_group(group) for group_id, group in groups.items()}
+        await self._child.send({"call": next(self._numbers), "command": "hold", "groups": packed})
+
+    async def train(
+        self,
+        step: int,
+        groups: Sequence[TrainingGroup | int],
+        export_to: Path | None,
+        *,
+        let_go: Collection[int] = (),
+    ) -> StepUnderWay:
         """Hands the process the step that turns version `step` - 1 into `step`, which it may not hold yet: it begins
-        once it has carried out what it was given before."""
-        fields = {"groups": frames.pack_groups(groups), "export_to": None if export_to is None else str(export_to)}
+        once it has carried out what it was given before.
+
+        A group that it holds stands in the batch by its id. `let_go`: groups that it holds and no step will take.
+        """
+        fields = {
+            "groups": frames.pack_groups(groups),
+            "export_to": None if export_to is None else str(export_to),
+            "let_go": list(let_go),
+        }
         return StepUnderWay(await self._call("train", step=step, **fields))
 
     async def sample(self, groups: Sequence[GroupRequest]) -> AsyncGenerator[FinishedRollout, None]:
@@ -154,6 +176,10 @@ class StepUnderWay:
 
     def __init__(self, answers: AsyncGenerator[Frame, None]) -> None:
         self._answers = answers
+
+    async def computed(self) -> None:
+        """Waits until the process has computed the step and is free for what comes next; it may still be lost."""
+        await anext(self._answers)
 
     async def metrics(self) -> dict[str, float]:
         """Waits until the step is in a checkpoint, if one is due, and its adapter where it is wanted; then its metrics:

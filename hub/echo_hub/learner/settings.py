@@ -69,8 +69,8 @@ class TrainingRollout:
     reward: float
     truncated: bool
     """Whether the completion, or any of its turns, was cut off at sampling.max_tokens."""
-    token_staleness: float = 0.0
-    """Steps from the version that drew a token to the one that is trained, mean over the drawn tokens."""
+    mean_version: float = 0.0
+    """The policy version that drew a token, mean over the drawn tokens."""
     num_versions: int = 1
     """By so many versions it was drawn; `behavior_logprobs` are each by the one that drew the token."""
 

@@ -29,9 +29,15 @@ def make_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.Adam
 
 
 def train_step(
-    policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[TrainingGroup], settings: LearnerSettings
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[TrainingGroup],
+    settings: LearnerSettings,
+    *,
+    learner_version: int = 0,
 ) -> dict[str, float]:
-    """Trains on `groups`, the same at every rank, and returns the step's metrics, which are the same as well.
+    """Trains version `learner_version` on `groups`, the same at every rank, and returns the step's metrics, which are
+    the same as well.
 
     They are mean_reward (as the task gave it) and, by their keys, the figures of `echo_shared.step_figures` that a
     learner knows. One that is not finite is left out, with a warning: of a step whose gradient is not, the loss or the
@@ -55,7 +61,7 @@ def train_step(
             statistics.append(accumulate_gradient(policy, batch, loss, proximal_N=proximal_N, scale=len(shares)))
         norms.append(_update(policy, optimizer, settings.training))
     metrics = {
-        **_step_metrics(groups, step),
+        **_step_metrics(groups, step, learner_version),
         **_token_metrics(_total(policy.ranks, statistics), settings.objective),
         figures.GRAD_NORM.key: float(np.mean(norms)) if norms else 0.0,
         figures.UPDATED.key: float(sum(map(_is_usable, norms))),
@@ -125,7 +131,7 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name not in lost}
 
 
-def _step_metrics(groups: Sequence[TrainingGroup], step: WeightedStep) -> dict[str, float]:
+def _step_metrics(groups: Sequence[TrainingGroup], step: WeightedStep, learner_version: int) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     tokens = [int(rollout.loss_mask.sum()) for rollout in rollouts]
     return {
@@ -137,7 +143,7 @@ def _step_metrics(groups: Sequence[TrainingGroup], step: WeightedStep) -> dict[s
         figures.SHARE_TRUNCATED.key: float(np.mean([rollout.truncated for rollout in rollouts])),
         figures.SHARE_MIXED.key: float(np.mean([rollout.num_versions > 1 for rollout in rollouts])),
         figures.TOKEN_STALENESS.key: float(
-            np.average([rollout.token_staleness for rollout in rollouts], weights=tokens)
+            np.average([learner_version - rollout.mean_version for rollout in rollouts], weights=tokens)
         ),
         figures.COMPLETION_TOKENS.key: float(sum(tokens)),
     }

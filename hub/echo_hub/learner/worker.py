@@ -1,7 +1,8 @@
 """The learner process: `python -m echo_hub.learner.worker`, driven by `echo_hub.learner.process`.
 
-One command at a time, in order. What a step leaves, its adapter and its checkpoint, is copied at its end and written
-beside what comes next; the step is answered once it is written, and its successor ends no earlier. So a kill at any
+One command at a time, in order. A step is told of twice: that it is computed, at once, and its result once all is
+written that it leaves, its adapter and its checkpoint. They are copied at its end and written beside what comes next;
+the result of the next step comes no earlier. So a kill at any
 moment costs what is not in a checkpoint yet, two steps at most where each is checkpointed, and the hub gives those
 again. What is still to be begun when the hub closes the pipe, or is gone, is not begun.
 
@@ -65,6 +66,8 @@ class Worker:
         self._checkpoints = run_dir / "checkpoints"
         self._policy = policy
         self._ranks = policy.ranks
+        self._held: dict[int, Frame] = {}
+        """Groups of steps to come, by their ids."""
         self._lock = lock  # Let go of, it would unlock.
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
@@ -105,17 +108,15 @@ class Worker:
             checkpoint.restore(tensors, self._policy, self._optimizer)
             self.policy_version, self.metrics = told["step"], told["metrics"]
 
+    def hold(self, groups: Mapping[int, Frame]) -> None:
+        """Keeps groups until a step takes them or lets them go."""
+        self._held.update(groups)
+
     def admitted(self, frame: Frame) -> Frame:
         """The command, with all that ranks on other hosts need. Raises LearnerError when it is refused."""
         if frame["command"] == "train":
-            if frame["step"] != self.policy_version + 1:
-                raise LearnerError(
-                    "This step does not follow the version that the learner holds.",
-                    got=f"step {frame['step']}, version {self.policy_version}",
-                    do=f"Train step {self.policy_version + 1}.",
-                )
-            check_groups(frames.unpack_groups(frame["groups"]))
-        elif frame["command"] == "sample":
+            return self._admitted_step(frame)
+        if frame["command"] == "sample":
             for request in frame["groups"]:
                 if request["policy_version"] != self.policy_version:
                     raise LearnerError(
@@ -129,6 +130,21 @@ class Worker:
         else:
             raise LearnerError("The learner does not know this command.", got=frame["command"])
         return frame
+
+    def _admitted_step(self, frame: Frame) -> Frame:
+        """With the groups that it names in their places."""
+        named = [group for group in frame["groups"] if isinstance(group, int)]
+        groups = [self._held[group] if isinstance(group, int) else group for group in frame["groups"]]
+        if frame["step"] != self.policy_version + 1:
+            raise LearnerError(
+                "This step does not follow the version that the learner holds.",
+                got=f"step {frame['step']}, version {self.policy_version}",
+                do=f"Train step {self.policy_version + 1}.",
+            )
+        check_groups(frames.unpack_groups(groups))
+        for group_id in (*named, *frame["let_go"]):
+            del self._held[group_id]
+        return {**frame, "groups": groups}
 
     def handle(self, frame: Frame, answer: Answer) -> None:
         """Carries an admitted command out and answers it: items, each of kind "item", and at last the result. A step is
@@ -159,11 +175,12 @@ class Worker:
         training, learner = self._settings.training, self._settings.learner
         self._offload.take_back()
         began = time.perf_counter()
-        metrics = train_step(self._policy, self._optimizer, groups, self._settings)
+        metrics = train_step(self._policy, self._optimizer, groups, self._settings, learner_version=self.policy_version)
         metrics[EVAL_S.key], self._eval_s = self._eval_s, 0.0
         if self._ended is not None:
             metrics[GAP_S.key] = began - self._ended
         self._ended = time.perf_counter()
+        answer({"kind": "item", "computed": step})
         before = {number: of_step for number, of_step in self.metrics.items() if number == step - 1}
         self.policy_version, self.metrics = step, {**before, step: metrics}
         if self._ranks.rank:
@@ -292,6 +309,9 @@ def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
                 answer({"kind": "result", "policy_version": worker.policy_version, "metrics": worker.metrics})
                 continue
             assert worker is not None, "the parent opens first"
+            if frame["command"] == "hold":
+                worker.hold(frame["groups"])
+                continue
             worker.handle(ranks.tell(worker.admitted(frame)), answer)
         except BrokenPipeError:
             break

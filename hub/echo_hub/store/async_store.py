@@ -7,7 +7,7 @@ was committed when they began. Pages and curves read `store` directly, on thread
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -59,8 +59,11 @@ class AsyncStore:
     ) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
         return await self._read(self.store.load_turns, episodes)
 
-    async def load_batch(self, step: int) -> list[BatchGroup]:
-        return await self._read(self.store.load_batch, step)
+    async def load_batch(self, step: int, known: Mapping[int, Sequence[str]]) -> list[BatchGroup | int]:
+        return await self._read(self.store.load_batch, step, known)
+
+    async def load_groups(self, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
+        return await self._read(self.store.load_groups, wanted)
 
     async def load_evaluated(self, policy_version: int) -> list[EvaluatedEpisode]:
         return await self._read(self.store.load_evaluated, policy_version)

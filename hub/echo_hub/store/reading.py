@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any, Final, TypeVar
@@ -294,8 +294,9 @@ def _ids(stored: bytes | None) -> NDArray[np.int32]:
     return np.frombuffer(stored or b"", dtype="<i4")
 
 
-def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
-    """The planned batch, in the order of training. Raises StorageError when it is not, or no longer, in the store."""
+def read_batch(connection: Connection, step: int, known: Mapping[int, Sequence[str]]) -> list[BatchGroup | int]:
+    """The planned batch, in the order of training; of the groups that are `known`, with their rollouts, the id alone.
+    Raises StorageError when it is not, or no longer, in the store."""
     batch = connection.execute(
         select(steps.c.group_ids, steps.c.rollout_ids, steps.c.pruned).where(steps.c.step == step)
     ).one_or_none()
@@ -305,28 +306,53 @@ def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
             got=f"step {step}, {'never planned' if batch is None else 'pruned'}",
             do="Restore the run directory, checkpoints and database together, from one backup.",
         )
-    rows = connection.execute(
-        select(
-            rollouts.c.lease_id,
-            rollouts.c.index.label("at"),
-            rollouts.c.group_id,
-            rollouts.c.node_id,
-            rollouts.c.policy_version,
-            rollouts.c.num_tokens,
-            rollouts.c.reward,
-            payloads.c.completion_ids,
-            payloads.c.behavior_logprobs,
-            payloads.c.observation_ids,
-            payloads.c.finish_reason,
-            payloads.c.spans,
-        )
-        .join_from(rollouts, payloads, WITH_PAYLOAD)
-        .where(rollouts.c.group_id.in_(batch.group_ids))
-    )
-    found = {rollout_id(row.lease_id, row.at): row for row in rows}
-    in_order = [(wanted, found[wanted]) for wanted in batch.rollout_ids]
-    seeds = connection.execute(select(groups.c.group_id, groups.c.seed).where(groups.c.group_id.in_(batch.group_ids)))
-    seed_of = {row.group_id: row.seed for row in seeds}
+    missing = [group_id for group_id in batch.group_ids if group_id not in known]
+    have = {name for group_id in batch.group_ids for name in known.get(group_id, ())}
+    rows = _rollout_rows(connection, missing)
+    in_order = [(name, rows[name]) for name in batch.rollout_ids if name not in have]
+    found = {group.group_id: group for group in _batch_groups(connection, missing, in_order)}
+    return [group_id if group_id in known else found[group_id] for group_id in batch.group_ids]
+
+
+def read_groups(connection: Connection, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
+    """Complete groups with their rollouts, in the orders given; those dropped meanwhile are left out."""
+    rows = _rollout_rows(connection, wanted)
+    there = {group_id: names for group_id, names in wanted.items() if all(name in rows for name in names)}
+    return _batch_groups(connection, there, [(name, rows[name]) for names in there.values() for name in names])
+
+
+def _rollout_rows(connection: Connection, group_ids: Collection[int]) -> dict[str, Any]:
+    """All that is kept of the groups' rollouts, by rollout id."""
+    query = select(
+        rollouts.c.lease_id,
+        rollouts.c.index.label("at"),
+        rollouts.c.group_id,
+        rollouts.c.node_id,
+        rollouts.c.policy_version,
+        rollouts.c.num_tokens,
+        rollouts.c.reward,
+        payloads.c.completion_ids,
+        payloads.c.behavior_logprobs,
+        payloads.c.observation_ids,
+        payloads.c.finish_reason,
+        payloads.c.spans,
+    ).join_from(rollouts, payloads, WITH_PAYLOAD)
+    return {
+        rollout_id(row.lease_id, row.at): row
+        for part in _in_parts(group_ids)
+        for row in connection.execute(query.where(rollouts.c.group_id.in_(part)))
+    }
+
+
+def _batch_groups(
+    connection: Connection, group_ids: Collection[int], in_order: Sequence[tuple[str, Any]]
+) -> list[BatchGroup]:
+    query = select(groups.c.group_id, groups.c.seed)
+    seed_of = {
+        row.group_id: row.seed
+        for part in _in_parts(group_ids)
+        for row in connection.execute(query.where(groups.c.group_id.in_(part)))
+    }
     return [
         BatchGroup(
             group_id=group_id,

@@ -32,7 +32,7 @@ def test_a_step_lasts_as_long_as_it_should_and_says_so(monkeypatch: pytest.Monke
     found = []
     for train in (step.train_step, paced_learner.train_step):
         policy = Policy.load(settings)
-        found.append(train(policy, step.make_optimizer(policy, settings.training), groups, settings))
+        found.append(train(policy, step.make_optimizer(policy, settings.training), groups, settings, learner_version=4))
     real, paced = found
     assert paced.pop(TRAIN_S.key) >= 1.5
     assert real.pop(TRAIN_S.key) > 0

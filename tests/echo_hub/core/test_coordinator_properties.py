@@ -43,6 +43,7 @@ from echo_hub.core.effects import (
     FinishRun,
     GroupDropped,
     GroupOpened,
+    HandOver,
     LookUpReceipt,
     PrepareGroup,
     PublishVersion,
@@ -77,6 +78,7 @@ from echo_hub.core.events import (
     RolloutContinued,
     RolloutRejected,
     RolloutScored,
+    StepComputed,
     StepDone,
     Tick,
     VersionPublished,
@@ -214,7 +216,9 @@ class World(RuleBasedStateMachine):
         self.learner: int | None = None
         """What it has told that it holds."""
         self.jobs: list[int] = []
-        """Steps that it was given and has not told of, in order."""
+        """Steps that it was given and has not written, in order."""
+        self.num_computed = 0
+        """So many of them, the first, it has computed."""
         self.checkpoint = 0
         self.orphan_trains = 0
         """Of its steps, those that it still trains when the hub dies."""
@@ -238,7 +242,9 @@ class World(RuleBasedStateMachine):
         self.preparing: list[int] = []
         self.scoring: list[str] = []
         self.publishing: list[int] = []
-        self.jobs = []
+        self.jobs, self.num_computed = [], 0
+        self.held: dict[int, tuple[str, ...]] = {}
+        """Groups that were handed over to the learner, with their rollouts."""
         self.learner = None
         for node in self.nodes.values():
             node.connected = False
@@ -463,12 +469,15 @@ class World(RuleBasedStateMachine):
                 assert len(self.jobs) < 2
                 batch = [
                     turn.rollout_id
-                    for group in self.store.load_batch(action.step)
+                    for group in self.store.load_batch(action.step, {})
                     for episode in group.episodes
                     for turn in episode.turns
                 ]
+                self._take_what_is_held(action.step)
                 assert self.batches_seen.setdefault(action.step, batch) == batch, "a repeated step has the same batch"
                 self.jobs.append(action.step)
+            case HandOver():
+                self.held[action.group_id] = action.rollout_ids
             case PublishVersion():
                 assert self.settings.is_due(action.policy_version)
                 self.publishing.append(action.policy_version)
@@ -478,6 +487,20 @@ class World(RuleBasedStateMachine):
                 self._record_evaluation(action.policy_version)
             case FinishRun():
                 self.finished += 1
+
+    def _take_what_is_held(self, step: int) -> None:
+        """What was handed over of the batch is what the books have; what is older and not in it is gone."""
+        whole = {group.group_id: group for group in self.store.load_batch(step, {})}
+        lacking = self.store.load_batch(step, self.held)
+        taken = {group for group in lacking if isinstance(group, int)}
+        assert [each if isinstance(each, int) else each.group_id for each in lacking] == list(whole)
+        assert taken == whole.keys() & self.held.keys()
+        for group_id in taken:
+            turns = [turn.rollout_id for episode in whole[group_id].episodes for turn in episode.turns]
+            assert list(self.held.pop(group_id)) == turns
+        for group_id in [held for held in self.held if taken and held < max(taken)]:
+            assert group_id in self.closed, "only what was dropped is let go"
+            del self.held[group_id]
 
     def _receive(self, node_id: str, receipts: Sequence[Receipt | effects.Receipt]) -> None:
         latest = {receipt.rollout_id: receipt for receipt in receipts}  # One turn may score and drop.
@@ -723,14 +746,24 @@ class World(RuleBasedStateMachine):
         self.checkpoint = max([self.checkpoint, *self.jobs[:count]])
 
     def _kill_learner(self) -> None:
-        self.learner, self.jobs = None, []
+        self.learner, self.jobs, self.num_computed = None, [], 0
+        self.held.clear()
         if HUB_NODE_ID in self.nodes:
             self.nodes[HUB_NODE_ID].work.clear()
+
+    @precondition(lambda self: self.num_computed < len(self.jobs))
+    @rule()
+    def learner_computes(self) -> None:
+        """What it leaves is still to be written."""
+        step = self.jobs[self.num_computed]
+        self.num_computed += 1
+        self._turn(StepComputed(step=step))
 
     @precondition(lambda self: self.jobs)
     @rule(checkpointed=st.sampled_from([True, True, False]), pruned=st.booleans())
     def learner_trains(self, checkpointed: bool, pruned: bool) -> None:
         step = self.learner = self.jobs.pop(0)
+        self.num_computed = max(0, self.num_computed - 1)
         if checkpointed:
             self.checkpoint = step
             if pruned:
@@ -777,7 +810,7 @@ class World(RuleBasedStateMachine):
         assert (books.trained, books.evaluated) == (trained, evaluated)
         assert (books.num_dropped, books.in_flight) == (dropped, status.in_flight)
         assert status.trained_steps == self.trained_steps
-        assert status.training_step == (self.jobs[0] if self.jobs else None)
+        assert status.training_step == next(iter(self.jobs[self.num_computed :]), None)
 
     @invariant()
     def admission_is_kept(self) -> None:
@@ -888,6 +921,7 @@ MOVES: list[Move] = [
         ),
     ),
     (3, lambda world, chance: world.learner_dies(chance.randrange(3)) if world.learner is not None else None),
+    (3, lambda world, chance: world.learner_computes() if world.num_computed < len(world.jobs) else None),
     (3, lambda world, chance: world.learner_trains(chance.random() < 0.4, True) if world.jobs else None),
     (4, lambda world, chance: world.evaluation_is_wanted(chance.randrange(99))),
     (1, lambda world, chance: world.evaluation_is_abandoned(chance.randrange(99)) if chance.random() < 0.2 else None),

@@ -31,6 +31,7 @@ from echo_hub.core.events import (
     LearnerReady,
     NodeReported,
     RolloutScored,
+    StepComputed,
     StepDone,
     Tick,
     VersionPublished,
@@ -408,6 +409,44 @@ def test_a_learner_lost_between_two_steps_gets_both_again(bench: BenchOf) -> Non
     assert b.of(TrainStep) == [TrainStep(step=3), TrainStep(step=4)] and b.of(StepTrained) == []
 
 
+def test_a_computed_step_frees_the_learner_and_counts_once_it_is_written(bench: BenchOf) -> None:
+    """Nobody is told of it before, and the books say when it was computed."""
+    b = bench(two_planned(), groups_per_step=1, max_staleness=2)
+    b.learner(2)
+    computed_at = b.now
+    b.tell(StepComputed(step=3))
+    assert b.effects == [] and b.coordinator.status().training_step == 4
+    b.now += 7.0
+    b.tell(StepComputed(step=4))
+    assert b.effects == [] and b.coordinator.status().training_step is None
+    b.tell(StepDone(step=3, metrics={}))
+    (trained,) = b.of(StepTrained)
+    assert (trained.step, trained.trained_at) == (3, computed_at)
+    assert b.of(PublishVersion) == [PublishVersion(policy_version=3)]
+
+
+def test_a_learner_that_is_free_takes_what_overtakes_open_groups_before_its_step_is_written(bench: BenchOf) -> None:
+    b = bench(groups_per_step=1, max_staleness=2)
+    b.node("a", capacity=99)
+    b.learner()
+    b.deliver_group(0)
+    assert b.of(TrainStep) == [TrainStep(step=1)]
+    b.deliver_group(2)
+    assert b.of(TrainStep) == [], "group 1 is older, and the learner has work"
+    b.tell(StepComputed(step=1))
+    assert b.of(TrainStep) == [TrainStep(step=2)]
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(2,)]
+
+
+def test_a_computed_step_that_was_lost_is_given_again(bench: BenchOf) -> None:
+    b = bench(two_planned(), groups_per_step=1, max_staleness=2)
+    b.learner(2)
+    b.tell(StepComputed(step=3), LearnerLost())
+    assert b.coordinator.status().trained_steps == 2
+    b.learner(2)
+    assert b.of(TrainStep) == [TrainStep(step=3), TrainStep(step=4)] and b.of(StepTrained) == []
+
+
 def test_a_step_that_was_not_given_is_an_error(bench: BenchOf) -> None:
     b = bench()
     b.learner()
@@ -416,6 +455,9 @@ def test_a_step_that_was_not_given_is_an_error(bench: BenchOf) -> None:
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     b.learner(2)
     with pytest.raises(LocalProtocolError, match="step 4, not 3"):
+        b.tell(StepDone(step=4, metrics={}))
+    b.tell(StepComputed(step=3), StepComputed(step=4))
+    with pytest.raises(LocalProtocolError, match="step 4 after version 2"):
         b.tell(StepDone(step=4, metrics={}))
 
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import load_file
 
 from echo_hub import trainer as trainer_module
-from echo_hub.core.events import LearnerLost, LearnerReady, StepDone
+from echo_hub.core.events import LearnerLost, LearnerReady, StepComputed, StepDone
 from echo_hub.learner import checkpoint, frames
 from echo_hub.learner.launch import Launch, run
 from echo_hub.learner.process import Learner
@@ -60,12 +60,12 @@ def alone(settings: LearnerSettings, make_groups: MakeGroups, run_dir: Path) -> 
         answers: list[Frame] = []
         worker.handle(worker.admitted({"command": command, **fields}), answers.append)
         worker.close()
-        rollouts = [frames.unpack_rollout(answer["rollout"]) for answer in answers if answer["kind"] == "item"]
+        rollouts = [frames.unpack_rollout(answer["rollout"]) for answer in answers if "rollout" in answer]
         return {(r.group_id, r.index): r.completion_ids.tolist() for r in rollouts}
 
     for step in (1, 2, 3):
         export_to = str(run_dir / "v3") if step == 3 else None
-        ask("train", step=step, groups=frames.pack_groups(make_groups(step)), export_to=export_to)
+        ask("train", step=step, groups=frames.pack_groups(make_groups(step)), export_to=export_to, let_go=())
     requests = [frames.pack_request(one) for one in REQUESTS]
     sampled = ask("sample", groups=requests)
     by_base = ask("evaluate", groups=requests, adapter=None, greedy=True)
@@ -102,17 +102,20 @@ class Hub:
         self.trainer = Trainer(
             settings=settings,
             run_dir=run_dir,
-            load_batch=self._load_batch,
+            batches=self,
             export_path=lambda step: run_dir / f"v{step}",
         )
 
-    async def _load_batch(self, step: int) -> Sequence[TrainingGroup]:
+    async def batch(self, step: int, held: Mapping[int, Sequence[str]]) -> Sequence[TrainingGroup]:
         if step == 3 and not self.killed:
             self.killed = ranks_below(self.trainer.pid)
             # Rank 0 takes the step up and waits for rank 1, which is dead before it has done its part.
             self.killed[1].suspend()
             asyncio.get_running_loop().call_later(0.3, self.killed[1].kill)
         return self._make_groups(step)
+
+    async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]:
+        raise AssertionError("nothing is handed over")
 
     async def report(self, event: LearnerEvent) -> None:
         self.events.append(event)
@@ -142,15 +145,14 @@ async def test_a_rank_that_is_killed_in_mid_step_costs_nothing_but_time(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    assert [type(event) for event in hub.events[:6]] == [
+    assert [type(event) for event in hub.events[:9]] == [
         LearnerReady,
-        StepDone,
-        StepDone,
+        *(StepComputed, StepDone) * 2,
         LearnerLost,
         LearnerReady,
-        StepDone,
+        *(StepComputed, StepDone),
     ]
-    ready, trained = hub.events[4], hub.events[2]
+    ready, trained = hub.events[6], hub.events[4]
     assert isinstance(ready, LearnerReady) and isinstance(trained, StepDone)
     assert ready.policy_version == 2, "from the newest checkpoint"
     assert ready.metrics[2] == trained.metrics

@@ -88,7 +88,14 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
     assert successor.policy_version == 2, "step 3 was not in a checkpoint yet"
     assert successor.metrics == {1: metrics[1], 2: metrics[2]}
     assert metrics[1].keys() == metrics[2].keys() - {"gap_s"}, "before its first step there is no other"
-    ask(successor, "train", step=3, groups=frames.pack_groups(make_groups(3)), export_to=str(tmp_path / "v3-again"))
+    ask(
+        successor,
+        "train",
+        step=3,
+        groups=frames.pack_groups(make_groups(3)),
+        export_to=str(tmp_path / "v3-again"),
+        let_go=(),
+    )
     torch.use_deterministic_algorithms(False)
     assert digest(tmp_path / "v3-again") == before
     assert digest(tmp_path / "v2") != before
@@ -151,7 +158,7 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
     infinite = replace(first, behavior_logprobs=np.full_like(first.behavior_logprobs, -np.inf))
 
     def train(step: int, groups: list[TrainingGroup]) -> list[Frame]:
-        return ask(worker, "train", step=step, groups=frames.pack_groups(groups), export_to=None)
+        return ask(worker, "train", step=step, groups=frames.pack_groups(groups), export_to=None, let_go=())
 
     with pytest.raises(LearnerError, match="does not follow"):
         train(2, groups)
@@ -176,27 +183,38 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
 def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Each step is answered once its adapter and its checkpoint are there, in order; to the byte those of a learner
-    that waits after each step."""
+    """Each step has its result once its adapter and its checkpoint are there, in order; to the byte those of a learner
+    that waits after each step. That it is computed is told before anything of it is there."""
     steps, told = (1, 2, 3), list[tuple[int, bool, int]]()
+    computed: list[tuple[int, bool]] = []
     for name in ("beside", "one by one"):
         run = tmp_path / name
         run.mkdir()
         worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run)})
 
         def look(frame: Frame, run: Path = run) -> None:
+            if frame["kind"] == "item":
+                computed.append((frame["computed"], (run / f"v{frame['computed']}").exists()))
+                return
             step = frame["policy_version"]
             told.append((step, (run / f"v{step}").exists(), checkpoint.complete(run / "checkpoints")[0].step))
 
         for step in steps:
             groups = frames.pack_groups(make_groups(step))
-            train = {"command": "train", "step": step, "groups": groups, "export_to": str(run / f"v{step}")}
+            train = {
+                "command": "train",
+                "step": step,
+                "groups": groups,
+                "export_to": str(run / f"v{step}"),
+                "let_go": (),
+            }
             worker.handle(worker.admitted(train), look)
             if name == "one by one":
                 worker.close()
         worker.close()
     torch.use_deterministic_algorithms(False)
     assert told == [(step, True, step) for step in steps] * 2
+    assert computed == [(step, False) for step in steps] * 2
     for file in (*(f"v{step}/{WEIGHTS_FILE}" for step in steps), f"checkpoints/step-000003/{checkpoint.OPTIMIZER}"):
         assert (tmp_path / "beside" / file).read_bytes() == (tmp_path / "one by one" / file).read_bytes()
 
@@ -221,10 +239,10 @@ def test_the_hub_samples_from_what_it_publishes_and_trains_on_what_it_does_not(
         worker = Worker.open({"settings": settings, "run_dir": str(run)})
         for step in (1, 2):
             groups = frames.pack_groups(make_groups(step))
-            ask(worker, "train", step=step, groups=groups, export_to=str(run / f"v{step}"))
+            ask(worker, "train", step=step, groups=groups, export_to=str(run / f"v{step}"), let_go=())
         samples.append(drawn(worker, "sample"))
         assert drawn(worker, "evaluate", adapter=str(run / "v2"), greedy=False) == samples[-1]
-        ask(worker, "train", step=3, groups=frames.pack_groups(make_groups(3)), export_to=None)
+        ask(worker, "train", step=3, groups=frames.pack_groups(make_groups(3)), export_to=None, let_go=())
         versions.append(digest(run / "v2"))
         masters.append(digest(checkpoint.complete(run / "checkpoints")[0].directory))
     torch.use_deterministic_algorithms(False)
