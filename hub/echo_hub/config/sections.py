@@ -262,8 +262,8 @@ class LeaseConfig(Section):
     """A lease older than this is given to another node as well; the first valid result wins. Where it is known how long
     a node takes, others are asked sooner."""
     first_window: Annotated[int, Field(ge=1, le=MAX_BATCHED)] = 4
-    """Rollouts that a node may hold that has returned none yet. What it claims beyond that it earns: one more with each
-    that comes back in time, one less with each that does not."""
+    """Rollouts that a node may hold that has returned none yet while no other has; else it may hold one. What it claims
+    beyond that it earns: one more with each that comes back in time, one less with each that does not."""
 
 
 class CostConfig(Section):

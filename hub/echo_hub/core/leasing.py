@@ -18,8 +18,9 @@ member. Where the learner waits, nothing is under way but what is late, and nobo
 
 An index whose node takes far longer than the longest completions would take it, or has left, is *late*: it may be
 leased to another node as well, and the first valid result wins. One past its deadline is *overdue*: its node is
-thought to have lost it. An index that failed on a node is offered to others first; to the same one only when no other
-takes work. A node that comes back is sent again what it holds: what was sent into a dying connection is lost.
+thought to have lost it. An index that failed on a node is offered to others first, and to strangers only when nobody
+else is there; to the same one only when no other takes work. A node that comes back is sent again what it holds: what
+was sent into a dying connection is lost.
 
 What the hub has of an index is gone on with, where a proven node drew it, by the version that began it, as long as that
 is fresh enough, or, if completions are interrupted, by any newer one: a lease says of each index with which earlier
@@ -66,6 +67,9 @@ LEFT_S: Final = 10.0
 """A node that has left may come back so long before what it holds is late."""
 TYPICAL: Final = 2.0
 """Times a typical rollout's, in which a rollout is to be back where the step should have begun already."""
+URGENT: Final = 2.0
+"""What a step takes that is to begin within so many times what a typical rollout takes goes to the fastest nodes, and
+to strangers last: nobody could make up for who lets it wait."""
 HURRY: Final = 2.0
 """A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""
 EARLIER: Final = 1.3
@@ -312,17 +316,19 @@ class Leasing:
         left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
         in_s = max(left_s, self._num_missing(outlook.end_of(step)) * a_rollout_s, TYPICAL * typical_s)
         is_late = step == outlook.next_step and tempo.waits
-        every_s = tempo.every_s
+        # One that becomes longer than expected, and so is late, costs its whole group.
+        every_s, longer = tempo.every_s, self._ledger.lengths.longer
         waiting_s = (step - outlook.next_step) * (every_s - tempo.step_s)
-        stale_s = inf if is_late or self._settings.mode != "async" else left_s + waiting_s - self._ledger.scoring_s
+        until_s = left_s + waiting_s - self._ledger.scoring_s
+        stale_s = inf if is_late or self._settings.mode != "async" else until_s / longer
         early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, typical_s)
         if early_s > SOON_S:
             self._release_at = min(self._release_at, now + early_s)
-            return Terms(oldest, in_s, left_s / EARLIER, left_s=left_s, stale_s=stale_s, step_s=every_s)
+            return Terms(oldest, in_s, left_s / EARLIER, left_s=left_s, stale_s=stale_s, step_s=every_s / longer)
         most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
         if is_late and not self._ledger.num_under_way and self._nobody_would:
             in_s = inf
-        return Terms(oldest, in_s, most=most, left_s=left_s, stale_s=stale_s, step_s=every_s)
+        return Terms(oldest, in_s, most=most, left_s=left_s, stale_s=stale_s, step_s=every_s / longer)
 
     def _anyone_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
         """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
@@ -436,17 +442,19 @@ class Leasing:
         expected = self._ledger.expected_tokens(group)
         if not expected or (terms.in_s == inf and not terms.not_before_s):
             for node in self._nodes.next_ready(terms.oldest, avoid):
-                return node, min(node.free, self._size(group, terms))
+                return node, min(self._nodes.room(node), self._size(group, terms))
             return None
         paces = (terms.not_before_s / expected, min(terms.in_s, terms.suits_s) / expected)
-        is_long = expected > self._ledger.lengths.mean_tokens
-        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=is_long)
+        is_urgent = bool(avoid) or terms.left_s < URGENT * self._typical_s
+        by_speed = is_urgent or expected > self._ledger.lengths.mean_tokens
+        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=by_speed, unproven_last=is_urgent)
+        only_proven = bool(avoid) and self._nodes.any_proven(beside=avoid)  # A second failure costs its group.
         for node in nodes:
-            if not (node.proven or self._nodes.unproven_may):
+            if not node.proven and (only_proven or not self._nodes.unproven_may):
                 continue
             fitting = node.pace.fits(node.held_tokens, expected, self._until_stale(group, node, terms))
             if fitting:
-                return node, min(node.free, fitting, self._size(group, terms))
+                return node, min(self._nodes.room(node), fitting, self._size(group, terms))
         return None
 
     def _until_stale(self, group: RolloutGroup, node: Node, terms: Terms) -> float:

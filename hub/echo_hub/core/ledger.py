@@ -215,7 +215,7 @@ class Ledger:
         """Its deadline has passed: the index is leased again, and a late result may still win."""
         self.num_under_way -= not rollout.late
         rollout.overdue = True
-        self._nodes.expire(rollout.node_id, now)
+        self._nodes.expire(rollout.node_id, now, was_late=rollout.late)
         self.blame(rollout)
         self._begin_if_newer(rollout)
         self._want(self.groups[rollout.group_id], rollout.index)

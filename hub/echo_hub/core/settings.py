@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from echo_hub.core.activation.settings import ActivationSettings
-from echo_hub.core.nodes.node import UNPROVEN_SHARE, NodeSettings, Samplers
+from echo_hub.core.nodes.node import NodeSettings, Samplers
+from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
 
 Mode = Literal["colocated", "sequential", "async"]
 
@@ -34,7 +35,8 @@ class CoordinatorSettings:
     tokens_per_step: int = 0
     """A step takes groups until they have so many drawn tokens, and no further ones; 0 = groups_per_step of them."""
     first_window: int = 4
-    """Rollouts that a node may hold that has returned none yet; what more it claims, it has to earn."""
+    """Rollouts that a node may hold that has returned none yet, while no other node has; what more it claims, it has
+    to earn."""
     run_seed: int = 0
     """What the draws of evaluations are derived from; groups of training come with their seeds."""
     evaluation_problems: int = 0

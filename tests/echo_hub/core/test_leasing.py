@@ -295,6 +295,37 @@ def test_all_that_have_returned_nothing_hold_a_share_of_a_step_together(bench: B
     assert held["new0"] > 4
 
 
+def test_keys_that_are_honest_once_and_then_silent_take_no_more_than_twice_what_they_return(bench: BenchOf) -> None:
+    b = bench(groups_per_step=50, group_size=4, steps=9, first_window=4, max_staleness=2)
+    b.node("known", capacity=8)
+    b.deliver(b.leases[1])
+    for number in range(40):
+        b.node(f"key{number}", capacity=4096)
+        (first,) = (lease for lease in b.leases.values() if lease.node_id == f"key{number}")
+        b.deliver(first)
+    held = b.coordinator.status().leased_by_node
+    assert sum(count for node_id, count in held.items() if node_id != "known") == 2 * 40
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_failed_on_one_node_goes_to_a_stranger_only_if_nobody_else_is_there(bench: BenchOf, others: int) -> None:
+    """Others are full; strangers have room."""
+    b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=8)
+    b.learner()
+    for number in range(1 + others):
+        b.node(f"known{number}", capacity=2)
+        b.now += 1.0
+        b.deliver(b.of(SendLease)[0])
+    b.now += 1.0
+    b.train(1)
+    failing = next(lease for lease in reversed(b.leases.values()) if lease.node_id == "known0")
+    b.tell(NodeConnected(node_id="new"))
+    b.tell(LeaseGivenBack(node_id="known0", lease_id=failing.lease_id, indices=failing.indices[:1], reason="busy"))
+    b.tell(NodeReported(node_id="new", capacity=1, policy_version=b.coordinator.published_version))
+    again = [lease for lease in b.of(SendLease) if lease.group_id == failing.group_id]
+    assert [lease.node_id for lease in again] == ["new"] * (not others)
+
+
 def test_a_node_that_comes_back_is_sent_again_what_it_holds(bench: BenchOf) -> None:
     """What was sent into a dying connection is lost, and a node that has it already takes it for the same lease."""
     b = bench(groups_per_step=1, steps=1, group_size=4, deadline_s=60.0)

@@ -53,3 +53,17 @@ def test_prompts_without_end_need_no_memory_without_end() -> None:
         lengths.seen(prompt, 100 if prompt else 900)
     assert lengths.predict(0) == lengths.mean_tokens, "forgotten"
     assert len(lengths._prompts) == PROMPTS
+
+
+def test_how_much_longer_than_predicted_completions_become() -> None:
+    lengths = Lengths()
+    assert lengths.longer == 1.0
+    for _ in range(50):
+        lengths.seen(1, 100)
+    assert lengths.longer == 1.0, "all are as long as each other"
+    for turn in range(2_000):
+        lengths.seen(1, 50 if turn % 2 else 150)
+    assert lengths.longer == pytest.approx(1.0 + 1.5 * 0.5, abs=0.05), "half off, each of them"
+    for _ in range(3_000):
+        lengths.seen(1, 100)
+    assert lengths.longer < 1.1, "what is long past is forgotten"

@@ -2,7 +2,8 @@
 
 - A *silent* node has let everything that it held pass its deadline. One that has returned good work before is asked
   again at once: its window has shrunk to one rollout. Any other rests each time, first not at all, then for
-  `SILENT_RESTS` deadlines; but not while nobody else takes work.
+  `SILENT_RESTS` deadlines; but not while nobody else takes work. It rests for one deadline as soon as a rollout of it
+  is late, for that may be wanted no more before its deadline, and then nobody would know that it did not come.
 - A *failing* node gave work back, or sent something invalid. Then it rests, for 1 s to 60 s, twice as long each time.
   What fails while it rests already is part of the same failure.
 - A *deadly* node sent what ended processes for scoring, in different groups, so that no problem alone is at fault. Then
@@ -78,10 +79,17 @@ class Conduct:
             self._silent[node.node_id] = node
         self._rest(node, now + rest_s)
 
+    def keep_waiting(self, node: Node, now: float) -> None:
+        """It has never returned anything, and one of its rollouts is late."""
+        if not node.is_hub:
+            if node.rests_until is None:
+                self._silent[node.node_id] = node
+            self._rest(node, now + self._deadline_s)
+
     def trust(self, node: Node) -> None:
         """A rollout of it is scored: what it did before is forgiven."""
         node.deaths = max(0.0, node.deaths - FORGIVEN_BY_ONE)
-        if node.num_silences or node.num_failures:
+        if node.num_silences or node.num_failures or node.node_id in self._silent:
             node.num_silences = node.num_failures = 0
             if not node.deaths:
                 self._end(node)

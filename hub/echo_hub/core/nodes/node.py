@@ -14,10 +14,6 @@ HUB_NODE_ID: Final = "hub"
 UNPROVEN: Final = -(2**30)
 """The speed class of nodes of which nothing is known yet."""
 
-UNPROVEN_SHARE: Final = 16
-"""Nodes that have returned nothing yet hold one of so many rollouts at most, all together: of a step's, or of those
-that nodes hold."""
-
 Samplers = Literal["by_version", "any", "hub"]
 
 
@@ -31,9 +27,10 @@ class NodeSettings:
     """Rollouts that a lease has where nothing keeps it smaller."""
     deadline_s: float
     first_window: int
-    """Rollouts that a node may hold that has returned none yet."""
+    """Rollouts that a node may hold that has returned none yet while no other has; else it may hold one."""
     unproven_most: int
-    """Rollouts that all such nodes together may hold, once any other node is there."""
+    """Rollouts that all such nodes together may hold, once any other node is there and as long as they return them: the
+    base of `strangers`."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,9 +1,9 @@
 """The nodes and how much work each still takes: which node is next.
 
 A node's *window*, how many rollouts it may hold, is earned: it starts small, grows by one with each rollout that comes
-back in time and is scored, and shrinks with each that does not. What a node claims is only a ceiling. All nodes that
-have returned nothing yet together hold no more than `unproven_most`, or than one of `UNPROVEN_SHARE` that all nodes
-hold, as long as any other node is there.
+back in time and is scored, and shrinks with each that does not. What a node claims is only a ceiling. As long as any
+other node is there, one that has returned nothing yet is given one rollout, and all such nodes together hold no more
+than `strangers` says.
 
 A node is *ready* when a quarter of what it may hold is free, or room for a whole lease: a place that is filled the
 moment it is free would make every lease one rollout long. In a multi-turn run most leases are that long anyway, and a
@@ -23,8 +23,9 @@ from types import MappingProxyType
 from typing import Final, assert_never
 
 from echo_hub.core.nodes.conduct import Conduct
-from echo_hub.core.nodes.node import UNPROVEN, UNPROVEN_SHARE, Node, NodeSettings
+from echo_hub.core.nodes.node import UNPROVEN, Node, NodeSettings
 from echo_hub.core.nodes.queues import Place, ReadyQueues
+from echo_hub.core.nodes.strangers import Strangers
 from echo_shared.messages import MAX_BATCHED
 
 REMEMBERED: Final = 65_536
@@ -64,7 +65,7 @@ class Nodes:
         self._newest = 0
         self._in_flight = 0
         """Rollouts that nodes hold within their deadlines."""
-        self._unproven_in_flight = 0
+        self._strangers = Strangers(base=settings.unproven_most)
         self._num_proven = 0
         """Proven nodes among the candidates."""
         self.num_connected = 0
@@ -111,9 +112,15 @@ class Nodes:
     @property
     def unproven_may(self) -> bool:
         """Whether nodes that have returned nothing yet are given anything."""
-        if not self._num_proven:
-            return True
-        return self._unproven_in_flight < max(self._settings.unproven_most, self._in_flight // UNPROVEN_SHARE)
+        return not self._num_proven or self._strangers.in_flight < self._strangers.may_hold(self._in_flight)
+
+    def room(self, node: Node) -> int:
+        """Rollouts that may be leased to it at once."""
+        return min(1, node.free) if self._is_on_trial(node) else node.free
+
+    def _is_on_trial(self, node: Node) -> bool:
+        """It has returned nothing yet, and others are there that have."""
+        return not node.proven and self._num_proven > 0
 
     @property
     def any_ready(self) -> bool:
@@ -205,9 +212,16 @@ class Nodes:
         if node is None:
             return
         self._conduct.trust(node)
+        if self._is_on_trial(node):
+            # Its window grows from what it holds, or a key that is honest once could be gone with a first window's.
+            node.window = min(node.window, max(1, node.in_flight))
         if not node.proven:
             node.proven, node.speed = True, speed_class(node.pace.token_s)
-            self._free_unproven(node.in_flight)
+            might = self.unproven_may
+            self._strangers.count(-node.in_flight)
+            if in_time:
+                self._strangers.returned()
+            self.num_changes += self.unproven_may and not might
             self._num_proven += node_id in self._candidates
         if in_time and node.window < MAX_BATCHED:
             node.window += 1
@@ -231,9 +245,11 @@ class Nodes:
         self._queues.to_the_end(node_id)
         self._update(node)
 
-    def expire(self, node_id: str, now: float) -> None:
-        """One of its rollouts has passed its deadline."""
+    def expire(self, node_id: str, now: float, *, was_late: bool = False) -> None:
+        """One of its rollouts has passed its deadline. `was_late`: that it does not come is known already."""
         node = self._nodes[node_id]
+        if not node.proven and not was_late:
+            self._strangers.lost(self._in_flight)
         node.overdue += 1
         self._count_in_flight(node, -1)
         if not node.is_hub:
@@ -277,11 +293,15 @@ class Nodes:
             self._update(node)
 
     def mark_late(self, node_id: str, now: float) -> None:
-        """One of its rollouts takes too long."""
+        """A rollout that it holds takes too long, or it has left."""
         node = self._nodes[node_id]
         node.num_late += 1
         if node.late_since is None:
             node.late_since = now
+        if not node.proven:
+            self._strangers.lost(self._in_flight)
+            self._conduct.keep_waiting(node, now)
+            self._update(node)
 
     def num_candidates(self, oldest_version: int, among: Collection[str] | None = None) -> int:
         """Nodes (of `among`, if given) that take work and have a version from `oldest_version` on, full ones too."""
@@ -291,6 +311,11 @@ class Nodes:
             return len(self._candidates)
         return sum(self._by_version[version] for version in range(oldest_version, self._newest + 1))
 
+    def any_proven(self, beside: Collection[str]) -> bool:
+        """Whether anyone takes work that has returned something, these left out; full ones count too."""
+        among = sum(node_id in self._candidates and self._nodes[node_id].proven for node_id in beside)
+        return self._num_proven > among
+
     def next_ready(
         self,
         oldest_version: int,
@@ -298,13 +323,17 @@ class Nodes:
         *,
         paces: tuple[float, float] | None = None,
         by_speed: bool = False,
+        unproven_last: bool = False,
     ) -> Iterator[Node]:
         """The nodes to lease to, best first. `paces`: from the fastest to the slowest token_s that will do. `by_speed`:
-        the fastest first. Those of whom nothing is known yet come before all others, as far as they may have work."""
+        the fastest first. Those of whom nothing is known yet come before all others, or after them, as far as they may
+        have work."""
         fastest, slowest = (UNPROVEN + 1, -UNPROVEN) if paces is None else map(speed_class, paces)
-        if self.unproven_may:
+        if self.unproven_may and not unproven_last:
             yield from self._queues.first(oldest_version, fastest=UNPROVEN, slowest=UNPROVEN, avoid=avoid)
         yield from self._queues.first(oldest_version, fastest=fastest, slowest=slowest, avoid=avoid, by_speed=by_speed)
+        if self.unproven_may and unproven_last:
+            yield from self._queues.first(oldest_version, fastest=UNPROVEN, slowest=UNPROVEN, avoid=avoid)
 
     def _known(self, node_id: str) -> Node:
         node = self._nodes.get(node_id)
@@ -327,13 +356,9 @@ class Nodes:
     def _count_in_flight(self, node: Node, count: int) -> None:
         self._in_flight += count
         if not node.proven:
-            self._free_unproven(-count)
-
-    def _free_unproven(self, count: int) -> None:
-        """So many rollouts fewer are in the hands of those that have returned nothing yet."""
-        might = self.unproven_may
-        self._unproven_in_flight -= count
-        self.num_changes += self.unproven_may and not might
+            might = self.unproven_may
+            self._strangers.count(count)
+            self.num_changes += self.unproven_may and not might
 
     def _count_pace(self, node: Node, *, counts: bool) -> None:
         """Keeps the pool's pace true to the node's."""
@@ -382,7 +407,7 @@ class Nodes:
         limit = node.limit
         in_flight = node.held - node.overdue
         free = limit - in_flight
-        if free < 1 or (free < self._lease_size and free < limit // 4):
+        if free < 1 or (free < self._lease_size and free < limit // 4) or (in_flight and self._is_on_trial(node)):
             return None
         return (version, 2 * in_flight >= limit, node.speed)
 

@@ -173,3 +173,24 @@ def test_a_rest_is_prolonged_but_never_cut_short() -> None:
     conduct.kill_scorer(node, 2, 3.0)
     assert node.rests_until == 240.5
     assert conduct.wake(240.5, all_silent=False) == [node]
+
+
+def test_a_stranger_whose_rollout_is_late_rests_for_a_deadline_or_until_one_is_scored() -> None:
+    nodes = make()
+    for node_id in ("known", "slow", "silent"):
+        join(nodes, node_id, 8)
+    nodes.trust("known", in_time=True)
+    for node_id in ("slow", "silent", "known"):
+        take(nodes, node_id, 8 if node_id == "known" else 1)
+        nodes.mark_late(node_id, 10.0)
+    for node_id in ("slow", "silent"):
+        nodes.release(node_id, 0.0, overdue=False)
+    assert next_id(nodes) is None
+    nodes.trust("slow", in_time=True)
+    assert next_id(nodes) == "slow"
+    nodes.wake(10.9)
+    silent, known = nodes.get("silent"), nodes.get("known")
+    assert silent is not None and silent.rests_until == 11.0
+    assert known is not None and known.rests_until is None, "its window shrinks once it is overdue"
+    nodes.wake(11.0)
+    assert next_id(nodes) == "silent"

@@ -5,8 +5,9 @@ from random import Random
 
 import pytest
 
-from echo_hub.core.nodes.node import HUB_NODE_ID, UNPROVEN, UNPROVEN_SHARE, NodeSettings, Samplers
+from echo_hub.core.nodes.node import HUB_NODE_ID, UNPROVEN, NodeSettings, Samplers
 from echo_hub.core.nodes.ready import Nodes
+from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
 
 
 def make(samplers: Samplers = "by_version", lease_size: int = 4) -> Nodes:
@@ -124,8 +125,8 @@ def test_who_must_be_back_soon_is_asked_for_by_pace() -> None:
     nodes = make()
     for node_id, seconds in (("slow", 8.0), ("quick", 1.0), ("new", 0.0)):
         join(nodes, node_id, 8)
-        nodes.take(node_id, 1, 100.0, 0.0)
         if seconds:
+            nodes.take(node_id, 1, 100.0, 0.0)
             nodes.measure(node_id, 100, sampling_s=seconds, latency_s=seconds, now=seconds)
             nodes.release(node_id, 100.0, overdue=False)
             nodes.trust(node_id, in_time=True)
@@ -317,3 +318,48 @@ def test_those_that_have_returned_nothing_hold_a_share_of_all_that_is_held() -> 
     assert not nodes.unproven_may
     release(nodes, "b")
     assert nodes.unproven_may and nodes.num_changes > changes
+
+
+def test_a_stranger_is_given_one_rollout_until_it_has_returned_one() -> None:
+    settings = NodeSettings(samplers="by_version", lease_size=8, deadline_s=1.0, first_window=4, unproven_most=64)
+    nodes = Nodes(settings)
+    for node_id in ("a", "b", "c"):
+        join(nodes, node_id, 64)
+    b = nodes.get("b")
+    assert b is not None and nodes.room(b) == 4, "nobody is known yet"
+    nodes.trust("a", in_time=True)
+    assert nodes.room(b) == 1
+    take(nodes, "b", 1)
+    assert [node.node_id for node in nodes.next_ready(0, ())] == ["c", "a"]
+    release(nodes, "b")
+    nodes.trust("b", in_time=True)
+    assert nodes.room(b) == 2
+
+
+def test_strangers_are_last_where_that_is_asked_for() -> None:
+    nodes = make()
+    join(nodes, "known", 8)
+    join(nodes, "new", 8)
+    nodes.trust("known", in_time=True)
+    assert [node.node_id for node in nodes.next_ready(0, ())] == ["new", "known"]
+    assert [node.node_id for node in nodes.next_ready(0, (), unproven_last=True)] == ["known", "new"]
+
+
+def test_strangers_whose_rollouts_do_not_come_back_hold_less_together() -> None:
+    settings = NodeSettings(samplers="by_version", lease_size=1, deadline_s=60.0, first_window=4, unproven_most=8)
+    nodes = Nodes(settings)
+    join(nodes, "known", 64)
+    nodes.trust("known", in_time=True)
+    for number in range(40):
+        join(nodes, f"key{number}", 4_096)
+    for number in range(4):
+        take(nodes, f"key{number}", 1)
+        nodes.mark_late(f"key{number}", 10.0)
+        release(nodes, f"key{number}")
+    assert next_id(nodes) == "key4", "who is late rests"
+    take(nodes, "key4", 1)
+    assert nodes.unproven_may
+    take(nodes, "key5", 1)
+    assert not nodes.unproven_may, "two of eight are left"
+    nodes.expire("key4", 60.0)
+    assert nodes.unproven_may, "what is overdue is not held any more"

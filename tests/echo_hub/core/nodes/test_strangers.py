@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_hub.core.nodes.strangers import LEAST, LOST, UNPROVEN_SHARE, USED, Strangers
+
+
+def strangers(*, base: int = 8, holding: int = 0) -> Strangers:
+    made = Strangers(base=base)
+    made.count(holding)
+    return made
+
+
+def first_returns(made: Strangers) -> None:
+    made.count(-1)
+    made.returned()
+
+
+def fill(made: Strangers, all_in_flight: int = 0) -> None:
+    made.count(made.may_hold(all_in_flight) - made.in_flight)
+
+
+def test_at_first_they_hold_a_share_of_a_step_or_of_all_that_is_held() -> None:
+    assert strangers(base=8).may_hold(0) == 8
+    assert strangers(base=8).may_hold(20 * UNPROVEN_SHARE) == 20
+
+
+def test_what_comes_back_doubles_what_they_may_hold() -> None:
+    made, seen = strangers(base=8), []
+    for _ in range(6):
+        fill(made)
+        seen.append(made.in_flight)
+        for _ in range(made.in_flight):
+            first_returns(made)
+            fill(made)
+    assert seen == [8, 16, 32, 64, 128, 256]
+
+
+def test_what_does_not_come_back_takes_away_twice_as_much_down_to_a_rest() -> None:
+    made = strangers(base=8, holding=30)
+    for _ in range(20):
+        made.count(1)
+        first_returns(made)
+    assert made.may_hold(0) == 28
+    made.lost(0)
+    assert made.may_hold(0) == 28 - LOST
+    for _ in range(100):
+        made.lost(0)
+    assert made.may_hold(0) == 8 // LEAST, "an attack does not shut newcomers out"
+    assert strangers(base=1).may_hold(0) == 1
+    for _ in range(8):
+        made.count(1)
+        first_returns(made)
+    assert made.may_hold(0) == 8, "and is soon made up for"
+
+
+def test_what_is_earned_is_not_saved_up() -> None:
+    """Many honest keys, one after the other, and then as many silent ones at once."""
+    made = strangers(base=8)
+    for _ in range(1_000):
+        made.count(1)
+        first_returns(made)
+    assert made.may_hold(0) <= 9
+
+
+@given(st.lists(st.booleans(), max_size=400), st.integers(1, 64))
+def test_silent_keys_are_paid_for_by_honest_ones(outcomes: list[bool], base: int) -> None:
+    """Honest and silent keys without end, in any order; all that strangers may hold is always held."""
+    made, least = Strangers(base=base), max(1, base // LEAST)
+    num_returned = num_lost = 0
+    fill(made)
+    for returns in outcomes:
+        rests = made.may_hold(0) == least
+        if returns:
+            first_returns(made)
+        else:
+            made.lost(0)
+            made.count(-1)
+        num_returned += returns
+        num_lost += not returns and not rests
+        assert least <= made.may_hold(0) <= base + min(num_returned, USED * made.in_flight)
+        assert LOST * num_lost <= num_returned + base
+        if made.in_flight < made.may_hold(0):
+            fill(made)
