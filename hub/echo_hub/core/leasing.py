@@ -70,6 +70,9 @@ TYPICAL: Final = 2.0
 URGENT: Final = 2.0
 """What a step takes that is to begin within so many times what a typical rollout takes goes to the fastest nodes, and
 to strangers last: nobody could make up for who lets it wait."""
+CAREFUL: Final = 0.2
+"""Where the learner waits so much of a step's time between two, lengths are taken as they are expected; where it never
+does, as they may become."""
 HURRY: Final = 2.0
 """A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""
 EARLIER: Final = 1.3
@@ -316,8 +319,10 @@ class Leasing:
         left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
         in_s = max(left_s, self._num_missing(outlook.end_of(step)) * a_rollout_s, TYPICAL * typical_s)
         is_late = step == outlook.next_step and tempo.waits
-        # One that becomes longer than expected, and so is late, costs its whole group.
-        every_s, longer = tempo.every_s, self._ledger.lengths.longer
+        every_s = tempo.every_s
+        # One that becomes longer than expected, and so is late, costs its whole group; a learner that waits, even more.
+        spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
+        longer = 1.0 + (self._ledger.lengths.longer - 1.0) * spare
         waiting_s = (step - outlook.next_step) * (every_s - tempo.step_s)
         until_s = left_s + waiting_s - self._ledger.scoring_s
         stale_s = inf if is_late or self._settings.mode != "async" else until_s / longer

@@ -97,8 +97,8 @@ class Pace:
         return max(0, int((rounds + _NEARLY) * self._at_once - queued_tokens / num_tokens)) if rounds > 0 else 0
 
     @property
-    def _at_once(self) -> float:
-        return max(1.0, self.tokens_per_s * self.token_s)
+    def _at_once(self) -> int:
+        return max(1, ceil(self.tokens_per_s * self.token_s - _NEARLY))
 
     @property
     def way_s(self) -> float:
