@@ -33,7 +33,9 @@ _AHEAD: Final = 1.25
 _AHEAD_S: Final = 0.4
 """What a node draws in so many seconds it may hold besides in any case: computers hold each other up at times."""
 _NEARLY: Final = 0.1
-"""What a node draws at once is measured, and so a little off: a round that it is short of by this is none."""
+"""What a node draws at once is measured, and so a little off: a round that it is short of by this is none,"""
+_PLACE: Final = 0.25
+"""and by so much it may be above a whole number of places."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +100,9 @@ class Pace:
 
     @property
     def _at_once(self) -> int:
-        return max(1, ceil(self.tokens_per_s * self.token_s - _NEARLY))
+        """Places that it has: with one in part it has a whole one, for who is given too little is never found to draw
+        more."""
+        return max(1, ceil(self.tokens_per_s * self.token_s - _PLACE))
 
     @property
     def way_s(self) -> float:

@@ -212,7 +212,7 @@ class Nodes:
         if node is None:
             return
         self._conduct.trust(node)
-        if self._is_on_trial(node) and True:
+        if self._is_on_trial(node):
             # Its window grows from what it holds, or a key that is honest once could be gone with a first window's.
             node.window = min(node.window, max(1, node.in_flight))
         if not node.proven:

@@ -40,11 +40,6 @@ class Strangers:
         base = max(self._base, all_in_flight // UNPROVEN_SHARE)
         return max(1, base // LEAST, base + self._earned)
 
-    @property
-    def owe(self) -> bool:
-        """They have lost more of late than they have returned."""
-        return self._earned < 0
-
     def count(self, num_rollouts: int) -> None:
         """They hold so many more, or fewer."""
         self.in_flight += num_rollouts
