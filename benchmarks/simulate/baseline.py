@@ -23,7 +23,7 @@ from math import inf
 from echo_hub.core.admission import Outlook, oldest_useful_version
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.groups import GroupOwner, RolloutGroup
-from echo_hub.core.leasing import Leasing, Terms
+from echo_hub.core.leasing import Leasing
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
@@ -31,6 +31,7 @@ from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.tempo import Tempo
+from echo_hub.core.terms import Terms
 from echo_hub.simulator.world import MakeCoordinator
 
 

@@ -4,13 +4,8 @@ What is leased is the member of a group. Steps come in their order, a step's wor
 (`tempo`). In a step the completions that are likely to become long come first, and go to nodes that draw them in what a
 typical rollout takes: so each node gets the longest that suits its pace, whoever asks first. What is left then goes to
 whoever has it back in time, the shortest first: slow nodes draw short completions. A lease is no larger than what its
-node, at its own pace, brings back in time:
-
-    time   a step's work is to be back when the step begins, or, where that is too soon for anybody, as soon as the
-           pool can do all that is open, or in twice what a typical rollout takes; who would take longer gets none of it
-    size   so many as fit that time behind what the node holds already; where the step is near, fewer if less is open
-           than nodes have room for, so that nobody is idle; but so many that reading a long prompt costs little beside
-           the drawing
+node, at its own pace, brings back in time (`terms`), behind what it holds already, but so large that reading a long
+prompt costs little beside the drawing.
 
 A node too slow for the step in hand works for a later one: a step's work is released the earlier to a node, the longer
 that node takes. Nobody is asked for what would be stale by the time that it is back: a group is as old as its oldest
@@ -39,7 +34,7 @@ A turn whose completion the scorer failed on is drawn again with another seed: t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Final, Literal
@@ -49,11 +44,11 @@ from echo_hub.core.effects import RolloutsLeased, SendLease
 from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import UNPROVEN, Node
-from echo_hub.core.nodes.pace import UNBOUNDED
 from echo_hub.core.nodes.ready import Nodes, slowest_token_s, speed_class
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.tempo import Tempo
+from echo_hub.core.terms import ANY, EARLIER, SOON_S, TYPICAL, Terms, is_late, terms_of_step, typical_s
 from echo_shared.draws import derive_seed
 from echo_shared.messages import rollout_id
 
@@ -65,20 +60,9 @@ LATE_S: Final = 2.0
 """Besides, for the way there and back."""
 LEFT_S: Final = 10.0
 """A node that has left may come back so long before what it holds is late."""
-TYPICAL: Final = 2.0
-"""Times a typical rollout's, in which a rollout is to be back where the step should have begun already."""
 URGENT: Final = 2.0
 """What a step takes that is to begin within so many times what a typical rollout takes goes to the fastest nodes, and
 to strangers last: nobody could make up for who lets it wait."""
-CAREFUL: Final = 0.2
-"""Where the learner waits so much of a step's time between two, lengths are taken as they are expected; where it never
-does, as they may become."""
-HURRY: Final = 2.0
-"""A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""
-EARLIER: Final = 1.3
-"""A step's work is released to a slow node so many times its own time before the step begins."""
-SOON_S: Final = 0.01
-"""What is released so soon is released now."""
 SLOWEST_S: Final = 3_600.0
 """Nobody is so slow that a step's work is released to it so long before the step begins."""
 AT_ONCE: Final = 64
@@ -127,35 +111,6 @@ class _Share:
             self.due += num_rollouts
         else:
             self.due = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """On which the members of a step's groups are leased."""
-
-    oldest: int = 0
-    """The oldest version that will do."""
-    in_s: float = inf
-    """They are to be back in so many seconds."""
-    not_before_s: float = 0.0
-    """Who would have them back sooner than this is not asked yet."""
-    suits_s: float = inf
-    """Who would take longer than this for one of them alone is not asked yet: shorter ones suit him better."""
-    most: int = UNBOUNDED
-    """So many at once, unless the prompt is long."""
-    left_s: float = inf
-    """Seconds until the step begins."""
-    stale_s: float = inf
-    """What the oldest version draws is to be back in so many seconds, or it is stale."""
-    step_s: float = 0.0
-    """For what a version newer by one draws there is so much more time."""
-
-    def by_version(self, policy_version: int) -> float:
-        """In how many seconds what this version draws is to be back."""
-        return min(self.in_s, self.stale_s + (policy_version - self.oldest) * self.step_s)
-
-
-ANY: Final = Terms()
 
 
 class Leasing:
@@ -292,7 +247,20 @@ class Leasing:
             end = outlook.end_of(step)
             next_steps = waiting[end] if end < len(waiting) else None
             stop = len(wanting) if next_steps is None else wanting.position(next_steps)
-            terms = self._terms(step, stop - start, now, outlook=outlook, tempo=tempo)
+            terms = terms_of_step(
+                step,
+                stop - start,
+                now,
+                settings=self._settings,
+                ledger=self._ledger,
+                nodes=self._nodes,
+                outlook=outlook,
+                tempo=tempo,
+            )
+            if terms.early_s:
+                self._release_at = min(self._release_at, now + terms.early_s)
+            elif self._nobody_would and is_late(step, outlook, tempo):
+                terms = replace(terms, in_s=inf)
             if terms.not_before_s > SLOWEST_S:
                 break
             refused: int | None = None
@@ -307,33 +275,6 @@ class Leasing:
                 start = len(wanting) if next_steps is None else wanting.position(next_steps)
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
         self._nodes.notice_from(self._notice_from if done else -inf)
-
-    def _terms(self, step: int, num_groups: int, now: float, *, outlook: Outlook, tempo: Tempo) -> Terms:
-        """`num_groups` that `step` is to take want leases."""
-        oldest = oldest_useful_version(self._settings, step) if self._settings.mode == "async" else 0
-        size = self._settings.group_size
-        if tempo.step_s is None or not self._nodes.tokens_per_s:
-            return Terms(oldest)
-        a_rollout_s = self._ledger.lengths.mean_tokens / self._nodes.tokens_per_s
-        typical_s = self._typical_s
-        left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
-        in_s = max(left_s, self._num_missing(outlook.end_of(step)) * a_rollout_s, TYPICAL * typical_s)
-        is_late = step == outlook.next_step and tempo.waits
-        every_s = tempo.every_s
-        # One that becomes longer than expected, and so is late, costs its whole group; a learner that waits, even more.
-        spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
-        longer = 1.0 + (self._ledger.lengths.longer - 1.0) * spare
-        waiting_s = (step - outlook.next_step) * (every_s - tempo.step_s)
-        until_s = left_s + waiting_s - self._ledger.scoring_s
-        stale_s = inf if is_late or self._settings.mode != "async" else until_s / longer
-        early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, typical_s)
-        if early_s > SOON_S:
-            self._release_at = min(self._release_at, now + early_s)
-            return Terms(oldest, in_s, left_s / EARLIER, left_s=left_s, stale_s=stale_s, step_s=every_s / longer)
-        most = ceil(num_groups * size / self._nodes.num_ready) if left_s < HURRY * typical_s else UNBOUNDED
-        if is_late and not self._ledger.num_under_way and self._nobody_would:
-            in_s = inf
-        return Terms(oldest, in_s, most=most, left_s=left_s, stale_s=stale_s, step_s=every_s / longer)
 
     def _anyone_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
         """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
@@ -351,17 +292,6 @@ class Leasing:
             self._release_at = min(self._release_at, now + max(SOON_S, release_s))
         return enough or self._nodes.unproven_wait
 
-    def _num_missing(self, end: int) -> int:
-        """Rollouts, at most, that the groups before this position in the queue still lack."""
-        waiting, complete = self._ledger.waiting, self._ledger.complete
-        num_complete = complete.position(waiting[end]) if end < len(waiting) else len(complete)
-        return (min(end, len(waiting)) - num_complete) * self._settings.group_size
-
-    @property
-    def _typical_s(self) -> float:
-        """Seconds from lease to arrival of a typical rollout."""
-        return self._ledger.lengths.mean_tokens * self._nodes.typical_token_s + self._nodes.typical_way_s
-
     def _lease_groups(self, group_ids: Iterable[int], terms: Terms, now: float) -> int | None:
         """Leases these groups, one at least: first those that are likely to become the longest, each to a node whose
         pace suits it; then what is left to anybody who has it back in time, the shortest first. How many of them still
@@ -369,7 +299,7 @@ class Leasing:
         groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=_shortness)
         suited, left = terms, list[RolloutGroup]()
         if not terms.not_before_s and _length_class(groups[0]) > _length_class(groups[-1]):
-            suited = replace(terms, suits_s=self._typical_s or inf)
+            suited = replace(terms, suits_s=typical_s(self._ledger, self._nodes) or inf)
         unsuited: int | None = None  # Groups of this class of lengths find nobody.
         for group in groups:
             length = _length_class(group)
@@ -450,7 +380,7 @@ class Leasing:
                 return node, min(self._nodes.room(node), self._size(group, terms))
             return None
         paces = (terms.not_before_s / expected, min(terms.in_s, terms.suits_s) / expected)
-        is_urgent = bool(avoid) or terms.left_s < URGENT * self._typical_s
+        is_urgent = bool(avoid) or terms.left_s < URGENT * typical_s(self._ledger, self._nodes)
         by_speed = is_urgent or expected > self._ledger.lengths.mean_tokens
         nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=by_speed, unproven_last=is_urgent)
         only_proven = bool(avoid) and self._nodes.any_proven(beside=avoid)  # A second failure costs its group.
@@ -518,8 +448,8 @@ class Leasing:
         if node.proven:
             queued = node.held_tokens + (count - 1) * self._ledger.expected_tokens(group)
             return LATE_S + LATE * node.pace.finish_s(queued, lengths.long_tokens)
-        typical_s = self._typical_s
-        in_time_s = max(typical_s, terms.left_s - TYPICAL * typical_s)  # Else nobody else could do it for this step.
+        usual_s = typical_s(self._ledger, self._nodes)
+        in_time_s = max(usual_s, terms.left_s - TYPICAL * usual_s)  # Else nobody else could do it for this step.
         return min(in_time_s, LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s)
 
     def _send(

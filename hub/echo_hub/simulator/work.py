@@ -7,20 +7,17 @@ differ within a group. Another one may draw from a model and train it, in virtua
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.effects import RolloutReceived, ScoreRecorded, SendLease, StepPlanned
 from echo_hub.core.events import GroupPrepared
-from echo_hub.core.payload import RolloutPayload, Span
+from echo_hub.core.payload import RolloutPayload
 from echo_hub.simulator.node import Sampling
 from echo_hub.simulator.scenario import Scenario
 from echo_shared.messages import FinishReason
-
-ELSEWHERE: Final = "elsewhere"
-"""In a completion's spans: whoever drew what its node was given to go on with."""
 
 Record = RolloutReceived | ScoreRecorded | StepPlanned
 
@@ -76,7 +73,6 @@ class MadeUp:
             behavior_logprobs=ids.view(np.float32),
             finish_reason=FinishReason.STOP,
             sampling_s=sampling.ends_at - sampling.began_at,
-            spans=_spans(sampling) if sampling.given else (),
         )
 
     def record(self, record: Record) -> None:
@@ -91,16 +87,3 @@ class MadeUp:
 
     def publish(self, policy_version: int) -> None:
         pass
-
-
-def _spans(sampling: Sampling) -> tuple[Span, ...]:
-    """What was drawn before, whoever did, and what its node added."""
-    lease = sampling.lease
-    return (
-        Span(node_id=ELSEWHERE, policy_version=lease.policy_version, num_tokens=sampling.given),
-        Span(
-            node_id=lease.node.node_id,
-            policy_version=lease.policy_version,
-            num_tokens=sampling.tokens - sampling.given,
-        ),
-    )

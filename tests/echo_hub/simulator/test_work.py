@@ -86,16 +86,3 @@ def test_a_hub_that_samples_for_itself_does_so_between_its_steps(
     assert report.finished and report.mean_staleness == 0 and report.dropped == {}
     assert report.utilisation == pytest.approx(5 / (5 + 2 + 0.1 + 0.05), abs=0.03)
     assert report_of(world).balanced
-
-
-def test_what_a_node_was_given_to_go_on_with_is_not_counted_as_drawn_by_it(scenario_of: ScenarioOf) -> None:
-    simple = scenario_of()
-    node = SimulatedNode("a", 0, draw_nodes(simple)[0])
-    lease = HeldLease(node=node, lease_id=1, group_id=0, policy_version=2)
-    sampling = Sampling(lease, 0, 100, 70)
-    sampling.began_at, sampling.ends_at = 0.0, 3.0
-    spans = MadeUp(simple).draw(sampling).spans
-    assert [(span.node_id == "a", span.policy_version, span.num_tokens) for span in spans] == [
-        (False, 2, 70),
-        (True, 2, 30),
-    ]
