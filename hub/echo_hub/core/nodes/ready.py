@@ -75,6 +75,8 @@ class Nodes:
         """Grows whenever there may be a node for work for which there was none."""
         self.tokens_per_s = 0.0
         """Of all candidates together, as far as they are measured."""
+        self._num_counted = 0
+        """Candidates that are measured."""
         self._token_s = 0.0
         """The sum of each candidate's tokens_per_s times its token_s."""
         self._way_s = 0.0
@@ -365,6 +367,10 @@ class Nodes:
         pace, (rate_before, token_s_before, way_s_before) = node.pace, node.counted
         node.counted = (pace.tokens_per_s, pace.token_s, pace.way_s) if counts else (0.0, 0.0, 0.0)
         rate, token_s, way_s = node.counted
+        self._num_counted += (rate > 0) - (rate_before > 0)
+        if not self._num_counted:  # What sums have lost of their digits is no pace.
+            self.tokens_per_s = self._token_s = self._way_s = 0.0
+            return
         self.tokens_per_s += rate - rate_before
         self._token_s += rate * token_s - rate_before * token_s_before
         self._way_s += rate * way_s - rate_before * way_s_before

@@ -107,6 +107,18 @@ def test_what_is_given_to_a_node_stays_what_keeps_it_busy() -> None:
     assert next_id(nodes) is None
 
 
+def test_a_pool_of_nobody_has_no_pace() -> None:
+    """Sums of floats lose digits: a remainder, below 0 even, would be taken for the pace of a pool."""
+    nodes = make()
+    for number in range(1, 20):
+        join(nodes, f"{number}", 8)
+        nodes.take(f"{number}", 1, 100.0, 0.0)
+        nodes.measure(f"{number}", 100, sampling_s=0.1 * number, latency_s=0.1 * number, now=0.1 * number)
+    for number in range(1, 20):
+        nodes.disconnect(f"{number}")
+    assert (nodes.tokens_per_s, nodes.typical_token_s, nodes.typical_way_s) == (0.0, 0.0, 0.0)
+
+
 def test_the_pools_pace_is_that_of_those_who_take_work() -> None:
     nodes = make()
     for node_id, seconds in (("quick", 1.0), ("slow", 3.0)):
