@@ -301,11 +301,13 @@ class Leasing:
         if not terms.not_before_s and _length_class(groups[0]) > _length_class(groups[-1]):
             suited = replace(terms, suits_s=typical_s(self._ledger, self._nodes) or inf)
         unsuited: int | None = None  # Groups of this class of lengths find nobody.
+        refused = 0
         for group in groups:
             length = _length_class(group)
-            if length == unsuited or not self._lease_all(group, suited, now):
+            if length == unsuited or refused == MOST_REFUSED or not self._lease_all(group, suited, now):
                 left.append(group)
                 unsuited = length if group.is_plain else unsuited
+                refused += not group.is_plain and refused < MOST_REFUSED
         refused = 0
         for group in reversed(left):
             if self._lease_all(group, terms, now):

@@ -114,7 +114,7 @@ class Nodes:
     @property
     def unproven_may(self) -> bool:
         """Whether nodes that have returned nothing yet are given anything."""
-        return not self._num_proven or self._strangers.in_flight < self._strangers.may_hold(self._in_flight)
+        return not self._num_proven or self._strangers.may_take_more(self._in_flight)
 
     def room(self, node: Node) -> int:
         """Rollouts that may be leased to it at once."""
@@ -381,7 +381,8 @@ class Nodes:
         before = self._candidates.get(node.node_id)
         if version != before:
             self._change_version(node, before, version)
-        self.num_changes += self._queues.put(node, None if version is None else self._place(node, version))
+        if self._queues.put(node, None if version is None else self._place(node, version)):
+            self.num_changes += node.speed != UNPROVEN or self.unproven_may
         if not node.connected and node.held == 0 and node.rests_until is None:
             node_id = node.node_id
             del self._nodes[node_id]

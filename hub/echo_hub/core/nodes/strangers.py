@@ -23,6 +23,9 @@ LOST: Final = 2
 LEAST: Final = 4
 """One of so many rollouts of the base they may hold whatever was lost; one rollout in any case."""
 
+LUMP: Final = 16
+"""Once they hold all that they may, they are given more when one of so many of these is free: to look for a stranger
+with each that comes back costs more than it brings."""
 USED: Final = 2
 """Earned is at most so many times what they hold."""
 
@@ -33,12 +36,22 @@ class Strangers:
     def __init__(self, *, base: int) -> None:
         self._base = base
         self._earned = 0
+        self._is_full = False
         self.in_flight = 0
 
     def may_hold(self, all_in_flight: int) -> int:
         """Rollouts, where other nodes are there too. `all_in_flight`: what these and all others hold."""
         base = max(self._base, all_in_flight // UNPROVEN_SHARE)
         return max(1, base // LEAST, base + self._earned)
+
+    def may_take_more(self, all_in_flight: int) -> bool:
+        """Whether they are given anything."""
+        limit = self.may_hold(all_in_flight)
+        if self.in_flight >= limit:
+            self._is_full = True
+        elif self.in_flight <= limit - max(1, limit // LUMP):
+            self._is_full = False
+        return not self._is_full
 
     def count(self, num_rollouts: int) -> None:
         """They hold so many more, or fewer."""
