@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Final, Literal
@@ -90,9 +91,10 @@ def _shortness(group: RolloutGroup) -> float:
     return -group.expected_tokens
 
 
-def _length_class(group: RolloutGroup) -> int:
+@lru_cache(maxsize=4_096)
+def _length_class(num_tokens: float) -> int:
     """As coarse as the classes of nodes' paces."""
-    return speed_class(group.expected_tokens)
+    return speed_class(num_tokens)
 
 
 class _Share:
@@ -298,12 +300,13 @@ class Leasing:
         want leases, from nodes that they have not failed on; None: no node is left that may take any."""
         groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=_shortness)
         suited, left = terms, list[RolloutGroup]()
-        if not terms.not_before_s and _length_class(groups[0]) > _length_class(groups[-1]):
+        longest, shortest = groups[0].expected_tokens, groups[-1].expected_tokens
+        if not terms.not_before_s and _length_class(longest) > _length_class(shortest):
             suited = replace(terms, suits_s=typical_s(self._ledger, self._nodes) or inf)
         unsuited: int | None = None  # Groups of this class of lengths find nobody.
         refused = 0
         for group in groups:
-            length = _length_class(group)
+            length = _length_class(group.expected_tokens)
             if length == unsuited or refused == MOST_REFUSED or not self._lease_all(group, suited, now):
                 left.append(group)
                 unsuited = length if group.is_plain else unsuited
