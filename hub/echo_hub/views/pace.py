@@ -36,7 +36,9 @@ from echo_shared.step_figures import SECONDS
 
 STEPS_READ: Final = 64
 ROLLOUTS_READ: Final = 20_000
-VERSIONS_READ: Final = 4
+VERSIONS_READ: Final = 16
+VERSIONS_COUNTED: Final = 4
+"""Of those that have arrived anywhere. Over a slow line several versions are under way at a time."""
 
 _Lease = tuple[float, float, float]
 """When a rollout was leased, when it was begun to be drawn, and when it was received."""
@@ -136,14 +138,15 @@ def _workload(config: HubConfig, steps: Sequence[StepRecord], spreads: Sequence[
 def broadcast_s(spreads: Sequence[Spread]) -> float:
     """From a version's training to when nearly all nodes had it: the median of versions; 0 while none is known.
 
-    `spreads`: newest first; the newest may still be under way and is left out where there are others.
+    `spreads`: newest first. Those that have arrived nowhere do not count; the newest of the others may still be under
+    way and is left out where there are more.
     """
     took = []
     for spread in spreads:
         late = quantile(spread.seconds, LATE)
         if late is not None and spread.trained_at is not None:
             took.append(late + max(0.0, spread.published_at - spread.trained_at))
-    return median(took[1:] or took) if took else 0.0
+    return median(took[1 : 1 + VERSIONS_COUNTED] or took) if took else 0.0
 
 
 def behind_versions(leases: Sequence[_Lease], trained_at: Sequence[float], broadcast_s: float) -> list[_Lease]:

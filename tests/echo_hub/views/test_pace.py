@@ -50,6 +50,12 @@ def test_a_broadcast_counts_from_the_training() -> None:
     assert broadcast_s(newest_under_way) == 3.5
 
 
+def test_versions_that_have_arrived_nowhere_yet_do_not_hide_how_long_the_others_took() -> None:
+    over_a_slow_line = [spread(version) for version in range(12, 5, -1)]
+    over_a_slow_line += [spread(5, 2.0), spread(4, 9.0), spread(3, 8.0), spread(2, 10.0), spread(1, 11.0)]
+    assert broadcast_s(over_a_slow_line) == 10.0
+
+
 def test_a_kind_is_its_median_node() -> None:
     nodes = [NodeClass(name="a", count=1, rollouts_per_s=rate, latency_s=1.0) for rate in (1.0, 2.0, 30.0)]
     nodes.append(NodeClass(name="b", count=1, rollouts_per_s=5.0, latency_s=2.0))
