@@ -1,8 +1,8 @@
 """Every message that hub and node exchange, with the bounds each field must keep.
 
-A message is one MessagePack map whose `type` names its class. Unknown fields are ignored (a newer peer may send more);
-wrong types, missing fields and values out of bounds are a `CodecError` before anything else reads the message. Arrays
-travel as {dtype, shape, data}: raw little-endian bytes, never pickle.
+A message is one MessagePack map (`codec`) whose `type` names its class. Unknown fields are ignored (a newer peer may
+send more); wrong types, missing fields and values out of bounds are a `CodecError` before anything else reads the
+message. Arrays travel as {dtype, shape, data}: raw little-endian bytes, never pickle.
 
 Reading order: the handshake (Hello .. Welcome), then what the hub says, then what the node says.
 """
@@ -10,19 +10,10 @@ Reading order: the handshake (Hello .. Welcome), then what the hub says, then wh
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
-import msgpack
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from echo_shared.errors import CodecError
 from echo_shared.fields import (
     MAX_TOKENS,
     Count,
@@ -43,8 +34,6 @@ from echo_shared.fields import (
     TokenIds,
     printable_line,
 )
-
-_T = TypeVar("_T")
 
 PROTOCOL_VERSION: Final = 6
 """What this software speaks. It rises when an old peer could misread a new one."""
@@ -570,42 +559,7 @@ FromNode = (
     | Goodbye
 )
 
-_from_hub: TypeAdapter[FromHub] = TypeAdapter(Annotated[FromHub, Field(discriminator="type")])
-_from_node: TypeAdapter[FromNode] = TypeAdapter(Annotated[FromNode, Field(discriminator="type")])
-
 
 def rollout_id(lease_id: int, index: int) -> str:
     """The name of one leased rollout; the same on node, hub and leaderboard."""
     return f"{lease_id}-{index}"
-
-
-def encode(message: FromHub | FromNode) -> bytes:
-    """The message as one frame."""
-    frame: bytes = msgpack.packb(message.model_dump(mode="python"), use_bin_type=True)
-    return frame
-
-
-def decode_from_hub(frame: bytes) -> FromHub:
-    """The message in `frame`. Raises CodecError unless it is one valid message that a hub may send."""
-    return _decode(frame, _from_hub)
-
-
-def decode_from_node(frame: bytes) -> FromNode:
-    """The message in `frame`. Raises CodecError unless it is one valid message that a node may send."""
-    return _decode(frame, _from_node)
-
-
-def _decode(frame: bytes, adapter: TypeAdapter[_T]) -> _T:
-    if len(frame) > MAX_FRAME_BYTES:
-        raise CodecError("A message is too large.", got=f"{len(frame)} bytes, at most {MAX_FRAME_BYTES} are allowed")
-    try:
-        value = msgpack.unpackb(frame, raw=False, strict_map_key=True)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise CodecError("A message is not MessagePack.", got=f"{len(frame)} bytes: {error}") from error
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the message"
-        # pydantic may quote the peer: what goes into logs and pages is cut and made printable.
-        raise CodecError("A message is not valid.", got=printable_line(f"{place}: {first['msg']}")[:200]) from error

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Final
 
 from echo_shared import identity
+from echo_shared.codec import decode_from_hub, decode_from_node, encode
 from echo_shared.errors import LocalProtocolError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -51,9 +52,6 @@ from echo_shared.messages import (
     Standby,
     Unwanted,
     Welcome,
-    decode_from_hub,
-    decode_from_node,
-    encode,
 )
 
 SUPPORTED_VERSIONS: Final = range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION + 1)

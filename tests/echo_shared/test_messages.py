@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from echo_shared.codec import decode_from_hub, decode_from_node, encode
 from echo_shared.errors import CodecError
 from echo_shared.fields import MAX_TOKENS, pack_array, printable_line
 from echo_shared.messages import (
@@ -56,9 +57,6 @@ from echo_shared.messages import (
     Unwanted,
     VersionSpan,
     Welcome,
-    decode_from_hub,
-    decode_from_node,
-    encode,
     rollout_id,
 )
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_shared import sessions
+from echo_shared.codec import encode
 from echo_shared.errors import CodecError, EchoError, LocalProtocolError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -26,7 +27,6 @@ from echo_shared.messages import (
     Refused,
     RunKey,
     Welcome,
-    encode,
 )
 from echo_shared.sessions import HUB_MAY_RECEIVE, NODE_MAY_RECEIVE, HubSession, NodeSession, State
 

@@ -12,7 +12,11 @@ import pytest
 import websockets
 
 from echo_shared import key_file
-from echo_shared.messages import Hello, Refused, decode_from_hub, encode
+from echo_shared.codec import decode_from_hub, encode
+from echo_shared.messages import (
+    Hello,
+    Refused,
+)
 
 pytestmark = pytest.mark.timeout(600)
 

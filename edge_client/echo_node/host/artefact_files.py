@@ -20,10 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from echo_node.core.policies import OnDisk
 from echo_shared.artefacts import Manifest, content_of
+from echo_shared.codec import decode_from_node, encode
 from echo_shared.errors import CodecError, StorageError, SwarmError
 from echo_shared.files import sync
 from echo_shared.hashed_files import describe_file
-from echo_shared.messages import Fetched, decode_from_node, encode
+from echo_shared.messages import (
+    Fetched,
+)
 from echo_shared.swarm.disk import on_disk
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolEffect, SpoolLease, SpoolRollout
+from echo_shared.codec import decode_from_node, encode
 from echo_shared.errors import StorageError
-from echo_shared.messages import ReceiptState, Rollout, decode_from_node, encode, rollout_id
+from echo_shared.messages import (
+    ReceiptState,
+    Rollout,
+    rollout_id,
+)
 
 SENT: Final = "sent"
 _ORDER: Final = ("leased", SENT, "received", "scored", "trained", "dropped", "evaluated")

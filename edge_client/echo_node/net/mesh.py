@@ -24,10 +24,16 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from echo_node.net.mesh_link import Link, UploadCap
 from echo_node.net.mesh_proof import Handshake, node_of
 from echo_shared.backoff import backoff_s
+from echo_shared.codec import decode_from_hub, encode
 from echo_shared.errors import RemoteProtocolError, SwarmError
 from echo_shared.fields import printable_line
 from echo_shared.identity import Identity
-from echo_shared.messages import MAX_PIECE_BYTES, MeshPeer, Piece, RunKey, decode_from_hub, encode
+from echo_shared.messages import (
+    MAX_PIECE_BYTES,
+    MeshPeer,
+    Piece,
+    RunKey,
+)
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from echo_hub.net import send_queue
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_hub.net.send_queue import Rank
 from echo_hub.net.server import Server
+from echo_shared.codec import encode
 from echo_shared.errors import RefusedError, StorageError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -40,7 +41,6 @@ from echo_shared.messages import (
     RefusalCode,
     Refused,
     Welcome,
-    encode,
 )
 from echo_shared.messages import DropReason as Reason
 from echo_shared.sessions import NodeSession

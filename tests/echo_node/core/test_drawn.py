@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from echo_node.core.drawn import Drawn
+from echo_shared.codec import decode_from_node, encode
 from echo_shared.fields import MAX_TOKENS
 from echo_shared.messages import (
     MAX_GROUP_SIZE,
@@ -15,8 +16,6 @@ from echo_shared.messages import (
     LeasedPrefix,
     RolloutParts,
     VersionSpan,
-    decode_from_node,
-    encode,
 )
 from echo_shared.sampling import DrawnPart, FinishedRollout
 from echo_shared.version_spans import Spans

@@ -20,9 +20,15 @@ from websockets.exceptions import ConnectionClosed
 from echo_node.net import mesh as mesh_module
 from echo_node.net.mesh import Mesh
 from echo_node.net.mesh_proof import Handshake
+from echo_shared.codec import encode
 from echo_shared.errors import SwarmError
 from echo_shared.identity import Identity
-from echo_shared.messages import MAX_PIECE_BYTES, LeaseRevoked, MeshPeer, RunKey, encode
+from echo_shared.messages import (
+    MAX_PIECE_BYTES,
+    LeaseRevoked,
+    MeshPeer,
+    RunKey,
+)
 from tests.echo_node.net.mesh_parts import KEY, LOOPBACK, PATIENCE_S, Artefact, News, Node, make_artefact
 
 NEW_KEY = RunKey(key_id=2, key=b"n" * 32)

@@ -1,0 +1,136 @@
+"""Frames that ask for more than they are worth, and large ones that are honest."""
+
+import tracemalloc
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from echo_shared.codec import MOST_FIELDS, SMALL_BYTES, decode_from_hub, decode_from_node, encode
+from echo_shared.errors import CodecError
+from echo_shared.fields import MAX_TOKENS
+from echo_shared.messages import (
+    MAX_BATCHED,
+    MAX_FRAME_BYTES,
+    MAX_PARTS_TOKENS,
+    FromHub,
+    FromNode,
+    NodeStatus,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    ReceiptsWanted,
+    RolloutParts,
+)
+from tests.echo_shared.test_messages import FROM_HUB, FROM_NODE, MIXED, PARTS, plain
+
+STATUS = NodeStatus(activity="waiting", capacity=16, policy_version=None, tokens_per_s=0.5)
+EMPTY_LISTS = b"\x90"
+EMPTY_MAPS = b"\x80"
+
+
+def many(item: bytes, num_bytes: int = MAX_FRAME_BYTES - 1_000) -> bytes:
+    """A list of so many bytes, all of it items of one byte."""
+    assert len(item) == 1
+    return b"\xdd" + num_bytes.to_bytes(4, "big") + item * num_bytes
+
+
+def with_field(message: FromHub | FromNode, name: str, value: bytes) -> bytes:
+    """The message's frame with this MessagePack value in a field, or in one more."""
+    fields = msgpack.unpackb(encode(message))
+    fields.pop(name, None)
+    packed = [msgpack.packb(key) + msgpack.packb(each) for key, each in fields.items()]
+    return bytes([0x80 | len(fields) + 1]) + b"".join(packed) + msgpack.packb(name) + value
+
+
+PADDING = msgpack.packb("x" * SMALL_BYTES)
+
+
+@pytest.mark.parametrize("message", FROM_HUB, ids=lambda m: m.type)
+def test_a_large_frame_of_a_newer_hub_is_read_as_a_small_one_is(message: FromHub) -> None:
+    assert plain(decode_from_hub(with_field(message, "of_a_later_version", PADDING))) == plain(message)
+
+
+@pytest.mark.parametrize("message", FROM_NODE, ids=lambda m: m.type)
+def test_a_large_frame_of_a_newer_node_is_read_as_a_small_one_is(message: FromNode) -> None:
+    assert plain(decode_from_node(with_field(message, "of_a_later_version", PADDING))) == plain(message)
+
+
+def largest() -> list[FromHub | FromNode]:
+    def of(count: int) -> dict[str, Any]:
+        return {"ids": np.arange(count, dtype=np.int32), "logprobs": np.full(count, -1.0, np.float32)}
+
+    ids = tuple(f"{2**53}-{index}" for index in range(MAX_BATCHED))
+    long = np.arange(MAX_TOKENS, dtype=np.int32)
+    return [
+        MIXED.model_copy(update={"completion_ids": long, "behavior_logprobs": np.full(MAX_TOKENS, -1.0, np.float32)}),
+        RolloutParts(
+            parts=tuple(PARTS.parts[0].model_copy(update=of(MAX_PARTS_TOKENS // 1_024)) for _ in range(1_024))
+        ),
+        ReceiptsWanted(rollout_ids=ids),
+        Receipts(receipts=tuple(Receipt(rollout_id=one, state=ReceiptState.TRAINED) for one in ids)),
+    ]
+
+
+@pytest.mark.parametrize("message", largest(), ids=lambda m: m.type)
+def test_the_largest_messages_come_back_the_same(message: FromHub | FromNode) -> None:
+    frame = encode(message)
+    assert len(frame) > SMALL_BYTES
+    decoded = decode_from_hub(frame) if message.type == "receipts" else decode_from_node(frame)
+    assert encode(decoded) == frame
+
+
+def decode_frugally(frame: bytes) -> Any:
+    """Decodes it, which must take no more memory than a copy of the frame and a little."""
+    tracemalloc.start()
+    try:
+        return decode_from_node(frame)
+    finally:
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < len(frame) + 200_000
+
+
+@pytest.mark.parametrize("item", [EMPTY_LISTS, EMPTY_MAPS, b"\x00", b"\xc0"])
+def test_a_field_that_nobody_knows_is_not_built(item: bytes) -> None:
+    assert decode_frugally(with_field(STATUS, "bomb", many(item))) == STATUS
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        with_field(STATUS, "tokens_per_s", many(EMPTY_LISTS)),
+        with_field(STATUS, "activity", many(EMPTY_MAPS)),
+        with_field(STATUS, "type", many(EMPTY_LISTS)),
+        with_field(ReceiptsWanted(rollout_ids=("3-5",)), "rollout_ids", many(EMPTY_LISTS)),
+        with_field(ReceiptsWanted(rollout_ids=("3-5",)), "rollout_ids", b"\x91" + many(EMPTY_LISTS)),
+        with_field(PARTS, "parts", b"\x91\x81\xa3ids" + many(EMPTY_LISTS)),
+        with_field(PARTS, "parts", b"\x91\x81\xa3ids\x81\xa4data" + many(b"\x00")),
+        with_field(MIXED, "completion_ids", many(EMPTY_LISTS)),
+        with_field(MIXED, "versions", b"\x91" * (MAX_FRAME_BYTES - 1_000)),
+        with_field(STATUS, "bomb", b"\x91" * (MAX_FRAME_BYTES - 1_000)),
+        b"\x81" + many(EMPTY_LISTS) + b"\x00",
+        many(EMPTY_LISTS),
+        b"\xde" + (MOST_FIELDS + 1).to_bytes(2, "big") + b"\xa1x\x00" * (MOST_FIELDS + 1) + PADDING,
+    ],
+    ids=range(13),
+)
+def test_what_no_field_has_a_use_for_is_refused_before_it_is_built(frame: bytes) -> None:
+    with pytest.raises(CodecError):
+        decode_frugally(frame)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda frame: frame[:-1], lambda frame: frame + b"\x00", lambda frame: frame[:20_000]]
+)
+def test_a_large_frame_that_ends_too_soon_or_too_late_is_refused(change: Any) -> None:
+    frame = change(encode(largest()[2]))
+    with pytest.raises(CodecError, match="not MessagePack"):
+        decode_from_node(frame)
+
+
+def test_the_refusal_says_what_was_got() -> None:
+    with pytest.raises(CodecError) as refused:
+        decode_from_node(with_field(STATUS, "capacity", many(EMPTY_LISTS)))
+    assert "where a number or a text was expected" in str(refused.value)
