@@ -69,7 +69,7 @@ class PlainLeasing(Leasing):
     def _look_for_room(self) -> None:
         least = 1 if self._spread else self._settings.group_size
         for node_id, node in self._nodes._nodes.items():
-            if node_id in self._nodes._candidates and _room(node) >= min(least, node.capacity):
+            if node.candidate is not None and _room(node) >= min(least, node.capacity):
                 self._ready.setdefault(node_id, node)
             else:
                 self._ready.pop(node_id, None)
@@ -92,7 +92,7 @@ class PlainLeasing(Leasing):
         may = (
             node
             for node_id, node in self._ready.items()
-            if node_id not in avoid and self._nodes._candidates.get(node_id, -1) >= oldest
+            if node_id not in avoid and node.candidate is not None and node.candidate >= oldest
         )
         return min(may, key=_slowness, default=None) if self._aware else next(may, None)
 

@@ -52,7 +52,7 @@ class Driver:
             await self._carry_out(self.coordinator.start(self._clock()), act)
             with Garbage() as garbage:
                 while True:
-                    events = deque([await self._next(), *self._waiting()])
+                    events = deque([await self._next(garbage), *self._waiting()])
                     garbage.handled(len(events))
                     while events:
                         await self._carry_out(self._handle(events), act)
@@ -74,13 +74,16 @@ class Driver:
     def _waiting(self) -> list[Event]:
         return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
 
-    async def _next(self) -> Event:
+    async def _next(self, garbage: Garbage) -> Event:
         """The next event, or the time when the coordinator asks to be told it."""
         due = self.coordinator.due_at()
+        wait_s = None if due is None else min(TICK_S, max(SOONEST_S, due - self._clock()))
         try:
-            async with asyncio.timeout(None if due is None else min(TICK_S, max(SOONEST_S, due - self._clock()))):
+            async with asyncio.timeout(wait_s):
                 return await self._inbox.get()
         except TimeoutError:
+            if wait_s == TICK_S:  # Nor was there anything due.
+                garbage.quiet()
             return Tick()
 
     async def _carry_out(self, effects: list[Effect], act: Callable[[Action], None]) -> None:

@@ -6,8 +6,11 @@ made less what is freed, so that, while as much is freed as is made, they become
 
 Nearly all of what a hub lets go of is freed by reference counts; what is left over, cycles, is almost always young. So
 the young are looked through every `EVERY` events, and what has survived is taken from the collector (`gc.freeze`, which
-costs nothing). Cycles that were old when they were let go of stay until memory has doubled: then, at last, everything
-is looked through.
+costs nothing). Cycles that were old when they were let go of, as of a connection that has ended (some 6 KB), stay until
+everything is looked through. That a hub has grown is no reason to: it has come to know more nodes. It is done
+
+    at a quiet moment          if memory has grown by `LEAST_GROWTH` since the last time: nobody waits for an answer
+    while there is work        only when memory has grown by more than the machine has left, or by `MOST_GROWTH`
 """
 
 from __future__ import annotations
@@ -17,19 +20,20 @@ import os
 from types import TracebackType
 from typing import Final, Self
 
-from echo_shared.process_memory import own_bytes
+from echo_shared.process_memory import left_bytes, own_bytes
 
 EVERY: Final = 500
 """Events, each of which leaves behind some ten objects."""
 LEAST_GROWTH: Final = 2**28
 """Bytes: for less it is not worth holding anybody up."""
+MOST_GROWTH: Final = 2**32
+"""Bytes: a container may be allowed less than its machine has left."""
 
 
 class Garbage:
-    """While it is entered, the process's collector works like that. `handled` is to be told of all events."""
+    """While it is entered, the process's collector works like that."""
 
-    def __init__(self, least_growth: int = LEAST_GROWTH) -> None:
-        self._least_growth = least_growth
+    def __init__(self) -> None:
         self._num_handled = 0
         self._bytes = 0
         """The process's memory when everything was last looked through."""
@@ -47,14 +51,24 @@ class Garbage:
         if self._num_handled < EVERY:
             return
         self._num_handled = 0
-        if own_bytes(os.getpid()) >= self._bytes + max(self._bytes, self._least_growth):
-            gc.unfreeze()
+        grown = self._grown_bytes
+        if grown >= LEAST_GROWTH and grown >= min(left_bytes(), MOST_GROWTH):
             self._look_through()
         else:
             gc.collect(1)
             gc.freeze()
 
+    def quiet(self) -> None:
+        """Nothing has happened for a while."""
+        if self._grown_bytes >= LEAST_GROWTH:
+            self._look_through()
+
+    @property
+    def _grown_bytes(self) -> int:
+        return own_bytes(os.getpid()) - self._bytes
+
     def _look_through(self) -> None:
+        gc.unfreeze()
         gc.collect()
         gc.freeze()
         self._bytes = own_bytes(os.getpid())

@@ -31,6 +31,11 @@ def own_bytes(pid: int) -> int:
         return 0
 
 
+def left_bytes() -> int:
+    """Memory that the machine has left for whoever asks for it."""
+    return int(psutil.virtual_memory().available)
+
+
 def kernel_kills() -> int | None:
     """Processes that the kernel has killed for their memory since it started; None where it does not say."""
     try:

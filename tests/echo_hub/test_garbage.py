@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from echo_hub import garbage
-from echo_hub.garbage import EVERY, Garbage
+from echo_hub.garbage import EVERY, LEAST_GROWTH, MOST_GROWTH, Garbage
 
 
 class Knot:
@@ -43,27 +43,66 @@ def test_young_cycles_are_freed_after_so_many_events() -> None:
         assert dead() is None
 
 
-def test_old_cycles_are_freed_once_memory_has_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = [100]
-    monkeypatch.setattr(garbage, "own_bytes", lambda pid: held[0])
+class Memory:
+    """What the process has, and what the machine has left."""
 
-    def old_knot() -> weakref.ref[Knot]:
-        knot = Knot()
-        collector.handled(EVERY)
-        return weakref.ref(knot)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.own, self.left = 2**30, 2**40
+        monkeypatch.setattr(garbage, "own_bytes", lambda pid: self.own)
+        monkeypatch.setattr(garbage, "left_bytes", lambda: self.left)
 
-    with Garbage(least_growth=50) as collector:
-        dead = old_knot()
-        held[0] = 199
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    return Memory(monkeypatch)
+
+
+def old_knot(collector: Garbage) -> weakref.ref[Knot]:
+    """A cycle that has grown old and is let go of."""
+    knot = Knot()
+    collector.handled(EVERY)
+    return weakref.ref(knot)
+
+
+def test_at_a_quiet_moment_old_cycles_are_freed_if_memory_has_grown(memory: Memory) -> None:
+    with Garbage() as collector:
+        dead = old_knot(collector)
+        memory.own += LEAST_GROWTH - 1
+        collector.quiet()
+        assert dead() is not None, "it is not worth it"
+        memory.own += 1
+        collector.quiet()
+        assert dead() is None
+        dead = old_knot(collector)
+        collector.quiet()
+        assert dead() is not None, "since then it has not grown"
+
+
+def test_who_works_is_held_up_only_where_memory_runs_short(memory: Memory) -> None:
+    with Garbage() as collector:
+        dead = old_knot(collector)
+        memory.own += MOST_GROWTH - 1
         collector.handled(EVERY)
-        assert dead() is not None, "it was old when it was let go of"
-        held[0] = 200
+        assert dead() is not None, "that a hub has grown is no reason"
+        memory.left = MOST_GROWTH - 1
         collector.handled(EVERY)
         assert dead() is None
-        dead = old_knot()
-        held[0] = 399
+        dead = old_knot(collector)
+        memory.left = 0
+        memory.own += LEAST_GROWTH - 1
         collector.handled(EVERY)
-        assert dead() is not None, "since then it has not doubled again"
+        assert dead() is not None, "others have taken it"
+        memory.own += 1
+        collector.handled(EVERY)
+        assert dead() is None
+
+
+def test_a_process_in_a_container_is_not_let_grow_without_end(memory: Memory) -> None:
+    with Garbage() as collector:
+        dead = old_knot(collector)
+        memory.own += MOST_GROWTH
+        collector.handled(EVERY)
+        assert dead() is None
 
 
 def test_nothing_is_left_behind() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from echo_shared import process_memory
@@ -31,6 +32,10 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert process_memory.own_bytes(gone.pid) == 0
+
+
+def test_what_is_left_is_some_and_not_all() -> None:
+    assert 0 < process_memory.left_bytes() < psutil.virtual_memory().total
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's killer")

@@ -8,11 +8,13 @@ each of its turns, leased one after the other, because each turn's prompt holds 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from echo_hub.core.admission import SortedIds
 from echo_hub.core.nodes.node import Node
+from echo_hub.core.snapshot import RolloutRow
 from echo_shared.messages import ReceiptState
 from echo_shared.rewards import all_equal
 
@@ -53,6 +55,30 @@ class LeasedRollout:
     def in_time(self) -> bool:
         """It is leased, and its deadline has not passed."""
         return self.state is ReceiptState.LEASED and not self.overdue
+
+
+def restored(row: RolloutRow, now: float) -> LeasedRollout:
+    """A rollout from before a restart."""
+    return LeasedRollout(
+        row.rollout_id,
+        row.lease_id,
+        row.node_id,
+        row.group_id,
+        row.index,
+        row.policy_version,
+        row.turn,
+        row.state,
+        row.num_tokens,
+        row.reward,
+        row.deadline,
+        leased_at=now,
+        oldest_version=row.policy_version if row.oldest_version is None else row.oldest_version,
+    )
+
+
+def oldest_of(rollouts: Iterable[LeasedRollout]) -> int | None:
+    """The oldest version that has drawn any of these; None: there are none."""
+    return min((rollout.oldest_version for rollout in rollouts), default=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +122,10 @@ class Slot:
     def received(self) -> tuple[LeasedRollout, ...]:
         """All turns that have come in, in order."""
         return self.turns if self.winner is None else (*self.turns, self.winner)
+
+    def blame(self, node_id: str) -> None:
+        """It failed on this node, the latest."""
+        self.failed_on = (*(node for node in self.failed_on if node != node_id), node_id)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +185,22 @@ class RolloutGroup:
         """Whether the rewards of its episodes differ."""
         won = [slot.winner.reward for slot in self.slots if slot.winner is not None]
         return not all_equal([reward for reward in won if reward is not None])
+
+    def note_age(self, rollout: LeasedRollout) -> None:
+        """It has come in."""
+        if self.oldest_version is None or rollout.oldest_version < self.oldest_version:
+            self.oldest_version = rollout.oldest_version
+
+    def take_out(self, rollout: LeasedRollout) -> None:
+        """Of what has come in: the turn in progress, or any when the whole group is dropped."""
+        slot = self.slots[rollout.index]
+        self.num_tokens -= rollout.num_tokens
+        if slot.winner is rollout:
+            slot.winner = None
+            self.num_ended -= rollout.state is ReceiptState.SCORED
+        else:
+            slot.turns = tuple(other for other in slot.turns if other is not rollout)
+        self.oldest_version = oldest_of(self.received)
 
 
 class GroupOwner(Protocol):

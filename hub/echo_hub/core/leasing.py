@@ -145,6 +145,8 @@ class Leasing:
         """When this turn began, if it ended before all was leased."""
         self._notice_from = -inf
         """Nodes faster than this class, if they come to have room, change nothing before `_release_at`."""
+        self._most_avoided = 0
+        """The most nodes that were left out in one search, since what waits was last offered to all."""
         self._asked = -1
         """Where things stood when there was last nobody to lease to; -1: there may be somebody."""
         self._unsent: set[str] = set()
@@ -241,7 +243,7 @@ class Leasing:
     def _offer(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
         """Offers nodes what waits, step by step."""
         wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
-        self._release_at, self._notice_from, self._nodes.heeds_relief = inf, inf, False
+        self._release_at, self._notice_from, self._most_avoided, self._nodes.heeds_relief = inf, inf, 0, False
         while start < len(wanting) and self._nodes.any_ready and self._may_lease:
             step = outlook.step_of(waiting.position(wanting[start]))
             if oldest_useful_version(self._settings, step) > newest_version:
@@ -276,7 +278,7 @@ class Leasing:
             else:
                 start = len(wanting) if next_steps is None else wanting.position(next_steps)
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
-        self._nodes.notice_from(self._notice_from if done else -inf)
+        self._nodes.notice_from(self._notice_from if done else -inf, most_avoided=self._most_avoided)
 
     def _anyone_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
         """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
@@ -355,6 +357,7 @@ class Leasing:
             if avoid in tried:
                 continue
             tried.add(avoid)
+            self._most_avoided = max(self._most_avoided, len(avoid))
             found = self._find(group, terms, avoid)
             if found is not None:
                 node, most = found

@@ -37,7 +37,7 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot, oldest_of, restored
 from echo_hub.core.lengths import Lengths
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
@@ -84,26 +84,12 @@ class Ledger:
         if group.owner.for_learner:
             self.waiting.add(group.group_id)
             self.num_queue_changes += 1
-        for index in range(len(group.slots)):
-            self._want(group, index)
+        if group.asked_for:
+            self._want_all(group)
 
     def restore_rollout(self, row: RolloutRow, now: float) -> LeasedRollout:
         """A rollout from before a restart, of a group that is restored; earlier turns of an episode come first."""
-        rollout = LeasedRollout(
-            row.rollout_id,
-            row.lease_id,
-            row.node_id,
-            row.group_id,
-            row.index,
-            row.policy_version,
-            row.turn,
-            row.state,
-            row.num_tokens,
-            row.reward,
-            row.deadline,
-            leased_at=now,
-            oldest_version=row.policy_version if row.oldest_version is None else row.oldest_version,
-        )
+        rollout = restored(row, now)
         group = self.groups[row.group_id]
         slot = group.slots[row.index]
         group.num_tokens += row.num_tokens
@@ -117,10 +103,10 @@ class Ledger:
         elif row.state is ReceiptState.SCORED and row.reward is None:
             slot.turns = (*slot.turns, rollout)
             group.is_plain = False
-            _note_age(group, rollout.oldest_version)
+            group.note_age(rollout)
         else:
             slot.winner = rollout
-            _note_age(group, rollout.oldest_version)
+            group.note_age(rollout)
             self._count_end(group, row.state)
         self._want(group, row.index)
         return rollout
@@ -147,8 +133,7 @@ class Ledger:
     def ask_for(self, group: RolloutGroup) -> None:
         """What the group wants is leased from here on."""
         group.asked_for = True
-        for index in range(len(group.slots)):
-            self._want(group, index)
+        self._want_all(group)
 
     def lease(self, record: RolloutsLeased, now: float, goes_on: Iterable[tuple[int, int]] = ()) -> list[LeasedRollout]:
         """Books the lease; the caller sends it. `goes_on`: as `begun` says."""
@@ -177,7 +162,7 @@ class Ledger:
             slot.leased = (*slot.leased, rollout)
             self._begin(slot, rollout)
             self._hold(rollout)
-            self._want(group, index)
+            self._want_no_more(group, index)
             leased.append(rollout)
         self._nodes.take(record.node_id, len(leased), len(leased) * expected, now)
         self._out.record(record)
@@ -242,8 +227,7 @@ class Ledger:
         """Others than its node are asked first when the index is leased again."""
         group = self.groups[rollout.group_id]
         group.is_plain = False
-        slot = group.slots[rollout.index]
-        slot.failed_on = (*(node for node in slot.failed_on if node != rollout.node_id), rollout.node_id)
+        group.slots[rollout.index].blame(rollout.node_id)
 
     def fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
         """Any state → dropped, and others than its node are asked first. What was given back may be gone on with; what
@@ -276,8 +260,8 @@ class Ledger:
         self._end_lease(rollout)
         group.num_tokens += rollout.num_tokens
         group.slots[rollout.index].winner = rollout
-        _note_age(group, rollout.oldest_version)
-        self._want(group, rollout.index)
+        group.note_age(rollout)
+        self._want_no_more(group, rollout.index)
         self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
         self._move(rollout, ReceiptState.RECEIVED)
         self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
@@ -354,9 +338,8 @@ class Ledger:
             if rollout.state is ReceiptState.LEASED:
                 self._end_lease(rollout)
             else:
-                self._forget_turn(group, rollout)
-            held = (*group.received, *group.still_leased)
-            group.oldest_leased = min((other.oldest_version for other in held), default=None)
+                group.take_out(rollout)
+            group.oldest_leased = oldest_of(group.received + group.still_leased)
             self._want(group, rollout.index)
             self._move(rollout, ReceiptState.DROPPED, reason)
 
@@ -438,17 +421,6 @@ class Ledger:
             ids.discard(group_id)
         group.owner.wanting.discard(group_id)
 
-    def _forget_turn(self, group: RolloutGroup, rollout: LeasedRollout) -> None:
-        """Takes a received rollout out of its slot: the turn in progress, or any when the whole group is dropped."""
-        slot = group.slots[rollout.index]
-        group.num_tokens -= rollout.num_tokens
-        if slot.winner is rollout:
-            slot.winner = None
-            group.num_ended -= rollout.state is ReceiptState.SCORED
-        else:
-            slot.turns = tuple(other for other in slot.turns if other is not rollout)
-        group.oldest_version = min((other.oldest_version for other in group.received), default=None)
-
     def _count_end(self, group: RolloutGroup, state: ReceiptState) -> None:
         """A slot has its winner: its episode has ended once that is scored."""
         group.num_ended += state is ReceiptState.SCORED
@@ -485,17 +457,23 @@ class Ledger:
 
     def _want(self, group: RolloutGroup, index: int) -> None:
         """Keeps `unleased` and `wanting` true to the slot."""
-        unleased = group.unleased
         if group.asked_for and group.slots[index].wants_lease:
-            unleased.add(index)
+            group.unleased.add(index)
             group.owner.wanting.add(group.group_id)
             self.num_wants += 1
-        elif index in unleased:
-            unleased.discard(index)
-            if not unleased:
+        else:
+            self._want_no_more(group, index)
+
+    def _want_all(self, group: RolloutGroup) -> None:
+        """As `_want` of each index."""
+        group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
+        if group.unleased:
+            group.owner.wanting.add(group.group_id)
+            self.num_wants += 1
+
+    def _want_no_more(self, group: RolloutGroup, index: int) -> None:
+        """The index does not want a lease, or not any more."""
+        if index in group.unleased:
+            group.unleased.discard(index)
+            if not group.unleased:
                 group.owner.wanting.discard(group.group_id)
-
-
-def _note_age(group: RolloutGroup, policy_version: int) -> None:
-    if group.oldest_version is None or policy_version < group.oldest_version:
-        group.oldest_version = policy_version

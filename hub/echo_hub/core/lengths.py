@@ -47,7 +47,8 @@ class Lengths:
 
     def seen(self, prompt: int | None, num_tokens: int) -> None:
         """A completion of this prompt has come in. `prompt` None: it will not come again."""
-        self._note_error(num_tokens, self.predict(prompt))
+        if predicted := self.predict(prompt):
+            self._note_error(num_tokens / predicted - 1.0)
         recent = self._recent
         if len(recent) == RECENT:
             self._sum -= recent[0]
@@ -69,11 +70,11 @@ class Lengths:
         count, mean = known
         return (count * mean + _TASK_WEIGHT * self.mean_tokens) / (count + _TASK_WEIGHT)
 
-    def _note_error(self, num_tokens: int, predicted: float) -> None:
-        if predicted:
-            self._num_off += 1.0 - self._num_off / RECENT
-            self._off += (num_tokens / predicted - 1.0) ** 2 - self._off / RECENT
-            self.longer = 1.0 + DEVIATIONS * sqrt(max(0.0, self._off) / self._num_off)
+    def _note_error(self, error: float) -> None:
+        """It was longer than predicted by so much, over what was predicted."""
+        self._num_off = num_off = self._num_off + 1.0 - self._num_off / RECENT
+        self._off = off = self._off + (error**2 - self._off / RECENT)
+        self.longer = 1.0 + DEVIATIONS * sqrt(max(0.0, off) / num_off)
 
     def _remember(self, prompt: int, num_tokens: int) -> None:
         count, mean = self._prompts.get(prompt, (0.0, 0.0))

@@ -14,6 +14,9 @@ HUB_NODE_ID: Final = "hub"
 UNPROVEN: Final = -(2**30)
 """The speed class of nodes of which nothing is known yet."""
 
+Place = tuple[int, int, int]
+"""Where a node waits for work: version, tier, class of its pace. See `queues`."""
+
 Samplers = Literal["by_version", "any", "hub"]
 
 
@@ -58,6 +61,10 @@ class Node:
     """The class of its pace; smaller is faster."""
     counted: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """The tokens_per_s, token_s and way_s with which it counts in the pool's pace."""
+    candidate: int | None = None
+    """The version that it counts with among those that take work; None: it takes none. Kept by `Nodes`."""
+    place: Place | None = None
+    """Where it waits; None: it has no room. Kept by `ReadyQueues`."""
     num_silences: int = 0
     """Times that all it held was overdue, since a rollout of it was scored."""
     num_failures: int = 0

@@ -63,21 +63,27 @@ class Pace:
     def arrived(self, num_tokens: int, *, sampling_s: float, latency_s: float, held: int, now: float) -> None:
         """A completion came in `latency_s` after it was leased, one of `held`; the node says that it took `sampling_s`
         to draw, which counts for no more than the latency."""
-        self._num = self._num * _KEPT + 1.0
-        self._tokens = self._tokens * _KEPT + num_tokens
-        self._drawn_s = self._drawn_s * _KEPT + max(0.0, min(sampling_s, latency_s))
-        self._worked_s = self._worked_s * _KEPT + max(0.0, now - self._counted_from)
+        spent_s, since_s = (sampling_s if sampling_s < latency_s else latency_s), now - self._counted_from
         self._counted_from = now
-        if self._tokens and self._worked_s:
-            self.token_s = self._drawn_s / self._tokens
-            kept = _KEPT_FULL if held > self._most_at_once else _KEPT_IDLE
-            self._most_at_once = max(self._drawn_s / self._worked_s, kept * self._most_at_once)
-            self._most_per_s = max(self._tokens / self._worked_s, kept * self._most_per_s)
-            at_once_per_s = self._most_at_once / self.token_s if self.token_s else inf
-            self.tokens_per_s = min(self._most_per_s, at_once_per_s)
-            self._way_s = min(_WAY_GROWS * self._way_s, max(0.0, latency_s - sampling_s))
-            on_their_way = max(self._way_s, _AHEAD_S) * self.tokens_per_s * self._num / self._tokens
-            self.takes = 1 + ceil(_AHEAD * (self.tokens_per_s * self.token_s + on_their_way))
+        self._num = num = self._num * _KEPT + 1.0
+        self._tokens = tokens = self._tokens * _KEPT + num_tokens
+        self._drawn_s = drawn_s = self._drawn_s * _KEPT + (spent_s if spent_s > 0.0 else 0.0)
+        self._worked_s = worked_s = self._worked_s * _KEPT + (since_s if since_s > 0.0 else 0.0)
+        if not tokens or not worked_s:
+            return
+        token_s = drawn_s / tokens
+        kept = _KEPT_FULL if held > self._most_at_once else _KEPT_IDLE
+        most_at_once, at_once = kept * self._most_at_once, drawn_s / worked_s
+        most_per_s, per_s = kept * self._most_per_s, tokens / worked_s
+        most_at_once = at_once if at_once > most_at_once else most_at_once
+        most_per_s = per_s if per_s > most_per_s else most_per_s
+        at_once_per_s = most_at_once / token_s if token_s else inf
+        per_s = at_once_per_s if at_once_per_s < most_per_s else most_per_s
+        way_s = min(_WAY_GROWS * self._way_s, max(0.0, latency_s - sampling_s))
+        on_their_way = (way_s if way_s > _AHEAD_S else _AHEAD_S) * per_s * num / tokens
+        self.token_s, self.tokens_per_s, self._way_s = token_s, per_s, way_s
+        self._most_at_once, self._most_per_s = most_at_once, most_per_s
+        self.takes = 1 + ceil(_AHEAD * (per_s * token_s + on_their_way))
 
     def missed(self, num_tokens: float, waited_s: float) -> None:
         """A completion likely to be so long has not come in `waited_s`: until one comes, it counts as half drawn."""

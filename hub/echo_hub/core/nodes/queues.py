@@ -17,45 +17,50 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
+from itertools import islice
 from math import inf
 
-from echo_hub.core.nodes.node import UNPROVEN, Node
-
-Place = tuple[int, int, int]
-"""Where a node waits: version, tier, class of its pace."""
+from echo_hub.core.nodes.node import UNPROVEN, Node, Place
 
 
 class ReadyQueues:
+    """Each node's record says where it waits; nobody else changes that. A search finds the first of each queue alone
+    that is not left out: who waits behind these changes nothing, until he is one of them."""
+
     def __init__(self) -> None:
         self._queues: dict[Place, OrderedDict[str, tuple[int, Node]]] = {}
-        self._places: dict[str, Place] = {}
         self._turns = 0
+        self._num_waiting = 0
         self.notice_from: float = -inf
         """Who is faster than this class is not looked for at present."""
+        self.most_avoided = 0
+        """No search leaves out more nodes than that."""
         self.num_unproven = 0
         """Nodes that wait and have returned nothing yet."""
 
     def __len__(self) -> int:
         """Nodes that wait."""
-        return len(self._places)
+        return self._num_waiting
 
     def put(self, node: Node, place: Place | None) -> bool:
-        """The node waits there, where it is already if that is the same; None: nowhere. Whether it is to be noticed."""
-        before = self._places.get(node.node_id)
+        """The node waits there, where it is already if that is the same; None: nowhere. Whether a search may find
+        somebody whom it did not find before, and who is to be noticed."""
+        before = node.place
         if before == place:
             return False
-        if before is not None:
-            self._take_out(node.node_id, before)
+        noticed = before is not None and self._take_out(node, before)
+        node.place = place
         if place is None:
-            return False
+            return noticed
         self._turns += 1
-        self.num_unproven += place[2] == UNPROVEN
+        self._num_waiting += 1
         queue = self._queues.get(place)
         if queue is None:
             queue = self._queues[place] = OrderedDict()
+        is_found = len(queue) <= self.most_avoided
         queue[node.node_id] = (self._turns, node)
-        self._places[node.node_id] = place
-        return place[2] >= self.notice_from or place[2] == UNPROVEN
+        self.num_unproven += place[2] == UNPROVEN
+        return noticed or (is_found and self._heeds(place))
 
     def slowest(self, oldest: int, enough: int) -> tuple[bool, int]:
         """Of the nodes of version `oldest` or newer: whether any is of class `enough` or slower, and the slowest class
@@ -69,17 +74,20 @@ class ReadyQueues:
                     slowest = speed
         return slow_enough, slowest
 
-    def waits(self, node_id: str) -> bool:
-        return node_id in self._places
+    def is_found(self, node: Node) -> bool:
+        """Whether it is among the first where it waits, so that a search may find it."""
+        return node.place is not None and self._is_first(self._queues[node.place], node.node_id)
 
-    def to_the_end(self, node_id: str) -> None:
-        """It has had its turn; harmless when it does not wait."""
-        place = self._places.get(node_id)
-        if place is not None:
-            queue = self._queues[place]
-            self._turns += 1
-            queue[node_id] = (self._turns, queue[node_id][1])
-            queue.move_to_end(node_id)
+    def to_the_end(self, node: Node) -> bool:
+        """It has had its turn; harmless when it does not wait. As `put`."""
+        if node.place is None:
+            return False
+        queue = self._queues[node.place]
+        noticed = self._hides_another(queue, node.node_id) and self._heeds(node.place)
+        self._turns += 1
+        queue[node.node_id] = (self._turns, node)
+        queue.move_to_end(node.node_id)
+        return noticed
 
     def first(
         self, oldest: int, *, fastest: int, slowest: int, avoid: Collection[str] = (), by_speed: bool = False
@@ -97,13 +105,26 @@ class ReadyQueues:
             found.sort(key=_order)
         return [node for _, _, _, node in found]
 
-    def _take_out(self, node_id: str, place: Place) -> None:
+    def _take_out(self, node: Node, place: Place) -> bool:
         queue = self._queues[place]
-        del queue[node_id]
-        del self._places[node_id]
+        noticed = self._hides_another(queue, node.node_id) and self._heeds(place)
+        del queue[node.node_id]
+        self._num_waiting -= 1
         self.num_unproven -= place[2] == UNPROVEN
         if not queue:
             del self._queues[place]
+        return noticed
+
+    def _is_first(self, queue: OrderedDict[str, tuple[int, Node]], node_id: str) -> bool:
+        """Whether a search may find it there."""
+        return node_id in islice(queue, self.most_avoided + 1)
+
+    def _hides_another(self, queue: OrderedDict[str, tuple[int, Node]], node_id: str) -> bool:
+        """Whether a search that finds it there would find another if it were gone."""
+        return next(reversed(queue)) != node_id and self._is_first(queue, node_id)
+
+    def _heeds(self, place: Place) -> bool:
+        return place[2] >= self.notice_from or place[2] == UNPROVEN
 
 
 def _order(entry: tuple[int, int, int, Node]) -> tuple[int, int, int]:

@@ -23,8 +23,8 @@ from types import MappingProxyType
 from typing import Final, assert_never
 
 from echo_hub.core.nodes.conduct import Conduct
-from echo_hub.core.nodes.node import UNPROVEN, Node, NodeSettings
-from echo_hub.core.nodes.queues import Place, ReadyQueues
+from echo_hub.core.nodes.node import UNPROVEN, Node, NodeSettings, Place
+from echo_hub.core.nodes.queues import ReadyQueues
 from echo_hub.core.nodes.strangers import Strangers
 from echo_shared.messages import MAX_BATCHED
 
@@ -34,11 +34,16 @@ OLD: Final = 1_024
 """Versions so much older than the newest one are not told apart."""
 _CLASS: Final = log(1.5)
 """A class holds paces that differ by up to this factor's logarithm."""
+_FASTEST_S: Final = 1e-9
+_SLOWEST_S: Final = 1e9
+"""Beyond these all paces are of one class."""
 
 
 def speed_class(token_s: float) -> int:
     """The class of nodes that take so many seconds for a token of a completion."""
-    return floor(log(min(max(token_s, 1e-9), 1e9)) / _CLASS)
+    return floor(
+        log(token_s if _FASTEST_S < token_s < _SLOWEST_S else min(max(token_s, _FASTEST_S), _SLOWEST_S)) / _CLASS
+    )
 
 
 def slowest_token_s(speed: int) -> float:
@@ -58,13 +63,12 @@ class Nodes:
         self._left: OrderedDict[str, Node] = OrderedDict()
         self._queues = ReadyQueues()
         self._conduct = Conduct(deadline_s=settings.deadline_s)
-        self._candidates: dict[str, int] = {}
-        """The version of each node that takes work, full ones too."""
+        self._num_candidates = 0
+        """Nodes that take work, full ones too."""
         self._by_version: Counter[int] = Counter()
+        """These, by the version that they count with."""
         self._held: dict[str, int] = {}
         self._newest = 0
-        self._in_flight = 0
-        """Rollouts that nodes hold within their deadlines."""
         self._strangers = Strangers(base=settings.unproven_most)
         self._num_proven = 0
         """Proven nodes among the candidates."""
@@ -97,9 +101,10 @@ class Nodes:
         """Nodes that have room."""
         return len(self._queues)
 
-    def notice_from(self, speed: float) -> None:
-        """Until further notice nobody faster than this class is looked for who has returned something before."""
-        self._queues.notice_from = speed
+    def notice_from(self, speed: float, *, most_avoided: int) -> None:
+        """Until further notice nobody faster than this class is looked for who has returned something before, and no
+        search leaves out more nodes than that."""
+        self._queues.notice_from, self._queues.most_avoided = speed, most_avoided
 
     @property
     def unproven_wait(self) -> bool:
@@ -114,7 +119,7 @@ class Nodes:
     @property
     def unproven_may(self) -> bool:
         """Whether nodes that have returned nothing yet are given anything."""
-        return not self._num_proven or self._strangers.may_take_more(self._in_flight)
+        return not self._num_proven or not self._strangers.is_full
 
     def room(self, node: Node) -> int:
         """Rollouts that may be leased to it at once."""
@@ -218,22 +223,21 @@ class Nodes:
             # Its window grows from what it holds, or a key that is honest once could be gone with a first window's.
             node.window = min(node.window, max(1, node.in_flight))
         if not node.proven:
+            self._count_in_flight(node, -node.in_flight)
             node.proven, node.speed = True, speed_class(node.pace.token_s)
-            might = self.unproven_may
-            self._strangers.count(-node.in_flight)
+            self._num_proven += node.candidate is not None
+            self._count_in_flight(node, node.in_flight)
             if in_time:
                 self._strangers.returned()
-            self.num_changes += self.unproven_may and not might
-            self._num_proven += node_id in self._candidates
         if in_time and node.window < MAX_BATCHED:
             node.window += 1
         self._update(node)
 
     def wake(self, now: float) -> None:
         """Ends the rests that are over; where nobody else takes work, those for silence too."""
-        if self._conduct.next_end > now and self._candidates:
+        if self._conduct.next_end > now and self._num_candidates:
             return
-        for node in self._conduct.wake(now, all_silent=not self._candidates):
+        for node in self._conduct.wake(now, all_silent=not self._num_candidates):
             self._update(node)
 
     def take(self, node_id: str, count: int, num_tokens: float, now: float) -> None:
@@ -244,14 +248,14 @@ class Nodes:
         if node.held == 0:
             node.pace.begin(now)
         self._hold(node, count, num_tokens)
-        self._queues.to_the_end(node_id)
+        self.num_changes += self._queues.to_the_end(node)
         self._update(node)
 
     def expire(self, node_id: str, now: float, *, was_late: bool = False) -> None:
         """One of its rollouts has passed its deadline. `was_late`: that it does not come is known already."""
         node = self._nodes[node_id]
         if not node.proven and not was_late:
-            self._strangers.lost(self._in_flight)
+            self._strangers.lost()
         node.overdue += 1
         self._count_in_flight(node, -1)
         if not node.is_hub:
@@ -269,7 +273,7 @@ class Nodes:
             node.late_since = None
         self._count_in_flight(node, overdue)
         self._hold(node, -1, -num_tokens)
-        if self.heeds_relief and self._queues.waits(node_id):
+        if self.heeds_relief and self._queues.is_found(node):
             self.num_changes += 1
         self._update(node)
 
@@ -279,7 +283,7 @@ class Nodes:
         node.pace.arrived(num_tokens, sampling_s=sampling_s, latency_s=latency_s, held=node.held, now=now)
         if node.proven:
             node.speed = speed_class(node.pace.token_s)
-        if node_id in self._candidates:
+        if node.candidate is not None:
             self._count_pace(node, counts=True)
 
     def miss(self, node_id: str, num_tokens: float, waited_s: float) -> None:
@@ -290,7 +294,7 @@ class Nodes:
             node.pace.missed(num_tokens, waited_s)
             if node.pace.token_s:
                 node.speed = speed_class(node.pace.token_s)
-            if node_id in self._candidates:
+            if node.candidate is not None:
                 self._count_pace(node, counts=True)
             self._update(node)
 
@@ -301,22 +305,23 @@ class Nodes:
         if node.late_since is None:
             node.late_since = now
         if not node.proven:
-            self._strangers.lost(self._in_flight)
+            self._strangers.lost()
             self._conduct.keep_waiting(node, now)
             self._update(node)
 
     def num_candidates(self, oldest_version: int, among: Collection[str] | None = None) -> int:
         """Nodes (of `among`, if given) that take work and have a version from `oldest_version` on, full ones too."""
         if among is not None:
-            return sum(self._candidates.get(node_id, -1) >= oldest_version for node_id in among)
+            versions = [node.candidate for node_id in among if (node := self._nodes.get(node_id)) is not None]
+            return sum(version is not None and version >= oldest_version for version in versions)
         if oldest_version <= 0:
-            return len(self._candidates)
+            return self._num_candidates
         return sum(self._by_version[version] for version in range(oldest_version, self._newest + 1))
 
     def any_proven(self, beside: Collection[str]) -> bool:
         """Whether anyone takes work that has returned something, these left out; full ones count too."""
-        among = sum(node_id in self._candidates and self._nodes[node_id].proven for node_id in beside)
-        return self._num_proven > among
+        nodes = [node for node_id in beside if (node := self._nodes.get(node_id)) is not None]
+        return self._num_proven > sum(node.candidate is not None and node.proven for node in nodes)
 
     def next_ready(
         self,
@@ -356,11 +361,7 @@ class Nodes:
             self._held.pop(node.node_id, None)
 
     def _count_in_flight(self, node: Node, count: int) -> None:
-        self._in_flight += count
-        if not node.proven:
-            might = self.unproven_may
-            self._strangers.count(count)
-            self.num_changes += self.unproven_may and not might
+        self.num_changes += self._strangers.count(count, is_stranger=not node.proven)
 
     def _count_pace(self, node: Node, *, counts: bool) -> None:
         """Keeps the pool's pace true to the node's."""
@@ -378,9 +379,8 @@ class Nodes:
     def _update(self, node: Node) -> None:
         """Keeps candidates, queues and records true to the node."""
         version = self._version(node)
-        before = self._candidates.get(node.node_id)
-        if version != before:
-            self._change_version(node, before, version)
+        if version != node.candidate:
+            self._change_version(node, version)
         if self._queues.put(node, None if version is None else self._place(node, version)):
             self.num_changes += node.speed != UNPROVEN or self.unproven_may
         if not node.connected and node.held == 0 and node.rests_until is None:
@@ -391,21 +391,23 @@ class Nodes:
                 if len(self._left) > REMEMBERED:
                     self._left.popitem(last=False)
 
-    def _change_version(self, node: Node, before: int | None, version: int | None) -> None:
+    def _change_version(self, node: Node, version: int | None) -> None:
+        """Another candidate by itself is nobody for whom there was no work: whether he has room is seen to apart. Where
+        one goes, what was kept from others may be given to them."""
+        before, node.candidate = node.candidate, version
         if before is not None:
             self._by_version[before] -= 1
             if not self._by_version[before]:
                 del self._by_version[before]
         if version is None:
-            del self._candidates[node.node_id]
+            self._num_candidates -= 1
             self.num_changes += 1
             self._num_proven -= node.proven
             self._count_pace(node, counts=False)
         else:
-            self._candidates[node.node_id] = version
             self._by_version[version] += 1
             if before is None:
-                self.num_changes += 1
+                self._num_candidates += 1
                 self._num_proven += node.proven
                 self._count_pace(node, counts=True)
 

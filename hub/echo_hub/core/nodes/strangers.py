@@ -18,51 +18,65 @@ from typing import Final
 
 UNPROVEN_SHARE: Final = 16
 """The base is one of so many rollouts: of a step's, or of those that nodes hold."""
-LOST: Final = 2
-"""What a rollout that did not come back costs, in such that did."""
 LEAST: Final = 4
 """One of so many rollouts of the base they may hold whatever was lost; one rollout in any case."""
-
+LOST: Final = 2
+"""What a rollout that did not come back costs, in such that did."""
+USED: Final = 2
+"""Earned is at most so many times what they hold."""
 LUMP: Final = 16
 """Once they hold all that they may, they are given more when one of so many of these is free: to look for a stranger
 with each that comes back costs more than it brings."""
-USED: Final = 2
-"""Earned is at most so many times what they hold."""
 
 
 class Strangers:
-    """`in_flight`: rollouts that they hold within their deadlines."""
+    """All counts are of rollouts that are held within their deadlines. `in_flight`: by strangers; `is_full`: these are
+    given nothing at present."""
 
     def __init__(self, *, base: int) -> None:
         self._base = base
         self._earned = 0
-        self._is_full = False
+        self._all_in_flight = 0
         self.in_flight = 0
+        self.is_full = False
 
-    def may_hold(self, all_in_flight: int) -> int:
-        """Rollouts, where other nodes are there too. `all_in_flight`: what these and all others hold."""
-        base = max(self._base, all_in_flight // UNPROVEN_SHARE)
+    @property
+    def may_hold(self) -> int:
+        """Rollouts, where other nodes are there too."""
+        base = self._share
         return max(1, base // LEAST, base + self._earned)
 
-    def may_take_more(self, all_in_flight: int) -> bool:
-        """Whether they are given anything."""
-        limit = self.may_hold(all_in_flight)
-        if self.in_flight >= limit:
-            self._is_full = True
-        elif self.in_flight <= limit - max(1, limit // LUMP):
-            self._is_full = False
-        return not self._is_full
-
-    def count(self, num_rollouts: int) -> None:
-        """They hold so many more, or fewer."""
-        self.in_flight += num_rollouts
-        self._earned = min(self._earned, USED * self.in_flight)
+    def count(self, num_rollouts: int, *, is_stranger: bool = True) -> bool:
+        """They, or the others, hold so many more, or fewer. Whether they are given something again."""
+        was_full, share = self.is_full, self._share
+        self._all_in_flight += num_rollouts
+        if is_stranger:
+            self.in_flight += num_rollouts
+            self._earned = min(self._earned, USED * self.in_flight)
+        elif share == self._share:
+            return False
+        self._note_fullness()
+        return was_full and not self.is_full
 
     def returned(self) -> None:
         """One of them has returned its first rollout, and is none any more."""
         self._earned = min(self._earned + 1, USED * self.in_flight)
+        self._note_fullness()
 
-    def lost(self, all_in_flight: int) -> None:
+    def lost(self) -> None:
         """A rollout of one of them did not come back in the time in which others would have it back."""
-        base = max(self._base, all_in_flight // UNPROVEN_SHARE)
-        self._earned = max(self._earned - LOST, -base)
+        self._earned = max(self._earned - LOST, -self._share)
+        self._note_fullness()
+
+    @property
+    def _share(self) -> int:
+        """The base."""
+        share = self._all_in_flight // UNPROVEN_SHARE
+        return share if share > self._base else self._base
+
+    def _note_fullness(self) -> None:
+        limit = self.may_hold
+        if self.in_flight >= limit:
+            self.is_full = True
+        elif self.in_flight <= limit - max(1, limit // LUMP):
+            self.is_full = False

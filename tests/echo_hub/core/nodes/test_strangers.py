@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.core.nodes.strangers import LEAST, LOST, UNPROVEN_SHARE, USED, Strangers
+from echo_hub.core.nodes.strangers import LEAST, LOST, LUMP, UNPROVEN_SHARE, USED, Strangers
 
 
 def strangers(*, base: int = 8, holding: int = 0) -> Strangers:
@@ -17,24 +17,53 @@ def first_returns(made: Strangers) -> None:
     made.returned()
 
 
-def fill(made: Strangers, all_in_flight: int = 0) -> None:
-    made.count(made.may_hold(all_in_flight) - made.in_flight)
+def fill(made: Strangers) -> None:
+    made.count(made.may_hold - made.in_flight)
 
 
 def test_at_first_they_hold_a_share_of_a_step_or_of_all_that_is_held() -> None:
-    assert strangers(base=8).may_hold(0) == 8
-    assert strangers(base=8).may_hold(20 * UNPROVEN_SHARE) == 20
+    made = strangers(base=8)
+    assert made.may_hold == 8
+    made.count(20 * UNPROVEN_SHARE, is_stranger=False)
+    assert made.may_hold == 20
+
+
+def test_once_they_hold_all_they_wait_until_a_lump_is_free() -> None:
+    made, lump = strangers(base=4 * LUMP), 4
+    made.count(4 * LUMP - 1)
+    assert not made.is_full
+    made.count(1)
+    assert made.is_full
+    for _ in range(lump - 1):
+        made.count(-1)
+        assert made.is_full, "it is not worth looking for one of them"
+    made.count(-1)
+    assert not made.is_full
+    made.count(lump - 1)
+    assert not made.is_full, "as long as there is room for one"
+    made.count(1)
+    assert made.is_full
+    made.count(4 * LUMP * UNPROVEN_SHARE, is_stranger=False)
+    assert not made.is_full, "others hold more, and so may they"
+
+
+def test_of_few_each_that_is_free_is_given_at_once() -> None:
+    made = strangers(base=1)
+    made.count(1)
+    assert made.is_full
+    made.count(-1)
+    assert not made.is_full
 
 
 def test_what_comes_back_doubles_what_they_may_hold() -> None:
     made, seen = strangers(base=8), []
-    for _ in range(6):
+    for _ in range(5):
         fill(made)
         seen.append(made.in_flight)
         for _ in range(made.in_flight):
             first_returns(made)
             fill(made)
-    assert seen == [8, 16, 32, 64, 128, 256]
+    assert seen == [8, 16, 32, 64, 128]
 
 
 def test_what_does_not_come_back_takes_away_twice_as_much_down_to_a_rest() -> None:
@@ -42,17 +71,17 @@ def test_what_does_not_come_back_takes_away_twice_as_much_down_to_a_rest() -> No
     for _ in range(20):
         made.count(1)
         first_returns(made)
-    assert made.may_hold(0) == 28
-    made.lost(0)
-    assert made.may_hold(0) == 28 - LOST
+    assert made.may_hold == 28
+    made.lost()
+    assert made.may_hold == 28 - LOST
     for _ in range(100):
-        made.lost(0)
-    assert made.may_hold(0) == 8 // LEAST, "an attack does not shut newcomers out"
-    assert strangers(base=1).may_hold(0) == 1
+        made.lost()
+    assert made.may_hold == 8 // LEAST, "an attack does not shut newcomers out"
+    assert strangers(base=1).may_hold == 1
     for _ in range(8):
         made.count(1)
         first_returns(made)
-    assert made.may_hold(0) == 8, "and is soon made up for"
+    assert made.may_hold == 8, "and is soon made up for"
 
 
 def test_what_is_earned_is_not_saved_up() -> None:
@@ -61,7 +90,7 @@ def test_what_is_earned_is_not_saved_up() -> None:
     for _ in range(1_000):
         made.count(1)
         first_returns(made)
-    assert made.may_hold(0) <= 9
+    assert made.may_hold <= 9
 
 
 @given(st.lists(st.booleans(), max_size=400), st.integers(1, 64))
@@ -71,15 +100,15 @@ def test_silent_keys_are_paid_for_by_honest_ones(outcomes: list[bool], base: int
     num_returned = num_lost = 0
     fill(made)
     for returns in outcomes:
-        rests = made.may_hold(0) == least
+        rests = made.may_hold == least
         if returns:
             first_returns(made)
         else:
-            made.lost(0)
+            made.lost()
             made.count(-1)
         num_returned += returns
         num_lost += not returns and not rests
-        assert least <= made.may_hold(0) <= base + min(num_returned, USED * made.in_flight)
+        assert least <= made.may_hold <= base + min(num_returned, USED * made.in_flight)
         assert LOST * num_lost <= num_returned + base
-        if made.in_flight < made.may_hold(0):
+        if made.in_flight < made.may_hold:
             fill(made)
