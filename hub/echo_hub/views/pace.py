@@ -136,17 +136,22 @@ def _workload(config: HubConfig, steps: Sequence[StepRecord], spreads: Sequence[
 
 
 def broadcast_s(spreads: Sequence[Spread]) -> float:
-    """From a version's training to when nearly all nodes had it: the median of versions; 0 while none is known.
+    """From a version's training, or from when nearly all nodes had the version before it, to when they had this one:
+    the median of versions; 0 while none is known.
 
-    `spreads`: newest first. Those that have arrived nowhere do not count; the newest of the others may still be under
-    way and is left out where there are more.
+    `spreads`: newest first. Those that have arrived nowhere do not count. Of the others the newest may still be under
+    way, and of the oldest nobody knows what came before it: both are left out where there are more.
     """
-    took = []
-    for spread in spreads:
+    took: list[float] = []
+    free_at = float("-inf")
+    for spread in reversed(spreads):
         late = quantile(spread.seconds, LATE)
         if late is not None and spread.trained_at is not None:
-            took.append(late + max(0.0, spread.published_at - spread.trained_at))
-    return median(took[1 : 1 + VERSIONS_COUNTED] or took) if took else 0.0
+            arrived_at = max(spread.published_at, spread.trained_at) + late
+            took.append(max(0.0, arrived_at - max(spread.trained_at, free_at)))
+            free_at = max(free_at, arrived_at)
+    settled = took[:-1] or took
+    return median(settled[1:][-VERSIONS_COUNTED:] or settled) if settled else 0.0
 
 
 def behind_versions(leases: Sequence[_Lease], trained_at: Sequence[float], broadcast_s: float) -> list[_Lease]:

@@ -37,8 +37,9 @@ async def hub(make_hub: Any) -> Any:
     return await make_hub(running=False)
 
 
-def spread(version: int, *seconds: float) -> Spread:
-    return Spread(policy_version=version, trained_at=10.0, published_at=10.5, seconds=seconds)
+def spread(version: int, *seconds: float, every_s: float = 100.0) -> Spread:
+    trained_at = 10.0 + version * every_s
+    return Spread(policy_version=version, trained_at=trained_at, published_at=trained_at + 0.5, seconds=seconds)
 
 
 def test_a_broadcast_counts_from_the_training() -> None:
@@ -46,14 +47,23 @@ def test_a_broadcast_counts_from_the_training() -> None:
     assert broadcast_s([spread(1)]) == 0.0
     assert broadcast_s([spread(1, 1.0, 3.0)]) == 3.5
     assert broadcast_s([replace(spread(1, 1.0), trained_at=None)]) == 0.0, "of the base nobody waits"
-    newest_under_way = [spread(4, 0.1), spread(3, 2.0), spread(2, 9.0), spread(1, 3.0)]
-    assert broadcast_s(newest_under_way) == 3.5
+    newest_under_way = [spread(5, 0.1), spread(4, 2.0), spread(3, 9.0), spread(2, 3.0)]
+    assert broadcast_s([*newest_under_way, spread(1, 20.0)]) == 3.5, "nor do the oldest and the newest count"
+    assert broadcast_s(newest_under_way[2:]) == 3.5
 
 
 def test_versions_that_have_arrived_nowhere_yet_do_not_hide_how_long_the_others_took() -> None:
     over_a_slow_line = [spread(version) for version in range(12, 5, -1)]
     over_a_slow_line += [spread(5, 2.0), spread(4, 9.0), spread(3, 8.0), spread(2, 10.0), spread(1, 11.0)]
-    assert broadcast_s(over_a_slow_line) == 10.0
+    assert broadcast_s(over_a_slow_line) == 9.5
+
+
+def test_versions_that_share_a_line_are_measured_as_if_one_went_after_the_other() -> None:
+    four_apart = [spread(version, 5.5 + 2 * version, every_s=2.0) for version in range(6, 0, -1)]
+    assert broadcast_s(four_apart) == 4.0
+    overtaken = [spread(version, 3.5, every_s=2.0) for version in (5, 4, 3, 2, 1)]
+    overtaken[3] = spread(2, 9.5, every_s=2.0)
+    assert broadcast_s(overtaken) == 0.0, "nobody waited for what had overtaken the one before it"
 
 
 def test_a_kind_is_its_median_node() -> None:
