@@ -78,7 +78,9 @@ class FleetFile(_Part):
 
     @model_validator(mode="after")
     def _kinds_are_told_apart(self) -> FleetFile:
-        if len({entry.name for entry in self.nodes}) < len(self.nodes):
+        if not self.nodes:
+            raise ValueError("there is no [[nodes]]: who samples, or could (count = 0)?")
+        if len({display_name(entry.name) for entry in self.nodes}) < len(self.nodes):
             raise ValueError("each of [[nodes]] needs a name of its own")
         return self
 
@@ -161,7 +163,7 @@ def fleet_of_file(path: Path) -> Fleet:
         raise ConfigError(
             "The fleet's file is wrong.", got=f"{place_of or path.name}: {wrong['msg']}", do=_SEE_EXAMPLE
         ) from error
-    kinds = tuple(NodeClass(**entry.model_dump()) for entry in said.nodes)
+    kinds = tuple(NodeClass(**entry.model_dump() | {"name": display_name(entry.name)}) for entry in said.nodes)
     is_async = said.mode == "async"
     return Fleet(
         workload=Workload(

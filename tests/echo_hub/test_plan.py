@@ -54,6 +54,7 @@ def test_the_example_is_a_fleet(example: Path) -> None:
             + 2 * "[[nodes]]\nname = 'a'\ncount = 1\nrollouts_per_s = 1\nlatency_s = 1\n",
             "a name of its own",
         ),
+        ("rollouts_per_step = 5\ntrain_s = 1\n", "there is no [[nodes]]"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, got: str) -> None:
@@ -62,6 +63,11 @@ def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, got
     with pytest.raises(ConfigError) as refused:
         fleet_of_file(path)
     assert got in str(refused.value) and "--example" in str(refused.value)
+
+
+def test_names_are_shown_without_what_a_terminal_would_obey(example: Path) -> None:
+    example.write_text(EXAMPLE.replace('"laptop"', '"lap\\u001b[2Jtop\\n"'))
+    assert fleet_of_file(example).nodes[0].name == "lap [2Jtop"
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ class Leasing:
                 step,
                 stop - start,
                 now,
+                num_wanting=len(wanting),
                 settings=self._settings,
                 ledger=self._ledger,
                 nodes=self._nodes,

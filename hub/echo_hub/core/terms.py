@@ -1,12 +1,13 @@
 """On which terms the members of a step's groups are leased: how soon they are to be back, and how many go out at once.
 
-    time   a step's work is to be back when the step begins, or, where that is too soon for anybody, as soon as the
-           pool can do all that is open, or in twice what a typical rollout takes; who would take longer gets none of it
+    time   a step's work is to be back when the step begins, or as soon as the pool can do all that is open; where even
+           a typical rollout takes longer than that, in twice what it takes; who would take longer gets none of it
     size   where the step is near, no more at once than share what is open among the nodes that have room
 
 A step's work is released to all when it is needed, and earlier to whoever takes longer. What would be stale by the time
-that it is back is nobody's. A completion that becomes longer than expected, and so comes too late, costs its whole
-group; a learner that waits costs even more: so lengths are taken as they may become, as far as the learner never waits.
+that it is back is nobody's: but where too little is leased for the next batch, the learner waits for more, whenever it
+comes. A completion that becomes longer than expected, and so comes too late, costs its whole group; a learner that
+waits costs even more: so lengths are taken as they may become, as far as the learner never waits.
 """
 
 from __future__ import annotations
@@ -74,13 +75,14 @@ def terms_of_step(
     num_groups: int,
     now: float,
     *,
+    num_wanting: int,
     settings: CoordinatorSettings,
     ledger: Ledger,
     nodes: Nodes,
     outlook: Outlook,
     tempo: Tempo,
 ) -> Terms:
-    """`num_groups` that `step` is to take want leases."""
+    """`num_groups` that `step` is to take want leases, `num_wanting` all in all."""
     oldest = oldest_useful_version(settings, step) if settings.mode == "async" else 0
     size = settings.group_size
     if tempo.step_s is None or not nodes.tokens_per_s:
@@ -88,12 +90,16 @@ def terms_of_step(
     a_rollout_s = ledger.lengths.mean_tokens / nodes.tokens_per_s
     usual_s = typical_s(ledger, nodes)
     left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
-    in_s = max(left_s, _num_missing(ledger, outlook.end_of(step)) * size * a_rollout_s, TYPICAL * usual_s)
+    in_s = max(left_s, _num_missing(ledger, outlook.end_of(step)) * size * a_rollout_s)
+    if left_s < usual_s:
+        in_s = max(in_s, TYPICAL * usual_s)
     every_s = tempo.every_s
     spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
     longer = 1.0 + (ledger.lengths.longer - 1.0) * spare
     stale_s = inf
-    if settings.mode == "async" and not is_late(step, outlook, tempo):
+    num_leased = len(ledger.waiting) - num_wanting
+    is_awaited = is_late(step, outlook, tempo) or (step == outlook.next_step and num_leased < outlook.next_batch)
+    if settings.mode == "async" and not is_awaited:
         waiting_s = (step - outlook.next_step) * (every_s - tempo.step_s)
         stale_s = (left_s + waiting_s - ledger.scoring_s) / longer
     early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, usual_s)

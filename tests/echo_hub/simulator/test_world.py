@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -124,3 +124,34 @@ def test_a_thousand_nodes_in_seconds(simulated: Simulated) -> None:
         nodes={"count": 1_000, "sigma": 0.5},
     )
     assert report.finished and report.balanced and report.trained == 10_000
+
+
+WARM_UP = 4
+"""Steps after which the hub knows the pace of things."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_the_next_step_lacks_is_leased_before_the_learner_waits_for_it(seed: int) -> None:
+    """Two steps live on each version, and a pool that stands still between them begins the second one just in time. The
+    last of its rollouts, which are queued behind others, are leased although they are back only after it should have
+    begun: asked for no sooner than that, they cost the learner a whole rollout's time, 0.3 s and more."""
+    scenario = Scenario.model_validate(
+        {
+            "run": {"seed": seed},
+            "training": {
+                "steps": 40,
+                "groups_per_step": 16,
+                "group_size": 8,
+                "max_staleness": 3,
+                "publish_every": 2,
+            },
+            "learner": {"step_s": 2.0},
+            "publication": {"start_s": 2.4, "payload_bytes": 0.0, "planned_nodes": 0},
+            "nodes": {"count": 2, "width": 29, "sigma": 0.0, "s_per_token": 0.08, "delay_s": 0.02},
+            "lengths": {"tokens": 4, "ratio": 2.5},
+        }
+    )
+    world = World(scenario)
+    world.run()
+    waits = [begin - end for (_, end), (begin, _) in pairwise(world.steps)]
+    assert max(waits[WARM_UP:]) < 0.2
