@@ -70,6 +70,8 @@ class Ledger:
         """Grows whenever a group joins or leaves a queue of the learner's."""
         self.num_wants = 0
         """Grows whenever an index may have come to want a lease."""
+        self._episodes_go_on = False
+        """An episode of the task has had several turns: which is its last, only its reward says."""
         self._gone: deque[RolloutGroup] = deque()
         """Trained, and to be forgotten."""
         self.groups: dict[int, RolloutGroup] = {}
@@ -117,10 +119,10 @@ class Ledger:
         elif row.state is ReceiptState.SCORED and row.reward is None:
             slot.turns = (*slot.turns, rollout)
             group.is_plain = False
-            _note_age(group, rollout.oldest_version)
+            group.note_age(rollout.oldest_version)
         else:
             slot.winner = rollout
-            _note_age(group, rollout.oldest_version)
+            group.note_age(rollout.oldest_version)
             self._count_end(group, row.state)
         self._want(group, row.index)
         return rollout
@@ -276,11 +278,13 @@ class Ledger:
         self._end_lease(rollout)
         group.num_tokens += rollout.num_tokens
         group.slots[rollout.index].winner = rollout
-        _note_age(group, rollout.oldest_version)
+        group.note_age(rollout.oldest_version)
         self._want(group, rollout.index)
         self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
         self._move(rollout, ReceiptState.RECEIVED)
         self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
+        if not self._episodes_go_on and group.has_come_in:
+            self._hand_over(group)
 
     def score(self, rollout: LeasedRollout, reward: float) -> None:
         """received → scored, and its episode has ended. The last one completes its group, which is then wanted from
@@ -293,7 +297,8 @@ class Ledger:
         self._count_end(group, rollout.state)
         if group.complete:
             self.revoke(group.still_leased, DropReason.EXPIRED)
-            self._out.act(HandOver(group_id=group.group_id, rollout_ids=tuple(group.received_ids)))
+            if self._episodes_go_on:
+                self._hand_over(group)
 
     def note_scoring(self, rollout: LeasedRollout, now: float) -> None:
         """The rollout's reward has come."""
@@ -328,7 +333,7 @@ class Ledger:
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         self._withdraw_turn(slot)
-        group.is_plain = False
+        group.is_plain, self._episodes_go_on = False, True
         slot.turns, slot.winner = (*slot.turns, rollout), None
         slot.failed_on, slot.scorer_failures, slot.num_returns, slot.begun = (), 0, 0, None
         self._want(group, rollout.index)
@@ -406,6 +411,10 @@ class Ledger:
         for version in [version for version in self._by_version if version < oldest_version]:
             found |= self._by_version.pop(version)
         return [self.groups[group_id] for group_id in sorted(found) if group_id in self.waiting]
+
+    def _hand_over(self, group: RolloutGroup) -> None:
+        if group.owner.for_learner:
+            self._out.act(HandOver(group_id=group.group_id, rollout_ids=tuple(group.received_ids)))
 
     def _begin(self, slot: Slot, rollout: LeasedRollout) -> None:
         """Remembers it as what another may go on with."""
@@ -494,8 +503,3 @@ class Ledger:
             unleased.discard(index)
             if not unleased:
                 group.owner.wanting.discard(group.group_id)
-
-
-def _note_age(group: RolloutGroup, policy_version: int) -> None:
-    if group.oldest_version is None or policy_version < group.oldest_version:
-        group.oldest_version = policy_version
