@@ -1,26 +1,28 @@
-"""Carries the coordinator: events in, one commit a turn, then actions out.
+"""Carries the coordinator: events in, records committed, then actions out.
 
-The only task that touches the coordinator. It takes all events that wait, lets the coordinator handle each, commits
-every record in one transaction, and only then hands the actions on. So nobody ever sees a lease or a receipt that is
-not in the store. Where an event gives the learner a step, what waits behind it waits for another turn: a learner that
-is free is told as soon as can be.
+The only one that touches the coordinator. Two tasks: one lets the coordinator handle every event as soon as it comes;
+the other takes all that has come of it since its last commit, commits the records in one transaction, and only then
+hands the actions on. So nobody ever sees a lease or a receipt that is not in the store. `BeginStep` alone is handed on
+as soon as it is said: a learner that is free waits for no commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import ACTIONS, RECORDS, Action, Effect, RolloutReceived, TrainStep
+from echo_hub.core.effects import ACTIONS, RECORDS, Action, BeginStep, Effect, RolloutReceived
 from echo_hub.core.events import Event, Tick
 from echo_hub.garbage import Garbage
 from echo_hub.store.async_store import AsyncStore
 
 INBOX_EVENTS: Final = 8_192
 """When full, those who report events wait, down to the nodes' sockets."""
+
+MOST_EFFECTS: Final = 32_768
+"""While so many wait for a commit, nothing more is handled."""
 
 SOONEST_S: Final = 0.005
 """The coordinator is told the time no sooner than this after it last heard something."""
@@ -39,6 +41,10 @@ class Driver:
         self._store = store
         self._clock = clock
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS)
+        self._effects: list[Effect] = []
+        """Of all that was handled since the last commit began."""
+        self._there_are_effects = asyncio.Event()
+        self._committed = asyncio.Event()
         self._ended = False
 
     async def report(self, event: Event) -> None:
@@ -49,27 +55,52 @@ class Driver:
     async def run(self, act: Callable[[Action], None]) -> None:
         """Works for ever. `act` is called with each action, in order, and must not wait."""
         try:
-            await self._carry_out(self.coordinator.start(self._clock()), act)
-            with Garbage() as garbage:
-                while True:
-                    events = deque([await self._next(garbage), *self._waiting()])
-                    garbage.handled(len(events))
-                    while events:
-                        await self._carry_out(self._handle(events), act)
+            self._take(self.coordinator.start(self._clock()), act)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._handle_all(act))
+                tasks.create_task(self._commit_all(act))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
         finally:
             self._ended = True
             self._waiting()  # Makes room for those who wait to report, so that they can end.
 
-    def _handle(self, events: deque[Event]) -> list[Effect]:
-        """Takes events from the left, all or as far as a step for the learner."""
-        now = self._clock()
-        effects: list[Effect] = []
-        while events:
-            of_event = self.coordinator.handle(events.popleft(), now)
-            effects += of_event
-            if any(isinstance(effect, TrainStep) for effect in of_event):
-                break
-        return effects
+    async def _handle_all(self, act: Callable[[Action], None]) -> None:
+        with Garbage() as garbage:
+            while True:
+                events = [await self._next(garbage), *self._waiting()]
+                garbage.handled(len(events))
+                now = self._clock()
+                for event in events:
+                    if self._take(self.coordinator.handle(event, now), act):
+                        await asyncio.sleep(0)  # Nor does it wait for the events behind.
+                while len(self._effects) >= MOST_EFFECTS:
+                    self._committed.clear()
+                    await self._committed.wait()
+
+    def _take(self, effects: list[Effect], act: Callable[[Action], None]) -> bool:
+        """Whether the learner may begin a step."""
+        begun = [effect for effect in effects if isinstance(effect, BeginStep)]
+        for effect in begun:
+            act(effect)
+        if effects:
+            self._effects += effects
+            self._there_are_effects.set()
+        return bool(begun)
+
+    async def _commit_all(self, act: Callable[[Action], None]) -> None:
+        while True:
+            await self._there_are_effects.wait()
+            self._there_are_effects.clear()
+            effects, self._effects = self._effects, []
+            records = [effect for effect in effects if isinstance(effect, RECORDS)]
+            if records:
+                await self._store.apply(records, self._clock())
+                self.num_received += sum(isinstance(record, RolloutReceived) for record in records)
+            self._committed.set()
+            for effect in effects:
+                if isinstance(effect, ACTIONS) and not isinstance(effect, BeginStep):
+                    act(effect)
 
     def _waiting(self) -> list[Event]:
         return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
@@ -85,12 +116,3 @@ class Driver:
             if wait_s == TICK_S:  # Nor was there anything due.
                 garbage.quiet()
             return Tick()
-
-    async def _carry_out(self, effects: list[Effect], act: Callable[[Action], None]) -> None:
-        records = [effect for effect in effects if isinstance(effect, RECORDS)]
-        if records:
-            await self._store.apply(records, self._clock())
-            self.num_received += sum(isinstance(record, RolloutReceived) for record in records)
-        for effect in effects:
-            if isinstance(effect, ACTIONS):
-                act(effect)

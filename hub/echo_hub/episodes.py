@@ -7,6 +7,7 @@ made of each answer of the environment when it was given.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,14 +39,13 @@ class TrainingBatches:
         self._store = store
         self._problems = problems
 
-    async def batch(self, step: int, held: Mapping[int, Sequence[str]]) -> list[TrainingGroup | int]:
-        """The planned batch of a step, in the order of training; the id alone of groups that are `held`, with their
-        rollouts."""
-        groups = await self._store.load_batch(step, held)
-        return [group if isinstance(group, int) else self._for_training(group) for group in groups]
+    async def batch(self, step: int) -> list[TrainingGroup]:
+        """The planned batch of a step, in the order of training."""
+        return [self._for_training(group) for group in await self._store.load_batch(step)]
 
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> dict[int, TrainingGroup]:
-        """Complete groups, with their rollouts in the order of training; those dropped meanwhile are left out."""
+        """Groups all of which has come in, with their rollouts in the order of training; those dropped meanwhile are
+        left out."""
         return {group.group_id: self._for_training(group) for group in await self._store.load_groups(wanted)}
 
     def _for_training(self, group: BatchGroup) -> TrainingGroup:
@@ -85,7 +85,7 @@ def training_rollout(episode: BatchEpisode) -> TrainingRollout:
         completion_ids=np.concatenate(ids),
         loss_mask=np.concatenate(drawn),
         behavior_logprobs=np.concatenate(logprobs),
-        reward=episode.reward,
+        reward=nan if episode.reward is None else episode.reward,
         truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in episode.turns),
         mean_version=float(np.average(versions, weights=[span.num_tokens for span in spans])),
         num_versions=len(set(versions)),

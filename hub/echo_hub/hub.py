@@ -22,6 +22,7 @@ from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
+    BeginStep,
     EvaluationDone,
     FinishRun,
     HandOver,
@@ -317,6 +318,8 @@ class Hub:
                 self._scorer.submit(action.rollout_id)
             case HandOver():
                 self._trainer.hand_over(action.group_id, action.rollout_ids)
+            case BeginStep():
+                self._trainer.begin(action.step, action.batch)
             case TrainStep():
                 self._trainer.train(action.step)
             case PublishVersion():

@@ -1,10 +1,11 @@
 """Keeps the learner process alive and gives it its work: steps, evaluations and, in co-located mode, sampling.
 
-Jobs are handed to the process in order. Groups are given to it as they are complete, and a step's order then names
-them, so that little is on the way between a step's plan and its begin. A step is ordered while the one before it is in
-training, and told of when it is computed and again when it is written; evaluations and sampling are waited for. When
-the process dies it is started again from its newest checkpoint. What was lost with it: the coordinator asks for its
-steps and its rollouts again, an evaluation goes on where it was.
+Jobs are handed to the process in order. Groups are given to it as they come in, and a step's order then names them and
+their rewards, so that little is on the way between a step's plan and its begin. A step is ordered while the one before
+it is in training, and while its plan is being committed; the process keeps nothing of it until it is told that the plan
+is in the store. A step is told of when it is computed and again when it is written; evaluations and sampling are waited
+for. When the process dies it is started again from its newest checkpoint. What was lost with it: the coordinator asks
+for its steps and its rollouts again, an evaluation goes on where it was.
 
 An evaluation never holds up training for long: it is done in parts, with the adapter of its own version, and where a
 step waits, it gives way after as much time as the last step took. So it takes half of the learner's time at most.
@@ -15,16 +16,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol, assert_never
 
+from echo_hub.core.effects import BatchGroup
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
+from echo_hub.dashboard.model import Changes
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.learner.process import Learner, StepUnderWay
 from echo_hub.learner.request_batches import batches
@@ -61,14 +63,14 @@ Report = Callable[[LearnerEvent], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Train:
+class _Begin:
     step: int
+    batch: Sequence[BatchGroup]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _HandOver:
-    group_id: int
-    rollout_ids: tuple[str, ...]
+class _Train:
+    step: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -83,13 +85,13 @@ class _Generate:
     done: asyncio.Future[Generated] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-_Job = _Train | _HandOver | _Generate | GroupRequest
+_Job = _Begin | _Train | _Generate | GroupRequest
 
 
 class Batches(Protocol):
     """Where batches come from; see `echo_hub.episodes.TrainingBatches`."""
 
-    async def batch(self, step: int, held: Mapping[int, Sequence[str]]) -> Sequence[TrainingGroup | int]: ...
+    async def batch(self, step: int) -> Sequence[TrainingGroup]: ...
 
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]: ...
 
@@ -110,8 +112,20 @@ class Trainer:
         self._batches = batches
         self._export_path = export_path
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._coming: dict[int, Sequence[str]] = {}
+        """Groups that were handed over and are not on their way yet, with their rollouts."""
         self._held: dict[int, Sequence[str]] = {}
-        """Groups that the process holds, with their rollouts."""
+        """Those that the process holds."""
+        self._loading = asyncio.Lock()
+        """Held while groups are on their way: what is told of a group last is what the process holds."""
+        self._newest_taken = -1
+        """The newest group of the step that was begun last."""
+        self._ordered = 0
+        """The newest step that the process was given; at least its version."""
+        self._planned = 0
+        """The newest step of which it is known that its plan is in the store."""
+        self._changes = Changes()
+        """Of what comes, and of what is planned."""
         self._pid: int | None = None
         self.state = LearnerState.STARTING
         self._train_s = 0.0
@@ -123,9 +137,16 @@ class Trainer:
         return self._pid
 
     def hand_over(self, group_id: int, rollout_ids: tuple[str, ...]) -> None:
-        self._jobs.put_nowait(_HandOver(group_id=group_id, rollout_ids=rollout_ids))
+        self._coming[group_id] = rollout_ids
+        self._changes.notify()
+
+    def begin(self, step: int, batch: Sequence[BatchGroup]) -> None:
+        """`train` follows, once the plan is in the store."""
+        self._jobs.put_nowait(_Begin(step=step, batch=batch))
 
     def train(self, step: int) -> None:
+        self._planned = step
+        self._changes.notify()
         self._jobs.put_nowait(_Train(step=step))
 
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
@@ -149,7 +170,9 @@ class Trainer:
                     log.info("the learner waits at %s for %d other hosts", self._settings.learner.address, hosts - 1)
                 learner = await Learner.start(self._settings, self._run_dir)
                 self._pid = learner.pid
+                self._coming.clear()
                 self._held.clear()
+                self._ordered = learner.policy_version
                 self.state = LearnerState.RUNNING
                 self._drop_what_is_asked_for_again()
                 await report(LearnerReady(policy_version=learner.policy_version, metrics=learner.resumed))
@@ -172,13 +195,19 @@ class Trainer:
         """Hands jobs over, and tells of steps as they are done. Raises the first error of either."""
         try:
             async with asyncio.TaskGroup() as steps:
+                steps.create_task(self._hand_over_all(learner))
                 while True:
                     job = await self._jobs.get()
-                    if isinstance(job, _Train):
-                        under_way = await self._order(job.step, learner)
-                        steps.create_task(self._tell_of(job.step, under_way, report, restarts))
-                    elif isinstance(job, _HandOver):
-                        await self._hand_over(job, learner)
+                    if isinstance(job, _Begin):
+                        # A process that has come with an older version is given all from the store, in order.
+                        if job.step == self._ordered + 1:
+                            under_way = await self._begin(job, learner)
+                            steps.create_task(self._tell_of(job.step, under_way, report, restarts))
+                            await self._confirm(job.step, learner)
+                    elif isinstance(job, _Train):
+                        if job.step > self._ordered:
+                            under_way = await self._order(job.step, learner)
+                            steps.create_task(self._tell_of(job.step, under_way, report, restarts))
                     else:
                         await self._carry_out(job, learner, report)
                         restarts.succeeded()
@@ -186,26 +215,47 @@ class Trainer:
             raise group.exceptions[0] from group
 
     async def _order(self, step: int, learner: Learner) -> StepUnderWay:
-        """Hands the step over, with those groups of its batch that the process does not hold yet."""
-        batch = await self._batches.batch(step, self._held)
-        named = [group for group in batch if isinstance(group, int)]
-        # A batch takes the oldest: what is older than its newest, complete before and not in it, was dropped.
-        let_go = [group_id for group_id in self._held if named and group_id < max(named) and group_id not in named]
-        for group_id in (*named, *let_go):
-            del self._held[group_id]
-        return await learner.train(step, batch, self._export_path(step), let_go=let_go)
+        """Hands over a step that was planned before this process, or this hub, was there."""
+        self._ordered = step
+        return await learner.train(step, await self._batches.batch(step), self._export_path(step))
 
-    async def _hand_over(self, first: _HandOver, learner: Learner) -> None:
-        """All groups that wait before the next other job; none if that is a step, which fetches what it lacks."""
-        wanted = {first.group_id: first.rollout_ids}
-        waiting = deque(self._jobs.get_nowait() for _ in range(self._jobs.qsize()))
-        while waiting and isinstance(job := waiting[0], _HandOver):
-            wanted[job.group_id] = job.rollout_ids
-            waiting.popleft()
-        for job in waiting:
-            self._jobs.put_nowait(job)
-        if waiting and isinstance(waiting[0], _Train):
-            return
+    async def _begin(self, job: _Begin, learner: Learner) -> StepUnderWay:
+        """Hands the step over, with those groups of its batch that the process does not hold yet."""
+        self._ordered = job.step
+        if self._lacking(job.batch):
+            async with self._loading:
+                await self._load(self._lacking(job.batch), learner)
+        rewards = {group.group_id: group.rewards for group in job.batch}
+        # A batch takes the oldest that are scored. Those older than the batch before it were dropped: all others have
+        # had time to be scored.
+        let_go = [held for held in self._held if held < self._newest_taken and held not in rewards]
+        for group_id in (*rewards, *let_go):
+            self._held.pop(group_id, None)
+        self._newest_taken = max(rewards)
+        return await learner.begin(job.step, rewards, self._export_path(job.step), let_go=let_go)
+
+    def _lacking(self, batch: Sequence[BatchGroup]) -> dict[int, Sequence[str]]:
+        wanted = {group.group_id: group.rollout_ids for group in batch}
+        return {group_id: ids for group_id, ids in wanted.items() if self._held.get(group_id) != ids}
+
+    async def _confirm(self, step: int, learner: Learner) -> None:
+        """Once the plan is in the store; no other job goes before."""
+        while self._planned < step:
+            await self._changes.wait(self._changes.number)
+        await learner.confirm(step)
+
+    async def _hand_over_all(self, learner: Learner) -> None:
+        """Whatever comes, beside all jobs."""
+        while True:
+            while not self._coming:
+                await self._changes.wait(self._changes.number)
+            async with self._loading:
+                await self._load(dict(self._coming), learner)
+
+    async def _load(self, wanted: Mapping[int, Sequence[str]], learner: Learner) -> None:
+        """Has the process hold these groups, but for those that were dropped meanwhile."""
+        for group_id in wanted:
+            self._coming.pop(group_id, None)
         groups = await self._batches.groups(wanted)
         await learner.hold(groups)
         self._held.update({group_id: wanted[group_id] for group_id in groups})

@@ -17,9 +17,18 @@ def test_while_no_batch_is_there_the_learner_is_not_held_up() -> None:
     after it, and begun half a second later."""
     steps = [
         {"train_s": 9.0, "planned_s": -9.0, "at_s": 0.0},
-        {"train_s": 2.0, "planned_s": -0.5, "at_s": 2.25, "gap_s": 0.25},
-        {"train_s": 2.0, "planned_s": 3.25, "at_s": 5.75, "gap_s": 1.5},
+        {"train_s": 2.0, "planned_s": -0.5, "at_s": 2.25, "gap_s": 0.25, "eval_s": 0.0},
+        {"train_s": 2.0, "planned_s": 3.25, "at_s": 5.75, "gap_s": 1.5, "eval_s": 0.0},
     ]
     assert list(map(waited_s, steps, steps[1:])) == [0.0, 1.0]
     assert list(map(hand_off_s, steps, steps[1:])) == [0.25, 0.5]
     assert utilisation_when_ready(steps) == pytest.approx(4.0 / 4.75)
+
+
+def test_what_it_evaluates_between_two_steps_is_no_hand_off() -> None:
+    """Of a step that was planned before the learner was free; else the evaluation may have been in the waiting time."""
+    before = {"train_s": 1.0, "planned_s": -1.0, "at_s": 0.0}
+    step = {"train_s": 1.0, "planned_s": -0.5, "at_s": 3.0, "gap_s": 0.75, "eval_s": 0.5}
+    assert hand_off_s(before, step) == 0.25
+    assert hand_off_s(before, {**step, "planned_s": 0.5}) == 0.25
+    assert hand_off_s(before, {**step, "planned_s": 0.25}) == 0.5

@@ -15,6 +15,7 @@ from echo_hub import driver as driver_module
 from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
+    BeginStep,
     FinishRun,
     LookUpReceipt,
     PrepareGroup,
@@ -101,28 +102,66 @@ async def test_what_waits_is_handled_in_order_and_committed_at_once(drive: Drive
     await asyncio.wait([running])
 
 
-async def test_a_step_for_the_learner_does_not_wait_for_what_came_behind_it(drive: Drive) -> None:
-    driven = await drive()
+async def about_to_plan(driven: Any) -> list[RolloutScored]:
+    """All but the scores of the first step's batch is in the store."""
     driven.answered -= {ScoreRollout}
     await driven.driver.report(LearnerReady(policy_version=0))
     await driven.node("a")
     await driven.until(lambda: len(driven.of(SendLease)) == 4)
-    first, second, later = driven.of(SendLease)[:3]
-    await driven.deliver(first)
-    await driven.deliver(second)
+    for lease in driven.of(SendLease)[:2]:
+        await driven.deliver(lease)
     await driven.until(lambda: len(driven.of(ScoreRollout)) == 4)
-    committed: list[bool] = []
+    return [RolloutScored(rollout_id=scored.rollout_id, reward=1.0) for scored in driven.of(ScoreRollout)]
+
+
+async def test_the_learner_may_begin_a_step_while_its_plan_is_committed_and_waits_for_nothing_behind_it(
+    drive: Drive,
+) -> None:
+    driven = await drive()
+    scores = await about_to_plan(driven)
+    seen: list[tuple[type, list[int], bool]] = []
 
     def look(action: Action) -> None:
-        if isinstance(action, TrainStep):
-            committed.append(bool(driven.store.load_payloads([f"{later.lease_id}-{later.indices[0]}"])))
+        if isinstance(action, BeginStep | TrainStep):
+            planned = [step.step for step in driven.store.snapshot().planned]
+            seen.append((type(action), planned, driven.driver.coordinator.status().nodes_connected > 1))
 
     driven.look = look
-    for scored in driven.of(ScoreRollout):
-        await driven.driver.report(RolloutScored(rollout_id=scored.rollout_id, reward=1.0))
-    await driven.deliver(later)
-    await driven.until(lambda: len(driven.of(ScoreRollout)) == 6)
-    assert committed == [False]
+    for each in (*scores, NodeConnected(node_id="b")):
+        await driven.driver.report(each)
+    await driven.until(lambda: bool(driven.of(TrainStep)))
+    assert seen == [(BeginStep, [], False), (TrainStep, [1], True)]
+    (begun,) = driven.of(BeginStep)
+    assert [(group.rollout_ids, group.rewards) for group in begun.batch] == [
+        (tuple(f"{lease.lease_id}-{index}" for index in lease.indices), (1.0, 1.0))
+        for lease in driven.of(SendLease)[:2]
+    ]
+
+
+async def test_a_step_that_was_begun_and_could_not_be_committed_is_planned_again(
+    drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
+    driven = await drive(running=False)
+    running = asyncio.create_task(driven.driver.run(driven.act))
+    answering = asyncio.create_task(driven.answer())
+    scores = await about_to_plan(driven)
+    other = sqlite3.connect(tmp_path / "echo.db")
+    other.execute("BEGIN IMMEDIATE")
+    for scored in scores:
+        await driven.driver.report(scored)
+    with pytest.raises(StorageError, match="cannot be written"):
+        await running
+    answering.cancel()
+    other.close()
+    assert [begun.step for begun in driven.of(BeginStep)] == [1] and driven.of(TrainStep) == []
+    again = await drive()
+    assert again.store.snapshot().planned == ()
+    await again.driver.report(LearnerReady(policy_version=0))
+    await again.until(lambda: bool(again.of(TrainStep)))
+    first, second = ([group.rollout_ids for group in each.of(BeginStep)[0].batch] for each in (driven, again))
+    assert first == second, "and scored again"
+    assert again.store.snapshot().planned[0].step == 1
 
 
 async def test_what_cannot_be_committed_is_not_acted_on(

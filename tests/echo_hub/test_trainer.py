@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from echo_hub import trainer as trainer_module
 from echo_hub.config.sections import HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
+from echo_hub.core.effects import BatchGroup
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.dashboard.model import Changes
@@ -45,6 +47,15 @@ def batch(step: int) -> list[TrainingGroup]:
         for index in range(2)
     )
     return [TrainingGroup(prompt_ids=PROMPTS[0], rollouts=rollouts)]
+
+
+def unrewarded(group: TrainingGroup) -> TrainingGroup:
+    return replace(group, rollouts=tuple(replace(rollout, reward=nan) for rollout in group.rollouts))
+
+
+def planned(step: int, rollouts: str = "") -> list[BatchGroup]:
+    """The same batch, as a plan has it."""
+    return [BatchGroup(step, (f"{step}-0{rollouts}",), (0.0, 1.0))]
 
 
 def request(lease_id: int, policy_version: int) -> GroupRequest:
@@ -84,8 +95,8 @@ class Hub:
         )
         self.run_dir = run_dir
         self.events: list[LearnerEvent] = []
-        self.held: list[dict[int, Sequence[str]]] = []
-        """What was held when each batch was asked for."""
+        self.loaded: list[set[int]] = []
+        """Groups that were read together."""
         self.at_batch: Callable[[], None] = lambda: None
         self.at_loss: Callable[[], None] = lambda: None
         self.at_computed: Callable[[int], None] = lambda step: None
@@ -97,15 +108,17 @@ class Hub:
             export_path=lambda step: run_dir / f"v{step}" if step % 2 else None,
         )
 
-    async def batch(self, step: int, held: Mapping[int, Sequence[str]]) -> Sequence[TrainingGroup | int]:
+    async def batch(self, step: int) -> Sequence[TrainingGroup]:
         """Of the one group STEP."""
         self.at_batch()
-        self.held.append(dict(held))
-        return [step] if step in held else batch(step)
+        return batch(step)
 
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]:
-        """Those above 99 were dropped meanwhile."""
-        return {group_id: batch(group_id)[0] for group_id in wanted if group_id < 100}
+        """Without rewards. Those above 99 were dropped meanwhile."""
+        self.loaded.append(set(wanted))
+        self._changes.notify()
+        found = {group_id: batch(group_id)[0] for group_id in wanted if group_id < 100}
+        return {group_id: unrewarded(group) for group_id, group in found.items()}
 
     async def report(self, event: LearnerEvent) -> None:
         self.events.append(event)
@@ -211,15 +224,14 @@ async def test_a_step_is_handed_over_before_the_one_before_it_is_told_of(hub: Hu
 
 
 async def handed_over(hub: Hub, *group_ids: int) -> None:
-    """With nothing behind them that would be fetched with them."""
     for group_id in group_ids:
         hub.trainer.hand_over(group_id, (f"{group_id}-0",))
-    await asyncio.ensure_future(hub.trainer.generate(heldout(0), adapter=None, greedy=True))
+    await hub.until(lambda: set(group_ids) <= set().union(*hub.loaded))
 
 
 async def test_groups_go_ahead_of_the_step_that_takes_them(tmp_path: Path) -> None:
-    """What is held is named, what is not is sent; what is older than what a step took is let go. The steps are to the
-    byte what they are with all groups sent along."""
+    """What is held is named, with its rewards, what is not is read; what came in with other rollouts is read again. The
+    steps are to the byte what they are from the store."""
     ahead, along = Hub(tmp_path / "ahead"), Hub(tmp_path / "along")
     for hub in (ahead, along):
         hub.run_dir.mkdir()
@@ -227,19 +239,55 @@ async def test_groups_go_ahead_of_the_step_that_takes_them(tmp_path: Path) -> No
             await hub.until(lambda hub=hub: hub.events == [LearnerReady(policy_version=0)])
             if hub is ahead:
                 await handed_over(hub, 0, 1, 3, 100)
-            hub.trainer.train(1)
-            hub.trainer.train(2)
-            await hub.until(lambda hub=hub: hub.steps() == [1, 2])
-            if hub is ahead:
-                await handed_over(hub, 4)
-            hub.trainer.hand_over(5, ("5-0",))
-            hub.trainer.train(3)
+            for step in (1, 2, 3):
+                if hub is ahead:
+                    hub.trainer.begin(step, planned(step, "again" if step == 3 else ""))
+                hub.trainer.train(step)
             await hub.until(lambda hub=hub: hub.steps() == [1, 2, 3])
-    assert [sorted(held) for held in ahead.held] == [[0, 1, 3], [3], [3, 4]]
-    assert [sorted(held) for held in along.held] == [[], [], []]
+    assert ahead.loaded == [{0, 1, 3, 100}, {2}, {3}] and along.loaded == []
+    assert ahead.trainer._held == {}, "what is older than the batch before was dropped"
     for step in (1, 3):
         one, other = (hub.run_dir / f"v{step}" / "adapter_model.safetensors" for hub in (ahead, along))
         assert one.read_bytes() == other.read_bytes()
+
+
+async def test_a_step_is_not_begun_by_a_process_that_lacks_the_one_before(hub: Hub) -> None:
+    """It came with an older checkpoint: the coordinator repeats a step, and plans the next in the same turn."""
+    async with hub.running(), asyncio.timeout(60):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        hub.trainer.begin(2, planned(2))
+        hub.trainer.train(1)
+        hub.trainer.train(2)
+        await hub.until(lambda: hub.steps() == [1, 2])
+    assert hub.loaded == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_nothing_of_a_step_is_kept_before_its_plan_is_in_the_store(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is killed once it has computed it, and comes back as if it had never been begun; no other job goes
+    before the plan, and what was handed over to the process before is gone with it."""
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    async with hub.running(), asyncio.timeout(60):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        await handed_over(hub, 1, 2)
+        hub.trainer.begin(1, planned(1))
+        evaluation = asyncio.ensure_future(hub.trainer.generate(heldout(0), adapter=None, greedy=True))
+        await hub.until(lambda: StepComputed(step=1) in hub.events)
+        assert not (hub.run_dir / "v1").exists() and not list(hub.run_dir.glob("checkpoints/*"))
+        assert not evaluation.done() and hub.trainer.pid is not None
+        os.kill(hub.trainer.pid, signal.SIGKILL)
+        await hub.until(lambda: hub.events[-2:] == [LearnerLost(), LearnerReady(policy_version=0)])
+        assert len((await evaluation).rollouts) == 3
+        hub.trainer.train(1)  # The plan was committed after all.
+        await hub.until(lambda: hub.steps() == [1])
+        hub.trainer.begin(2, planned(2))
+        await hub.until(lambda: StepComputed(step=2) in hub.events)
+        hub.trainer.train(2)
+        await hub.until(lambda: hub.steps() == [1, 2])
+    assert hub.loaded == [{1, 2}, {2}]
+    assert hub.events.count(StepComputed(step=2)) == 1, "a step that was begun is not trained again"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -268,23 +316,6 @@ async def test_a_step_that_is_computed_and_not_written_is_not_told_as_done(
         assert ready.policy_version == hub.steps()[-1] == 1
         hub.trainer.train(2)
         await hub.until(lambda: hub.steps() == [1, 2])
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-async def test_a_new_process_holds_nothing_of_what_the_one_before_it_held(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
-    async with hub.running(), asyncio.timeout(60):
-        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
-        await handed_over(hub, 1, 2)
-        assert hub.trainer.pid is not None
-        os.kill(hub.trainer.pid, signal.SIGKILL)
-        hub.trainer.train(1)
-        await hub.until(lambda: len(hub.events) > 1 and hub.is_ready_again(0))
-        hub.trainer.train(1)
-        await hub.until(lambda: hub.steps() == [1])
-    assert hub.held[-1] == {}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")

@@ -59,7 +59,7 @@ def check_what_was_trained(run: Path) -> None:
     problems = Problems.of_run(config, codec)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     store = Store.open(f"sqlite:///{run / 'echo.db'}")
-    groups = store.load_batch(1, {})
+    groups = store.load_batch(1)
     store.close()
     turns = [len(episode.turns) for group in groups for episode in group.episodes]
     assert len(set(turns)) > 1 and max(turns) == 3

@@ -2,7 +2,8 @@
 
 The shell commits all records of one turn in one transaction before it carries out any of the turn's actions. So an ack
 or a lease that a node has seen is always in the store, and a crash between the two loses only actions, which the
-coordinator repeats when it is rebuilt from the store.
+coordinator repeats when it is rebuilt from the store. `BeginStep` alone does not wait for the commit: nobody sees
+anything of what it sets off before the TrainStep that does.
 """
 
 from __future__ import annotations
@@ -229,18 +230,40 @@ class ScoreRollout:
 
 @_effect
 class HandOver:
-    """Action: the group is complete; give it to the learner ahead of the step that will take it, which is one of the
-    next or none. Its rollouts are in the order of training."""
+    """Action: all of the group has come in, if none of it is found wanting; give it to the learner ahead of the step
+    that will take it, which is one of the next or none. Its rollouts, in the order of training, may still be without
+    rewards. Told again of the same group, it has other rollouts."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
 
 
+class BatchGroup(NamedTuple):
+    """A group of a step's batch."""
+
+    group_id: int
+    rollout_ids: tuple[str, ...]
+    """As HandOver has them."""
+    rewards: tuple[float, ...]
+    """Of its episodes, in the same order."""
+
+
+@_effect
+class BeginStep:
+    """Action, while the records of its turn are still being committed: let the learner compute this step, which is
+    planned in this turn, but keep nothing of it until it is told to train it by the TrainStep of the same turn, which
+    comes once the plan is in the store. The learner has most of the batch, by HandOver. It may come before an earlier
+    TrainStep: a learner that lacks the step before lets it be, and takes all from the TrainStep."""
+
+    step: int
+    batch: tuple[BatchGroup, ...]
+
+
 @_effect
 class TrainStep:
-    """Action: give the learner, which may still be at work on the step before, the planned batch of this step, of which
-    it has what was handed over; then answer StepComputed and StepDone. Steps come in order, two at most without
-    StepDone. Of the complete groups that are older than the batch's newest, those that are not in it are gone."""
+    """Action: give the learner, which may still be at work on the step before, the planned batch of this step, unless
+    BeginStep did, and have it keep what it leaves; then answer StepComputed and StepDone. Steps come in order, two at
+    most without StepDone."""
 
     step: int
 
@@ -289,6 +312,7 @@ Action = (
     | LookUpReceipt
     | ScoreRollout
     | HandOver
+    | BeginStep
     | TrainStep
     | PublishVersion
     | AnnounceVersion

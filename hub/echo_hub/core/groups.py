@@ -161,6 +161,12 @@ class RolloutGroup:
         return self.num_ended == len(self.slots)
 
     @property
+    def has_come_in(self) -> bool:
+        """Whether the turn in progress of every episode has come in: if each is the last of its episode and passes,
+        nothing is missing."""
+        return all(slot.winner is not None for slot in self.slots)
+
+    @property
     def received(self) -> list[LeasedRollout]:
         """All rollouts that have come in, in the order of their indices and turns."""
         return [rollout for slot in self.slots for rollout in slot.received]
@@ -177,14 +183,19 @@ class RolloutGroup:
         return ids
 
     @property
+    def rewards(self) -> list[float]:
+        """Of its episodes that have one, in order."""
+        won = [slot.winner.reward for slot in self.slots if slot.winner is not None]
+        return [reward for reward in won if reward is not None]
+
+    @property
     def still_leased(self) -> list[LeasedRollout]:
         return [rollout for slot in self.slots for rollout in slot.leased]
 
     @property
     def has_advantage(self) -> bool:
         """Whether the rewards of its episodes differ."""
-        won = [slot.winner.reward for slot in self.slots if slot.winner is not None]
-        return not all_equal([reward for reward in won if reward is not None])
+        return not all_equal(self.rewards)
 
     def note_age(self, rollout: LeasedRollout) -> None:
         """It has come in."""

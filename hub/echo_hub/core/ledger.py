@@ -70,6 +70,8 @@ class Ledger:
         """Grows whenever a group joins or leaves a queue of the learner's."""
         self.num_wants = 0
         """Grows whenever an index may have come to want a lease."""
+        self._episodes_go_on = False
+        """An episode of the task has had several turns: which is its last, only its reward says."""
         self._gone: deque[RolloutGroup] = deque()
         """Trained, and to be forgotten."""
         self.groups: dict[int, RolloutGroup] = {}
@@ -265,6 +267,8 @@ class Ledger:
         self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
         self._move(rollout, ReceiptState.RECEIVED)
         self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
+        if not self._episodes_go_on and group.has_come_in:
+            self._hand_over(group)
 
     def score(self, rollout: LeasedRollout, reward: float) -> None:
         """received → scored, and its episode has ended. The last one completes its group, which is then wanted from
@@ -277,7 +281,8 @@ class Ledger:
         self._count_end(group, rollout.state)
         if group.complete:
             self.revoke(group.still_leased, DropReason.EXPIRED)
-            self._out.act(HandOver(group_id=group.group_id, rollout_ids=tuple(group.received_ids)))
+            if self._episodes_go_on:
+                self._hand_over(group)
 
     def note_scoring(self, rollout: LeasedRollout, now: float) -> None:
         """The rollout's reward has come."""
@@ -312,7 +317,7 @@ class Ledger:
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         self._withdraw_turn(slot)
-        group.is_plain = False
+        group.is_plain, self._episodes_go_on = False, True
         slot.turns, slot.winner = (*slot.turns, rollout), None
         slot.failed_on, slot.scorer_failures, slot.num_returns, slot.begun = (), 0, 0, None
         self._want(group, rollout.index)
@@ -389,6 +394,10 @@ class Ledger:
         for version in [version for version in self._by_version if version < oldest_version]:
             found |= self._by_version.pop(version)
         return [self.groups[group_id] for group_id in sorted(found) if group_id in self.waiting]
+
+    def _hand_over(self, group: RolloutGroup) -> None:
+        if group.owner.for_learner:
+            self._out.act(HandOver(group_id=group.group_id, rollout_ids=tuple(group.received_ids)))
 
     def _begin(self, slot: Slot, rollout: LeasedRollout) -> None:
         """Remembers it as what another may go on with."""

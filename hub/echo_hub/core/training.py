@@ -10,8 +10,10 @@ its batch, so that it goes on at once. Once it has nothing to do, a batch may ov
 k + 1 consumes at version k wherever the learner stands when its batch is written, and the staleness bound holds it to
 that. In lock-step modes nothing is complete for step k + 1 before version k is published.
 
-A step is written before it is trained and counted once: a learner that comes back with planned steps already in its
-checkpoint has trained them and brings their metrics, one that comes back without them gets the very same batches again.
+The batch of a step is in the books before anybody sees anything of the step: the learner begins it while its batch is
+being written, but keeps nothing of it before. A step is counted once: a learner that comes back with planned steps
+already in its checkpoint has trained them and brings their metrics, one that comes back without them gets the very same
+batches again.
 
 Which groups a step takes:
 - `groups_per_step` complete ones, oldest first;
@@ -33,14 +35,14 @@ from statistics import fmean
 from typing import Final
 
 from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version
-from echo_hub.core.effects import AnnounceVersion, PublishVersion, TrainStep, VersionRecorded
+from echo_hub.core.effects import AnnounceVersion, BatchGroup, BeginStep, PublishVersion, TrainStep, VersionRecorded
 from echo_hub.core.events import GroupPrepared
 from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow
+from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow
 from echo_hub.core.tempo import Tempo
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason
@@ -267,8 +269,10 @@ class Training:
             return
         while self._given < self.learner_version + STEPS_AHEAD:
             step = self._given + 1
-            if step == self.next_step and not self._plan(now):
-                return
+            if step == self.next_step:
+                if not self._plan(now):
+                    return
+                self._begin(self.planned[-1])
             self._train(step, now)
 
     def sweep(self, now: float) -> None:
@@ -325,6 +329,11 @@ class Training:
                 if tokens >= budget:
                     return complete.first(position + 1)
         return complete.first(most) if len(complete) >= most else ()
+
+    def _begin(self, planned: StepRow) -> None:
+        groups = [self._ledger.groups[group_id] for group_id in planned.group_ids]
+        batch = [BatchGroup(group.group_id, tuple(group.received_ids), tuple(group.rewards)) for group in groups]
+        self._out.act(BeginStep(step=planned.step, batch=tuple(batch)))
 
     def _train(self, step: int, now: float) -> None:
         self._given = step

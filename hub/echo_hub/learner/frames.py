@@ -3,7 +3,8 @@
 A request is {call, command, ...}. It is answered by any number of {call, kind: "item", ...} and then by one
 {call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}. The one item of "train" says
 that the step is computed; its result may come after answers to later requests, but not after that of the next "train".
-"hold" is not answered: it gives groups ahead of the "train" that names them.
+"begin" is a "train" of groups that it names, which "hold" has given, and that is not written before a "confirm": that
+is the next request but for "hold". "hold" and "confirm" are not answered.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 _ERRORS: dict[str, type[EchoError]] = {cls.default_code: cls for cls in (ConfigError, LearnerError, StorageError)}
 
 
-def pack_groups(groups: Sequence[TrainingGroup | int]) -> list[Frame | int]:
-    """A group that the process holds stands there by its id."""
-    return [group if isinstance(group, int) else pack_group(group) for group in groups]
+def pack_groups(groups: Sequence[TrainingGroup]) -> list[Frame]:
+    return [pack_group(group) for group in groups]
 
 
 def pack_group(group: TrainingGroup) -> Frame:

@@ -76,31 +76,39 @@ class Learner:
 
     async def hold(self, groups: Mapping[int, TrainingGroup]) -> None:
         """Gives the process groups of steps to come, by their ids; it holds each until a step takes it or lets it
-        go."""
-        if self._ended is not None:
-            raise self._ended
-        packed = {group_id: frames.pack_group(group) for group_id, group in groups.items()}
-        await self._child.send({"call": next(self._numbers), "command": "hold", "groups": packed})
+        go. A reward that is not known yet is NaN."""
+        await self._tell("hold", groups={group_id: frames.pack_group(group) for group_id, group in groups.items()})
 
-    async def train(
+    async def train(self, step: int, groups: Sequence[TrainingGroup], export_to: Path | None) -> StepUnderWay:
+        """Hands the process the step that turns version `step` - 1 into `step`, which it may not hold yet: it begins
+        once it has carried out what it was given before."""
+        fields = {"groups": frames.pack_groups(groups), "export_to": None if export_to is None else str(export_to)}
+        return StepUnderWay(await self._call("train", step=step, **fields))
+
+    async def begin(
         self,
         step: int,
-        groups: Sequence[TrainingGroup | int],
+        rewards: Mapping[int, Sequence[float]],
         export_to: Path | None,
         *,
         let_go: Collection[int] = (),
     ) -> StepUnderWay:
-        """Hands the process the step that turns version `step` - 1 into `step`, which it may not hold yet: it begins
-        once it has carried out what it was given before.
+        """As `train`, but nothing of the step is written, nor is it told as done, before `confirm`, before which the
+        process is to be told nothing but what to hold.
 
-        A group that it holds stands in the batch by its id. `let_go`: groups that it holds and no step will take.
+        Of groups that it holds, in the order of `rewards`, which has those of each group's rollouts. `let_go`: groups
+        that it holds and no step will take.
         """
         fields = {
-            "groups": frames.pack_groups(groups),
+            "rewards": [[group_id, list(of_group)] for group_id, of_group in rewards.items()],
             "export_to": None if export_to is None else str(export_to),
             "let_go": list(let_go),
         }
-        return StepUnderWay(await self._call("train", step=step, **fields))
+        return StepUnderWay(await self._call("begin", step=step, **fields))
+
+    async def confirm(self, step: int) -> None:
+        """The step that was begun may be written."""
+        await self._tell("confirm", step=step)
 
     async def sample(self, groups: Sequence[GroupRequest]) -> AsyncGenerator[FinishedRollout, None]:
         """Draws all rollouts of `groups`, which must ask for `policy_version`; yields each when it is finished."""
@@ -128,6 +136,12 @@ class Learner:
         """Ends the process, after its step if that does not take long. Harmless when it has ended."""
         await self._child.stop()
         await self._reader
+
+    async def _tell(self, command: str, **fields: Any) -> None:
+        """Sends one command that is not answered."""
+        if self._ended is not None:
+            raise self._ended
+        await self._child.send({"call": next(self._numbers), "command": command, **fields})
 
     async def _call(self, command: str, **fields: Any) -> AsyncGenerator[Frame, None]:
         """Sends one command; the answers to it, of which the last is its result."""

@@ -67,6 +67,7 @@ class TrainingRollout:
     behavior_logprobs: NDArray[np.float32]
     """[T] nats at the sampling temperature; 0 where the policy drew nothing."""
     reward: float
+    """NaN: it is not known yet."""
     truncated: bool
     """Whether the completion, or any of its turns, was cut off at sampling.max_tokens."""
     mean_version: float = 0.0

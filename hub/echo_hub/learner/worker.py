@@ -2,9 +2,12 @@
 
 One command at a time, in order. A step is told of twice: that it is computed, at once, and its result once all is
 written that it leaves, its adapter and its checkpoint. They are copied at its end and written beside what comes next;
-the result of the next step comes no earlier. So a kill at any
-moment costs what is not in a checkpoint yet, two steps at most where each is checkpointed, and the hub gives those
-again. What is still to be begun when the hub closes the pipe, or is gone, is not begun.
+the result of the next step comes no earlier. So a kill at any moment costs what is not in a checkpoint yet, two steps
+at most where each is checkpointed, and the hub gives those again. What is still to be begun when the hub closes the
+pipe, or is gone, is not begun.
+
+A step may come before its batch is in the hub's store. Nothing of it is written then until the hub has confirmed that
+it is, nor is the next one begun: of a step that the hub forgets in a crash, nothing is left.
 
 Only one learner works in a run directory: it holds RUN/learner.lock, which the system frees when the process dies. A
 command that is refused changes nothing (LearnerError); any other failure ends the process, and the next one starts
@@ -72,6 +75,8 @@ class Worker:
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
         self._writer = Writer()
+        self._unconfirmed: Callable[[], None] | None = None
+        """Writes what the last step has left, if that is computed and not confirmed."""
         self.failed = False
         """Writing has failed, and the hub was told."""
         self._eval_s = 0.0
@@ -114,7 +119,7 @@ class Worker:
 
     def admitted(self, frame: Frame) -> Frame:
         """The command, with all that ranks on other hosts need. Raises LearnerError when it is refused."""
-        if frame["command"] == "train":
+        if frame["command"] in ("train", "begin"):
             return self._admitted_step(frame)
         if frame["command"] == "sample":
             for request in frame["groups"]:
@@ -133,18 +138,23 @@ class Worker:
 
     def _admitted_step(self, frame: Frame) -> Frame:
         """With the groups that it names in their places."""
-        named = [group for group in frame["groups"] if isinstance(group, int)]
-        groups = [self._held[group] if isinstance(group, int) else group for group in frame["groups"]]
+        if self._unconfirmed is not None:
+            raise LearnerError("The step before this one is not confirmed yet.", got=f"step {frame['step']}")
         if frame["step"] != self.policy_version + 1:
             raise LearnerError(
                 "This step does not follow the version that the learner holds.",
                 got=f"step {frame['step']}, version {self.policy_version}",
                 do=f"Train step {self.policy_version + 1}.",
             )
+        if frame["command"] == "train":
+            check_groups(frames.unpack_groups(frame["groups"]))
+            return {**frame, "confirmed": True}
+        groups = [_rewarded(self._held[group_id], rewards) for group_id, rewards in frame["rewards"]]
         check_groups(frames.unpack_groups(groups))
-        for group_id in (*named, *frame["let_go"]):
+        for group_id in (*(group_id for group_id, _ in frame["rewards"]), *frame["let_go"]):
             del self._held[group_id]
-        return {**frame, "groups": groups}
+        step = {key: frame[key] for key in ("step", "export_to")}
+        return {"command": "train", **step, "groups": groups, "confirmed": False}
 
     def handle(self, frame: Frame, answer: Answer) -> None:
         """Carries an admitted command out and answers it: items, each of kind "item", and at last the result. A step is
@@ -153,7 +163,13 @@ class Worker:
         Raises what the write of an earlier step raised.
         """
         if frame["command"] == "train":
-            self._train(frame["step"], frames.unpack_groups(frame["groups"]), frame["export_to"], answer)
+            self._train(frame["step"], frames.unpack_groups(frame["groups"]))
+            keep = partial(self._keep, frame["export_to"], answer)
+            answer({"kind": "item", "computed": frame["step"]})
+            if frame["confirmed"]:
+                keep()
+            else:
+                self._unconfirmed = keep
             return
         began = time.perf_counter()
         requests = [frames.unpack_request(request) for request in frame["groups"]]
@@ -171,8 +187,16 @@ class Worker:
         """Returns once all is written; raises what writing raised."""
         self._writer.wait()
 
-    def _train(self, step: int, groups: Sequence[TrainingGroup], export_to: str | None, answer: Answer) -> None:
-        training, learner = self._settings.training, self._settings.learner
+    def confirm(self, step: int) -> None:
+        """Has what is left of a step that was begun written; one that was refused has left nothing.
+
+        Raises what the write of an earlier step raised.
+        """
+        keep, self._unconfirmed = self._unconfirmed, None
+        if keep is not None and step == self.policy_version:
+            keep()
+
+    def _train(self, step: int, groups: Sequence[TrainingGroup]) -> None:
         self._offload.take_back()
         began = time.perf_counter()
         metrics = train_step(self._policy, self._optimizer, groups, self._settings, learner_version=self.policy_version)
@@ -180,11 +204,14 @@ class Worker:
         if self._ended is not None:
             metrics[GAP_S.key] = began - self._ended
         self._ended = time.perf_counter()
-        answer({"kind": "item", "computed": step})
         before = {number: of_step for number, of_step in self.metrics.items() if number == step - 1}
         self.policy_version, self.metrics = step, {**before, step: metrics}
+
+    def _keep(self, export_to: str | None, answer: Answer) -> None:
+        """Begins to write what the last step has left."""
         if self._ranks.rank:
             return
+        step, training, learner = self.policy_version, self._settings.training, self._settings.learner
         self._writer.wait()
         checkpointed = step % learner.checkpoint_every == 0 or step == training.steps
         tensors = checkpoint.take(self._policy, self._optimizer if checkpointed else None)
@@ -286,6 +313,11 @@ def check_groups(groups: Sequence[TrainingGroup]) -> None:
         )
 
 
+def _rewarded(group: Frame, rewards: Sequence[float]) -> Frame:
+    rollouts = [{**rollout, "reward": reward} for rollout, reward in zip(group["rollouts"], rewards, strict=True)]
+    return {**group, "rollouts": rollouts}
+
+
 def _is_whole(rollout: TrainingRollout) -> bool:
     tokens = len(rollout.completion_ids)
     return tokens == len(rollout.behavior_logprobs) == len(rollout.loss_mask) > 0 and bool(rollout.loss_mask[-1])
@@ -311,6 +343,9 @@ def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
             assert worker is not None, "the parent opens first"
             if frame["command"] == "hold":
                 worker.hold(frame["groups"])
+                continue
+            if frame["command"] == "confirm":
+                worker.confirm(frame["step"])
                 continue
             worker.handle(ranks.tell(worker.admitted(frame)), answer)
         except BrokenPipeError:

@@ -20,6 +20,7 @@ import numpy as np
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     AnnounceVersion,
+    BeginStep,
     CostAccrued,
     Effect,
     EvaluationDone,
@@ -244,6 +245,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     SendLease: World._send_lease,
     RevokeLease: World._revoke,
     HandOver: World._ignore,
+    BeginStep: World._ignore,
     TrainStep: World._train,
     PublishVersion: World._publish,
     AnnounceVersion: World._announce,

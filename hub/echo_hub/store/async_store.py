@@ -59,8 +59,8 @@ class AsyncStore:
     ) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
         return await self._read(self.store.load_turns, episodes)
 
-    async def load_batch(self, step: int, known: Mapping[int, Sequence[str]]) -> list[BatchGroup | int]:
-        return await self._read(self.store.load_batch, step, known)
+    async def load_batch(self, step: int) -> list[BatchGroup]:
+        return await self._read(self.store.load_batch, step)
 
     async def load_groups(self, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
         return await self._read(self.store.load_groups, wanted)

@@ -66,7 +66,8 @@ class BatchEpisode:
     """One index of a group: its turns in order, one or more, and its reward."""
 
     turns: tuple[BatchTurn, ...]
-    reward: float
+    reward: float | None
+    """None: it has not been scored yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,9 +295,8 @@ def _ids(stored: bytes | None) -> NDArray[np.int32]:
     return np.frombuffer(stored or b"", dtype="<i4")
 
 
-def read_batch(connection: Connection, step: int, known: Mapping[int, Sequence[str]]) -> list[BatchGroup | int]:
-    """The planned batch, in the order of training; of the groups that are `known`, with their rollouts, the id alone.
-    Raises StorageError when it is not, or no longer, in the store."""
+def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
+    """The planned batch, in the order of training. Raises StorageError when it is not, or no longer, in the store."""
     batch = connection.execute(
         select(steps.c.group_ids, steps.c.rollout_ids, steps.c.pruned).where(steps.c.step == step)
     ).one_or_none()
@@ -306,16 +306,12 @@ def read_batch(connection: Connection, step: int, known: Mapping[int, Sequence[s
             got=f"step {step}, {'never planned' if batch is None else 'pruned'}",
             do="Restore the run directory, checkpoints and database together, from one backup.",
         )
-    missing = [group_id for group_id in batch.group_ids if group_id not in known]
-    have = {name for group_id in batch.group_ids for name in known.get(group_id, ())}
-    rows = _rollout_rows(connection, missing)
-    in_order = [(name, rows[name]) for name in batch.rollout_ids if name not in have]
-    found = {group.group_id: group for group in _batch_groups(connection, missing, in_order)}
-    return [group_id if group_id in known else found[group_id] for group_id in batch.group_ids]
+    rows = _rollout_rows(connection, batch.group_ids)
+    return _batch_groups(connection, batch.group_ids, [(name, rows[name]) for name in batch.rollout_ids])
 
 
 def read_groups(connection: Connection, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
-    """Complete groups with their rollouts, in the orders given; those dropped meanwhile are left out."""
+    """Groups with these of their rollouts, in the orders given; those dropped meanwhile are left out."""
     rows = _rollout_rows(connection, wanted)
     there = {group_id: names for group_id, names in wanted.items() if all(name in rows for name in names)}
     return _batch_groups(connection, there, [(name, rows[name]) for names in there.values() for name in names])

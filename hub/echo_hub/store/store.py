@@ -84,14 +84,13 @@ class Store:
         with self._reading() as connection:
             return reading.read_turns(connection, episodes)
 
-    def load_batch(self, step: int, known: Mapping[int, Sequence[str]]) -> list[BatchGroup | int]:
-        """The planned batch of a step, in the order of training; of groups that are `known`, with their rollouts, the
-        id alone. Raises StorageError when it is pruned."""
+    def load_batch(self, step: int) -> list[BatchGroup]:
+        """The planned batch of a step, in the order of training. Raises StorageError when it is pruned."""
         with self._reading() as connection:
-            return reading.read_batch(connection, step, known)
+            return reading.read_batch(connection, step)
 
     def load_groups(self, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
-        """Complete groups with their rollouts, in the orders given; those dropped meanwhile are left out."""
+        """Groups with these of their rollouts, in the orders given; those dropped meanwhile are left out."""
         with self._reading() as connection:
             return reading.read_groups(connection, wanted)
 

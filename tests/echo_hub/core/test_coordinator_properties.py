@@ -38,6 +38,7 @@ from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     RECORDS,
     AnnounceVersion,
+    BeginStep,
     Effect,
     EvaluationDone,
     FinishRun,
@@ -245,6 +246,8 @@ class World(RuleBasedStateMachine):
         self.jobs, self.num_computed = [], 0
         self.held: dict[int, tuple[str, ...]] = {}
         """Groups that were handed over to the learner, with their rollouts."""
+        self.begun: tuple[BeginStep, ...] = ()
+        """Steps that the learner was given while their turn was being committed."""
         self.learner = None
         for node in self.nodes.values():
             node.connected = False
@@ -260,6 +263,9 @@ class World(RuleBasedStateMachine):
     def _carry_out(self, effects: list[Effect]) -> None:
         records = [effect for effect in effects if isinstance(effect, RECORDS)]
         assert effects[: len(records)] == records, "records come first"
+        self.begun = tuple(effect for effect in effects if isinstance(effect, BeginStep))
+        for begun in self.begun:
+            self._look_for(begun.batch)
         crash, self.crash_at = self.crash_at, ""
         if crash == "before commit":
             self._die()
@@ -469,13 +475,13 @@ class World(RuleBasedStateMachine):
                 assert len(self.jobs) < 2
                 batch = [
                     turn.rollout_id
-                    for group in self.store.load_batch(action.step, {})
+                    for group in self.store.load_batch(action.step)
                     for episode in group.episodes
                     for turn in episode.turns
                 ]
-                self._take_what_is_held(action.step)
                 assert self.batches_seen.setdefault(action.step, batch) == batch, "a repeated step has the same batch"
                 self.jobs.append(action.step)
+                self._check_what_was_begun(action.step)
             case HandOver():
                 self.held[action.group_id] = action.rollout_ids
             case PublishVersion():
@@ -488,19 +494,21 @@ class World(RuleBasedStateMachine):
             case FinishRun():
                 self.finished += 1
 
-    def _take_what_is_held(self, step: int) -> None:
-        """What was handed over of the batch is what the books have; what is older and not in it is gone."""
-        whole = {group.group_id: group for group in self.store.load_batch(step, {})}
-        lacking = self.store.load_batch(step, self.held)
-        taken = {group for group in lacking if isinstance(group, int)}
-        assert [each if isinstance(each, int) else each.group_id for each in lacking] == list(whole)
-        assert taken == whole.keys() & self.held.keys()
-        for group_id in taken:
-            turns = [turn.rollout_id for episode in whole[group_id].episodes for turn in episode.turns]
-            assert list(self.held.pop(group_id)) == turns
-        for group_id in [held for held in self.held if taken and held < max(taken)]:
-            assert group_id in self.closed, "only what was dropped is let go"
-            del self.held[group_id]
+    def _look_for(self, batch: Sequence[effects.BatchGroup]) -> None:
+        """Before the turn is committed: what the learner lacks of the batch can be read all the same."""
+        lacking = {
+            group.group_id: group.rollout_ids for group in batch if self.held.get(group.group_id) != group.rollout_ids
+        }
+        assert {group.group_id for group in self.store.load_groups(lacking)} == lacking.keys()
+
+    def _check_what_was_begun(self, step: int) -> None:
+        """It is what the books have of the step, once it is committed."""
+        for begun in (begun for begun in self.begun if begun.step == step):
+            planned = self.store.load_batch(step)
+            assert [group.group_id for group in begun.batch] == [group.group_id for group in planned]
+            for said, group in zip(begun.batch, planned, strict=True):
+                turns = [turn.rollout_id for episode in group.episodes for turn in episode.turns]
+                assert (list(said.rollout_ids), list(said.rewards)) == (turns, [each.reward for each in group.episodes])
 
     def _receive(self, node_id: str, receipts: Sequence[Receipt | effects.Receipt]) -> None:
         latest = {receipt.rollout_id: receipt for receipt in receipts}  # One turn may score and drop.

@@ -7,6 +7,7 @@ from echo_hub.core.effects import (
     Effect,
     GroupDropped,
     GroupOpened,
+    HandOver,
     RevokeLease,
     RolloutReceived,
     RolloutsDropped,
@@ -103,6 +104,31 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
     assert trained == StepTrained(step=1, rollout_ids=("1-0", "1-1"), metrics={"loss": 1.0}, trained_at=7.0)
     assert told == SendTrained(rollout_ids=("1-0", "1-1"), node_ids=("a", "a"))
     assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.ledger.waiting) == 0
+
+
+def test_a_group_is_handed_over_once_all_of_it_has_come_in_and_again_with_other_rollouts() -> None:
+    """Before it has rewards; of episodes that go on, nobody knows before that which turn was the last."""
+    books = Books()
+    ledger = books.ledger
+    books.open(0)
+    books.lease(0, 0, 1)
+    books.receive("1-0", "1-1", score=False)
+    assert handed_over(books) == [HandOver(group_id=0, rollout_ids=("1-0", "1-1"))]
+    ledger.fail(ledger.rollouts["1-1"], DropReason.INVALID, "")
+    books.lease(0, 1)
+    books.receive("2-1", score=False)
+    assert handed_over(books) == [HandOver(group_id=0, rollout_ids=("1-0", "2-1"))]
+    ledger.go_on(ledger.rollouts["1-0"], np.array([8], np.int32))
+    ledger.score(ledger.rollouts["2-1"], 0.5)
+    books.lease(0, 0, turn=1)
+    books.receive("3-0", score=False)
+    assert handed_over(books) == []
+    ledger.score(ledger.rollouts["3-0"], 0.5)
+    assert handed_over(books) == [HandOver(group_id=0, rollout_ids=("1-0", "3-0", "2-1"))]
+
+
+def handed_over(books: Books) -> list[Effect]:
+    return [effect for effect in books.out.take() if isinstance(effect, HandOver)]
 
 
 def test_wanting_follows_every_change() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from echo_hub.core.effects import (
     AnnounceVersion,
+    BatchGroup,
+    BeginStep,
     FinishRun,
     GroupDropped,
     GroupOpened,
@@ -55,6 +57,8 @@ def test_a_step_is_planned_once_the_learner_is_ready_and_enough_is_complete(benc
     (planned,) = b.of(StepPlanned)
     assert (planned.step, planned.group_ids) == (1, (0, 1))
     assert planned.rollout_ids == ("1-0", "1-1", "2-0", "2-1")
+    batch = (BatchGroup(0, ("1-0", "1-1"), (1.0, 1.0)), BatchGroup(1, ("2-0", "2-1"), (1.0, 1.0)))
+    assert b.of(BeginStep) == [BeginStep(step=1, batch=batch)]
     assert b.of(TrainStep) == [TrainStep(step=1)]
 
 
@@ -316,7 +320,7 @@ def test_a_learner_without_the_planned_step_gets_the_same_batch_again(bench: Ben
     assert b.of(TrainStep) == [TrainStep(step=3)] and b.of(StepPlanned) == []
     b.tell(LearnerLost())
     b.learner(2)
-    assert b.of(TrainStep) == [TrainStep(step=3)] and b.of(StepPlanned) == []
+    assert b.of(TrainStep) == [TrainStep(step=3)] and b.of(StepPlanned) == b.of(BeginStep) == []
 
 
 def test_a_learner_that_has_the_planned_step_has_trained_it(bench: BenchOf) -> None:

@@ -65,7 +65,7 @@ def alone(settings: LearnerSettings, make_groups: MakeGroups, run_dir: Path) -> 
 
     for step in (1, 2, 3):
         export_to = str(run_dir / "v3") if step == 3 else None
-        ask("train", step=step, groups=frames.pack_groups(make_groups(step)), export_to=export_to, let_go=())
+        ask("train", step=step, groups=frames.pack_groups(make_groups(step)), export_to=export_to)
     requests = [frames.pack_request(one) for one in REQUESTS]
     sampled = ask("sample", groups=requests)
     by_base = ask("evaluate", groups=requests, adapter=None, greedy=True)
@@ -106,7 +106,7 @@ class Hub:
             export_path=lambda step: run_dir / f"v{step}",
         )
 
-    async def batch(self, step: int, held: Mapping[int, Sequence[str]]) -> Sequence[TrainingGroup]:
+    async def batch(self, step: int) -> Sequence[TrainingGroup]:
         if step == 3 and not self.killed:
             self.killed = ranks_below(self.trainer.pid)
             # Rank 0 takes the step up and waits for rank 1, which is dead before it has done its part.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +94,6 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
         step=3,
         groups=frames.pack_groups(make_groups(3)),
         export_to=str(tmp_path / "v3-again"),
-        let_go=(),
     )
     torch.use_deterministic_algorithms(False)
     assert digest(tmp_path / "v3-again") == before
@@ -158,7 +157,7 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
     infinite = replace(first, behavior_logprobs=np.full_like(first.behavior_logprobs, -np.inf))
 
     def train(step: int, groups: list[TrainingGroup]) -> list[Frame]:
-        return ask(worker, "train", step=step, groups=frames.pack_groups(groups), export_to=None, let_go=())
+        return ask(worker, "train", step=step, groups=frames.pack_groups(groups), export_to=None)
 
     with pytest.raises(LearnerError, match="does not follow"):
         train(2, groups)
@@ -206,7 +205,6 @@ def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(
                 "step": step,
                 "groups": groups,
                 "export_to": str(run / f"v{step}"),
-                "let_go": (),
             }
             worker.handle(worker.admitted(train), look)
             if name == "one by one":
@@ -217,6 +215,60 @@ def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(
     assert computed == [(step, False) for step in steps] * 2
     for file in (*(f"v{step}/{WEIGHTS_FILE}" for step in steps), f"checkpoints/step-000003/{checkpoint.OPTIMIZER}"):
         assert (tmp_path / "beside" / file).read_bytes() == (tmp_path / "one by one" / file).read_bytes()
+
+
+def begun(worker: Worker, step: int, groups: Sequence[TrainingGroup], export_to: Path) -> list[Frame]:
+    """Answers to a step whose groups were held before they had rewards."""
+    worker.hold({number: _unrewarded(frames.pack_group(group)) for number, group in enumerate(groups)})
+    rewards = [[number, [rollout.reward for rollout in group.rollouts]] for number, group in enumerate(groups)]
+    return ask(worker, "begin", step=step, rewards=rewards, let_go=[], export_to=str(export_to))
+
+
+def _unrewarded(group: Frame) -> Frame:
+    return {**group, "rollouts": [{**rollout, "reward": float("nan")} for rollout in group["rollouts"]]}
+
+
+def test_of_a_step_that_is_begun_nothing_is_left_before_it_is_confirmed(
+    settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    """Then it is to the byte what it is with its batch known from the start."""
+    kept = {}
+    for name in ("begun", "trained"):
+        run = tmp_path / name
+        run.mkdir()
+        worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run)})
+        for step in (1, 2):
+            groups, adapter = make_groups(step), run / f"v{step}"
+            if name == "trained":
+                ask(worker, "train", step=step, groups=frames.pack_groups(groups), export_to=str(adapter))
+                continue
+            assert begun(worker, step, groups, adapter) == [{"kind": "item", "computed": step}]
+            assert not adapter.exists() and not (run / "checkpoints" / f"step-{step:06d}").exists()
+            with pytest.raises(LearnerError, match="not confirmed yet"):
+                ask(worker, "train", step=step + 1, groups=frames.pack_groups(groups), export_to=None)
+            worker.confirm(step)
+            worker.close()
+            worker.confirm(step)  # Once more changes nothing.
+        kept[name] = [
+            (run / file).read_bytes()
+            for file in ("v2/" + WEIGHTS_FILE, f"checkpoints/step-000002/{checkpoint.OPTIMIZER}")
+        ]
+    torch.use_deterministic_algorithms(False)
+    assert kept["begun"] == kept["trained"]
+
+
+async def test_a_hub_that_is_gone_before_it_has_confirmed_leaves_no_step(
+    settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    async with learner_in(settings, tmp_path) as learner:
+        await (await learner.train(1, make_groups(1), None)).metrics()
+        await learner.hold(dict(enumerate(make_groups(2))))
+        rewards = {n: [one.reward for one in group.rollouts] for n, group in enumerate(make_groups(2))}
+        await (await learner.begin(2, rewards, tmp_path / "v2")).computed()
+    assert not (tmp_path / "v2").exists()
+    async with learner_in(settings, tmp_path) as learner:
+        assert learner.policy_version == 1
+        await (await learner.train(2, make_groups(2), tmp_path / "v2")).metrics()
 
 
 def drawn(worker: Worker, command: str, **fields: object) -> dict[tuple[int, int], tuple[bytes, bytes]]:
@@ -239,10 +291,10 @@ def test_the_hub_samples_from_what_it_publishes_and_trains_on_what_it_does_not(
         worker = Worker.open({"settings": settings, "run_dir": str(run)})
         for step in (1, 2):
             groups = frames.pack_groups(make_groups(step))
-            ask(worker, "train", step=step, groups=groups, export_to=str(run / f"v{step}"), let_go=())
+            ask(worker, "train", step=step, groups=groups, export_to=str(run / f"v{step}"))
         samples.append(drawn(worker, "sample"))
         assert drawn(worker, "evaluate", adapter=str(run / "v2"), greedy=False) == samples[-1]
-        ask(worker, "train", step=3, groups=frames.pack_groups(make_groups(3)), export_to=None, let_go=())
+        ask(worker, "train", step=3, groups=frames.pack_groups(make_groups(3)), export_to=None)
         versions.append(digest(run / "v2"))
         masters.append(digest(checkpoint.complete(run / "checkpoints")[0].directory))
     torch.use_deterministic_algorithms(False)

@@ -80,7 +80,7 @@ class Filled:
             "receipts": lambda: store.receipts("a", ids),
             "load_payloads": lambda: store.load_payloads(ids),
             "load_turns": lambda: store.load_turns({(newest - 1, 0), (newest - 1, 1)}),
-            "load_batch": lambda: store.load_batch(newest, {}),
+            "load_batch": lambda: store.load_batch(newest),
             "load_groups": lambda: store.load_groups({newest: ids}),
             "load_evaluated": lambda: store.load_evaluated(newest),
             "prune": lambda: store.prune(newest - 1),

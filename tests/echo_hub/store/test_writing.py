@@ -50,7 +50,7 @@ def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> 
     store.apply([records.leased(3, 1, 0, node_id="b", version=4)], now=1.0)
     ids = ("1-0", "1-1", "3-0", "2-1")
     store.apply([*records.received(*ids), *records.scored(*ids), records.planned(1, (0, 1), ids)], now=2.0)
-    first, second = store.load_batch(1, {})
+    first, second = store.load_batch(1)
     assert (first.group_id, first.seed, second.group_id, second.seed) == (0, 2**64 - 1, 1, 2**64 - 2)
     episodes = (*first.episodes, *second.episodes)
     assert [[turn.rollout_id for turn in episode.turns] for episode in episodes] == [[each] for each in ids]
@@ -84,23 +84,22 @@ def held_of(group: Any) -> tuple[int, int, list[tuple[str, bytes, float]]]:
     return group.group_id, group.seed, turns
 
 
-def test_complete_groups_are_read_before_a_step_takes_them_and_a_batch_without_them(store: Store, records: Any) -> None:
+def test_groups_are_read_before_a_step_takes_them(store: Store, records: Any) -> None:
     leases = [records.leased(lease, group, 0, 1) for lease, group in ((1, 0), (2, 1), (3, 2))]
     store.apply([*records.opened(0, 1, 2), *leases], now=1.0)
     ids = {group: (f"{group + 1}-0", f"{group + 1}-1") for group in range(3)}
     every = [name for names in ids.values() for name in names]
-    store.apply([*records.received(*every), *records.scored(*every)], now=2.0)
+    store.apply(records.received(*every), now=2.0)
+    unscored = store.load_groups(ids)
+    assert [group.group_id for group in unscored] == [0, 1, 2]
+    assert {episode.reward for group in unscored for episode in group.episodes} == {None}
+    store.apply(records.scored(*every), now=2.0)
     store.apply([RolloutsDropped(rollout_ids=("2-1",), reason=DropReason.STALE)], now=3.0)
     ahead = store.load_groups(ids)
     assert [group.group_id for group in ahead] == [0, 2], "what was dropped meanwhile is left out, and its group"
     assert store.load_groups({}) == []
     store.apply([records.planned(1, (0, 2), (*ids[0], *ids[2]))], now=4.0)
-    assert list(map(held_of, store.load_batch(1, {}))) == list(map(held_of, ahead))
-    first, last = store.load_batch(1, {0: ids[0], 1: ids[1]})
-    assert first == 0 and held_of(last) == held_of(ahead[1])
-    assert store.load_batch(1, ids) == [0, 2]
-    with pytest.raises(KeyError):
-        store.load_batch(1, {0: ("1-0",)})
+    assert list(map(held_of, store.load_batch(1))) == list(map(held_of, ahead))
 
 
 def test_a_batch_and_a_new_coordinator_are_told_by_which_versions_a_rollout_was_drawn(
@@ -112,7 +111,7 @@ def test_a_batch_and_a_new_coordinator_are_told_by_which_versions_a_rollout_was_
     store.apply([replace(first, payload=replace(first.payload, spans=spans)), *records.received("4-1")], now=2.0)
     assert [(row.policy_version, row.oldest_version) for row in store.snapshot().rollouts] == [(5, 4), (5, None)]
     store.apply([*records.scored("4-0", "4-1"), records.planned(1, (0,), ("4-0", "4-1"))], now=3.0)
-    (group,) = store.load_batch(1, {})
+    (group,) = store.load_batch(1)
     assert [[span.policy_version for span in each.turns[0].spans] for each in group.episodes] == [[4, 6], [5]]
     assert group.episodes[0].turns[0].spans == spans
 
@@ -130,7 +129,7 @@ def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Stor
     assert earlier["2-0"][0].observation_ids.tolist() == [8, 9]
     ids = ("1-0", "2-0", "1-1")
     store.apply([ScoreRecorded(rollout_id="2-0", reward=1.0), records.planned(1, (0,), ids)], now=4.0)
-    (group,) = store.load_batch(1, {})
+    (group,) = store.load_batch(1)
     assert [[turn.rollout_id for turn in each.turns] for each in group.episodes] == [["1-0", "2-0"], ["1-1"]]
     assert [turn.observation_ids.tolist() for turn in group.episodes[0].turns] == [[8, 9], []]
     assert [each.reward for each in group.episodes] == [1.0, 0.0]
@@ -198,10 +197,10 @@ def test_pruning_deletes_tokens_and_nothing_else(store: Store, records: Any) -> 
     store.prune(2)
     assert store.snapshot().replayable == {3}
     assert store.accounting().trained == 6
-    assert len(store.load_batch(3, {})) == 1
+    assert len(store.load_batch(3)) == 1
     for step, said in ((2, "pruned"), (4, "never planned")):
         with pytest.raises(StorageError, match=f"(?s)not in the store.*{said}"):
-            store.load_batch(step, {})
+            store.load_batch(step)
 
 
 def evaluation(version: int) -> Evaluation:
