@@ -147,8 +147,8 @@ class Leasing:
         """Nodes faster than this class, if they come to have room, change nothing before `_release_at`."""
         self._most_avoided = 0
         """The most nodes that were left out in one search, since what waits was last offered to all."""
-        self._asked = -1
-        """Where things stood when there was last nobody to lease to; -1: there may be somebody."""
+        self._asked: tuple[int, Outlook] | None = None
+        """Where things stood when there was last nobody to lease to; None: there may be somebody."""
         self._unsent: set[str] = set()
         """Nodes that have come back and have not been sent again what they hold."""
         self._shares = [_Share(owner) for owner in beside]
@@ -171,7 +171,7 @@ class Leasing:
         work. What is past its deadline is leased again, and what is late may be."""
         more = now >= self._goes_on_at or now >= self._release_at
         if more:
-            self._asked = -1
+            self._asked = None
         self._may_lease, self._goes_on_at = LEASED_AT_ONCE, inf
         if self._watched and self._watched[0][0] <= now:
             self._look_after(now)
@@ -228,7 +228,7 @@ class Leasing:
     ) -> None:
         """Leases the groups that wait for the learner until no node is left that may do them. `newest_version`: what a
         lease may name. `num_changes`: grows with whatever changes for the learner or for its next steps."""
-        if self._asked == self._nodes.num_changes + self._ledger.num_wants + num_changes:
+        if self._asked == (self._nodes.num_changes + self._ledger.num_wants + num_changes, outlook):
             return
         num_leases = self._next_lease_id
         self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
@@ -236,7 +236,7 @@ class Leasing:
             self._nobody_would = True
             self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
             self._nobody_would = False
-        self._asked = self._nodes.num_changes + self._ledger.num_wants + num_changes
+        self._asked = (self._nodes.num_changes + self._ledger.num_wants + num_changes, outlook)
         if not self._may_lease:
             self._goes_on_at = now
 

@@ -43,6 +43,7 @@ from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, St
 from echo_hub.core.training import MAX_FLAT_BATCHES
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
+from tests.echo_hub.core.conftest import PAYLOAD
 
 BenchOf = Callable[..., Any]
 
@@ -645,6 +646,21 @@ def test_more_groups_are_opened_when_the_usual_number_has_too_few_tokens(bench: 
     b.deliver_group(2)
     b.deliver_group(3)
     assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0, 1, 2, 3)]
+
+
+def test_a_step_that_takes_more_groups_than_usual_has_those_leased_that_are_open(bench: BenchOf) -> None:
+    b = bench(tokens_per_step=3, groups_per_step=3, max_staleness=0, steps=3)
+    b.node("a", capacity=2)
+    b.learner()
+    b.deliver_group(0)
+    b.train(1)
+    b.tell(NodeReported(node_id="a", capacity=2, policy_version=1))
+    leased = [(lease, index) for lease in b.leases.values() if lease.group_id == 1 for index in lease.indices]
+    few = replace(PAYLOAD, completion_ids=PAYLOAD.completion_ids[:1], behavior_logprobs=PAYLOAD.behavior_logprobs[:1])
+    b.tell(*(b.arrival(lease, index, payload=few) for lease, index in leased))
+    assert not any(lease.group_id == 2 for lease in b.leases.values()), "one group was enough for step 1"
+    b.tell(*(RolloutScored(rollout_id=rollout_id(lease.lease_id, index), reward=1.0) for lease, index in leased))
+    assert any(lease.group_id == 2 for lease in b.leases.values()), "two of three tokens are there"
 
 
 def batches_by_order(bench: BenchOf, chance: Random | None, **settings: Any) -> list[tuple[int, ...]]:
