@@ -13,7 +13,6 @@ from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
-import annotated_types
 import msgpack
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -99,15 +98,18 @@ _ARRAY: Final = _Map({"dtype": None, "shape": _Tuple(None, 1), "data": None})
 
 def _read(frame: bytes) -> Any:
     """The map in `frame`, as far as the message that it says it is knows its fields."""
-    kind = _BY_TYPE.get(str(_Reader(frame).read(_TYPE).get("type")))
-    return _Reader(frame).read(_TYPE if kind is None else _form_of(kind))
+    name = str(_Reader(frame, "the message").read(_TYPE).get("type"))[:64]
+    kind = _BY_TYPE.get(name)
+    return _Reader(frame, name).read(_TYPE if kind is None else _form_of(kind))
 
 
 class _Reader:
     """Raises CodecError where the frame is not as the form says, and ValueError where it is no MessagePack."""
 
-    def __init__(self, frame: bytes) -> None:
+    def __init__(self, frame: bytes, name: str) -> None:
         self._frame = frame
+        self._place = [name]
+        """The message's name, and the keys of the value that is being read, from the outermost in."""
         self._unpacker = msgpack.Unpacker(read_size=len(frame), max_buffer_size=len(frame))
         self._unpacker.feed(frame)
 
@@ -128,17 +130,19 @@ class _Reader:
             return self._map(form)
         if isinstance(form, _Tuple):
             return self._list(form)
-        raise _not_valid(f"a list or a map at byte {at}, where a number or a text was expected")
+        raise self._not_valid("a list or a map, where a number or a text was expected")
 
     def _map(self, form: _Map) -> dict[Any, Any]:
         number = self._unpacker.read_map_header()
         if number > MOST_FIELDS:
-            raise _not_valid(f"a map of {number} entries, at most {MOST_FIELDS} are allowed")
+            raise self._not_valid(f"a map of {number} entries, at most {MOST_FIELDS} are allowed")
         values = {}
         for _ in range(number):
             key = self._value(None)
             if key in form.fields:
+                self._place.append(key)
                 values[key] = self._value(form.fields[key])
+                self._place.pop()
             else:
                 self._unpacker.skip()
         return values
@@ -146,8 +150,11 @@ class _Reader:
     def _list(self, form: _Tuple) -> list[Any]:
         number = self._unpacker.read_array_header()
         if number > form.most:
-            raise _not_valid(f"a list of {number} items, at most {form.most} are allowed")
+            raise self._not_valid(f"a list of {number} items, at most {form.most} are allowed")
         return [self._value(form.item) for _ in range(number)]
+
+    def _not_valid(self, got: str) -> CodecError:
+        return _not_valid(printable_line(f"{'.'.join(self._place)}: {got}")[:200])
 
 
 @cache
@@ -166,7 +173,7 @@ def _form(annotation: Any, metadata: list[Any]) -> _Form:
         if arguments[-1] is not Ellipsis:
             assert all(_form(each, []) is None for each in arguments), "of unlike values only plain ones"
             return _Tuple(None, len(arguments))
-        most = [each.max_length for each in _constraints(metadata) if isinstance(each, annotated_types.MaxLen)]
+        most = [each.max_length for each in _constraints(metadata) if hasattr(each, "max_length")]
         return _Tuple(_form(arguments[0], []), most[0])
     if isinstance(annotation, type) and issubclass(annotation, Message):
         return _form_of(annotation)

@@ -133,4 +133,4 @@ def test_a_large_frame_that_ends_too_soon_or_too_late_is_refused(change: Any) ->
 def test_the_refusal_says_what_was_got() -> None:
     with pytest.raises(CodecError) as refused:
         decode_from_node(with_field(STATUS, "capacity", many(EMPTY_LISTS)))
-    assert "where a number or a text was expected" in str(refused.value)
+    assert "node_status.capacity: a list or a map" in str(refused.value)

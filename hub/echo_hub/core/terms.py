@@ -1,7 +1,8 @@
 """On which terms the members of a step's groups are leased: how soon they are to be back, and how many go out at once.
 
     time   a step's work is to be back when the step begins, or as soon as the pool can do all that is open; where even
-           a typical rollout takes longer than that, in twice what it takes; who would take longer gets none of it
+           a typical rollout takes longer than that, or the learner waits as it is, in up to twice what it takes; who
+           would take longer gets none of it
     size   where the step is near, no more at once than share what is open among the nodes that have room
 
 A step's work is released to all when it is needed, and earlier to whoever takes longer. What would be stale by the time
@@ -28,6 +29,9 @@ TYPICAL: Final = 2.0
 CAREFUL: Final = 0.2
 """Where the learner waits so much of a step's time between two, lengths are taken as they are expected; where it never
 does, as they may become."""
+PATIENCE: Final = 2.0
+"""The more the learner waits, the longer a rollout may take: all that is allowed where it waits for one part in so many
+of `CAREFUL`."""
 HURRY: Final = 2.0
 """A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""
 EARLIER: Final = 1.3
@@ -90,11 +94,11 @@ def terms_of_step(
     a_rollout_s = ledger.lengths.mean_tokens / nodes.tokens_per_s
     usual_s = typical_s(ledger, nodes)
     left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
-    in_s = max(left_s, _num_missing(ledger, outlook.end_of(step)) * size * a_rollout_s)
-    if left_s < usual_s:
-        in_s = max(in_s, TYPICAL * usual_s)
     every_s = tempo.every_s
     spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
+    missing_s = _num_missing(ledger, outlook.end_of(step)) * size * a_rollout_s
+    patience = 1.0 if left_s < usual_s else min(1.0, PATIENCE * (1.0 - spare))
+    in_s = max(left_s, missing_s, patience * TYPICAL * usual_s)
     longer = 1.0 + (ledger.lengths.longer - 1.0) * spare
     stale_s = inf
     num_leased = len(ledger.waiting) - num_wanting
