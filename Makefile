@@ -28,10 +28,10 @@ demo: $(VENV)/.stamp-demo
 env: $(VENV)/.stamp-dev
 
 test: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

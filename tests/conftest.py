@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sqlite3
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -16,10 +17,39 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import hypothesis
 import psutil
 import pytest
 
+hypothesis.settings.register_profile("tests", deadline=None)  # No test asserts how long something takes.
+hypothesis.settings.load_profile("tests")
+
 DEADLINE_S = 240.0
+OPERATORS: dict[str, dict[str, str]] = {}
+"""What is sent to the hubs of this test to be let in as the operator, by their addresses."""
+
+
+def _logged_in(url: str, run: Path) -> dict[str, str]:
+    OPERATORS[url] = {"Authorization": f"Bearer {(run / 'operator.token').read_text().strip()}"}
+    return OPERATORS[url]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that may take long come first: of several workers, none is left alone with one in the end."""
+
+    def may_take_s(item: pytest.Item) -> float:
+        timeout = item.get_closest_marker("timeout")
+        return float(timeout.args[0]) if timeout is not None and timeout.args else 0.0
+
+    items.sort(key=may_take_s, reverse=True)
+
+
+def pytest_unconfigure() -> None:
+    """llama-cpp-python opens the null device twice when it is imported, and closes neither."""
+    opened = sys.modules.get("llama_cpp._utils")
+    if opened is not None:
+        opened.outnull_file.close()
+        opened.errnull_file.close()
 
 
 class Running:
@@ -108,6 +138,7 @@ class Site:
             "learner": {"threads": 1},
             "evaluation": {"problems": 16},
             "server": {"heartbeat_s": 1.0, "shared_memory": False},  # These nodes stand for those of other hosts.
+            "trust": {"verifier": "off"},  # Most tests show nothing of it, and its process costs what a learner's does.
         }
         text = (run / "config.toml").read_text()
         for section in small.keys() | settings.keys():
@@ -119,9 +150,13 @@ class Site:
     async def hub(self, run: Path, *flags: str) -> tuple[Running, str]:
         """`echo-hub serve`, ready: the process and its address."""
         hub = await self.start("echo_hub.main", "serve", run, *flags)
-        return hub, (await hub.printed(r"Dashboard +(http://\S+)/"))[1]
+        url = (await hub.printed(r"Dashboard +(https?://\S+)/"))[1]
+        _logged_in(url, run)
+        return hub, url
 
-    async def node(self, url: str, name: str, *flags: str, backend: str = "torch") -> Running:
+    async def node(
+        self, url: str, name: str, *flags: str, backend: str = "torch", env: Mapping[str, str] = os.environ
+    ) -> Running:
         """`echo-node join`; the data directory is kept from one start to the next."""
         home = self.root / name
         where = (
@@ -136,7 +171,7 @@ class Site:
             "--swarm-host",
             "127.0.0.1",
         )
-        return await self.start("echo_node.main", "join", url, *where, *flags)
+        return await self.program(sys.executable, "-u", "-m", "echo_node.main", "join", url, *where, *flags, env=env)
 
 
 class SmallDisk:
@@ -196,14 +231,28 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-def until() -> Callable[..., Any]:
-    """`await until(url, condition)`: waits on the hub's own event stream until its run view fulfils `condition`."""
+def operator() -> Callable[..., dict[str, str]]:
+    """`operator(url)`: the headers that log in at a hub that `site` serves; of any other, `run` is its run."""
 
-    async def wait(url: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def headers(url: str, run: Path | None = None) -> dict[str, str]:
+        return OPERATORS[url] if run is None else _logged_in(url, run)
+
+    return headers
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    """`await until(url, condition)`: waits on the hub's own event stream until its run view fulfils `condition`;
+    `authority` is a certificate's to trust."""
+
+    async def wait(
+        url: str, condition: Callable[[dict[str, Any]], bool], authority: Path | None = None
+    ) -> dict[str, Any]:
         forever = aiohttp.ClientTimeout(total=None)
+        trusted = aiohttp.TCPConnector(ssl=True if authority is None else ssl.create_default_context(cafile=authority))
         async with (
             asyncio.timeout(DEADLINE_S),
-            aiohttp.ClientSession(timeout=forever) as http,
+            aiohttp.ClientSession(timeout=forever, connector=trusted, headers=OPERATORS.get(url)) as http,
             http.get(f"{url}/api/v1/events") as stream,
         ):
             async for line in stream.content:

@@ -18,7 +18,7 @@ PACKAGES = {
     "echo_node": ROOT / "edge_client" / "echo_node",
     "echo_shared": ROOT / "shared" / "echo_shared",
 }
-ROOMS = ("echo_hub.core.nodes", "echo_hub.core.spread", "echo_node.config")
+ROOMS = ("echo_hub.core.nodes", "echo_hub.core.spread", "echo_hub.core.trust.evidence", "echo_node.config")
 """Rooms of their own; else a room is a folder below a package, with its subfolders, or a package's root modules."""
 WIRING = ("echo_hub", "echo_node")
 """The root modules of both sides import any room of their side; no room imports them."""
@@ -28,8 +28,9 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.tasks": set(),
     "echo_hub.core.nodes": set(),
     "echo_hub.core.spread": set(),
-    "echo_hub.core": {"echo_hub.core.nodes"},
-    "echo_hub.store": {"echo_hub.core", "echo_hub.core.spread"},
+    "echo_hub.core.trust.evidence": set(),
+    "echo_hub.core": {"echo_hub.core.nodes", "echo_hub.core.trust.evidence"},
+    "echo_hub.store": {"echo_hub.core", "echo_hub.core.spread", "echo_hub.core.trust.evidence"},
     "echo_hub.scoring": {"echo_hub.config", "echo_hub.core", "echo_hub.run", "echo_hub.tasks"},
     "echo_hub.evaluation": {
         "echo_hub.config",
@@ -39,7 +40,14 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.store",
         "echo_hub.tasks",
     },
-    "echo_hub.learner": {"echo_hub.config"},
+    "echo_hub.learner": {"echo_hub.config", "echo_hub.core.trust.evidence"},
+    "echo_hub.verify": {
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.core.trust.evidence",
+        "echo_hub.learner",
+        "echo_hub.run",
+    },
     "echo_hub.simulator": {"echo_hub.config", "echo_hub.core", "echo_hub.core.nodes", "echo_hub.core.spread"},
     "echo_hub.net": {"echo_hub.config", "echo_hub.core.spread", "echo_hub.run"},
     "echo_hub.views": {
@@ -59,9 +67,10 @@ ARROWS: dict[str, set[str]] = {
     "echo_node.backends": {"echo_node.host", "echo_node.lending"},
     "echo_node.engine": {"echo_node.backends", "echo_node.config", "echo_node.core", "echo_node.host"},
     "echo_node.net": {"echo_node.core", "echo_node.host"},
-    "echo_shared": set(),
+    "echo_shared": {"echo_shared.messages"},
+    "echo_shared.messages": set(),
     "echo_shared.delta": {"echo_shared"},
-    "echo_shared.swarm": {"echo_shared"},
+    "echo_shared.swarm": {"echo_shared", "echo_shared.messages"},
 }
 """Which rooms each room imports within its package; both sides may import all of echo_shared."""
 HEAVY = ("torch", "transformers", "peft", "accelerate")
@@ -90,7 +99,13 @@ PURE = (
     "echo_shared.messages",
 )
 """No I/O, no clock, no chance: neither here nor in anything that these import, however far down."""
-TORCH_ALLOWED = ("echo_hub.learner", "echo_node.backends.torch_", "echo_node.backends.vllm_", "echo_shared.torch_")
+TORCH_ALLOWED = (
+    "echo_hub.learner",
+    "echo_hub.verify.worker",  # A process of its own, which computes with the learner's policy.
+    "echo_node.backends.torch_",
+    "echo_node.backends.vllm_",
+    "echo_shared.torch_",
+)
 
 
 def module_name(path: Path) -> str:
@@ -163,7 +178,8 @@ def test_arrows_between_rooms_are_those_of_the_table() -> None:
     for module in MODULES:
         if (start := room(module)) not in WIRING:
             side = start.partition(".")[0]
-            ends = {room(name) for name in ours(module) if within(name, side) and MODULES[name].stat().st_size}
+            others = ours(module) - parents(module)
+            ends = {room(name) for name in others if within(name, side) and MODULES[name].stat().st_size}
             drawn.setdefault(start, set()).update(ends - {start})
     assert drawn == ARROWS
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echo_node.backends.base import Engine, EngineEvent, EngineSettings, PreparedPolicy
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.scoring import Intervals
 
 _RECORD: Final = struct.Struct("<qqq")
 
@@ -30,7 +32,9 @@ class CountedEngine:
         self._news: dict[tuple[int, int], list[DrawnPart]] = {}
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
-        return self._engine.open(base_dir, derived_dir, settings)
+        width = self._engine.open(base_dir, derived_dir, settings)
+        self.precision, self.scores = self._engine.precision, self._engine.scores
+        return width
 
     def prepare(self, adapter_dir: Path) -> PreparedPolicy:
         return self._engine.prepare(adapter_dir)
@@ -57,6 +61,9 @@ class CountedEngine:
     def news(self) -> list[DrawnPart]:
         news, self._news = self._news, {}
         return [_joined(parts) for parts in news.values()]
+
+    def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
+        return self._engine.score(ids, first, temperature)
 
     def close(self) -> None:
         self._engine.close()

@@ -14,10 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from benchmarks.capacity.counted_engine import CountedEngine
 from echo_node.backends import registry, worker
 from echo_node.backends.base import Engine, EngineEvent, EngineSettings, PreparedPolicy
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.scoring import Intervals
 
 TOKEN_S: Final = "ECHO_BENCH_TOKEN_S"
 """The environment variable with the seconds that a step lasts at least."""
@@ -34,7 +38,9 @@ class PacedEngine:
         self._token_s = token_s
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
-        return self._engine.open(base_dir, derived_dir, settings)
+        width = self._engine.open(base_dir, derived_dir, settings)
+        self.precision, self.scores = self._engine.precision, self._engine.scores
+        return width
 
     def prepare(self, adapter_dir: Path) -> PreparedPolicy:
         return self._engine.prepare(adapter_dir)
@@ -55,6 +61,9 @@ class PacedEngine:
 
     def news(self) -> list[DrawnPart]:
         return self._engine.news()
+
+    def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
+        return self._engine.score(ids, first, temperature)
 
     def close(self) -> None:
         self._engine.close()

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from torch.optim import Optimizer
@@ -23,23 +24,24 @@ STEP_S: Final = "ECHO_BENCH_STEP_S"
 """The environment variable with the seconds that a step takes at least."""
 
 
-def train_step(
+def screened_step(
     policy: Policy,
     optimizer: Optimizer,
     groups: Sequence[TrainingGroup],
     settings: LearnerSettings,
     *,
     learner_version: int,
-) -> dict[str, float]:
-    """As `echo_hub.learner.step.train_step`."""
+    norms: Sequence[float] = (),
+) -> step.Outcome:
+    """As `echo_hub.learner.step.screened_step`."""
     began = time.perf_counter()
-    metrics = step.train_step(policy, optimizer, groups, settings, learner_version=learner_version)
+    outcome = step.screened_step(policy, optimizer, groups, settings, learner_version=learner_version, norms=norms)
     time.sleep(max(0.0, began + float(os.environ[STEP_S]) - time.perf_counter()))
-    return {**metrics, TRAIN_S.key: time.perf_counter() - began}
+    return replace(outcome, metrics={**outcome.metrics, TRAIN_S.key: time.perf_counter() - began})
 
 
 def main() -> int:
-    vars(worker)["train_step"] = train_step
+    vars(worker)["screened_step"] = screened_step
     return worker.main()
 
 

@@ -8,12 +8,10 @@ A run ends when it has trained its steps; nothing of it is in this process but i
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +19,7 @@ from typing import Any, Final
 from benchmarks.capacity.paced_engine import TOKEN_S
 from benchmarks.capacity.paced_learner import STEP_S
 from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
+from benchmarks.processes import RunFailed, hub_process, node_process
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.main import make_run
@@ -32,13 +31,8 @@ from echo_shared.books import StepRecord
 NUM_NODES: Final = 2
 LOOK_S: Final = 0.5
 SERVES_WITHIN_S: Final = 60.0
-ENDS_WITHIN_S: Final = 15.0
 STEP_WITHIN_S: Final = 20.0
 """A run whose steps take longer than this on average has stalled."""
-
-
-class RunFailed(Exception):
-    """A process of the run has ended too early, or the run does not get on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,62 +73,29 @@ def run(
     return _books(run_directory, config)
 
 
-@contextmanager
-def _hub(net: Links | Loopback, fleet: Fleet, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its URL."""
-    command = [
-        *net.command(HUB),
-        sys.executable,
-        "-m",
-        "benchmarks.capacity.paced_hub",
-        "serve",
-        str(directory / "run"),
-    ]
-    environment = {**os.environ, STEP_S: str(fleet.step_s)}
-    with (directory / "hub.log").open("ab") as log:
-        hub = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
-    with _ended(hub):
-        assert hub.stdout is not None
-        for line in hub.stdout:
-            if line.startswith("Dashboard"):
-                yield hub, line.split()[1].rstrip("/")
-                return
-        raise RunFailed(f"the hub has not begun to serve: see {directory / 'hub.log'}")
+def _hub(
+    net: Links | Loopback, fleet: Fleet, directory: Path
+) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
+    return hub_process(
+        directory / "run",
+        directory / "hub.log",
+        module="benchmarks.capacity.paced_hub",
+        within=net.command(HUB),
+        env={STEP_S: str(fleet.step_s)},
+    )
 
 
-@contextmanager
 def _node(
     net: Links | Loopback, url: str, fleet: Fleet, directory: Path, number: int
-) -> Iterator[subprocess.Popen[str]]:
-    home = directory / f"node{number}"
-    arguments = ["join", url, "--insecure", "--quiet", "--name", home.name, "--data-dir", str(home)]
-    arguments += ["--backend", "llama_cpp", "--threads", "1", "--width", str(fleet.width(number))]
-    environment = {
-        **os.environ,
-        TOKEN_S: str(fleet.token_s),
-        "OMP_NUM_THREADS": "1",
-        "ECHO_NODE_EXIT_WITH_STDIN": "true",
-        "ECHO_NODE_BENCH_SECONDS": "0",
-    }
-    command = [*net.command(number), sys.executable, "-m", "benchmarks.capacity.paced_node", *arguments]
-    with (directory / f"node{number}.log").open("ab") as log:
-        node = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True)
-    with _ended(node):
-        yield node
-
-
-@contextmanager
-def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """However the block is left, the process has ended."""
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.communicate(timeout=ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    return node_process(
+        url,
+        directory / f"node{number}",
+        ["--insecure", "--backend", "llama_cpp", "--width", str(fleet.width(number))],
+        module="benchmarks.capacity.paced_node",
+        within=net.command(number),
+        env={TOKEN_S: str(fleet.token_s)},
+    )
 
 
 def _wait(run_directory: RunDirectory, processes: list[subprocess.Popen[str]], num_steps: int) -> None:

@@ -64,7 +64,8 @@ class EchoHub:
             tracker=self._tracker,
             memory=HostMemory(enabled=False),
         )
-        gateway = Gateway(me=me, settings=self._config.server)
+        server = Server(self._config.server)
+        gateway = Gateway(me=me, settings=self._config.server, limits=server.limits)
         self._distributor = Distributor(
             settings=self._config.dissemination,
             publisher=self._publisher,
@@ -80,7 +81,6 @@ class EchoHub:
             *artefact_routes.routes(self._publisher, self._tracker),
             *(web.route(one.method, one.path, self._unless_down(one.handler)) for one in tracker_routes),
         ]
-        server = Server(self._config.server)
         await server.open(routes)
         self._running = asyncio.create_task(self._distributor.run(), name="distributor")
         return server.url
@@ -106,6 +106,16 @@ class EchoHub:
                     len(self._links) == num_nodes and all(len(links) == num_nodes - 1 for links in self._links.values())
                 )
             )
+
+    def admit(self, node_id: str) -> None:
+        """Everybody may join."""
+
+    def find_invite(self, node_id: str, token: str | None) -> int | None:
+        """Nobody needs one."""
+        return None
+
+    def knows(self, node_id: str) -> bool:
+        return True
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
         self._distributor.node_joined(node)

@@ -36,6 +36,7 @@ class Case:
                 "objective": self.objective,
                 "learner": {"threads": 1, "device": "cpu"},
                 "evaluation": {"problems": self.problems},
+                "trust": {"verifier": "off"},  # Its nodes are the learner's own policy.
             }
         )
 
@@ -55,6 +56,6 @@ CORRECTED_8: Final = (
     ),
 )
 UNCORRECTED_8: Final = Case(
-    name="GRPO without ratio S=8", mode="async", max_staleness=8, objective={"old_policy": "proximal"}
+    name="GRPO without ratio S=8", mode="async", max_staleness=8, objective={"name": "grpo", "old_policy": "proximal"}
 )
 ALL: Final = (COLOCATED, SEQUENTIAL, *BY_STALENESS.values(), *CORRECTED_8, UNCORRECTED_8)

@@ -15,6 +15,7 @@ from typing import Final, assert_never
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
@@ -126,6 +127,7 @@ class Learning:
         self._received: dict[str, RolloutPayload] = {}
         self._rewards: dict[str, float] = {}
         self._group_of: dict[str, int] = {}
+        self._draws: dict[str, NDArray[np.uint64]] = {}
         self._trained = 0
         self._planned: dict[int, StepPlanned] = {}
         self.points: list[Point] = []
@@ -193,6 +195,8 @@ class Learning:
                 name = rollout_id(rollout.lease_id, rollout.index)
                 self._group_of[name] = rollout.group_id
                 self._drawn[name] = arrived(rollout, node_id="").payload
+                seed = self._problems.seed(rollout.group_id)
+                self._draws[name] = np.array([(seed, rollout.index, len(rollout.completion_ids))], np.uint64)
 
     def _batch(self, planned: StepPlanned) -> list[TrainingGroup]:
         rollouts: dict[int, list[TrainingRollout]] = {group_id: [] for group_id in planned.group_ids}
@@ -205,6 +209,7 @@ class Learning:
                     behavior_logprobs=payload.behavior_logprobs,
                     reward=self._rewards.pop(name),
                     truncated=payload.finish_reason is FinishReason.LENGTH,
+                    draws=self._draws.pop(name),
                 )
             )
         return [

@@ -22,6 +22,7 @@ from echo_node.config import NodeConfig
 from echo_node.connections import Connections, open_connections
 from echo_node.core.events import (
     ArtefactReady,
+    CompletionScored,
     Disconnected,
     DrainRequested,
     EngineLost,
@@ -62,6 +63,7 @@ from echo_shared.errors import EchoError, RefusedError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.messages import (
     Challenge,
+    CheckLease,
     FromHub,
     KeysRotated,
     Lease,
@@ -378,6 +380,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
             PolicyPublished,
             Lease,
             LeaseRevoked,
+            CheckLease,
             Receipts,
             ArtefactReady,
             FetchFailed,
@@ -385,6 +388,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
             EngineLost,
             RolloutFinished,
             RolloutsDrawn,
+            CompletionScored,
             PolicyPrepared,
             LeaseCancelled,
             GroupFailed,

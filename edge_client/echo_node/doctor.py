@@ -34,7 +34,7 @@ from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
 from echo_node.net.tls import handshake_failure
 from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
-from echo_shared.fields import printable_line
+from echo_shared.messages.fields import printable_line
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -306,13 +306,12 @@ def _answer(address: HubAddress) -> Finding:
     if health is None:
         what = f"{address.origin} answers with status {status}, but not as a hub does"
         return Finding(subject="hub", level="problem", what=what, do="Check the address; ask the operator for it.")
-    starting, problems = health
-    if problems:
-        what = f"{address.origin} answers, but is not well: {printable_line('; '.join(problems))[:_MOST_SAID]}"
+    if health == "failing":
+        what = f"{address.origin} answers, but something is broken there"
         return Finding(
             subject="hub", level="warning", what=what, do="Tell its operator. This node can join all the same."
         )
-    what = f"{address.origin} answers{'; it is still starting' if starting else ''}"
+    what = f"{address.origin} answers{'; it is still starting' if health == 'starting' else ''}"
     return Finding(subject="hub", level="ok", what=what)
 
 
@@ -323,13 +322,11 @@ def _open(address: HubAddress) -> http.client.HTTPResponse:
     return answer
 
 
-def _health(body: bytes) -> tuple[bool, list[str]] | None:
-    """Whether the hub is still starting, and what it says is broken; None when this is no hub."""
+def _health(body: bytes) -> str | None:
+    """starting, ready or failing; None when this is no hub."""
     try:
-        health = json.loads(body)
-        if health["status"] not in ("starting", "ready", "failing"):
-            return None
-        return health["status"] == "starting", [str(problem) for problem in health["problems"]]
+        said = json.loads(body)["status"]
+        return said if said in ("starting", "ready", "failing") else None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 

@@ -43,7 +43,8 @@ class NodeSnapshot:
     held_rollouts: int = 0
     tokens_per_s: float = 0.0
     rollouts: Mapping[str, int] = field(default_factory=dict)
-    """Counts by state; those dropped also by reason, as `dropped:reason`."""
+    """Counts by state; those dropped also by reason, as `dropped:reason`; those that the hub has checked, as
+    `checked:passed` and `checked:failed`."""
     fetching: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(bytes there, bytes in all) of what is being fetched."""
     cost_per_hour: float = 0.0
@@ -135,7 +136,7 @@ def fetching(snapshot: NodeSnapshot) -> list[str]:
 def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
     """What the table and `echo-node status` show."""
     counts = snapshot.rollouts
-    reasons = [f"{count} {key.partition(':')[2]}" for key, count in counts.items() if ":" in key]
+    reasons = [f"{count} {key.partition(':')[2]}" for key, count in counts.items() if key.startswith("dropped:")]
     dropped = f"{counts.get('dropped', 0)}" + (f" ({', '.join(reasons)})" if reasons else "")
     version = "-" if snapshot.policy_version is None else str(snapshot.policy_version)
     result = [
@@ -152,6 +153,9 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
             f"{counts.get('trained', 0)} trained, {counts.get('evaluated', 0)} evaluated, {dropped} dropped",
         ),
     ]
+    passed, failed = counts.get("checked:passed", 0), counts.get("checked:failed", 0)
+    if passed or failed:
+        result.append(("checked", f"{passed} found to be drawn honestly, {failed} not"))
     if snapshot.standby:
         result.append(("work", snapshot.standby))
     if snapshot.cost_per_hour:

@@ -23,6 +23,7 @@ from echo_node.core.effects import (
     RecordReceipts,
     RemoveArtefact,
     ResendSpooled,
+    ScoreCompletion,
     Send,
     SpoolLease,
     SpoolRollout,
@@ -146,14 +147,14 @@ class RunShell:
             case StartEngine(after_s=after_s, max_width=max_width):
                 self._engine = self._parts.make_engine(self._engine_files())
                 self._start(self._engine.run(after_s, max_width), name="engine")
-            case AddPolicy() | DropPolicy() | SubmitGroup() | CancelLease():
+            case AddPolicy() | DropPolicy() | SubmitGroup() | CancelLease() | ScoreCompletion():
                 await self._tell_engine(effect)
             case Stop():
                 self.stopped = True
             case _:
                 assert_never(effect)
 
-    async def _tell_engine(self, effect: AddPolicy | DropPolicy | SubmitGroup | CancelLease) -> None:
+    async def _tell_engine(self, effect: AddPolicy | DropPolicy | SubmitGroup | CancelLease | ScoreCompletion) -> None:
         engine = self._engine
         assert engine is not None, "the work loop uses the engine after StartEngine only"
         match effect:
@@ -165,6 +166,8 @@ class RunShell:
                 await engine.submit(request)
             case CancelLease(lease_id=lease_id):
                 await engine.cancel(lease_id)
+            case ScoreCompletion(request=completion):
+                await engine.score(completion)
             case _:
                 assert_never(effect)
 

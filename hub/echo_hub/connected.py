@@ -10,13 +10,18 @@ from typing import Final, Protocol, assert_never
 
 from echo_hub.core.events import Event, LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
 from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.net.client_address import origin_of
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.invitations import Invitations
+from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.tracker import Tracker
 from echo_hub.partials import Finished, Partials
 from echo_hub.store.async_store import AsyncStore
 from echo_shared.errors import LocalProtocolError, RefusedError
 from echo_shared.messages import (
+    CheckResult,
     Fetched,
     FromNode,
     Goodbye,
@@ -39,6 +44,14 @@ log = logging.getLogger(__name__)
 
 SHOWN_TOKENS_PER_S: Final = 1e9
 """No node is shown as faster than this, whatever it claims, so that sums stay numbers."""
+
+
+_KINDS: Final = {
+    "cuda": ("nvidia", "cuda", "geforce", "rtx", "tesla"),
+    "metal": ("apple", "metal"),
+    "gpu": ("radeon", "amd gpu", "intel arc", "rocm", "vulkan", "gpu"),
+}
+"""Whose numerics are alike, by words in what nodes say of their hardware; all else computes on its processor."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,10 +84,18 @@ class Distribution(Protocol):
     async def node_said(self, node_id: str, message: Fetched | Have | Links | KeyframeWanted) -> None: ...
 
 
+class Checks(Protocol):
+    """What nodes find of each other's rollouts: `echo_hub.verify.by_nodes`."""
+
+    async def answered(self, node_id: str, result: CheckResult) -> None: ...
+
+    def left(self, node_id: str) -> None: ...
+
+
 class ConnectedNodes:
     """The gateway's inbox. `welcome` makes the answer to a node that joins; `remember` commits who it is; `look_up`
     answers a node that asks what became of its rollouts, with what the store says of each; `partials` keeps what they
-    have drawn of unfinished ones."""
+    have drawn of unfinished ones; `checks` takes what they find of each other's; `invitations` are people's."""
 
     def __init__(
         self,
@@ -85,6 +106,8 @@ class ConnectedNodes:
         welcome: Callable[[NodeInfo], Welcome],
         distributor: Distribution,
         partials: Partials,
+        checks: Checks,
+        invitations: Invitations,
         electricity_per_kwh: float = 0.0,
     ) -> None:
         self._report = report
@@ -93,14 +116,42 @@ class ConnectedNodes:
         self._welcome = welcome
         self._distributor = distributor
         self._partials = partials
+        self._checks = checks
+        self._invitations = invitations
         self._electricity_per_kwh = electricity_per_kwh
         self.live: dict[str, LiveNode] = {}
+        self._useful: frozenset[str] = frozenset()
+        self._log = PeerLog(log)  # Keys cost nothing.
+
+    def admit(self, node_id: str) -> None:
+        self._distributor.admit(node_id)
+
+    def knows(self, node_id: str) -> bool:
+        return node_id in self._useful or self._invitations.has(node_id)
+
+    def find_invite(self, node_id: str, token: str | None) -> int | None:
+        return self._invitations.find(node_id, token)
+
+    def note_useful(self, node_ids: frozenset[str]) -> None:
+        """These, and no others, have done something that was of use."""
+        self._useful = node_ids
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
         self._distributor.admit(node.node_id)
+        if node.invite_id is not None:
+            self._invitations.take(node.node_id, node.invite_id)
         await self._remember(node)
+        self._log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend)
         cost = node.cost_per_hour + node.power_watts / 1000 * self._electricity_per_kwh
-        await self._report(NodeConnected(node_id=node.node_id, cost_per_hour=cost))
+        await self._report(
+            NodeConnected(
+                node_id=node.node_id,
+                cost_per_hour=cost,
+                origin=origin_of(node.host),
+                invite="" if node.invite_id is None else f"invite {node.invite_id}",
+                numerics=NumericsClass(node.backend, device=_kind_of(node.device)),
+            )
+        )
         try:
             self._distributor.admit(node.node_id)  # It may have been banned meanwhile.
         except RefusedError:
@@ -127,6 +178,7 @@ class ConnectedNodes:
     async def node_left(self, node_id: str) -> None:
         self.live.pop(node_id, None)
         self._distributor.node_left(node_id)
+        self._checks.left(node_id)
         await self._report(NodeDisconnected(node_id=node_id))
 
     async def node_said(self, node_id: str, message: FromNode) -> None:
@@ -141,8 +193,16 @@ class ConnectedNodes:
                 live.policy_version = message.policy_version
                 live.tokens_per_s = min(message.tokens_per_s, SHOWN_TOKENS_PER_S)
                 await self._report(
-                    NodeReported(node_id=node_id, capacity=message.capacity, policy_version=message.policy_version)
+                    NodeReported(
+                        node_id=node_id,
+                        capacity=message.capacity,
+                        policy_version=message.policy_version,
+                        precision=message.precision,
+                        checks=message.checks,
+                    )
                 )
+            case CheckResult():
+                await self._checks.answered(node_id, message)
             case RolloutParts():
                 self._partials.take(node_id, message.parts)
             case Rollout():
@@ -158,6 +218,12 @@ class ConnectedNodes:
                 raise LocalProtocolError("A message of the session itself has no meaning here.", got=message.type)
             case _:
                 assert_never(message)
+
+
+def _kind_of(device: str) -> str:
+    """The kind of device in what a node says of its hardware."""
+    said = device.casefold()
+    return next((kind for kind, signs in _KINDS.items() if any(sign in said for sign in signs)), "cpu")
 
 
 def _arrived(node_id: str, rollout: Rollout, finished: Finished) -> RolloutArrived:
@@ -177,6 +243,7 @@ def _arrived(node_id: str, rollout: Rollout, finished: Finished) -> RolloutArriv
             spans=finished.spans,
         ),
         problem=finished.problem,
+        is_unattributed=finished.is_unattributed,
     )
 
 
@@ -217,6 +284,6 @@ async def remember(store: AsyncStore, node: NodeInfo) -> None:
         device=node.device,
         cost_per_hour=node.cost_per_hour,
         power_watts=node.power_watts,
+        invite_id=node.invite_id,
         now=time.time(),
     )
-    log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend)

@@ -99,7 +99,7 @@ async def run_demo(
     async with open_hub(config, directory) as hub, asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(hub.serve())
         async with _nodes(hub.url, directory.root / "nodes", backends) as nodes:
-            console.print(f"Dashboard    {hub.url}/\nLeaderboard  {hub.url}/leaderboard")
+            console.print(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard", soft_wrap=True)
             console.print(f"Run          {directory.root}\n")
             with _watched(nodes, tasks):
                 await _show_until_finished(hub, console)

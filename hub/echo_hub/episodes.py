@@ -6,17 +6,23 @@ made of each answer of the environment when it was given.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_hub.core.evaluating import evaluation_seed
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.leasing import turn_seed
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchGroup, StoredPayload
+from echo_hub.verify.drawn import DrawnRollout
 from echo_shared.messages import FinishReason
 
 
@@ -30,6 +36,35 @@ def conversation(prompt_ids: NDArray[np.int32], turns: Sequence[AnsweredTurn]) -
 async def load_scoring_jobs(store: AsyncStore, rollout_ids: Sequence[str]) -> list[ScoringJob]:
     """What the scorer is given of committed rollouts; those dropped meanwhile are left out."""
     return [scoring_job(stored) for stored in await store.load_payloads(rollout_ids)]
+
+
+async def load_drawn(
+    store: AsyncStore, problems: Problems, rollout_ids: Sequence[str], *, run_seed: int
+) -> dict[str, DrawnRollout | str]:
+    """What the verifier is given of committed rollouts, or why one cannot be checked; those whose tokens are not kept
+    any more are left out."""
+    found = await store.load_draws(rollout_ids)
+    # A problem that is not at hand any more is sampled again.
+    return await asyncio.to_thread(
+        lambda: {draw.stored.rollout_id: drawn_rollout(draw, problems, run_seed=run_seed) for draw in found}
+    )
+
+
+def drawn_rollout(draw: StoredDraw, problems: Problems, *, run_seed: int) -> DrawnRollout | str:
+    """What the verifier is given of a committed rollout, or why it cannot be checked."""
+    stored, about = draw.stored, EvaluationGroup.of(draw.stored.group_id)
+    group_seed = draw.group_seed if about is None else evaluation_seed(run_seed, about.number)
+    if group_seed is None or len(stored.earlier_turns) < draw.turn:
+        return "What it was drawn after is not kept any more."
+    return DrawnRollout(
+        rollout_id=stored.rollout_id,
+        prompt_ids=conversation(problems.prompt_ids(stored.group_id), stored.earlier_turns[: draw.turn]),
+        completion_ids=stored.payload.completion_ids,
+        behavior_logprobs=stored.payload.behavior_logprobs,
+        spans=stored.payload.spans,
+        seed=turn_seed(group_seed, draw.turn, draw.scorer_failures),
+        index=draw.index,
+    )
 
 
 class TrainingBatches:
@@ -89,4 +124,5 @@ def training_rollout(episode: BatchEpisode) -> TrainingRollout:
         truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in episode.turns),
         mean_version=float(np.average(versions, weights=[span.num_tokens for span in spans])),
         num_versions=len(set(versions)),
+        draws=np.array([(turn.seed, turn.index, len(turn.completion_ids)) for turn in episode.turns], np.uint64),
     )

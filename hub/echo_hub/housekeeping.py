@@ -1,25 +1,33 @@
-"""What a hub does now and then: notes who is there, whom the operator has banned, and forgets what nobody needs."""
+"""What a hub does now and then: notes who is there, whom the operator has banned, pardoned or invited, and forgets what
+nobody needs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from echo_hub.config.sections import LearnerConfig
+from echo_hub.core.events import NodePardoned
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
+from echo_shared.books import Invite
 
 HOUSEKEEPING_S: Final = 15.0
 BANS_S: Final = 1.0
-"""How often the store is asked who is banned: the operator's command writes there."""
+"""How often the store is asked who is banned, invited or to be pardoned: the operator's commands write there."""
+
+
+def kept_steps(settings: LearnerConfig) -> int:
+    """For how many steps, at least 2, the tokens of one are kept: each kept checkpoint holds those of the older."""
+    return settings.checkpoint_every * (settings.checkpoints_kept + 1)
 
 
 class Housekeeping:
     """`nodes` are the ids of those that are connected; `evaluating` the versions that evaluations still need; `bar` is
-    told who is banned."""
+    told who is banned, `invite` of all invites, `know` whose work has been of use."""
 
     def __init__(
         self,
@@ -31,6 +39,8 @@ class Housekeeping:
         nodes: Iterable[str],
         evaluating: Collection[int],
         bar: Callable[[frozenset[str]], None],
+        invite: Callable[[Sequence[Invite]], None],
+        know: Callable[[frozenset[str]], None],
     ) -> None:
         self._settings = settings
         self._store = store
@@ -39,28 +49,44 @@ class Housekeeping:
         self._nodes = nodes
         self._evaluating = evaluating
         self._bar = bar
+        self._invite = invite
+        self._know = know
 
     async def run(self) -> None:
         """Keeps house for ever."""
+        self._know(await self._store.useful_nodes())
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             await self.keep_house()
 
     async def keep_house(self) -> None:
-        """Notes who is still there; forgets old adapters, and the tokens of steps that every kept checkpoint holds."""
+        """Notes who is still there and who has been of use; forgets old adapters, and the tokens of steps that every
+        kept checkpoint holds."""
         status = self._status()
         await self._store.nodes_still_here(list(self._nodes), time.time())
+        self._know(await self._store.useful_nodes())
         await asyncio.to_thread(
             self._directory.forget_adapters,
             kept=self._settings.adapters_kept,
             published_version=status.published_version,
             evaluating=set(self._evaluating),
         )
-        kept_steps = self._settings.checkpoint_every * (self._settings.checkpoints_kept + 1)
-        await self._store.prune(status.trained_steps - kept_steps)
+        await self._store.prune(status.trained_steps - kept_steps(self._settings))
 
     async def watch_bans(self) -> None:
-        """Bars for ever who is banned, and lets in again who is not any more."""
+        """Bars for ever who is banned, and lets in again who is not any more; tells of all invites that there are
+        whenever they have changed."""
+        known = None
         while True:
+            if (number := await self._store.num_invites()) != known:
+                self._invite(await self._store.invites())
+                known = number
             self._bar(await self._store.banned_nodes())
+            await asyncio.sleep(BANS_S)
+
+    async def watch_pardons(self, report: Callable[[NodePardoned], Awaitable[None]]) -> None:
+        """Reports for ever whom the operator pardons; once it is recorded, it is wanted no more."""
+        while True:
+            for node_id in sorted(await self._store.wanted_pardons()):
+                await report(NodePardoned(node_id=node_id))
             await asyncio.sleep(BANS_S)

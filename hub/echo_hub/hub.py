@@ -23,14 +23,17 @@ from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
     BeginStep,
+    CheckRollout,
     EvaluationDone,
     FinishRun,
     HandOver,
+    HastenChecks,
     LookUpReceipt,
     PrepareGroup,
     PublishVersion,
     RevokeLease,
     ScoreRollout,
+    SendCheck,
     SendLease,
     SendReceipts,
     SendTrained,
@@ -40,25 +43,28 @@ from echo_hub.core.effects import (
 from echo_hub.core.events import LearnerReady, StepDone, VersionPublished
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.dashboard.headers import add_security_headers
 from echo_hub.dashboard.model import Changes
 from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driver import Driver
 from echo_hub.ending import RunEnding
-from echo_hub.episodes import TrainingBatches, load_scoring_jobs
+from echo_hub.episodes import TrainingBatches, load_drawn, load_scoring_jobs
 from echo_hub.evaluation.by_nodes import NodeEvaluations
 from echo_hub.evaluation.due import Evaluations, is_due
 from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
-from echo_hub.housekeeping import Housekeeping
+from echo_hub.housekeeping import Housekeeping, kept_steps
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
+from echo_hub.net.invitations import Invitations
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
+from echo_hub.operator_access import guard_of, operator_actions
 from echo_hub.own_sampler import OwnSampler
 from echo_hub.partials import Partials
 from echo_hub.publishing import Publishing
@@ -72,6 +78,9 @@ from echo_hub.scoring.scorer import Scorer
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.tensorboard import EventFiles
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
+from echo_hub.verify.by_nodes import NodeChecks
+from echo_hub.verify.verifier import Load, Verifier, verifier_settings
+from echo_hub.verify.verifying import Verifying
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.notable import NotableLog
 from echo_hub.views.pages_source import HubPages
@@ -96,6 +105,7 @@ class Resources:
     learner: LearnerSettings
     coordinator: Coordinator
     partials: Partials
+    invitations: Invitations
     started_at: float
     """When the run was served for the first time."""
     evaluated: frozenset[int]
@@ -118,15 +128,17 @@ class Hub:
         self._changes = Changes()
         # In this order: each is given what it needs of those before it.
         self._driver = Driver(coordinator=opened.coordinator, store=opened.store, clock=time.time)
-        self._gateway = Gateway(me=opened.me, settings=config.server)
+        self._gateway = Gateway(me=opened.me, settings=config.server, limits=self.server.limits)
         self._distributor = self._make_distributor()
         self.publishing = Publishing(distributor=self._distributor, directory=directory, report=self._version_published)
         self._own_sampler = OwnSampler(config.training, report=self._driver.report)
         self._look_ups = ReceiptLookUps(store=opened.store, send=self._gateway.send)
         self._trained_receipts = TrainedReceipts(send=self._gateway.send)
+        self._node_checks = self._make_node_checks()
         self._nodes = self._make_nodes()
         self._preparation = GroupPreparation(opened.problems)
         self._scorer = Scorer(pool=opened.scoring, bounds=opened.bounds, load=partial(load_scoring_jobs, opened.store))
+        self._verifying = self._make_verifying()
         self._trainer = self._make_trainer()
         self._handing_out = self._make_handing_out()
         self._node_evaluations = self._make_node_evaluations()
@@ -134,6 +146,7 @@ class Hub:
         self._housekeeping = self._make_housekeeping()
         self._event_files = EventFiles(directory.root / "tensorboard", opened.store.store)
         self.pages = self._make_pages()
+        self.guard = guard_of(config, directory, run_id=opened.run_id)
 
     def _make_distributor(self) -> Distributor:
         return Distributor(
@@ -153,6 +166,8 @@ class Hub:
             distributor=self._distributor,
             look_up=self._look_ups.answer,
             partials=opened.partials,
+            checks=self._node_checks,
+            invitations=opened.invitations,
             electricity_per_kwh=config.cost.electricity_per_kwh,
             welcome=Welcoming(
                 run_id=opened.run_id,
@@ -163,6 +178,30 @@ class Hub:
                 published_version=lambda: opened.coordinator.published_version,
             ),
         )
+
+    def _load_drawn(self) -> Load:
+        return partial(load_drawn, self._opened.store, self._opened.problems, run_seed=self.config.run.seed)
+
+    def _make_node_checks(self) -> NodeChecks:
+        return NodeChecks(
+            load=self._load_drawn(),
+            send=self._gateway.send,
+            report=self._driver.report,
+            temperature=self.config.sampling.temperature,
+        )
+
+    def _make_verifying(self) -> Verifying:
+        opened, config = self._opened, self.config
+        has_process = config.run.mode != "colocated" and config.trust.verifier == "process"
+        verifier = Verifier(
+            verifier_settings(config, opened.learner),
+            run_dir=self.directory.root,
+            kept=config.training.max_staleness + 2,
+            patience=max(1, kept_steps(config.learner) // config.training.publish_every - 1),
+            load=self._load_drawn(),
+            mode="process" if has_process else "off",
+        )
+        return Verifying(verifier, report=self._driver.report)
 
     def _make_trainer(self) -> Trainer:
         return Trainer(
@@ -223,6 +262,8 @@ class Hub:
             nodes=self._nodes.live,
             evaluating=self._evaluations.waiting,
             bar=self._distributor.bar,
+            invite=self._opened.invitations.renew,
+            know=self._nodes.note_useful,
         )
 
     def _make_pages(self) -> HubPages:
@@ -259,18 +300,27 @@ class Hub:
             last_is_published=self.ending.last_is_published,
             finished=self.ending.finished.is_set(),
             join_command=self.join_command,
+            turned_away={
+                "connection": self.server.limits.counts,
+                "passkey": dict(self._opened.tracker.refused),
+                **self._gateway.turned_away,
+            },
         )
 
     async def open(self) -> None:
         """Opens the port. Raises ConfigError when it cannot be had."""
-        await self.server.open(self._routes())
+        await self.server.open(self._routes(), guards=[self.guard.middleware], dress=add_security_headers)
 
     def _routes(self) -> Iterator[web.AbstractRouteDef]:
         tracker, proxies = self._opened.tracker, self.config.server.trusted_proxies
         yield from self._gateway.routes(self._nodes)
         yield from tracker_routes(tracker, trusted_proxies=proxies, introduce=self._distributor.introduce)
-        yield from artefact_routes(self._opened.publisher, tracker)
-        yield from page_routes(self.pages)
+
+        def vouch(request: web.Request, node_id: str) -> None:
+            self.server.limits.vouch(request, node_id, is_known=self._nodes.knows(node_id))
+
+        yield from artefact_routes(self._opened.publisher, tracker, vouch, trusted_proxies=proxies)
+        yield from page_routes(self.pages, self.guard, operator_actions(self._opened.store))
 
     async def serve(self) -> None:
         """Works until cancelled. Raises what makes going on impossible: a full disk, a learner that cannot live."""
@@ -282,6 +332,8 @@ class Hub:
                     self._preparation.run(report),
                     self._handing_out.run(),
                     self._scorer.run(report),
+                    self._verifying.run(),
+                    self._node_checks.run(),
                     self._trainer.run(self._learner_said),
                     self.publishing.run(),
                     self._distributor.run(),
@@ -290,6 +342,7 @@ class Hub:
                     self._trained_receipts.run(),
                     self._housekeeping.run(),
                     self._housekeeping.watch_bans(),
+                    self._housekeeping.watch_pardons(report),
                     self._event_files.run(self._changes),
                 ):
                     tasks.create_task(work)
@@ -316,6 +369,12 @@ class Hub:
                 self._look_ups.submit(action)
             case ScoreRollout():
                 self._scorer.submit(action.rollout_id)
+            case CheckRollout():
+                self._verifying.submit(action.rollout_id, is_urgent=action.is_urgent)
+            case HastenChecks():
+                self._verifying.hasten()
+            case SendCheck():
+                self._node_checks.submit(action)
             case HandOver():
                 self._trainer.hand_over(action.group_id, action.rollout_ids)
             case BeginStep():
@@ -324,6 +383,7 @@ class Hub:
                 self._trainer.train(action.step)
             case PublishVersion():
                 self.publishing.submit(action.policy_version)
+                self._verifying.published()
             case AnnounceVersion():
                 self._opened.partials.announced(action.policy_version)
                 self._distributor.announce(action.policy_version)
@@ -364,6 +424,12 @@ class Hub:
     @property
     def url(self) -> str:
         return self.server.url
+
+    @property
+    def dashboard_url(self) -> str:
+        """What the operator opens first: it logs in where no password is set."""
+        credentials = self.guard.credentials
+        return f"{self.url}/" if credentials.has_password else f"{self.url}/?token={credentials.token}"
 
     @property
     def join_command(self) -> str:

@@ -8,8 +8,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -22,15 +21,19 @@ from rich.table import Table
 from rich.text import Text
 
 import echo_shared
+from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
+from echo_hub.invite_commands import invite, invites, uninvite
 from echo_hub.run.directory import RunDirectory
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
+from echo_shared.files import write_private
 from echo_shared.identity import fingerprint
 
 if TYPE_CHECKING:
     from echo_hub.store.store import Store
+    from echo_shared.books import NodeTotals
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,7 +43,6 @@ app = typer.Typer(
 errors = Console(stderr=True)
 
 NodesArgument = Annotated[list[str], typer.Argument(metavar="NODE...", help="Ids, as `echo-hub nodes` prints them.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")]
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all.")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port for everything: nodes, pages, files.")]
 StepsOption = Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the whole run.")]
@@ -104,7 +106,7 @@ def serve(
     async def serve_until_stopped() -> None:
         async with open_hub(config, directory) as hub:
             typer.echo(f"Run          {config.run.name} ({directory.root})")
-            typer.echo(f"Dashboard    {hub.url}/\nLeaderboard  {hub.url}/leaderboard")
+            typer.echo(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard")
             typer.echo(f"Key          {fingerprint(hub.key)}\nTo lend a machine: {hub.join_command}")
             await hub.serve()
 
@@ -191,19 +193,23 @@ def evaluate(
 
 @app.command()
 def nodes(run_directory: RunArgument) -> None:
-    """List the nodes that have ever joined, with the ids that `ban` takes."""
+    """List the nodes that have ever joined: the ids that `ban` and `pardon` take, and how each stands."""
     directory = RunDirectory(run_directory)
-    table = Table(*("Id", "Name", "Engine", "Device", "Last seen", "Rollouts", "Banned"), box=None)
-    with _store(directory) as store:
+    titles = ("Id", "Name", "Engine", "Device", "Last seen", "Rollouts", "Standing", "Checked", "Banned", "Invite")
+    table = Table(*titles, box=None)
+    with store_of(directory) as store:
         for node in store.leaderboard():
             table.add_row(
                 node.node_id,
                 Text(node.name),
                 Text(node.backend),
                 Text(node.device),
-                _when(node.last_seen),
+                when(node.last_seen),
                 str(node.received),
-                "" if node.banned_at is None else f"since {_when(node.banned_at)}",
+                Text(_standing(node)),
+                f"{node.checks}, {node.failed_checks} failed" if node.failed_checks else str(node.checks),
+                "" if node.banned_at is None else f"since {when(node.banned_at)}",
+                Text(node.invite),
             )
     Console(width=1_000).print(table)  # Whatever the terminal's width: ids are copied from it, and scripts read it.
 
@@ -211,7 +217,7 @@ def nodes(run_directory: RunArgument) -> None:
 @app.command()
 def ban(run_directory: RunArgument, node: NodesArgument) -> None:
     """Ban nodes: the hub ends their connections within seconds, refuses them, and changes the run's key."""
-    with _store(RunDirectory(run_directory)) as store:
+    with store_of(RunDirectory(run_directory)) as store:
         store.ban(_known_nodes(store, node), time.time())
     typer.echo(f"Banned: {', '.join(node)}. To let one in again: echo-hub unban {run_directory} NODE")
 
@@ -219,9 +225,44 @@ def ban(run_directory: RunArgument, node: NodesArgument) -> None:
 @app.command()
 def unban(run_directory: RunArgument, node: NodesArgument) -> None:
     """Let banned nodes take part again."""
-    with _store(RunDirectory(run_directory)) as store:
+    with store_of(RunDirectory(run_directory)) as store:
         store.unban(_known_nodes(store, node))
     typer.echo(f"May take part again: {', '.join(node)}")
+
+
+@app.command()
+def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
+    """Let quarantined nodes begin anew: all that they send is checked again, before anybody trains on it."""
+    with store_of(RunDirectory(run_directory)) as store:
+        known = {row.node_id: row for row in store.leaderboard()}
+        wrong = [node_id for node_id in _known_nodes(store, node) if known[node_id].standing != "quarantined"]
+        if wrong:
+            raise ConfigError(
+                "These nodes are not in quarantine; nothing was changed.",
+                got=", ".join(sorted(wrong)),
+                do=f"See how they stand: echo-hub nodes {run_directory}",
+            )
+        store.want_pardon(node, time.time())
+    typer.echo(f"Pardoned: {', '.join(node)}. A hub that serves lets them begin anew within seconds.")
+
+
+for command in (invite, invites, uninvite):
+    app.command()(command)
+
+
+@app.command()
+def password(run_directory: RunArgument) -> None:
+    """Set the password of the operator's pages; asked for twice, or read from a pipe. It ends all sessions."""
+    from echo_hub.dashboard.access.credentials import set_password
+
+    directory = RunDirectory(run_directory)
+    directory.check()
+    if sys.stdin.isatty():
+        given = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    else:
+        given = sys.stdin.readline().rstrip("\r\n")
+    set_password(directory.operator_password, given)
+    typer.echo("The operator's pages ask for this password from now on, or for the token.")
 
 
 @app.command()
@@ -250,7 +291,7 @@ def plan(
         fleet = fleet_of_file(file)
     elif run_directory is not None and file is None:
         directory = RunDirectory(run_directory)
-        with _store(directory) as store:
+        with store_of(directory) as store:
             fleet = fleet_of_run(store, load_config(directory.config, {}))
     else:
         raise ConfigError("Plans are for a run's directory or for a fleet in a file.", do="Name one of the two.")
@@ -332,25 +373,11 @@ def make_run(directory: RunDirectory, config: HubConfig) -> None:
     try:
         directory.root.mkdir(parents=True, exist_ok=True)
         key_file.load_or_create(directory.key)
-        directory.config.write_text(render_config(config), encoding="utf-8")
+        write_private(directory.config, render_config(config).encode())  # Invitations may come to stand in it.
     except OSError as error:
         raise ConfigError(
             "The run directory cannot be made.", got=str(error), do="Name a directory that you may write."
         ) from error
-
-
-@contextmanager
-def _store(directory: RunDirectory) -> Iterator[Store]:
-    """The run's store, beside a hub that serves it or without one."""
-    from echo_hub.store.store import Store
-
-    directory.check()
-    config = load_config(directory.config, {})
-    store = Store.open(config.store.url or directory.database_url, beside_hub=True)
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def _known_nodes(store: Store, node_ids: list[str]) -> list[str]:
@@ -365,8 +392,10 @@ def _known_nodes(store: Store, node_ids: list[str]) -> list[str]:
     return node_ids
 
 
-def _when(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds else ""
+def _standing(node: NodeTotals) -> str:
+    """And why, of those that are not simply trusted."""
+    reason = f": {node.standing_reason}" if node.standing_reason else ""
+    return f"{node.standing}{reason}"
 
 
 def _check_writable(figures: Path | None) -> None:

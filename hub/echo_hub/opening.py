@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import secrets
@@ -17,9 +18,11 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.hub import Hub, Resources
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.host_memory import HostMemory
+from echo_hub.net.invitations import Invitations
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
 from echo_hub.partials import partials_of
@@ -76,13 +79,16 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             scoring=scoring,
             bounds=bounds,
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
-            coordinator=Coordinator(coordinator_settings(config, multi_turn=problems.multi_turn), snapshot),
+            coordinator=Coordinator(
+                coordinator_settings(config, multi_turn=problems.multi_turn, secret=_secret(me)), snapshot
+            ),
             partials=partials_of(
                 bounds,
                 snapshot.rollouts,
                 interrupts=config.training.on_new_version == "interrupt",
                 published_version=snapshot.published_version,
             ),
+            invitations=Invitations(await store.invites(), await store.came_by()),
             started_at=await _started_at(store),
             evaluated=frozenset(await store.evaluated_versions()),
         )
@@ -190,7 +196,12 @@ def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBo
     )
 
 
-def coordinator_settings(config: HubConfig, *, multi_turn: bool) -> CoordinatorSettings:
+def _secret(me: Identity) -> bytes:
+    """What decides which rollouts are checked: the same on every day of the run, and nobody else's to know."""
+    return hashlib.blake2b(me.sign(b"echo: which rollouts are checked"), digest_size=32).digest()
+
+
+def coordinator_settings(config: HubConfig, *, multi_turn: bool, secret: bytes = b"") -> CoordinatorSettings:
     """What the coordinator is told of the run."""
     return CoordinatorSettings(
         mode=config.run.mode,
@@ -213,5 +224,15 @@ def coordinator_settings(config: HubConfig, *, multi_turn: bool) -> CoordinatorS
             margin=config.cost.margin,
             hysteresis=config.cost.hysteresis,
             dwell_s=config.cost.dwell_s,
+        ),
+        trust=TrustSettings(
+            enabled=config.trust.verifier != "off",
+            by_nodes=config.trust.verifier == "nodes",
+            check_deadline_s=config.leases.deadline_s,
+            secret=secret,
+            least_checked=config.trust.least_checked,
+            first_checked=config.trust.first_checked,
+            false_alarm=config.trust.false_alarm,
+            miss=config.trust.miss,
         ),
     )

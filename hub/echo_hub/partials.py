@@ -8,8 +8,10 @@ prefix, and nobody a connection. What is kept is a claim, as a rollout is: wheth
 the finished one. It is lost when the hub ends, and sent again by the nodes when it is back.
 
 Who goes on sends the whole completion, and does not answer for what it was given: that must come back as it was, and
-the finished rollout says who drew how much of it. Of a lease that is not kept any more, or that is from before the
-hub's start, what was given is not known: all of its completion counts as its own node's.
+the finished rollout says who drew how much of it. Of a lease from before the hub's start, what was given is not known.
+Where no other node held the rollout before, all of it counts as its own node's. Else, and where a lease is not kept any
+more, nobody can say who drew its beginning: nobody goes on with it, and finished with anything that was given it is
+drawn anew, for its node must not answer for what another may have forged.
 
 Every token comes with the version that drew it. What a node draws itself is by its lease's version; where the run
 interrupts completions (training.on_new_version), by that or newer ones that are published, which rise.
@@ -18,7 +20,7 @@ interrupts completions (training.on_new_version), by that or newer ones that are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -71,6 +73,8 @@ class Finished:
     version."""
     problem: str = ""
     """What in it cannot be, or contradicts what its node was given; empty = nothing."""
+    is_unattributed: bool = False
+    """Nobody knows who drew its beginning."""
 
 
 class PartRefusal(StrEnum):
@@ -104,6 +108,8 @@ class _Partial:
     not known."""
     origin: _Origin | None = None
     """Of what it was given at first."""
+    others_held: bool = False
+    """Where it is not known what its node was given: another may have drawn that."""
     is_open: bool = True
     """Its node goes on with it."""
 
@@ -139,6 +145,10 @@ class _Partial:
             return "other log-probabilities than were given"
         if between(versions, 0, count) != between(self.versions, 0, count):
             return "other versions than were given"
+        if rollout.completion_ids[: self.num_tokens].astype("<i4").tobytes() != self.ids:
+            return "other tokens than were streamed"
+        if rollout.behavior_logprobs[: self.num_tokens].astype("<f4").tobytes() != self.logprobs:
+            return "other log-probabilities than were streamed"
         own = between(versions, count, len(rollout.completion_ids))
         if own and own[0].policy_version < oldest:
             return f"drawn by version {own[0].policy_version}, leased by {oldest}"
@@ -228,15 +238,19 @@ class Partials:
         may_move_on: bool = False,
         origins: Mapping[int, _Origin] = _NEW,
         again: bool = False,
+        others_held: Collection[int] = (),
     ) -> None:
         """A node holds these rollouts from now on, and has been given the prefixes. Told again, what is there stays;
-        `again`: what is not there has been told before."""
+        `again`: what is not there has been told before, and of `others_held` other nodes had leases then."""
         given = {prefix.index: prefix for prefix in prefixes}
         known = self._leases.get(lease_id)
         rollouts = known.rollouts if known is not None and known.node_id == node_id else {}
         self._drop(lease_id)
         for index in indices:
-            partial = rollouts.setdefault(index, _Partial(bytearray(), bytearray(), given=None if again else ()))
+            new = _Partial(
+                bytearray(), bytearray(), given=None if again else (), others_held=again and index in others_held
+            )
+            partial = rollouts.setdefault(index, new)
             partial.is_open = True
             if index in given and not partial.ids:
                 partial.ids += given[index].ids.astype("<i4").tobytes()
@@ -268,10 +282,10 @@ class Partials:
         return self.interrupts and EvaluationGroup.of(group_id) is None
 
     def prefix(self, lease_id: int, index: int) -> LeasedPrefix | None:
-        """What is there of a rollout; None when that is nothing."""
+        """What is there of a rollout; None when that is nothing, or nobody knows whose."""
         lease = self._leases.get(lease_id)
         partial = None if lease is None else lease.rollouts.get(index)
-        if partial is None or not partial.ids:
+        if partial is None or not partial.ids or partial.others_held:
             return None
         ids = np.frombuffer(bytes(partial.ids), "<i4")
         logprobs = np.frombuffer(bytes(partial.logprobs), "<f4")
@@ -297,6 +311,8 @@ class Partials:
             self._forget_origins(partial, rollout.index)
         if wrong:
             return Finished(problem=wrong)
+        if rollout.num_given and (partial is None or partial.others_held):
+            return Finished(is_unattributed=True)
         spans = tuple(_spans(drawers, versions))
         as_leased = lease is not None and partial is not None and _are(spans, node_id, lease.policy_version)
         return Finished(spans=() if as_leased else spans)
@@ -463,5 +479,6 @@ def partials_of(
             policy_version=first.policy_version,
             may_move_on=partials.may_move_on(first.group_id),
             again=True,
+            others_held=[row.index for row in rows if row.others_held],
         )
     return partials

@@ -72,7 +72,12 @@ def as_message(receipts: Sequence[effects.Receipt]) -> Receipts:
     """What a node is told. Not validated: ids, states and reasons are this software's own."""
     return Receipts.model_construct(
         receipts=tuple(
-            Receipt.model_construct(rollout_id=receipt.rollout_id, state=receipt.state, drop_reason=receipt.drop_reason)
+            Receipt.model_construct(
+                rollout_id=receipt.rollout_id,
+                state=receipt.state,
+                drop_reason=receipt.drop_reason,
+                checked=receipt.checked,
+            )
             for receipt in receipts
         )
     )

@@ -26,6 +26,7 @@ from echo_hub.core.effects import BatchGroup
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.step_screen import StepScreen
 from echo_hub.dashboard.model import Changes
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.learner.process import Learner, StepUnderWay
@@ -36,7 +37,7 @@ from echo_shared.child import ChildExited
 from echo_shared.errors import LearnerError
 from echo_shared.messages import rollout_id
 from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.step_figures import TRAIN_S
+from echo_shared.step_figures import HELD_BACK, TRAIN_S
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +176,14 @@ class Trainer:
                 self._ordered = learner.policy_version
                 self.state = LearnerState.RUNNING
                 self._drop_what_is_asked_for_again()
-                await report(LearnerReady(policy_version=learner.policy_version, metrics=learner.resumed))
+                resumed = learner.resumed
+                await report(
+                    LearnerReady(
+                        policy_version=learner.policy_version,
+                        metrics={step: told.metrics for step, told in resumed.items()},
+                        screens={step: StepScreen.of(told.screen) for step, told in resumed.items()},
+                    )
+                )
                 await self._work(learner, report, restarts)
             except ChildExited as error:
                 wait_s = restarts.died()
@@ -263,10 +271,16 @@ class Trainer:
     async def _tell_of(self, step: int, under_way: StepUnderWay, report: Report, restarts: Restarts) -> None:
         await under_way.computed()
         await report(StepComputed(step=step))
-        metrics = await under_way.metrics()
-        self._train_s = metrics[TRAIN_S.key]
+        told = await under_way.told()
+        self._train_s = told.metrics[TRAIN_S.key]
         restarts.succeeded()
-        await report(StepDone(step=step, metrics=metrics))
+        screen = StepScreen.of(told.screen)
+        if screen.suspects:
+            log.warning(
+                "step %d: %d rollouts are suspect, %d groups were left out, %d updates held back",
+                *(step, len(screen.suspects), len(screen.left_out), told.metrics.get(HELD_BACK.key, 0)),
+            )
+        await report(StepDone(step=step, metrics=told.metrics, screen=screen))
 
     async def _carry_out(self, job: _Generate | GroupRequest, learner: Learner, report: Report) -> None:
         match job:

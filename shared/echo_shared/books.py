@@ -49,6 +49,20 @@ class CostTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Invite:
+    """What admits one person's nodes: as many keys as it says, until it expires or is revoked."""
+
+    invite_id: int = 0
+    """The store gives it."""
+    name: str
+    token_hash: str
+    max_keys: int
+    created_at: float
+    expires_at: float
+    revoked_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTotals:
     """One node that ever joined or was leased to. `name`, `backend` and `device` are what it says of itself: hostile
     input."""
@@ -61,6 +75,8 @@ class NodeTotals:
     last_seen: float
     banned_at: float | None = None
     """None = it may take part."""
+    invite: str = ""
+    """Whose invite it came by, as the operator named that; empty = it came by none."""
     cost_per_hour: float = 0.0
     """What it asked for when it joined last, in US dollars; 0 = it is a gift."""
     power_watts: float = 0.0
@@ -78,6 +94,31 @@ class NodeTotals:
     received: int = 0
     """Rollouts that came in, whatever became of them."""
     dropped: int = 0
+    others_checked: int = 0
+    """Rollouts of others that it has computed again, and whose finding stands."""
+    others_checked_tokens: int = 0
+    """Those of the prompts included."""
+    standing: str = ""
+    """What the hub thinks of it: new, proven, suspect, quarantined; empty = nothing of it was ever checked."""
+    standing_reason: str = ""
+    """Why it is suspect or quarantined."""
+    standing_since: float = 0.0
+    verified_in_a_row: int = 0
+    checks: int = 0
+    """Rollouts of which the hub has computed again what this node drew."""
+    failed_checks: int = 0
+    last_checked: float | None = None
+    """None = never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumNodes:
+    """How many there are in the books."""
+
+    known: int
+    """That ever joined."""
+    useful: int
+    """Of whose rollouts some were trained on or evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

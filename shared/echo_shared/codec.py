@@ -19,8 +19,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from echo_shared.errors import CodecError
-from echo_shared.fields import printable_line
 from echo_shared.messages import MAX_FRAME_BYTES, FromHub, FromNode, Message
+from echo_shared.messages.fields import printable_line
 
 _T = TypeVar("_T")
 
@@ -98,7 +98,10 @@ _ARRAY: Final = _Map({"dtype": None, "shape": _Tuple(None, 1), "data": None})
 
 def _read(frame: bytes) -> Any:
     """The map in `frame`, as far as the message that it says it is knows its fields."""
-    name = str(_Reader(frame, "the message").read(_TYPE).get("type"))[:64]
+    found = _Reader(frame, "the message").read(_TYPE)
+    if not isinstance(found, dict):
+        raise _not_valid(f"the message: {type(found).__name__}, where a map was expected")
+    name = str(found.get("type"))[:64]
     kind = _BY_TYPE.get(name)
     return _Reader(frame, name).read(_TYPE if kind is None else _form_of(kind))
 

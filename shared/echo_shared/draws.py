@@ -2,8 +2,8 @@
 
 Token t of rollout `index` under `seed` is the first id whose cumulative probability, in id order under the full softmax
 at the lease's temperature, exceeds u[t]; u[t] is the t-th output of Philox(key=(seed, index)). Every backend draws this
-way, so that anyone who holds the weights can check a rollout afterwards. `draw` is the reference; backends' own
-implementations are tested against it.
+way, so that anyone who holds the weights can check a rollout afterwards: `distance`. Both are the reference;
+implementations elsewhere are tested against them.
 """
 
 from __future__ import annotations
@@ -64,3 +64,48 @@ def draw(
     tokens = np.where(exceeds.any(axis=-1), exceeds.argmax(axis=-1), last_possible)
     rows = np.arange(len(tokens))
     return tokens, scaled[rows, tokens] - np.log(totals)
+
+
+def distance(
+    logits_RV: NDArray[np.float32], tokens_R: NDArray[np.integer], u_R: NDArray[np.float64], temperature: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How far each row's u lies from the interval in which `tokens_R` would have been drawn, and what is true of them.
+
+    Token k is drawn where below <= u < below + p: `below` is the probability of all ids before it, p its own.
+    Args: as of `draw`, and `tokens_R` [rows], claimed ids within the vocabulary.
+    Returns: distances [rows] in cumulative probability, 0 inside, on either edge, and for whatever `draw` draws; and
+    the tokens' log-probabilities [rows] in nats, -inf for one without probability, whose interval is the point `below`.
+    NaN where logits are not finite.
+    """
+    scaled = logits_RV.astype(np.float64) / temperature
+    scaled -= scaled.max(axis=-1, keepdims=True)
+    cumulative = np.cumsum(np.exp(scaled), axis=-1)
+    rows = np.arange(len(tokens_R))
+    totals, above = cumulative[:, -1], cumulative[rows, tokens_R]
+    below = np.where(tokens_R > 0, cumulative[rows, tokens_R - 1], 0.0)
+    target = u_R * totals
+    outside = np.maximum(np.maximum(below - target, target - above), 0.0) / totals
+    return outside, scaled[rows, tokens_R] - np.log(totals)
+
+
+def interval(
+    logits_RV: NDArray[np.float32], tokens_R: NDArray[np.integer], temperature: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Where each token's interval begins, [rows], in cumulative probability, and how wide it is: the tokens'
+    log-probabilities [rows] in nats, -inf for one without probability. NaN where logits are not finite."""
+    scaled = logits_RV.astype(np.float64) / temperature
+    scaled -= scaled.max(axis=-1, keepdims=True)
+    cumulative = np.cumsum(np.exp(scaled), axis=-1)
+    rows = np.arange(len(tokens_R))
+    totals = cumulative[:, -1]
+    below = np.where(tokens_R > 0, cumulative[rows, tokens_R - 1], 0.0)
+    return below / totals, scaled[rows, tokens_R] - np.log(totals)
+
+
+def outside(
+    below_R: NDArray[np.floating], logprobs_R: NDArray[np.floating], u_R: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """How far each u lies from the interval that begins at `below_R` and is exp(`logprobs_R`) wide; 0 inside."""
+    below = below_R.astype(np.float64)
+    above = below + np.exp(logprobs_R.astype(np.float64))
+    return np.maximum(np.maximum(below - u_R, u_R - above), 0.0)

@@ -8,6 +8,10 @@
               ◄──  Welcome                 open: every other message, both ways
     At any moment: ◄── Refused (hub ends it), Goodbye ──► (node ends it).
 
+All before the Welcome travels in HTTP headers (`credentials`), ahead of any websocket. Hello comes with the first
+request and again with the Proof, so the hub has a session for each request and keeps none between them: it gives the
+second one the nonce that comes back, whose age and making are the caller's to check.
+
 A frame that the state does not allow, or that does not decode, is a RemoteProtocolError; the caller then ends this
 connection and no other. Neither end sends anything by itself: `send` and the handshake calls return frames.
 """
@@ -25,6 +29,8 @@ from echo_shared.messages import (
     OLDEST_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
     Challenge,
+    CheckLease,
+    CheckResult,
     Fetched,
     FromHub,
     FromNode,
@@ -71,7 +77,19 @@ NODE_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
     State.PROVEN: {Welcome: State.OPEN, Refused: State.CLOSED},
     State.OPEN: {
         **dict.fromkeys(
-            (PolicyPublished, Peers, KeysRotated, Mesh, Piece, Unwanted, Lease, LeaseRevoked, Standby, Receipts),
+            (
+                PolicyPublished,
+                Peers,
+                KeysRotated,
+                Mesh,
+                Piece,
+                Unwanted,
+                Lease,
+                LeaseRevoked,
+                CheckLease,
+                Standby,
+                Receipts,
+            ),
             State.OPEN,
         ),
         Refused: State.CLOSED,
@@ -95,6 +113,7 @@ HUB_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
                 Rollout,
                 RolloutParts,
                 LeaseReturned,
+                CheckResult,
                 ReceiptsWanted,
             ),
             State.OPEN,

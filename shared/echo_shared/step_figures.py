@@ -170,8 +170,22 @@ LOSS: Final = StepFigure(
 UPDATED: Final = StepFigure(
     key="updated",
     label="updates",
-    about="Optimizer updates made: none without a gradient, nor with one that is not finite.",
+    about="Optimizer updates made: none without a gradient, nor with one that is not finite or held back.",
     prometheus="echo_learner_updates",
+)
+HELD_BACK: Final = StepFigure(
+    key="held_back",
+    label="updates held back",
+    about="Optimizer updates not made: their gradient's norm was not finite, or far outside of the run's own history.",
+    prometheus="echo_learner_updates_held_back",
+    largest=True,
+)
+GROUPS_LEFT_OUT: Final = StepFigure(
+    key="groups_left_out",
+    label="groups left out",
+    about="Groups of the newest step that were not trained, for a rollout that no honest engine gives.",
+    prometheus="echo_learner_groups_left_out",
+    largest=True,
 )
 GROUPS_WITHOUT_ADVANTAGE: Final = StepFigure(
     key="groups_without_advantage",
@@ -232,7 +246,7 @@ STEP_FIGURES: tuple[StepFigure, ...] = (
     *(RATIO_MAX, RATIO_MEAN, BASE_KL, SHARE_TRUNCATED, SHARE_WITHOUT_ADVANTAGE, CLIP_FRACTION, EVAL_S, GAP_S, SECONDS),
     *(TOKENS_PER_S, GRAD_NORM, MISMATCH_KL, LOSS, UPDATED, GROUPS_WITHOUT_ADVANTAGE, ROLLOUTS_MASKED),
     *(ROLLOUTS_UNSELECTED, ROLLOUTS_VETOED, CORRECTION_WEIGHT, CORRECTION_SHARE, COMPLETION_TOKENS, COMPUTED_TOKENS),
-    *(SHARE_MIXED, TOKEN_STALENESS),
+    *(SHARE_MIXED, TOKEN_STALENESS, HELD_BACK, GROUPS_LEFT_OUT),
     TRAIN_S,
 )
 """Every figure, in the order of lines and columns."""

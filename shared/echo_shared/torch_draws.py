@@ -1,4 +1,4 @@
-"""`echo_shared.draws.draw` in torch: many rows at once, each with its temperature, wherever the logits are.
+"""`draw`, `distance` and `interval` of `echo_shared.draws` in torch: many rows at once, wherever the logits are.
 
 The same float64 arithmetic as the reference. A large vocabulary is summed by blocks, and only the block that holds the
 token is accumulated, which reorders additions: the sums differ by parts in 1e16. Nothing here waits for the device.
@@ -8,6 +8,7 @@ Dimensions: R rows, V vocabulary, B tokens in a block.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -24,13 +25,20 @@ def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor,
 
     Returns ids [R] (int64) and logprobs [R] (float64, nats), on the device of `u_R`; NaN where logits are not finite.
     """
-    chunk = max(1, _CHUNK_VALUES.get(u_R.device.type, _DEVICE_CHUNK_VALUES) // logits_RV.shape[-1])
-    parts = zip(*(torch.split(value, chunk) for value in (logits_RV, u_R, temperature_R)), strict=True)
-    drawn = [_draw(*part) for part in parts]
-    if len(drawn) == 1:
-        return drawn[0]
-    tokens, logprobs = zip(*drawn, strict=True)
-    return torch.cat(tokens), torch.cat(logprobs)
+    return _in_chunks(_draw, logits_RV, u_R, temperature_R)
+
+
+def distance(logits_RV: Tensor, tokens_R: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    """How far each row's u lies outside the interval of `tokens_R` (int64), and those tokens' true logprobs.
+
+    Both [R], float64, on the device of `u_R`, where `tokens_R` and `temperature_R` are too; NaN as in `draw`.
+    """
+    return _in_chunks(_distance, logits_RV, tokens_R, u_R, temperature_R)
+
+
+def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each token's interval begins, in cumulative probability, and the tokens' logprobs; as in `distance`."""
+    return _in_chunks(_interval, logits_RV, tokens_R, temperature_R)
 
 
 def most_likely(logits_RV: Tensor, _u_R: Tensor, _temperature_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,11 +47,28 @@ def most_likely(logits_RV: Tensor, _u_R: Tensor, _temperature_R: Tensor) -> tupl
     return tokens_R, logprobs_R
 
 
+def _in_chunks(
+    of_rows: Callable[..., tuple[Tensor, Tensor]], logits_RV: Tensor, *by_row: Tensor
+) -> tuple[Tensor, Tensor]:
+    chunk = max(1, _CHUNK_VALUES.get(by_row[0].device.type, _DEVICE_CHUNK_VALUES) // logits_RV.shape[-1])
+    parts = zip(*(torch.split(value, chunk) for value in (logits_RV, *by_row)), strict=True)
+    found = [of_rows(*part) for part in parts]
+    if len(found) == 1:
+        return found[0]
+    first, second = zip(*found, strict=True)
+    return torch.cat(first), torch.cat(second)
+
+
+def _weights(logits_RV: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities, but for a factor, [R, V], and the largest scaled logit [R, 1]; on the device of the second."""
+    weights_RV = logits_RV.to(device=temperature_R.device, dtype=torch.float64, copy=True).div_(temperature_R[:, None])
+    top_R1 = weights_RV.amax(dim=1, keepdim=True)
+    return weights_RV.sub_(top_R1).exp_(), top_R1
+
+
 def _draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
     vocabulary = logits_RV.shape[1]
-    weights_RV = logits_RV.to(device=u_R.device, dtype=torch.float64, copy=True).div_(temperature_R[:, None])
-    top_R1 = weights_RV.amax(dim=1, keepdim=True)
-    weights_RV.sub_(top_R1).exp_()
+    weights_RV, top_R1 = _weights(logits_RV, temperature_R)
     if vocabulary <= _BLOCK:
         cumulative_RV = weights_RV.cumsum(dim=1)
         totals_R1 = cumulative_RV[:, -1:]
@@ -51,27 +76,76 @@ def _draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor
     else:
         tokens_R1, totals_R1 = _draw_by_blocks(weights_RV, u_R)
     tokens_R1 = tokens_R1.clamp_(max=vocabulary - 1)  # NaN is above nothing.
-    drawn_R1 = logits_RV.gather(1, tokens_R1.to(logits_RV.device)).to(device=u_R.device, dtype=torch.float64)
-    logprobs_R1 = drawn_R1 / temperature_R[:, None] - top_R1 - totals_R1.log()
-    return tokens_R1.squeeze(1), logprobs_R1.squeeze(1)
+    return tokens_R1.squeeze(1), _logprobs(logits_RV, tokens_R1, temperature_R, top_R1, totals_R1)
+
+
+def _logprobs(logits_RV: Tensor, tokens_R1: Tensor, temperature_R: Tensor, top_R1: Tensor, totals_R1: Tensor) -> Tensor:
+    """[R]"""
+    chosen_R1 = logits_RV.gather(1, tokens_R1.to(logits_RV.device)).to(device=top_R1.device, dtype=torch.float64)
+    return (chosen_R1 / temperature_R[:, None] - top_R1 - totals_R1.log()).squeeze(1)
+
+
+def _distance(logits_RV: Tensor, tokens_R: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    below_R1, above_R1, totals_R1, top_R1 = _edges(logits_RV, tokens_R, temperature_R)
+    target_R1 = u_R[:, None] * totals_R1
+    outside_R1 = torch.maximum(below_R1 - target_R1, target_R1 - above_R1).clamp_(min=0.0) / totals_R1
+    return outside_R1.squeeze(1), _logprobs(logits_RV, tokens_R[:, None], temperature_R, top_R1, totals_R1)
+
+
+def _interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    below_R1, _, totals_R1, top_R1 = _edges(logits_RV, tokens_R, temperature_R)
+    logprobs_R = _logprobs(logits_RV, tokens_R[:, None], temperature_R, top_R1, totals_R1)
+    return (below_R1 / totals_R1).squeeze(1), logprobs_R
+
+
+def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The weights of all ids before the token, of these and the token, of all, and the largest scaled logit; [R, 1]."""
+    weights_RV, top_R1 = _weights(logits_RV, temperature_R)
+    tokens_R1 = tokens_R[:, None]
+    if weights_RV.shape[1] <= _BLOCK:
+        place_R1, up_to_RB = tokens_R1, weights_RV.cumsum(dim=1)
+        before_R1, totals_R1 = torch.zeros_like(top_R1), up_to_RB[:, -1:]
+    else:
+        blocks = _block_sums(weights_RV).cumsum(dim=1)
+        before_R1, inside_RB = _of_block(weights_RV, blocks, tokens_R1 // _BLOCK)
+        place_R1, up_to_RB = tokens_R1 % _BLOCK, before_R1 + inside_RB.cumsum(dim=1)
+        totals_R1 = blocks[:, -1:]
+    above_R1 = up_to_RB.gather(1, place_R1)
+    below_R1 = torch.where(place_R1 > 0, up_to_RB.gather(1, (place_R1 - 1).clamp(min=0)), before_R1)
+    return below_R1, above_R1, totals_R1, top_R1
 
 
 def _draw_by_blocks(weights_RV: Tensor, u_R: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens [R, 1] and the weights' totals [R, 1]."""
-    vocabulary = weights_RV.shape[1]
-    whole = vocabulary // _BLOCK * _BLOCK
-    sums = weights_RV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2)
-    if whole < vocabulary:
-        sums = torch.cat([sums, weights_RV[:, whole:].sum(dim=1, keepdim=True)], dim=1)
-    blocks = sums.cumsum(dim=1)
+    blocks = _block_sums(weights_RV).cumsum(dim=1)
     totals_R1 = blocks[:, -1:]
     target_R1 = u_R[:, None] * totals_R1
     block_R1 = _first_above(blocks, target_R1).clamp_(max=blocks.shape[1] - 1)
+    before_R1, inside_RB = _of_block(weights_RV, blocks, block_R1)
+    tokens_R1 = block_R1 * _BLOCK + _first_above(before_R1 + inside_RB.cumsum(dim=1), target_R1)
+    return tokens_R1, totals_R1
+
+
+def _block_sums(weights_RV: Tensor) -> Tensor:
+    """[R, blocks]; the last block may be short."""
+    vocabulary = weights_RV.shape[1]
+    whole = vocabulary // _BLOCK * _BLOCK
+    sums: Tensor = weights_RV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2)
+    if whole < vocabulary:
+        sums = torch.cat([sums, weights_RV[:, whole:].sum(dim=1, keepdim=True)], dim=1)
+    return sums
+
+
+def _of_block(weights_RV: Tensor, blocks: Tensor, block_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """What the blocks before it weigh together [R, 1], and its own weights [R, B], 0 beyond the vocabulary's end.
+
+    `blocks`: what each block weighs with all before it.
+    """
+    vocabulary = weights_RV.shape[1]
     before_R1 = blocks.gather(1, (block_R1 - 1).clamp_(min=0)).masked_fill_(block_R1 == 0, 0.0)
     ids_RB = block_R1 * _BLOCK + torch.arange(_BLOCK, device=weights_RV.device)
     inside_RB = weights_RV.gather(1, ids_RB.clamp(max=vocabulary - 1)).masked_fill_(ids_RB >= vocabulary, 0.0)
-    tokens_R1 = block_R1 * _BLOCK + _first_above(before_R1 + inside_RB.cumsum(dim=1), target_R1)
-    return tokens_R1, totals_R1
+    return before_R1, inside_RB
 
 
 def _first_above(cumulative_RN: Tensor, target_R1: Tensor) -> Tensor:

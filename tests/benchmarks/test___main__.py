@@ -95,5 +95,6 @@ def test_every_benchmark_leaves_out_what_takes_that_hardware_and_no_more() -> No
     assert run.stdout.splitlines() == [
         *(f"speed, mid, torch bf16, width {width}" for width in (1, 8, 32, 64)),
         "agreement, torch bf16",
+        "honest, torch bf16",
         "100 M parameters, bfloat16",
     ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,17 @@ from echo_hub.connected import ConnectedNodes, LiveNode
 from echo_hub.core.effects import SendLease
 from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
 from echo_hub.core.payload import Span
+from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.invitations import Invitations, hash_of
+from echo_hub.net.peer_log import BURST
 from echo_hub.partials import Partials
 from echo_hub.scoring.checks import SamplingBounds
+from echo_shared.books import Invite
 from echo_shared.errors import LocalProtocolError, RefusedError, StorageError
 from echo_shared.messages import (
     ArtefactOffer,
+    CheckResult,
     Fetched,
     FinishReason,
     Goodbye,
@@ -46,6 +52,7 @@ NODE = NodeInfo(
     swarm_port=0,
     mesh_port=0,
 )
+INVITE = Invite(invite_id=3, name="Ada", token_hash=hash_of("let me in"), max_keys=1, created_at=1.0, expires_at=9e9)
 STATUS = NodeStatus(activity="sampling", capacity=5, policy_version=3, tokens_per_s=9.5)
 ROLLOUT = Rollout(
     rollout_id="4-1",
@@ -72,6 +79,7 @@ class Hub:
         self.banned_meanwhile = False
         bounds = SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset())
         self.partials = Partials(bounds, published_version=5)
+        self.invitations = Invitations([INVITE])
         self.nodes = ConnectedNodes(
             report=self.report,
             remember=self.remember,
@@ -79,6 +87,8 @@ class Hub:
             look_up=self.look_up,
             welcome=self.welcome,
             partials=self.partials,
+            checks=self,
+            invitations=self.invitations,
             electricity_per_kwh=0.5,
         )
 
@@ -104,6 +114,12 @@ class Hub:
     async def node_said(self, node_id: str, message: Fetched | Have | Links | KeyframeWanted) -> None:
         self.calls.append(("said", (node_id, message)))
 
+    async def answered(self, node_id: str, result: CheckResult) -> None:
+        self.calls.append(("checked", (node_id, result)))
+
+    def left(self, node_id: str) -> None:
+        self.calls.append(("checks nothing", node_id))
+
     async def look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
         self.calls.append(("look_up", (node_id, rollout_ids)))
 
@@ -124,6 +140,9 @@ class Hub:
         )
 
 
+NUMERICS = NumericsClass("torch", device="cpu")
+
+
 @pytest.fixture
 def hub() -> Hub:
     return Hub()
@@ -132,8 +151,15 @@ def hub() -> Hub:
 async def test_a_node_is_remembered_then_reported_then_welcomed(hub: Hub) -> None:
     assert (await hub.nodes.node_joined(NODE)).node_id == "a"
     steps = ["remember", "report", "joined", "welcome"]
-    assert hub.calls == list(zip(steps, [NODE, NodeConnected(node_id="a"), NODE, NODE], strict=True))
+    assert hub.calls == list(zip(steps, [NODE, NodeConnected(node_id="a", numerics=NUMERICS), NODE, NODE], strict=True))
     assert hub.nodes.live == {"a": LiveNode(info=NODE)}
+
+
+async def test_fresh_keys_do_not_fill_the_log(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for number in range(10 * BURST):
+        await hub.nodes.node_joined(replace(NODE, node_id=f"{number:020x}"))
+    assert BURST <= caplog.text.count("joined") < 2 * BURST
 
 
 async def test_a_node_that_cannot_be_remembered_is_not_there(hub: Hub) -> None:
@@ -148,7 +174,7 @@ async def test_a_node_that_is_banned_while_it_joins_is_not_there(hub: Hub) -> No
     with pytest.raises(RefusedError):
         await hub.nodes.node_joined(NODE)
     assert hub.nodes.live == {}
-    events = [NodeConnected(node_id="a"), NodeDisconnected(node_id="a")]
+    events = [NodeConnected(node_id="a", numerics=NUMERICS), NodeDisconnected(node_id="a")]
     assert hub.calls == [("remember", NODE), *(("report", event) for event in events)]
 
 
@@ -156,7 +182,7 @@ async def test_a_node_that_left_is_not_there(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
     await hub.nodes.node_left("a")
     assert hub.nodes.live == {}
-    assert hub.calls[-2:] == [("left", "a"), ("report", NodeDisconnected(node_id="a"))]
+    assert hub.calls[-3:] == [("left", "a"), ("checks nothing", "a"), ("report", NodeDisconnected(node_id="a"))]
 
 
 async def test_a_banned_node_is_not_even_remembered(hub: Hub) -> None:
@@ -164,6 +190,19 @@ async def test_a_banned_node_is_not_even_remembered(hub: Hub) -> None:
     with pytest.raises(RefusedError):
         await hub.nodes.node_joined(NODE)
     assert (hub.nodes.live, hub.calls) == ({}, [])
+
+
+async def test_who_was_invited_is_known_by_the_invite_and_only_so_many_come_by_it(hub: Hub) -> None:
+    assert (hub.nodes.find_invite("a", "let me in"), hub.nodes.find_invite("b", "let me in")) == (3, 3)
+    assert not hub.nodes.knows("a")
+    await hub.nodes.node_joined(replace(NODE, invite_id=3))
+    assert hub.nodes.knows("a") and not hub.nodes.knows("b")
+    assert hub.calls[1] == ("report", NodeConnected(node_id="a", numerics=NUMERICS, invite="invite 3"))
+    before = list(hub.calls)
+    with pytest.raises(RefusedError, match="Ada is used up"):
+        await hub.nodes.node_joined(replace(NODE, node_id="b", invite_id=3))
+    assert hub.calls == before, "it was at the door together with the other one, and nothing knows of it"
+    await hub.nodes.node_joined(replace(NODE, invite_id=hub.nodes.find_invite("a", None)))
 
 
 async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
@@ -213,6 +252,16 @@ async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
     await hub.nodes.node_said("a", LeaseReturned(lease_id=4, indices=(0, 2), reason="on battery"))
     expected = LeaseGivenBack(node_id="a", lease_id=4, indices=(0, 2), reason="on battery")
     assert hub.calls[-1] == ("report", expected)
+
+
+async def test_what_a_node_finds_of_others_goes_to_their_checks(hub: Hub) -> None:
+    await hub.nodes.node_joined(NODE)
+    await hub.nodes.node_said("a", STATUS.model_copy(update={"checks": 7}))
+    assert hub.calls[-1][1].checks == 7
+    found = np.zeros(1, np.float32)
+    result = CheckResult(rollout_id="4-1", below=found, logprobs=found)
+    await hub.nodes.node_said("a", result)
+    assert hub.calls[-1] == ("checked", ("a", result))
 
 
 def parts(start: int, *ids: int) -> RolloutParts:
@@ -281,7 +330,7 @@ async def test_a_node_costs_what_it_asks_for_and_its_power(hub: Hub) -> None:
     priced = replace(NODE, cost_per_hour=0.4, power_watts=200.0)
     await hub.nodes.node_joined(priced)
     (connected,) = [event for what, event in hub.calls if what == "report"]
-    assert connected == NodeConnected(node_id="a", cost_per_hour=0.5)
+    assert connected == NodeConnected(node_id="a", cost_per_hour=0.5, numerics=NUMERICS)
     assert hub.nodes.live["a"].cost_per_hour == 0.5
 
 
@@ -296,3 +345,26 @@ async def test_what_a_node_is_told_of_its_standing_is_shown_until_it_works_again
     assert hub.nodes.live["a"].affordable
     assert not hub.nodes.stands_by("a")
     assert hub.nodes.told("gone", None, "") == Standby(reason=None)
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        ("16-core CPU, 63 GB", "cpu"),
+        ("NVIDIA GeForce RTX 4090, 24 GB", "cuda"),
+        ("Apple M3 Max, 64 GB", "metal"),
+        ("AMD Radeon RX 7900", "gpu"),
+        ("", "cpu"),
+    ],
+)
+async def test_where_a_node_is_and_what_it_computes_on_is_told(hub: Hub, device: str, kind: str) -> None:
+    await hub.nodes.node_joined(replace(NODE, device=device, host="2001:db8::7"))
+    (connected,) = [event for what, event in hub.calls if what == "report"]
+    assert connected.numerics == NumericsClass("torch", "", kind)
+    assert connected.origin == "2001:db8::/64"
+
+
+async def test_the_precision_is_that_of_the_engine_that_is_up(hub: Hub) -> None:
+    await hub.nodes.node_joined(NODE)
+    await hub.nodes.node_said("a", STATUS.model_copy(update={"precision": "q4_k_m"}))
+    assert hub.calls[-1][1].precision == "q4_k_m"

@@ -62,7 +62,7 @@ async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive
             case SendReceipts():
                 for receipt in action.receipts:
                     (stored,) = driven.store.receipts(action.node_id, [receipt.rollout_id])
-                    assert (stored.rollout_id, stored.state, stored.drop_reason) == receipt
+                    assert (stored.rollout_id, stored.state, stored.drop_reason, stored.checked) == receipt
             case ScoreRollout():
                 assert len(driven.store.load_payloads([action.rollout_id])) == 1
             case TrainStep():

@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from echo_hub.core.payload import Span
-from echo_hub.episodes import conversation, training_rollout
-from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchTurn
+from echo_hub.core.evaluating import evaluation_seed
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.leasing import turn_seed
+from echo_hub.core.payload import RolloutPayload, Span
+from echo_hub.episodes import conversation, drawn_rollout, training_rollout
+from echo_hub.store.drawing import StoredDraw
+from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchTurn, StoredPayload
+from echo_hub.verify.drawn import DrawnRollout
 from echo_shared.messages import FinishReason
 
 
@@ -20,6 +25,8 @@ def turn(
     return BatchTurn(
         rollout_id="1-0",
         node_id="a",
+        seed=2**64 - 1,
+        index=6,
         spans=(Span(node_id="a", policy_version=version, num_tokens=len(drawn)),),
         completion_ids=drawn,
         behavior_logprobs=-np.arange(1, len(drawn) + 1).astype(np.float32),
@@ -45,6 +52,7 @@ def test_what_the_environment_said_is_masked_out() -> None:
     assert rollout.loss_mask.tolist() == [True, True, False, False, False, True]
     assert rollout.behavior_logprobs.tolist() == [-1.0, -2.0, 0.0, 0.0, 0.0, -1.0]
     assert (rollout.reward, rollout.truncated) == (0.75, False)
+    assert rollout.draws.tolist() == [[2**64 - 1, 6, 2], [2**64 - 1, 6, 1]] and rollout.draws.dtype == np.uint64
     assert (rollout.completion_ids.dtype, rollout.loss_mask.dtype, rollout.behavior_logprobs.dtype) == (
         np.int32,
         np.bool_,
@@ -76,3 +84,61 @@ def test_a_rollout_says_how_old_its_tokens_are() -> None:
     two_nodes = BatchEpisode(turns=(turn(ids(3), ids(9, 9), version=8), turn(ids(4), ids(), version=8)), reward=1.0)
     rollout = training_rollout(two_nodes)
     assert (rollout.mean_version, rollout.num_versions) == (8.0, 1)
+
+
+class Prompts:
+    """A run's problems, as far as their prompts are asked for."""
+
+    def prompt_ids(self, group_id: int) -> np.ndarray:
+        return ids(group_id % 100, 2)
+
+
+def stored_draw(group_id: int, *, turns: int = 0, turn: int | None = None, failures: int = 0) -> StoredDraw:
+    return StoredDraw(
+        stored=StoredPayload(
+            rollout_id="7-3",
+            group_id=group_id,
+            earlier_turns=tuple(
+                AnsweredTurn(completion_ids=ids(10 + each), observation_ids=ids(20 + each)) for each in range(turns)
+            ),
+            payload=RolloutPayload(
+                completion_ids=ids(5, 6),
+                behavior_logprobs=np.array([-1, -2], np.float32),
+                finish_reason=FinishReason.STOP,
+                sampling_s=0.1,
+                spans=(Span(node_id="a", policy_version=3, num_tokens=2),),
+            ),
+        ),
+        index=3,
+        turn=turns if turn is None else turn,
+        group_seed=None if EvaluationGroup.of(group_id) else 77,
+        scorer_failures=failures,
+    )
+
+
+def checked(draw: StoredDraw) -> DrawnRollout | str:
+    return drawn_rollout(draw, Prompts(), run_seed=9)  # type: ignore[arg-type]
+
+
+def test_a_draw_is_checked_with_what_its_lease_said() -> None:
+    found = checked(stored_draw(4))
+    assert isinstance(found, DrawnRollout)
+    assert (found.rollout_id, found.index, found.seed, found.prompt_ids.tolist()) == ("7-3", 3, 77, [4, 2])
+    assert found.completion_ids.tolist() == [5, 6] and found.spans[0].policy_version == 3
+    again = checked(stored_draw(4, failures=2))
+    assert isinstance(again, DrawnRollout) and again.seed == turn_seed(77, 0, 2)
+
+
+def test_a_later_turn_is_checked_behind_the_whole_conversation() -> None:
+    found = checked(stored_draw(4, turns=2))
+    assert isinstance(found, DrawnRollout)
+    assert (found.prompt_ids.tolist(), found.seed) == ([4, 2, 10, 20, 11, 21], turn_seed(77, 2))
+    first = checked(stored_draw(4, turns=2, turn=0))
+    assert isinstance(first, DrawnRollout) and first.prompt_ids.tolist() == [4, 2], "it was answered since"
+    assert "not kept" in str(checked(stored_draw(4, turns=1, turn=2)))
+
+
+def test_evaluations_are_checked_where_they_are_drawn() -> None:
+    sampled = EvaluationGroup(policy_version=2, greedy=False, number=11).group_id
+    found = checked(stored_draw(sampled))
+    assert isinstance(found, DrawnRollout) and found.seed == evaluation_seed(9, 11)

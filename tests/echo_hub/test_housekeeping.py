@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,12 @@ import pytest
 
 from echo_hub import housekeeping as housekeeping_module
 from echo_hub.config.sections import LearnerConfig
+from echo_hub.core.effects import StandingRecorded, TrustDecided
+from echo_hub.core.events import NodePardoned
+from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.housekeeping import Housekeeping
 from echo_hub.run.directory import RunDirectory
+from echo_shared.books import Invite
 
 Drive = Callable[..., Awaitable[Any]]
 
@@ -20,9 +24,16 @@ class Barred:
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[frozenset[str]] = asyncio.Queue()
+        self.known: list[frozenset[str]] = []
+        self.invites: list[Invite] = []
+        self.num_renewed = 0
 
     def bar(self, node_ids: frozenset[str]) -> None:
         self.told.put_nowait(node_ids)
+
+    def invite(self, invites: Sequence[Invite]) -> None:
+        self.invites = list(invites)
+        self.num_renewed += 1
 
     async def until(self, node_ids: frozenset[str]) -> None:
         async with asyncio.timeout(60):
@@ -40,6 +51,8 @@ async def house(drive: Drive, directory: RunDirectory, barred: Barred) -> tuple[
         nodes={"a": None},
         evaluating={2},
         bar=barred.bar,
+        invite=barred.invite,
+        know=barred.known.append,
     )
     for node_id in ("a", "b"):
         await driven.async_store.node_seen(
@@ -52,22 +65,51 @@ async def test_who_is_here_is_noted_and_adapters_that_nobody_needs_go(drive: Dri
     directory = RunDirectory(tmp_path)
     for version in (1, 2, 3, 4):
         directory.adapter(version).mkdir(parents=True)
-    driven, keeping = await house(drive, directory, Barred())
+    barred = Barred()
+    driven, keeping = await house(drive, directory, barred)
     await keeping.keep_house()
+    assert barred.known == [frozenset()], "nobody's work has been of use"
     seen = {row.node_id: row.last_seen for row in driven.store.leaderboard()}
     assert seen["a"] > 1.0 and seen["b"] == 1.0
     assert set(directory.adapter_versions()) == {2, 4}, "one is evaluated, one is the newest"
 
 
-async def test_bans_and_their_end_are_told(drive: Drive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bans_and_their_end_and_invites_are_told(
+    drive: Drive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(housekeeping_module, "BANS_S", 0.001)
     barred = Barred()
     driven, keeping = await house(drive, RunDirectory(tmp_path), barred)
     watching = asyncio.create_task(keeping.watch_bans())
     await barred.until(frozenset())
+    driven.store.add_invite(Invite(name="Ada", token_hash="h", max_keys=1, created_at=1.0, expires_at=2.0))
     driven.store.ban(["b"], 2.0)
     await barred.until(frozenset({"b"}))
+    await barred.until(frozenset({"b"}))
+    assert [(invite.name, invite.revoked_at) for invite in barred.invites] == [("Ada", None)]
+    driven.store.revoke_invite("Ada", 3.0)
     driven.store.unban(["b"])
     await barred.until(frozenset())
+    await barred.until(frozenset())
+    assert [(invite.name, invite.revoked_at) for invite in barred.invites] == [("Ada", 3.0)]
+    assert barred.num_renewed == 3, "at first, and when they have changed"
+    watching.cancel()
+    await asyncio.wait([watching])
+
+
+async def test_a_pardon_is_reported_until_it_is_recorded(
+    drive: Drive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping_module, "BANS_S", 0.001)
+    driven, keeping = await house(drive, RunDirectory(tmp_path), Barred())
+    driven.store.apply([StandingRecorded(row=StandingRow(node_id="b", state=StandingState.QUARANTINED))], 1.0)
+    reported: asyncio.Queue[NodePardoned] = asyncio.Queue()
+    watching = asyncio.create_task(keeping.watch_pardons(reported.put))
+    driven.store.want_pardon(["b"], 2.0)
+    async with asyncio.timeout(60):
+        assert await reported.get() == NodePardoned(node_id="b")
+    decided = TrustDecided(node_id="b", decision=Decision.PARDONED, reason="", decided_at=3.0)
+    driven.store.apply([decided], 3.0)
+    assert driven.store.wanted_pardons() == frozenset()
     watching.cancel()
     await asyncio.wait([watching])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ from typer.testing import CliRunner, Result
 import echo_shared
 from echo_hub import main as main_module
 from echo_hub.config.file import load_config
+from echo_hub.core.effects import StandingRecorded
+from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.main import app
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
@@ -34,6 +38,11 @@ FLAGS = {
     "nodes": set(),
     "ban": set(),
     "unban": set(),
+    "pardon": set(),
+    "invite": {"--keys", "--days"},
+    "invites": {"--json"},
+    "uninvite": {"--ban"},
+    "password": set(),
     "plan": {
         *("--file", "--example", "--staleness", "--publish-every", "--add", "--target", "--json", "--picture"),
     },
@@ -92,6 +101,41 @@ def test_commands_and_flags_are_these() -> None:
         for name, each in commands.items()
     }
     assert found == FLAGS
+
+
+def test_a_password_is_read_from_a_pipe(run: Path) -> None:
+    result = CliRunner().invoke(app, ["password", str(run)], input="correct horse battery staple\n")
+    assert result.exit_code == 0 and "correct horse" not in result.output
+    assert (run / "operator.password").read_text().startswith("$argon2id$")
+    kept = (run / "operator.password").read_bytes()
+    with pytest.raises(ConfigError, match="5 characters"):
+        CliRunner().invoke(app, ["password", str(run)], input="short\n", catch_exceptions=False)
+    assert (run / "operator.password").read_bytes() == kept
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize("second", ["correct horse battery staple", "another horse"])
+def test_at_a_terminal_a_password_is_asked_for_twice_and_never_shown(run: Path, second: str) -> None:
+    import pty
+
+    first, (ours, theirs) = "correct horse battery staple", pty.openpty()
+    command = [sys.executable, "-m", "echo_hub.main", "password", str(run)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        shown = ""
+        for prompt, typed in (("Password: ", first), ("confirmation: ", second)):
+            while not shown.endswith(prompt):
+                shown += os.read(ours, 1).decode()
+            os.write(ours, f"{typed}\n".encode())
+        if second == first:
+            assert process.wait(60) == 0
+        else:
+            while "do not match" not in shown:
+                shown += os.read(ours, 1).decode()
+            process.kill()
+    os.close(ours)
+    assert "horse" not in shown
+    assert (run / "operator.password").exists() == (second == first)
 
 
 def test_init_makes_a_run_that_load_config_reads(tmp_path: Path) -> None:
@@ -280,10 +324,19 @@ def serving(run: Path) -> Iterator[Store]:
 @pytest.mark.usefixtures("serving")
 def test_nodes_are_listed_with_the_ids_that_ban_takes(run: Path) -> None:
     head, *rows = said("nodes", run).splitlines()
-    assert head.split() == ["Id", "Name", "Engine", "Device", "Last", "seen", "Rollouts", "Banned"]
+    titles = ["Id", "Name", "Engine", "Device", "Last", "seen", "Rollouts", "Standing", "Checked", "Banned", "Invite"]
+    assert head.split() == titles
     assert [row.split()[0] for row in rows] == [ALICE, BOB]
     assert "alice's PC" in rows[0] and "bob [red]" in rows[1]
     assert all(re.search(r"torch +CPU +2001-09-0\d \d\d:46:40 +0", row) for row in rows)
+
+
+@pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "<b>x</b>", "../../etc/passwd", "=1+1", "W" * 64, "$(reboot)"])
+def test_a_hostile_name_is_shown_as_it_is_on_its_nodes_line(run: Path, serving: Store, name: str) -> None:
+    """Control characters and text directions are gone before: `echo_shared.messages.fields`."""
+    serving.node_seen(node_id="mallory", public_key=bytes(32), name=name, backend="[b]", device="[/b]", now=1.0)
+    (line,) = (line for line in said("nodes", run).splitlines() if "mallory" in line)
+    assert re.search(rf"mallory +{re.escape(name)} +\[b\] +\[/b\] ", line)
 
 
 @pytest.mark.parametrize("command", [("nodes",), ("ban", ALICE), ("unban", ALICE)])
@@ -310,6 +363,15 @@ def test_a_ban_reaches_a_hub_that_serves_and_can_be_lifted(run: Path, serving: S
     assert serving.banned_nodes() == {ALICE, BOB}
     said("unban", run, ALICE)
     assert serving.banned_nodes() == {BOB}
+
+
+def test_a_pardon_reaches_a_hub_that_serves(run: Path, serving: Store) -> None:
+    row = StandingRow(node_id=ALICE, state=StandingState.QUARANTINED, reason="forged", num_checked=9, num_failed=1)
+    serving.apply([StandingRecorded(row=row)], now=1.0)
+    assert re.search(rf"{ALICE}.*quarantined: forged +9, 1 failed", said("nodes", run))
+    assert ALICE in said("pardon", run, ALICE)
+    assert serving.wanted_pardons() == {ALICE}
+    assert refusal("pardon", run, ALICE, BOB).got == BOB, "who is not in quarantine needs none"
 
 
 @pytest.mark.parametrize("command", ["ban", "unban"])

@@ -196,6 +196,20 @@ def test_what_was_given_back_is_kept_until_another_has_finished_it(partials: Par
     assert shown(partials, index=3) == [4], "its node goes on with it"
 
 
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (rollout(7, [5, 9, 2], num_given=0), ""),
+        (rollout(7, [5, 8, 2], num_given=0), "other tokens than were streamed"),
+        (rollout(7, [2], num_given=0), "other tokens than were streamed"),
+        (rollout(7, [5, 9, 2], num_given=0, logprob=-0.1), "other log-probabilities than were streamed"),
+    ],
+)
+def test_a_finished_rollout_begins_as_it_was_streamed(partials: Partials, sent: Rollout, problem: str) -> None:
+    partials.take("a", [part(0, [5, 9])])
+    assert partials.finish("a", sent).problem == problem
+
+
 def test_what_a_lease_has_no_room_for_is_left_out(monkeypatch: pytest.MonkeyPatch, partials: Partials) -> None:
     monkeypatch.setattr("echo_hub.partials.MAX_PREFIX_TOKENS", 4)
     partials.leased("a", 7, (0, 1, 2), policy_version=3)
@@ -272,9 +286,11 @@ def test_of_a_lease_from_before_the_start_nothing_is_held_against_its_node() -> 
     partials.begin(leases(7, "a", 0, goes_on=((0, 7),)))
     partials.take("a", [part(0, [5, 9])])
     finished = partials.finish("a", rollout(7, [5, 9, 2], num_given=1))
-    assert (finished.problem, spans(finished)) == ("", [])
+    assert (finished.problem, spans(finished)) == ("", []), "nobody else held it before"
     unknown = partials.finish("b", rollout(9, [5, 2], num_given=1))
-    assert (unknown.problem, spans(unknown)) == ("", [("b", 2)])
+    assert (unknown.problem, unknown.is_unattributed) == ("", True)
+    whole = partials.finish("b", rollout(9, [5, 2], num_given=0))
+    assert (spans(whole), whole.is_unattributed) == ([("b", 2)], False)
 
 
 @pytest.fixture
@@ -427,6 +443,30 @@ def test_after_a_restart_a_node_sends_again_what_older_versions_drew() -> None:
     assert (shown(partials, 8), partials.refused) == ([5, 9, 8], {})
     end = partials.finish("b", mixed(8, [5, 9, 8, 2], by((3, 2), (6, 2)), num_given=2))
     assert end.problem == "" and who(end) == [("b", 3, 2), ("b", 6, 2)]
+
+
+def test_after_a_restart_nobody_answers_for_a_beginning_that_another_may_have_forged() -> None:
+    def row(index: int, *, others_held: bool) -> RolloutRow:
+        return RolloutRow(
+            rollout_id=f"8-{index}",
+            lease_id=8,
+            node_id="b",
+            group_id=2,
+            index=index,
+            policy_version=3,
+            deadline=9.0,
+            state=ReceiptState.LEASED,
+            reward=None,
+            others_held=others_held,
+        )
+
+    partials = partials_of(BOUNDS, [row(0, others_held=True), row(1, others_held=True), row(3, others_held=False)])
+    partials.take("b", [part(0, [5, 9], lease_id=8, index=index) for index in (0, 1, 3)])
+    assert [shown(partials, 8, index) for index in (0, 1, 3)] == [None, None, [5, 9]], "nobody goes on with it"
+    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=2)) == Finished(is_unattributed=True)
+    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=0, index=1)) == Finished(), "it has drawn all itself"
+    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=2, index=3)) == Finished(), "nobody else held it"
+    assert partials.num_bytes == 0
 
 
 def test_another_nodes_rollout_is_not_finished(partials: Partials) -> None:

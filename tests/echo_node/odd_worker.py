@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echo_node.backends import registry, worker
 from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, PreparedPolicy
 from echo_shared.errors import BackendError, CodecError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.scoring import Intervals
 
 FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK = range(9)
 """The first token of a prompt: what goes wrong over it."""
@@ -47,6 +49,7 @@ class OddEngine:
         self._talking: GroupRequest | None = None
         """Draws its first rollout, token after token, until it is cancelled."""
         self._drawn = self._told = 0
+        self.precision, self.scores = "", True
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         enough = base_dir / "enough.json"
@@ -129,6 +132,13 @@ class OddEngine:
         )
         self._told = self._drawn
         return [part]
+
+    def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
+        """A token's log-probability is how many adapters it has prepared, below zero."""
+        self._go_wrong(int(ids[0]))
+        say("scored", len(ids), first, temperature)
+        count = len(ids) - first
+        return np.full(count, 0.25), np.full(count, -float(self._prepared))
 
     def close(self) -> None:
         say("closed")

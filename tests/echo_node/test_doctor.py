@@ -204,14 +204,14 @@ async def answering() -> AsyncIterator[Callable[..., Any]]:
 @pytest.mark.parametrize(
     ("status", "text", "level", "words"),
     [
-        (200, '{"status": "ready", "problems": []}', "ok", "answers"),
-        (503, '{"status": "starting", "problems": []}', "ok", "answers; it is still starting"),
-        (503, '{"status": "failing", "problems": ["no \\u001b[31m disk"]}', "warning", "not well: no ?[31m disk"),
+        (200, '{"status": "ready"}', "ok", "answers"),
+        (503, '{"status": "starting"}', "ok", "answers; it is still starting"),
+        (503, '{"status": "failing"}', "warning", "something is broken there"),
         (200, "<html>hello</html>", "problem", "not as a hub does"),
-        (200, '{"status": "UP", "problems": []}', "problem", "not as a hub does"),
+        (200, '{"status": "UP"}', "problem", "not as a hub does"),
         (200, "[" * 60_000, "problem", "not as a hub does"),
         (404, "", "problem", "status 404"),
-        (500, '{"status": "ready", "problems": []}', "problem", "status 500"),
+        (500, '{"status": "ready"}', "problem", "status 500"),
     ],
 )
 async def test_a_hub_is_asked(
@@ -233,13 +233,13 @@ async def test_a_hub_is_asked(
 async def test_a_hub_that_speaks_no_tls_is_told_from_an_untrusted_one(
     answering: Callable[..., Any], paths: Paths, broken: Broken
 ) -> None:
-    url = await answering(200, '{"status": "ready", "problems": []}')
+    url = await answering(200, '{"status": "ready"}')
     found = of(await asyncio.to_thread(examine, paths, url.replace("http://", "https://")), "hub")
     assert found.level == "problem" and "does not speak TLS" in found.what and found.do == f"Use {url}"
 
 
 async def test_a_page_s_address_is_the_hub_s(answering: Callable[..., Any], paths: Paths, broken: Broken) -> None:
-    url = await answering(200, '{"status": "ready", "problems": []}')
+    url = await answering(200, '{"status": "ready"}')
     found = of(await asyncio.to_thread(examine, paths, f"{url}/leaderboard?sort=-trained#top"), "hub")
     assert (found.level, found.what) == ("ok", f"{url} answers")
 

@@ -9,10 +9,10 @@ import pytest
 
 from echo_shared.codec import MOST_FIELDS, SMALL_BYTES, decode_from_hub, decode_from_node, encode
 from echo_shared.errors import CodecError
-from echo_shared.fields import MAX_TOKENS
 from echo_shared.messages import (
     MAX_BATCHED,
     MAX_FRAME_BYTES,
+    MAX_FRAME_FROM_NODE_BYTES,
     MAX_PARTS_TOKENS,
     FromHub,
     FromNode,
@@ -23,7 +23,8 @@ from echo_shared.messages import (
     ReceiptsWanted,
     RolloutParts,
 )
-from tests.echo_shared.test_messages import FROM_HUB, FROM_NODE, MIXED, PARTS, plain
+from echo_shared.messages.fields import MAX_TOKENS
+from tests.echo_shared.messages.examples import FROM_HUB, FROM_NODE, MIXED, PARTS, plain
 
 STATUS = NodeStatus(activity="waiting", capacity=16, policy_version=None, tokens_per_s=0.5)
 EMPTY_LISTS = b"\x90"
@@ -76,7 +77,7 @@ def largest() -> list[FromHub | FromNode]:
 @pytest.mark.parametrize("message", largest(), ids=lambda m: m.type)
 def test_the_largest_messages_come_back_the_same(message: FromHub | FromNode) -> None:
     frame = encode(message)
-    assert len(frame) > SMALL_BYTES
+    assert SMALL_BYTES < len(frame) < MAX_FRAME_FROM_NODE_BYTES / 1.5, "there is room for what a newer node adds"
     decoded = decode_from_hub(frame) if message.type == "receipts" else decode_from_node(frame)
     assert encode(decoded) == frame
 
@@ -134,3 +135,9 @@ def test_the_refusal_says_what_was_got() -> None:
     with pytest.raises(CodecError) as refused:
         decode_from_node(with_field(STATUS, "capacity", many(EMPTY_LISTS)))
     assert "node_status.capacity: a list or a map" in str(refused.value)
+
+
+@pytest.mark.parametrize("frame", [b"\xc6\x00\x01\x00\x00" + bytes(65_536), b"\xdb\x00\x01\x00\x00" + b"x" * 65_536])
+def test_a_large_frame_that_is_no_map_is_refused(frame: bytes) -> None:
+    with pytest.raises(CodecError, match="a map was expected"):
+        decode_from_node(frame)

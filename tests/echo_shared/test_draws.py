@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_shared.draws import MAX_SEED, derive_seed, draw, uniforms
+from echo_shared.draws import MAX_SEED, derive_seed, distance, draw, interval, outside, uniforms
 
 SEEDS = st.integers(0, MAX_SEED)
 BELOW_ONE = float(np.nextafter(1.0, 0.0))
@@ -14,6 +14,11 @@ BELOW_ONE = float(np.nextafter(1.0, 0.0))
 def draw_one(logits: list[float], u: float, temperature: float = 1.0) -> tuple[int, float]:
     tokens, logprobs = draw(np.array([logits], np.float32), np.array([u]), temperature)
     return int(tokens[0]), float(logprobs[0])
+
+
+def distance_of(logits: list[float], token: int, u: float, temperature: float = 1.0) -> tuple[float, float]:
+    outside, logprobs = distance(np.array([logits], np.float32), np.array([token]), np.array([u]), temperature)
+    return float(outside[0]), float(logprobs[0])
 
 
 @given(SEEDS, st.integers(0, 2_000), st.integers(1, 60), st.integers(0, 60))
@@ -107,3 +112,96 @@ def test_extreme_logits_stay_finite() -> None:
     for logits in ([1e30, -1e30], [3e38, 3e38], [-3e38, -3e38], [88.0, -88.0]):
         _, logprob = draw_one(logits, 0.3)
         assert np.isfinite(logprob) and logprob <= 0
+
+
+NOTHING = float("-inf")
+QUARTERS = [0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("logits", "token", "u", "expected"),
+    [
+        # Four ids of 1/4 each: id 1 has [0.25, 0.5).
+        (QUARTERS, 1, 0.375, 0.0),
+        (QUARTERS, 1, 0.25, 0.0),
+        (QUARTERS, 1, 0.5, 0.0),
+        (QUARTERS, 1, 0.125, 0.125),
+        (QUARTERS, 1, 0.75, 0.25),
+        (QUARTERS, 1, 0.0, 0.25),
+        (QUARTERS, 0, 0.0, 0.0),
+        (QUARTERS, 3, 0.0, 0.75),
+        (QUARTERS, 3, BELOW_ONE, 0.0),
+        (QUARTERS, 0, 0.75, 0.5),
+        # One without probability stands for a point: here id 1 for 0.5, id 0 for 0, the last one for 1.
+        ([0.0, NOTHING, 0.0], 1, 0.5, 0.0),
+        ([0.0, NOTHING, 0.0], 1, 0.75, 0.25),
+        ([0.0, NOTHING, 0.0], 1, 0.25, 0.25),
+        ([NOTHING, 0.0, 0.0], 0, 0.25, 0.25),
+        ([0.0, 0.0, NOTHING], 2, 0.25, 0.75),
+        # The only possible id has everything.
+        ([NOTHING, 1.0, NOTHING], 1, 0.0, 0.0),
+        ([NOTHING, 1.0, NOTHING], 1, BELOW_ONE, 0.0),
+        ([7.0], 0, 0.5, 0.0),
+    ],
+)
+def test_the_distance_is_how_far_u_lies_outside_the_interval(
+    logits: list[float], token: int, u: float, expected: float
+) -> None:
+    assert distance_of(logits, token, u)[0] == expected
+
+
+def test_the_distance_is_taken_at_the_temperature() -> None:
+    logits = [float(np.log(p)) for p in (0.25, 0.25, 0.5)]
+    cold = np.array([1.0, 1.0, 4.0]) / 6.0  # The squares of the probabilities, as at temperature 1/2.
+    outside, logprob = distance_of(logits, 2, 0.25, temperature=0.5)
+    assert outside == pytest.approx(cold[:2].sum() - 0.25, abs=1e-7)
+    assert logprob == pytest.approx(np.log(cold[2]), abs=1e-7)
+
+
+def test_one_that_cannot_be_drawn_has_no_probability() -> None:
+    assert distance_of([0.0, NOTHING], 1, BELOW_ONE)[1] == NOTHING
+    assert distance_of([0.0, -1e30], 1, BELOW_ONE)[1] < -1e29
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.one_of(st.floats(-30, 30, width=32), st.sampled_from([0.0, NOTHING, 3e38])), min_size=1, max_size=30
+    ).filter(lambda logits: max(logits) > NOTHING),
+    st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 0.25, 0.5, BELOW_ONE])),
+    st.sampled_from([0.3, 1.0, 2.0]),
+)
+def test_what_is_drawn_is_at_no_distance_and_others_at_the_gap_between(
+    logits: list[float], u: float, temperature: float
+) -> None:
+    token, logprob = draw_one(logits, u, temperature)
+    assert distance_of(logits, token, u, temperature) == (0.0, logprob)
+    weights = np.exp((np.array(logits) - max(logits)) / temperature)
+    p = weights / weights.sum()
+    for other in range(len(logits)):
+        gap = max(p[:other].sum() - u, u - p[: other + 1].sum(), 0.0)
+        assert distance_of(logits, other, u, temperature)[0] == pytest.approx(gap, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_the_distance_of_what_is_no_number_is_none() -> None:
+    assert np.isnan(distance_of([0.0, float("nan")], 0, 0.5)).all()
+
+
+def test_an_interval_by_hand() -> None:
+    """Of probabilities 1/8, 3/8, 1/2: the second token lies from 1/8 to 1/2."""
+    logits = np.log(np.array([[1, 3, 4]], np.float32))
+    below, logprobs = interval(logits, np.array([1]), 1.0)
+    assert below == pytest.approx([1 / 8]) and logprobs == pytest.approx([np.log(3 / 8)])
+    found = outside(np.repeat(below, 4), np.repeat(logprobs, 4), np.array([0.0, 0.25, 0.5, 0.75]))
+    assert found == pytest.approx([1 / 8, 0, 0, 1 / 4], abs=1e-7)
+
+
+@given(SEEDS)
+def test_interval_and_outside_are_distance(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits, tokens, u = rng.normal(size=(8, 5)).astype(np.float32), rng.integers(0, 5, 8), rng.random(8)
+    below, logprobs = interval(logits, tokens, 0.7)
+    expected, same = distance(logits, tokens, u, 0.7)
+    assert logprobs.tolist() == same.tolist()
+    np.testing.assert_allclose(outside(below, logprobs, u), expected, atol=1e-12)

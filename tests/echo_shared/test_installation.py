@@ -88,7 +88,8 @@ def from_wheel(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @posix
-@pytest.mark.parametrize("editable", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("editable", [True, False])
 def test_a_copy_from_a_checkout_is_added_to_from_there(checkout: Path, tmp_path: Path, editable: bool) -> None:
     target = installed(tmp_path / "target", *(["-e"] if editable else []), checkout)
     command = said(target, "how_to_install('cuda')")
@@ -101,6 +102,7 @@ def test_a_copy_from_a_checkout_is_added_to_from_there(checkout: Path, tmp_path:
 
 
 @posix
+@pytest.mark.slow
 def test_a_copy_from_a_wheel_is_added_to_from_that_wheel(wheel: Path, from_wheel: Path, tmp_path: Path) -> None:
     command = said(from_wheel, "how_to_install('cuda')")
     assert command.endswith(f" pip install '{wheel}[cuda]'")
@@ -109,6 +111,7 @@ def test_a_copy_from_a_wheel_is_added_to_from_that_wheel(wheel: Path, from_wheel
 
 
 @posix
+@pytest.mark.slow
 def test_a_wheel_among_others_is_a_wheelhouse(wheel: Path, from_wheel: Path) -> None:
     other = wheel.with_name("other-1.0-py3-none-any.whl")
     other.touch()
@@ -116,6 +119,7 @@ def test_a_wheel_among_others_is_a_wheelhouse(wheel: Path, from_wheel: Path) -> 
     other.unlink()
 
 
+@pytest.mark.slow
 def test_a_copy_whose_place_is_unknown_or_gone_gets_what_the_extra_brings(wheel: Path, tmp_path: Path) -> None:
     by_name = installed(tmp_path / "by-name", "--find-links", wheel.parent, "echo-swarm")
     gone = Path(shutil.copy2(wheel, tmp_path))
@@ -131,6 +135,7 @@ def test_a_copy_whose_place_is_unknown_or_gone_gets_what_the_extra_brings(wheel:
         assert said(target, "how_to_upgrade()").startswith("Install the newer release from where this one came")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noted", "place"),
     [
@@ -149,6 +154,7 @@ def test_a_copy_from_elsewhere_is_added_to_from_there(
     assert place in said(target, "how_to_upgrade()")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noted", ["", "{", "[]", "{}"])
 def test_what_pip_noted_may_be_broken(noted: str, from_wheel: Path, tmp_path: Path) -> None:
     target = noting(noted, from_wheel, tmp_path)

@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(900)
 
-STEPS = 150
+STEPS = 80
 
 
 def learner_of(hub: Any) -> psutil.Process:
@@ -87,7 +87,13 @@ async def test_a_run_survives_kill_9_of_everything(
     mode: str, site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
     run = await site.make_run(
-        "run", "--mode", mode, training={"steps": STEPS}, learner={"checkpoint_every": 2}, leases={"deadline_s": 5.0}
+        "run",
+        "--mode",
+        mode,
+        training={"steps": STEPS},
+        learner={"checkpoint_every": 2},
+        leases={"deadline_s": 5.0},
+        trust={"verifier": "process"},
     )
     hub, url = await site.hub(run)
 
@@ -99,15 +105,15 @@ async def test_a_run_survives_kill_9_of_everything(
     await site.node(url, "node-1")
     node = await site.node(url, "node-2")
 
-    await reached(10)
+    await reached(5)
     learner = learner_of(hub)
     learner.kill()
 
-    await reached(40)
+    await reached(15)
     await node.kill()
     node = await site.node(url, "node-2")
 
-    await reached(70)
+    await reached(30)
     orphan = learner_of(hub)
     await hub.kill()
     psutil.wait_procs([orphan], timeout=60)

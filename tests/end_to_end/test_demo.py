@@ -65,11 +65,12 @@ async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
 
 
 @pytest.mark.parametrize("moment", ["Dashboard", "trained"])
-async def test_ctrl_c_leaves_nothing_behind(site: Any, until: Any, moment: str) -> None:
+async def test_ctrl_c_leaves_nothing_behind(site: Any, until: Any, operator: Any, moment: str) -> None:
     run = site.root / "demo"
     demo = await site.start("echo_hub.main", "demo", "--directory", run, "--keep")
     url = (await demo.printed(r"Dashboard +(http://\S+)/"))[1]
     if moment == "trained":
+        operator(url, run)
         await until(url, lambda view: view["trained_step"] >= 1)
     assert processes_of(run)
     status, said = await demo.end(signal.SIGINT)

@@ -21,6 +21,7 @@ from echo_hub.config.sections import (
     SamplingConfig,
     ServerConfig,
     TrainingConfig,
+    TrustConfig,
 )
 from echo_hub.hub import Hub
 from echo_hub.main import make_run
@@ -46,6 +47,7 @@ CONFIG = HubConfig(
     evaluation=EvaluationConfig(problems=1),
     learner=LearnerConfig(threads=1),
     server=ServerConfig(port=0, heartbeat_s=1.0, shared_memory=False),
+    trust=TrustConfig(verifier="off"),  # Nobody goes on with what a node has drawn before its first check.
 )
 
 

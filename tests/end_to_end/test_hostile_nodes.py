@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-import msgpack
 import numpy as np
 import pytest
-import websockets
-from websockets.asyncio.client import ClientConnection, connect
 
+from benchmarks.trust.stranger import Stranger, body, completion, part, parts
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.hub import Hub
@@ -27,25 +24,15 @@ from echo_hub.partials import PartRefusal
 from echo_hub.run.directory import RunDirectory
 from echo_shared.identity import Identity
 from echo_shared.messages import (
-    FinishReason,
-    FromNode,
     Goodbye,
     Lease,
     LeaseReturned,
-    LeaseRevoked,
-    NodeStatus,
-    Receipts,
     ReceiptState,
     ReceiptsWanted,
+    RefusalCode,
     Refused,
-    Rollout,
-    RolloutPart,
-    RolloutParts,
-    Standby,
-    Welcome,
     rollout_id,
 )
-from echo_shared.sessions import NodeSession
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -53,126 +40,16 @@ DEADLINE_S: Final = 60.0
 MAX_TOKENS: Final = 24
 
 
-class Stranger:
-    """One node's end of a connection, without a node behind it: it says what it is told to say."""
+async def last_word(node: Stranger) -> Refused:
+    """Waits until the hub has ended the connection."""
+    await node.until(lambda: node.ended)
+    assert node.refused is not None
+    return node.refused
 
-    def __init__(self, hub: Hub, socket: ClientConnection, me: Identity) -> None:
-        self.hub = hub
-        self.socket = socket
-        self.leases: dict[int, Lease] = {}
-        self.states: dict[str, ReceiptState] = {}
-        self.standby: Standby | None = None
-        self.refused: Refused | None = None
-        self.session = NodeSession(me=me, pinned_hub_key=None, software_version="1", nonce=secrets.token_bytes(32))
-        self.node_id = ""
-        self._news = asyncio.Condition()
-        self._reader: asyncio.Task[None] | None = None
 
-    async def join(self, name: str, **changes: Any) -> Stranger:
-        """The handshake; `changes` to the proof's fields go out as they are, unchecked."""
-        await self.socket.send(self.session.hello())
-        self.session.receive(bytes(await self.socket.recv(decode=False)))
-        proof = self.session.proof(name=name, invite_token=None, backend="torch", device="cpu", swarm_port=0)
-        await self.socket.send(msgpack.packb({**msgpack.unpackb(proof), **changes}))
-        self._reader = asyncio.create_task(self._read())
-        await self.until(lambda: bool(self.node_id) or self.refused is not None)
-        return self
-
-    async def _read(self) -> None:
-        while True:
-            try:
-                message = self.session.receive(bytes(await self.socket.recv(decode=False)))
-            except websockets.ConnectionClosed:
-                async with self._news:
-                    self._news.notify_all()
-                return
-            match message:
-                case Welcome():
-                    self.node_id = message.node_id
-                case Lease():
-                    self.leases[message.lease_id] = message
-                case LeaseRevoked():
-                    self.leases.pop(message.lease_id, None)
-                case Receipts():
-                    self.states |= {one.rollout_id: one.state for one in message.receipts}
-                case Standby():
-                    self.standby = message
-                case Refused():
-                    self.refused = message
-                case _:
-                    pass
-            async with self._news:
-                self._news.notify_all()
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        """Waits for what the hub says."""
-        async with asyncio.timeout(DEADLINE_S), self._news:
-            while not condition():
-                assert self._reader is None or not self._reader.done(), self.refused
-                await self._news.wait()
-
-    async def ended(self) -> Refused:
-        """Waits until the hub has ended the connection: its last word."""
-        assert self._reader is not None
-        async with asyncio.timeout(DEADLINE_S):
-            await self._reader
-        assert self.refused is not None
-        return self.refused
-
-    async def say(self, message: FromNode) -> None:
-        await self.socket.send(self.session.send(message))
-
-    async def say_raw(self, message: FromNode, **changes: Any) -> None:
-        """The message with other values in it, which this software would not send."""
-        fields = msgpack.unpackb(self.session.send(message))
-        await self.socket.send(msgpack.packb({**fields, **changes}))
-
-    async def report(self, capacity: int = 4096, version: int | None = 0, tokens_per_s: float = 1.0) -> None:
-        await self.say(
-            NodeStatus(activity="waiting", capacity=capacity, policy_version=version, tokens_per_s=tokens_per_s)
-        )
-
-    def completion(self, lease: Lease, index: int, **changes: Any) -> Rollout:
-        """What an honest node could send."""
-        stop = lease.stop_ids[0]
-        ids = np.array([*self.body(index), stop], np.int32)
-        return Rollout.model_construct(
-            **{
-                "type": "rollout",
-                "rollout_id": rollout_id(lease.lease_id, index),
-                "lease_id": lease.lease_id,
-                "group_id": lease.group_id,
-                "index": index,
-                "policy_version_start": lease.policy_version,
-                "policy_version_end": lease.policy_version,
-                "completion_ids": ids,
-                "behavior_logprobs": np.full(len(changes.get("completion_ids", ids)), -1.0, np.float32),
-                "finish_reason": FinishReason.STOP,
-                "sampling_s": 0.01,
-                **changes,
-            }
-        )
-
-    def body(self, index: int, count: int = 3) -> list[int]:
-        """Tokens of which none ends a completion."""
-        stops = self.hub._opened.bounds.stop_ids
-        plain = [token for token in range(self.hub._opened.bounds.vocabulary_size) if token not in stops]
-        return [plain[(index + place) % len(plain)] for place in range(count)]
-
-    async def outcome(self, sent: Rollout) -> ReceiptState:
-        """What the hub makes of it."""
-        before = (None, ReceiptState.LEASED, ReceiptState.RECEIVED)
-        await self.until(lambda: self.states.get(sent.rollout_id) not in before)
-        return self.states[sent.rollout_id]
-
-    async def holds(self, lease_id: int) -> None:
-        """Waits until it has been sent this lease."""
-        await self.until(lambda: lease_id in self.leases)
-
-    async def lease(self) -> Lease:
-        """One that it holds."""
-        await self.until(lambda: self.leases)
-        return next(iter(self.leases.values()))
+async def holds(node: Stranger, lease: Lease) -> None:
+    """Waits until it has been sent this lease."""
+    await node.until(lambda: lease.lease_id in node.leases)
 
 
 class Site:
@@ -185,14 +62,14 @@ class Site:
     async def stranger(self, me: Identity | None = None, **changes: Any) -> Stranger:
         """Joined under a key of its own; `changes` to what it says of itself."""
         self._num += 1
-        socket = await connect(self.hub.url.replace("http", "ws") + "/node", max_size=None)
-        return await Stranger(self.hub, socket, me or Identity.generate()).join(f"n{self._num}", **changes)
+        return await Stranger(self.hub.url, me).join(**{"name": f"n{self._num}", **changes})
 
     async def view(self) -> Any:
         return await self.hub.pages.run_view()
 
     async def page(self, path: str) -> str:
-        async with aiohttp.ClientSession(self.hub.url) as http, http.get(path) as answer:
+        operator = {"Authorization": f"Bearer {self.hub.guard.credentials.token}"}
+        async with aiohttp.ClientSession(self.hub.url, headers=operator) as http, http.get(path) as answer:
             text = await answer.text()
             assert answer.status == 200, (path, answer.status, text)
             return text
@@ -213,6 +90,7 @@ async def attacked(root: Path, **sections: dict[str, Any]) -> AsyncIterator[Site
         "server": {"port": 0, "shared_memory": False},
         "learner": {"threads": 1},
         "sampling": {"max_tokens": MAX_TOKENS},
+        "trust": {"verifier": "off"},  # What strangers send here was drawn by nobody.
         "evaluation": {"problems": 1},
         "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "lora_rank": 2},
     }
@@ -242,7 +120,7 @@ async def check_books(site: Site, *, invalid: int) -> None:
 NO_SPANS: Final = (
     *(spans((0, 0)), spans((0, -4)), spans((0, 2**40)), spans((0, 4.0)), spans((0, math.nan))),
     *(spans((-1, 4)), spans((2**31, 4)), spans(("x", 4)), spans((None, 4))),
-    *(spans((0, 1)) * 65, spans((0, 1)) * 100_000, {}, 4, [[0, 4]]),
+    *(spans((0, 1)) * 65, spans((0, 1)) * 50_000, {}, 4, [[0, 4]]),
 )
 """No message of the protocol: the connection ends."""
 FALSE_SPANS: Final = (
@@ -261,20 +139,20 @@ async def test_whatever_is_told_of_versions_one_rollout_is_lost_and_its_node_alo
             bad = await site.stranger()
             await bad.report(1)
             lease = await bad.lease()
-            await bad.say_raw(bad.completion(lease, lease.indices[0]), versions=versions)
-            refused = await bad.ended()
+            await bad.say_raw(completion(lease, lease.indices[0]), versions=versions)
+            refused = await last_word(bad)
             assert refused.code == "remote_protocol" and "rollout.versions" in refused.what, refused
             assert len(refused.what) < 400
         for versions in FALSE_SPANS:
             bad = await site.stranger()
             await bad.report(1)
             lease = await bad.lease()
-            sent = bad.completion(lease, lease.indices[0])
+            sent = completion(lease, lease.indices[0])
             await bad.say_raw(sent, versions=versions)
             assert await bad.outcome(sent) is ReceiptState.DROPPED
         await check_books(site, invalid=len(FALSE_SPANS))
         for index in held.indices:
-            sent = good.completion(held, index)
+            sent = completion(held, index)
             await good.say(sent)
             assert await good.outcome(sent) is ReceiptState.SCORED
         await check_books(site, invalid=len(FALSE_SPANS))
@@ -289,27 +167,11 @@ async def test_a_completion_that_cannot_be_so_long_says_nothing_of_how_long_they
             bad = await site.stranger()
             await bad.report(1)
             lease = await bad.lease()
-            sent = bad.completion(lease, lease.indices[0], completion_ids=ids[:length])
+            sent = completion(lease, lease.indices[0], completion_ids=ids[:length])
             await bad.say(sent)
             assert await bad.outcome(sent) is ReceiptState.DROPPED
         await check_books(site, invalid=3)
         assert site.hub._opened.coordinator._ledger.lengths.mean_tokens == 0.0, "nothing was seen"
-
-
-def part(lease: Lease, index: int, start: int, ids: Any, *, logprob: float = -1.0, version: int = 0) -> RolloutPart:
-    """Not validated."""
-    return RolloutPart.model_construct(
-        lease_id=lease.lease_id,
-        index=index,
-        start=start,
-        policy_version=version,
-        ids=np.array(ids, np.int32),
-        logprobs=np.full(len(ids), logprob, np.float32),
-    )
-
-
-def parts(*of: RolloutPart) -> RolloutParts:
-    return RolloutParts.model_construct(type="rollout_parts", parts=of)
 
 
 async def until_taken(site: Site, node: Stranger, lease: Lease) -> None:
@@ -328,21 +190,21 @@ async def test_whatever_is_streamed_others_work_is_untouched_and_memory_bounded(
         await bad.report(2)
         held, lease = await good.lease(), await bad.lease()
         mine, index = held.indices[0], lease.indices[0]
-        body, stop = bad.body(index, 8), lease.stop_ids[0]
-        await good.say(parts(part(held, mine, 0, good.body(mine, 3))))
+        drawn, stop = body(index, 8), lease.stop_ids[0]
+        await good.say(parts(part(held, mine, 0, body(mine, 3))))
         await until_taken(site, good, held)
         before = partials.prefix(held.lease_id, mine)
         size = partials.num_bytes
 
-        await bad.say(parts(part(lease, index, 0, body[:4])))
+        await bad.say(parts(part(lease, index, 0, drawn[:4])))
         unknown = lease.model_copy(update={"lease_id": 2**53})
         for streamed in (
-            *(part(held, mine, 0, body), part(held, mine, 3, body), part(unknown, 0, 0, body)),
-            *(part(lease, 1_000, 0, body), part(lease, index, 0, body[::-1]), part(lease, index, 5, body)),
+            *(part(held, mine, 0, drawn), part(held, mine, 3, drawn), part(unknown, 0, 0, drawn)),
+            *(part(lease, 1_000, 0, drawn), part(lease, index, 0, drawn[::-1]), part(lease, index, 5, drawn)),
             *(part(lease, index, 4, [token]) for token in (-1, 2**31 - 1, stop)),
             *(part(lease, index, 4, [5] * count) for count in (MAX_TOKENS - 4, 60_000)),
-            *(part(lease, index, 4, body[:1], logprob=1.0), part(lease, index, 4, body[:1], version=1)),
-            *(part(lease, index, 131_071, body[:1]), part(lease, index, 0, body[:2], version=1)),
+            *(part(lease, index, 4, drawn[:1], logprob=1.0), part(lease, index, 4, drawn[:1], version=1)),
+            *(part(lease, index, 131_071, drawn[:1]), part(lease, index, 0, drawn[:2], version=1)),
         ):
             await bad.say(parts(streamed))
         await until_taken(site, bad, lease)
@@ -356,33 +218,35 @@ async def test_whatever_is_streamed_others_work_is_untouched_and_memory_bounded(
             PartRefusal.BAD_VERSION: 1,
         }
         kept = partials.prefix(lease.lease_id, index)
-        assert kept is not None and kept.ids.tolist() == body[:4]
+        assert kept is not None and kept.ids.tolist() == drawn[:4]
         assert partials.num_bytes - size == 8 * 4
 
-        flood = bad.session.send(parts(*[part(lease, index, 0, body[:2])] * 1_024))
+        flood = bad.session.send(parts(*[part(lease, index, 0, drawn[:2])] * 1_024))
         for _ in range(16):
             await bad.socket.send(flood)
-        await good.say(parts(part(held, mine, 3, good.body(mine, 4)[3:])))
+        await good.say(parts(part(held, mine, 3, body(mine, 4)[3:])))
         await until_taken(site, good, held)
         await until_taken(site, bad, lease)
         assert partials.num_bytes - size == 8 * 5, "what is repeated takes no room"
         after = partials.prefix(held.lease_id, mine)
         assert before is not None and after is not None
-        assert (after.ids.tolist(), before.ids.tolist()) == (good.body(mine, 4), good.body(mine, 3))
+        assert (after.ids.tolist(), before.ids.tolist()) == (body(mine, 4), body(mine, 3))
 
         await bad.say(LeaseReturned(lease_id=lease.lease_id, indices=lease.indices, reason="done"))
-        await bad.say(parts(part(lease, index, 4, body[4:5])))
+        await bad.say(parts(part(lease, index, 4, drawn[4:5])))
         await until_taken(site, bad, lease)
         assert partials.refused[PartRefusal.NOT_LEASED] == 5, "nobody goes on with what was given back"
-        finished = good.completion(held, mine)
+        finished = completion(held, mine, completion_ids=np.array([*body(mine, 4), stop], np.int32))
         await good.say(finished)
         assert await good.outcome(finished) is ReceiptState.SCORED
         await check_books(site, invalid=0)
 
         for wrong in (math.nan, math.inf):
-            await bad.say(parts(part(lease, index, 4, body[4:5], logprob=wrong)))
-            assert "not finite" in (await bad.ended()).what
-            bad = await site.stranger(bad.session._me)
+            await bad.say(parts(part(lease, index, 4, drawn[4:5], logprob=wrong)))
+            assert "not finite" in (await last_word(bad)).what
+            soon = await site.stranger(bad.me)
+            assert soon.refused is not None and soon.refused.code == RefusalCode.TOO_SOON
+            bad = await site.stranger()
 
 
 async def test_who_goes_on_otherwise_than_it_was_given_is_at_fault_and_not_who_began(tmp_path: Path) -> None:
@@ -391,11 +255,11 @@ async def test_who_goes_on_otherwise_than_it_was_given_is_at_fault_and_not_who_b
         await first.report(8)
         await first.until(lambda: sum(len(lease.indices) for lease in first.leases.values()) >= 4)
         works, *begins = [(lease, index) for lease in first.leases.values() for index in lease.indices][:4]
-        done = first.completion(*works)
+        done = completion(*works)
         await first.say(done)
         assert await first.outcome(done) is ReceiptState.SCORED
         for lease, index in begins:
-            await first.say(parts(part(lease, index, 0, first.body(index, 3))))
+            await first.say(parts(part(lease, index, 0, body(index, 3))))
         for lease in first.leases.values():
             unfinished = [index for index in lease.indices if (lease, index) != works]
             if unfinished:
@@ -407,20 +271,20 @@ async def test_who_goes_on_otherwise_than_it_was_given_is_at_fault_and_not_who_b
         await second.until(lambda: sum(len(lease.prefixes) for lease in second.leases.values()) == len(begins))
         given = [(lease, one) for lease in second.leases.values() for one in lease.prefixes]
         (a, lie_a), (b, lie_b), (c, lie_c) = given
-        other = np.array([*second.body(lie_a.index, 2), second.body(9, 10)[-1], a.stop_ids[0]], np.int32)
+        other = np.array([*body(lie_a.index, 2), body(9, 10)[-1], a.stop_ids[0]], np.int32)
         dearer = np.array([-1.0, -1.0, -2.0, -1.0], np.float32)
-        assert other.tolist() != second.completion(a, lie_a.index).completion_ids.tolist()
+        assert other.tolist() != completion(a, lie_a.index).completion_ids.tolist()
         lies = (
-            second.completion(a, lie_a.index, completion_ids=other, num_given=3),
-            second.completion(b, lie_b.index, behavior_logprobs=dearer, num_given=3),
-            second.completion(c, lie_c.index, num_given=2),
+            completion(a, lie_a.index, completion_ids=other, num_given=3),
+            completion(b, lie_b.index, behavior_logprobs=dearer, num_given=3),
+            completion(c, lie_c.index, num_given=2),
         )
         for lie in lies:
             await second.say(lie)
             assert await second.outcome(lie) is ReceiptState.DROPPED
         await check_books(site, invalid=3)
         nodes = site.hub._opened.coordinator._nodes
-        assert nodes.get(second.node_id).num_failures > 0 and nodes.is_proven(first.node_id)
+        assert nodes.get(second.me.node_id).num_failures > 0 and nodes.is_proven(first.me.node_id)
         assert site.hub.partials.tokens_saved == 0
 
 
@@ -452,15 +316,15 @@ async def test_whatever_is_claimed_of_costs_and_speed_pages_show_numbers_and_the
         lease = await shifty.lease()
         for cost in (4.0, 1_000.0, 0.0, 4.9, 1e-300, 1_000.0):
             await shifty.socket.close()
-            shifty = await site.stranger(shifty.session._me, cost_per_hour=cost)
+            shifty = await site.stranger(shifty.me, cost_per_hour=cost)
             await shifty.report(4)
-            await shifty.holds(lease.lease_id)
+            await holds(shifty, lease)
             assert (await site.view()).cost.spend_per_hour <= cap
         dear = await site.stranger(cost_per_hour=1_000.0, power_watts=100_000.0)
         await dear.report(4096)
         await dear.until(lambda: dear.standby is not None)
         assert dear.standby is not None and dear.standby.reason == "spend_cap" and not dear.leases
-        sent = shifty.completion(lease, lease.indices[0])
+        sent = completion(lease, lease.indices[0])
         await shifty.say(sent)
         assert await shifty.outcome(sent) is ReceiptState.SCORED
         view = await site.view()

@@ -42,7 +42,8 @@ def make(options):
 
 
 async def finished_run(site: Any, until: Any, mode: str) -> Path:
-    run: Path = await site.make_run(mode, "--mode", mode, "--seed", "7", task={"name": "python:odd_task:make"})
+    task, bfloat16 = {"name": "python:odd_task:make"}, {"precision": "bfloat16"}
+    run: Path = await site.make_run(mode, "--mode", mode, "--seed", "7", task=task, dissemination=bfloat16)
     hub, url = await site.hub(run)
     if mode == "sequential":
         await site.node(url, "volunteer")
@@ -84,5 +85,7 @@ async def test_what_the_scorer_fails_on_is_drawn_again_the_same_by_hub_and_node(
                WHERE failed.drop_reason = 'scorer_failed' AND good.state = 'trained'"""
         ).fetchone()[0]
         assert redrawn > 0, "what was drawn again is trained"
+        drawn_by = {node_id for (node_id,) in database.execute("SELECT DISTINCT node_id FROM rollouts")}
+        assert (drawn_by == {"hub"}) == (mode == "colocated")
     assert runs[0] == runs[1]
     assert len(runs[0]) == 4 * 8 * 4 and {row[4] for row in runs[0]} == {0.0, 1.0}

@@ -99,7 +99,7 @@ async def test_a_node_in_a_container_beside_the_hub_uses_the_swarm(
 
 
 async def test_the_swarm_takes_over_when_memory_goes_under_the_nodes_feet(
-    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
+    site: Any, until: Any, operator: Any, books: Callable[[Path], sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every second version is gone from memory by the time that the node has heard of it."""
     honest = HostMemory.address
@@ -116,6 +116,7 @@ async def test_the_swarm_takes_over_when_memory_goes_under_the_nodes_feet(
     async with open_hub(config, RunDirectory(run)) as hub, asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(hub.serve())
         node = await site.node(hub.url, "beside")
+        operator(hub.url, run)
         await until(hub.url, lambda view: view["state"] == "finished")
         assert (await node.end())[0] == 0
         serving.cancel()

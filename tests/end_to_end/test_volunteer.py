@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 async def test_a_full_disk_stops_the_node_and_loses_nothing(site: Any, until: Any, small_disk: Any) -> None:
-    run = await site.make_run(training={"steps": 300})
+    run = await site.make_run(training={"steps": 60})
     _, url = await site.hub(run)
     node = await site.node(url, "disk/node")
     await until(url, lambda view: view["trained_step"] >= 1)
@@ -29,7 +29,7 @@ async def test_a_full_disk_stops_the_node_and_loses_nothing(site: Any, until: An
     assert "Traceback" not in said
 
 
-async def test_run_goes_on_as_join_began(site: Any) -> None:
+async def test_run_goes_on_as_join_began(site: Any, operator: Any) -> None:
     run = await site.make_run()
     _, url = await site.hub(run)
     node = await site.node(url, "volunteer", "--width", "8")
@@ -38,7 +38,7 @@ async def test_run_goes_on_as_join_began(site: Any) -> None:
     node = await site.start("echo_node.main", "run", "--data-dir", site.root / "volunteer")
     await node.printed("Engine: torch on cpu \\(requested\\)")
     await node.printed("Connected")
-    async with aiohttp.ClientSession() as http, http.get(f"{url}/api/v1/nodes") as answer:
+    async with aiohttp.ClientSession(headers=operator(url)) as http, http.get(f"{url}/api/v1/nodes") as answer:
         (seen,) = (await answer.json())["nodes"]
     assert seen["name"] == "volunteer"
     status, said = await site.command("echo_node.main", "status", "--data-dir", site.root / "volunteer")

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from echo_shared.errors import BackendError
 from echo_shared.installation import how_to_install
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, check_prefixes
+from echo_shared.scoring import Intervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,11 @@ class Engine(Protocol):
     OUT_OF_MEMORY may come from any method that computes.
     """
 
+    precision: str
+    """Of the weights, once it is open: f32, f16, bf16, q8_0 ...; empty = not known."""
+    scores: bool
+    """Whether it can `score`."""
+
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         """Loads the base model; returns how many rollouts it samples at once. Raises BackendError when it cannot."""
 
@@ -97,6 +106,10 @@ class Engine(Protocol):
         Called between two steps of `sample`. What a rollout has drawn last comes with its FinishedRollout alone.
         """
 
+    def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
+        """Computes the tokens from number `first` on, which is at least 1, each after all before it, under the policy
+        that is set. Only while nothing is sampled. Raises BackendError; the engine goes on whatever its code."""
+
     def close(self) -> None:
         """Frees everything. Harmless when nothing is open."""
 
@@ -108,6 +121,14 @@ def unsupported_model(got: str) -> BackendError:
         do=f"Run this node with the torch backend: {how_to_install('cuda')}, then: echo-node run --backend torch",
         code="unsupported_model",
     )
+
+
+def check_ids(ids: NDArray[np.int32], *, vocab_size: int, max_positions: int) -> None:
+    """Raises BackendError when a model with these bounds cannot be fed these."""
+    if len(ids) - 1 > max_positions:
+        raise BackendError("It does not fit into the context.", got=f"{len(ids)} tokens", code=TOO_LONG)
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise BackendError("It holds a token that the model does not have.", got=f"vocabulary of {vocab_size}")
 
 
 def check_request(request: GroupRequest, *, vocab_size: int, max_positions: int) -> None:

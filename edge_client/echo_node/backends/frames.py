@@ -11,6 +11,7 @@ import numpy as np
 from echo_shared.errors import BackendError, EchoError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
+from echo_shared.scoring import ScoreRequest
 
 _SCALARS: Final = ("lease_id", "group_id", "index", "policy_version", "sampling_s", "num_given")
 _PART_SCALARS: Final = ("lease_id", "index", "policy_version", "start", "sampling_s")
@@ -67,6 +68,14 @@ def rollouts_from_frame(frame: dict[str, Any]) -> Iterator[FinishedRollout]:
             completion_ids=frame["completion_ids"][here],
             behavior_logprobs=frame["behavior_logprobs"][here],
         )
+
+
+def score_to_frame(request: ScoreRequest) -> dict[str, Any]:
+    return {**asdict(request), "versions": [list(span) for span in request.versions]}
+
+
+def score_from_frame(frame: dict[str, Any]) -> ScoreRequest:
+    return ScoreRequest(**{**frame, "versions": tuple((version, count) for version, count in frame["versions"])})
 
 
 def error_to_frame(error: EchoError) -> dict[str, Any]:

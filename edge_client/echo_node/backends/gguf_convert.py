@@ -98,6 +98,8 @@ class ModelFile:
     path: Path
     is_exact: bool
     """All weights are float32."""
+    precision: str
+    """Empty = the file's own, which is not f32."""
 
 
 def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) -> ModelFile:
@@ -115,10 +117,11 @@ def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) 
             )
         file_type = gguf.GGUFReader(given).get_field("general.file_type")
         is_exact = file_type is not None and file_type.contents() == gguf.LlamaFileType.ALL_F32
-        return ModelFile(path=given, is_exact=is_exact)
+        return ModelFile(path=given, is_exact=is_exact, precision="f32" if is_exact else "")
     if precision == "auto":
         precision = _suitable_precision(base_dir, gpu=gpu)
-    return ModelFile(path=convert_model(base_dir, derived_dir, precision), is_exact=precision == "f32")
+    path = convert_model(base_dir, derived_dir, precision)
+    return ModelFile(path=path, is_exact=precision == "f32", precision=precision)
 
 
 def given_gguf(base_dir: Path) -> Path | None:

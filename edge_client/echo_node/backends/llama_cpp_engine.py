@@ -22,16 +22,18 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed
+from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed, check_ids
 from echo_node.backends.draw_rows import draw_rows
 from echo_node.backends.gguf_convert import find_model, read_shape, write_adapter
 from echo_node.backends.kv_layout import CELL_STEP, KvLayout, KvPlanner
 from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
+from echo_node.backends.scoring import intervals, joined, pieces
 from echo_node.host import hardware
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError
 from echo_shared.rollout_table import RolloutTable
 from echo_shared.sampling import DrawnPart, GroupRequest
+from echo_shared.scoring import Intervals
 
 DEFAULT_WIDTH: Final = 32
 MAX_WIDTH: Final = 256
@@ -78,9 +80,12 @@ class LlamaCppPolicy:
 class LlamaCppEngine:
     """See `base.Engine`."""
 
+    scores = True
+
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         gpu = settings.device != "cpu"
         model = find_model(base_dir, derived_dir, settings.precision, gpu=gpu)
+        self.precision = model.precision
         self._shape = read_shape(base_dir)
         self._derived_dir = derived_dir
         self._adapter_numbers = itertools.count()
@@ -163,6 +168,35 @@ class LlamaCppEngine:
 
     def news(self) -> list[DrawnPart]:
         return self._table.news()
+
+    def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
+        planner = self._planner
+        check_ids(ids, vocab_size=planner.vocab_size, max_positions=planner.max_positions)
+        self._make_room_to_score(len(ids))
+        self._llama.clear()
+        parts: list[Intervals] = []
+        most = self._llama.batch_tokens
+        for begin, end, wanted in pieces(len(ids), first, vocab_size=planner.vocab_size, most=most):
+            if wanted:
+                logits = self._llama.feed_scored(ids[begin:end], begin)
+                parts.append(intervals(logits, ids[begin + 1 : end + 1], temperature))
+            else:
+                self._llama.feed_prompt(ids[begin:end], begin, 0)
+        self._llama.clear()
+        return joined(parts)
+
+    def _make_room_to_score(self, num_tokens: int) -> None:
+        """One sequence at least is as long; what is sampled next makes its own room."""
+        cells = -(-num_tokens // CELL_STEP) * CELL_STEP
+        if self._layout is not None and self._layout.cells >= cells:
+            return
+        if cells > self._planner.affordable_cells:
+            raise BackendError("It does not fit into the memory for keys and values.", got=f"{num_tokens} tokens")
+        self._layout = None
+        layout = KvLayout(sequences=1, cells=cells, unified=True)
+        self._llama.reserve(layout)
+        self._layout = layout
+        self._reset()
 
     # Slots
 

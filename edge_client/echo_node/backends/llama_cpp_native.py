@@ -92,6 +92,11 @@ class LlamaContext:
         self._options = options
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
 
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens that are fed at once, at most."""
+        return self._options.batch_tokens
+
     def reserve(self, layout: KvLayout) -> None:
         """Makes room for sequences, all empty, in place of the room there was. Raises BackendError."""
         with self._devices:
@@ -151,6 +156,16 @@ class LlamaContext:
         self._wanted[count - 1] = 1
         return self._decode(count, 1)
 
+    def feed_scored(self, tokens: NDArray[np.int32], begin: int) -> NDArray[np.float32]:
+        """Feeds a piece that begins at position `begin` to the first sequence; returns the logits after each of its
+        tokens, [tokens, vocabulary]. As `feed_prompt` otherwise."""
+        count = len(tokens)
+        self._tokens[:count] = tokens
+        self._positions[:count] = np.arange(begin, begin + count)
+        self._sequences[:count] = self._id_addresses[0]
+        self._wanted[:count] = 1
+        return self._decode(count, count)
+
     def feed_rows(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
         """Feeds one token to each of the first sequences; returns their logits, [sequences, vocabulary].
 
@@ -180,7 +195,8 @@ class LlamaContext:
         address = ctypes.addressof(llama_cpp.llama_get_logits(self._context).contents)
         if address != self._logits_at:
             row_type = ctypes.c_float * self._vocabulary
-            self._logits = np.ctypeslib.as_array((row_type * len(self._ids)).from_address(address))
+            # Of no more rows than are wanted is anything there.
+            self._logits = np.ctypeslib.as_array((row_type * len(self._tokens)).from_address(address))
             self._logits_at = address
         return self._logits[:num_wanted]
 

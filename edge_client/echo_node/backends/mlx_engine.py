@@ -19,19 +19,23 @@ from typing import Final
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from echo_node.backends.base import (
     OUT_OF_MEMORY,
     EngineEvent,
     EngineSettings,
     GroupFailed,
+    check_ids,
     check_request,
 )
 from echo_node.backends.draw_rows import draw_rows
 from echo_node.backends.mlx_model import MlxModel, MlxPolicy, Prompt, round_up
+from echo_node.backends.scoring import intervals, joined
 from echo_shared.errors import BackendError
 from echo_shared.rollout_table import RolloutTable
 from echo_shared.sampling import DrawnPart, GroupRequest, Prefix
+from echo_shared.scoring import Intervals
 
 DEFAULT_WIDTH: Final = 64
 
@@ -54,10 +58,13 @@ class _Group:
 class MlxEngine:
     """See `base.Engine`."""
 
+    scores = True
+
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         self._model = MlxModel()
         with _mlx_errors():
             self._model.open(base_dir, device=settings.device, precision=settings.precision)
+        self.precision = self._model.precision
         self._width = settings.width or DEFAULT_WIDTH
         budget = settings.kv_cache_bytes or psutil.virtual_memory().total // 4
         self._max_cells = budget // self._model.kv_bytes_per_token
@@ -99,6 +106,14 @@ class MlxEngine:
 
     def news(self) -> list[DrawnPart]:
         return self._table.news()
+
+    def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
+        model = self._model
+        check_ids(ids, vocab_size=model.vocab_size, max_positions=model.max_positions)
+        with _mlx_errors():
+            return joined(
+                [intervals(logits, tokens, temperature) for logits, tokens in model.logits_before(ids, first)]
+            )
 
     # Admission
 

@@ -26,6 +26,7 @@ from mlx_lm.utils import load_model
 from numpy.typing import NDArray
 
 from echo_node.backends.base import unsupported_model
+from echo_node.backends.scoring import pieces
 from echo_shared.adapter import PROJECTIONS, Adapter, load_adapter
 from echo_shared.errors import BackendError
 
@@ -69,7 +70,8 @@ class MlxModel:
         try:
             mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
             mx.set_cache_limit(_BUFFER_CACHE_BYTES)
-            self._model, config = _load(base_dir, _resolve(base_dir, precision))
+            self.precision = _resolve(base_dir, precision)
+            self._model, config = _load(base_dir, self.precision)
             self.vocab_size = int(config["vocab_size"])
             self.max_positions = int(config["max_position_embeddings"])
             self._window = _Window()
@@ -153,6 +155,20 @@ class MlxModel:
             self._model(mx.array(piece)[None], cache=caches)
             mx.eval([(cache.keys, cache.values) for cache in caches])
         return [cache.keys_and_values() for cache in caches]
+
+    def logits_before(
+        self, ids: NDArray[np.int32], first: int
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
+        """Piece by piece, the logits [R, V] by which the tokens from number `first` on are drawn, and these [R]."""
+        caches = [KVCache() for _ in self._layers]
+        for begin, end, wanted in pieces(len(ids), first, vocab_size=self.vocab_size, most=_PREFILL_TOKENS):
+            logits = self._model(mx.array(ids[begin:end])[None], cache=caches)
+            if wanted:
+                rows = logits[0, -wanted:].astype(mx.float32)
+                mx.eval(rows)
+                yield np.array(rows, copy=False), ids[end - wanted + 1 : end + 1]
+            else:
+                mx.eval([(cache.keys, cache.values) for cache in caches])
 
     def put(self, prompt: Prompt, rows: Sequence[int]) -> None:
         """Starts `rows` with the prompt."""

@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.frames import error_from_frame, group_to_frame, parts_from_frame, rollouts_from_frame
+from echo_node.backends.frames import (
+    error_from_frame,
+    group_to_frame,
+    parts_from_frame,
+    rollouts_from_frame,
+    score_to_frame,
+)
 from echo_node.backends.registry import BackendChoice
 from echo_shared.child import ChildExited, Death, Frame
 from echo_shared.errors import BackendError
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.scoring import Scored, ScoreRequest
 from echo_shared.supervised import Command, Limits, SupervisedChild
 
 WORKER: Final = "echo_node.backends.worker"
@@ -63,7 +70,7 @@ class Prepared:
     policy_version: int
 
 
-WorkerNews = EngineEvent | Drawn | Cancelled | Prepared
+WorkerNews = EngineEvent | Drawn | Cancelled | Prepared | Scored
 
 
 class EngineChild:
@@ -72,6 +79,10 @@ class EngineChild:
     def __init__(self, child: SupervisedChild, limits: Limits) -> None:
         self.width = 0
         """Rollouts that the engine samples at once."""
+        self.precision = ""
+        """Of its weights."""
+        self.scores = False
+        """Whether it can `score`."""
         self._child = child
         self._limits = limits
         self._recent: deque[tuple[int, float]] = deque()
@@ -108,7 +119,8 @@ class EngineChild:
             await child.stop(timeout_s=STOP_TIMEOUT_S)
             raise error_from_frame(child.ready)
         engine = cls(child, limits)
-        engine.width = child.ready["width"]
+        engine.width, engine.precision = child.ready["width"], child.ready["precision"]
+        engine.scores = child.ready["scores"]
         return engine
 
     @property
@@ -142,6 +154,10 @@ class EngineChild:
         """Gives up what is unfinished of a lease. What is on its way already still comes, then `Cancelled`."""
         await self._child.send({"type": "cancel", "lease_id": lease_id})
 
+    async def score(self, request: ScoreRequest) -> None:
+        """Has a completion computed again, once there is time: one `Scored`."""
+        await self._child.send({"type": "score", "completion": score_to_frame(request)})
+
     async def measure(self, *, widths: Sequence[int], budget_s: float) -> list[dict[str, Any]]:
         """The engine's speed, as `measure.measure` gives it. Before the first group. Raises BackendError."""
         try:
@@ -173,6 +189,8 @@ class EngineChild:
                 case "cancelled":
                     self._told.pop(frame["lease_id"], None)
                     yield Cancelled(lease_id=frame["lease_id"])
+                case "scored":
+                    yield Scored(**{name: value for name, value in frame.items() if name != "type"})
                 case "prepared":
                     yield Prepared(policy_version=frame["version"])
                 case _:

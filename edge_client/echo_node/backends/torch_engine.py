@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from echo_node.backends.base import (
@@ -21,16 +23,22 @@ from echo_node.backends.base import (
     EngineSettings,
     GroupFailed,
     PreparedPolicy,
+    check_ids,
     check_request,
 )
+from echo_node.backends.scoring import joined, pieces
 from echo_node.backends.torch_linear import SamplerLinear, Update, replace_linears
+from echo_shared import torch_draws
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError
 from echo_shared.sampling import DrawnPart, GroupRequest
+from echo_shared.scoring import Intervals
 from echo_shared.torch_precision import multiplies
 from echo_shared.torch_sampler import Batch
 
 DEFAULT_WIDTH: Final = 256
+_PREFILL_TOKENS: Final = 2_048
+"""Of one completion that is scored, fed at once."""
 _DTYPES: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _F32_MODEL_BYTES: Final = 256 * 2**20
 """A model that is smaller than this in float32 runs in float32, exactly."""
@@ -51,6 +59,8 @@ class TorchPolicy:
 class TorchEngine:
     """See `base.Engine`."""
 
+    scores = True
+
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         self._width = settings.width or DEFAULT_WIDTH
         if settings.threads:
@@ -58,9 +68,11 @@ class TorchEngine:
         try:
             with _memory_errors():
                 self._device = _device(settings.device)
+                dtype = _dtype(base_dir, settings.precision, self._device)
+                self.precision = next(name for name, known in _DTYPES.items() if known is dtype)
                 base: Any = AutoModelForCausalLM.from_pretrained(
                     base_dir,
-                    dtype=_dtype(base_dir, settings.precision, self._device),
+                    dtype=dtype,
                     local_files_only=True,
                     trust_remote_code=False,
                     use_safetensors=True,
@@ -127,6 +139,32 @@ class TorchEngine:
 
     def news(self) -> list[DrawnPart]:
         return [] if self._batch is None else self._batch.news()
+
+    def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
+        check_ids(ids, vocab_size=self._vocab_size, max_positions=self._max_positions)
+        parts: list[Intervals] = []
+        cache = None
+        with _memory_errors(), torch.inference_mode():
+            fed = torch.from_numpy(ids.astype(np.int64)).to(self._device)[None]
+            for begin, end, wanted in pieces(len(ids), first, vocab_size=self._vocab_size, most=_PREFILL_TOKENS):
+                output = self._model(
+                    input_ids=fed[:, begin:end],
+                    position_ids=torch.arange(begin, end, device=self._device)[None],
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=max(wanted, 1),
+                )
+                cache = output.past_key_values
+                if wanted:
+                    tokens_R = fed[0, end - wanted + 1 : end + 1]
+                    parts.append(self._intervals(output.logits[0], tokens_R, temperature))
+        return joined(parts)
+
+    def _intervals(self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, temperature: float) -> Intervals:
+        device = "cpu" if self._device.type == "mps" else self._device  # It has no float64.
+        temperature_R = torch.full((len(tokens_R),), temperature, dtype=torch.float64, device=device)
+        below_R, logprobs_R = torch_draws.interval(logits_RV, tokens_R.to(device), temperature_R)
+        return below_R.numpy(force=True), logprobs_R.numpy(force=True)
 
     def close(self) -> None:
         self._model = None

@@ -35,6 +35,7 @@ from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, load_adapter
 from echo_shared.errors import BackendError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
+from echo_shared.scoring import Intervals
 from echo_shared.torch_draws import draw
 
 DEFAULT_WIDTH: Final = 256
@@ -46,6 +47,7 @@ _MEMORY_SHARE: Final = 0.85
 _TELL_TOKENS: Final = 16
 """vLLM hands over what a rollout has drawn so many tokens at a time: each handing over is work for the host."""
 _DTYPES: Final = {"auto": "auto", "f16": "float16", "bf16": "bfloat16"}
+_PRECISIONS: Final = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16"}
 _ENVIRONMENT: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The engine's process is this one, which is a child already.
     "VLLM_USE_V2_MODEL_RUNNER": "1",  # The logits processor is written for it.
@@ -98,6 +100,9 @@ class _Running:
 class VllmEngine:
     """See `base.Engine`."""
 
+    scores = False
+    """vLLM gives log-probabilities of a prompt's tokens, but not where they lie in the cumulative distribution."""
+
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         if settings.precision not in _DTYPES:
             raise BackendError(
@@ -116,6 +121,7 @@ class VllmEngine:
         with _vllm_errors("vLLM could not load the base model."):
             self._engine: Any = _make_engine(base_dir, settings, self._width)
         config = self._engine.model_config
+        self.precision = _PRECISIONS.get(str(config.dtype), "")
         self._vocab_size = int(config.get_vocab_size())
         # vLLM ends a sequence when it is this long, also where the last token would not be fed.
         self._max_positions = int(config.max_model_len) - 1
@@ -162,6 +168,9 @@ class VllmEngine:
 
     def news(self) -> list[DrawnPart]:
         return [row.news() for row in self._running.values() if row.num_told < len(row.ids)]
+
+    def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
+        raise BackendError("vLLM does not score completions.", got=f"{len(ids)} tokens from {first}")
 
     def close(self) -> None:
         engine = getattr(self, "_engine", None)

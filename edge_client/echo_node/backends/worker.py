@@ -4,7 +4,8 @@ An engine may crash, leak or be killed for its memory; as a child it takes nobod
 the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine
 takes the adapter of the next version in the queue that is prepared. That one is prepared is told while another samples:
 the parent may cancel what runs, and submit it anew by that one, behind what it has drawn. What unfinished rollouts have
-drawn is told every few seconds, and once more when their lease is cancelled, before the answer to that. The process
+drawn is told every few seconds, and once more when their lease is cancelled, before the answer to that. Completions of
+others are scored when nothing is to be sampled, or once they have waited for a while, between two batches. The process
 ends when its parent closes the pipe or dies, and, with a last frame that says so, when the engine is of no more use.
 """
 
@@ -15,21 +16,32 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, assert_never
 
 from echo_node.backends import measure, registry
 from echo_node.backends.base import OUT_OF_MEMORY, Engine, EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.frames import error_to_frame, group_from_frame, parts_to_frame, rollouts_to_frame
+from echo_node.backends.frames import (
+    error_to_frame,
+    group_from_frame,
+    parts_to_frame,
+    rollouts_to_frame,
+    score_from_frame,
+)
 from echo_node.backends.policies import Policies
 from echo_shared import process_memory
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import BackendError, EchoError
 from echo_shared.heartbeat import Heartbeat
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.scoring import Scored, ScoreRequest
 
 _LISTEN_S: Final = 0.05
 """While an adapter is being prepared, commands are looked for this often."""
+
+SCORES_WAIT_S: Final = 5.0
+"""So long completions wait to be scored before the running batch is let end for their sake."""
 
 _logger = logging.getLogger(__name__)
 
@@ -51,6 +63,8 @@ class Worker:
         self._current: int | None = None
         self._unfinished: Counter[int] = Counter()
         """Rollouts that the engine holds, by lease."""
+        self._to_score: deque[tuple[float, ScoreRequest]] = deque()
+        """With the moment when each came."""
         self._stream_s = stream_s
         self._told_at = self._busy_from = time.perf_counter()
 
@@ -58,8 +72,11 @@ class Worker:
         """Works until the parent closes the pipe. Raises BackendError when the engine is of no more use."""
         while not self._pipe.ended:
             ready = [version for version in self._queues if self._policies.is_ready(version)]
-            self._heartbeat.working = bool(self._queues)
-            if ready:
+            self._heartbeat.working = bool(self._queues or self._to_score)
+            if self._to_score and (not ready or self._scores_are_due):
+                self._score(self._to_score.popleft()[1])
+                self._handle_waiting()
+            elif ready:
                 self._sample(ready[0])
             elif self._queues:
                 self._policies.wait(self._queues, _LISTEN_S)
@@ -73,6 +90,8 @@ class Worker:
             case {"type": "submit", "group": group}:
                 request = group_from_frame(group)
                 self._queues.setdefault(request.policy_version, deque()).append(request)
+            case {"type": "score", "completion": completion}:
+                self._to_score.append((time.perf_counter(), score_from_frame(completion)))
             case {"type": "cancel", "lease_id": lease_id}:
                 self._cancel(lease_id)
             case {"type": "add_policy", "version": version, "dir": adapter_dir}:
@@ -115,6 +134,23 @@ class Worker:
             if parts := self._engine.news():
                 self._pipe.send({"type": "drawn", "busy_s": self._take_busy_s(), **parts_to_frame(parts)})
 
+    @property
+    def _scores_are_due(self) -> bool:
+        return bool(self._to_score) and time.perf_counter() - self._to_score[0][0] >= SCORES_WAIT_S
+
+    def _score(self, request: ScoreRequest) -> None:
+        """Computes a completion again, or says that it cannot: no sampling ends for its sake."""
+        found = []
+        try:
+            for version, ids, first in request.spans():
+                self._policies.use(version)
+                found.append(self._engine.score(ids, first, request.temperature))
+        except EchoError as error:
+            _logger.warning("A completion cannot be scored: %s", error)
+            found = []
+        self._heartbeat.step()
+        self._pipe.send({"type": "scored", **asdict(Scored.of(request.rollout_id, found))})
+
     def _take_busy_s(self) -> float:
         """How long the engine has sampled since this was asked last."""
         began, self._busy_from = self._busy_from, time.perf_counter()
@@ -132,7 +168,7 @@ class Worker:
     def __next__(self) -> GroupRequest:
         """The next group of the current version. Commands wait until the step is over: some change what is running."""
         queue = self._queues.get(self._current) if self._current is not None else None
-        if queue is None:
+        if queue is None or self._scores_are_due:
             raise StopIteration
         request = queue.popleft()
         if not queue:
@@ -210,7 +246,7 @@ def serve(pipe: ParentPipe) -> None:
         engine = registry.make_engine(frame["backend"])
         settings = EngineSettings(**frame["settings"])
         width = engine.open(base_dir, Path(frame["derived_dir"]), settings)
-        pipe.send({"type": "ready", "width": width})
+        pipe.send({"type": "ready", "width": width, "precision": engine.precision, "scores": engine.scores})
         Worker(pipe, engine, heartbeat, base_dir, stream_s=settings.stream_s).run()
         engine.close()
 

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_shared.messages import MAX_GROUP_SIZE, MAX_PARTS_TOKENS, Lease, LeasedPrefix, RolloutPart, RolloutParts
+from echo_shared.messages import (
+    MAX_GROUP_SIZE,
+    MAX_PARTS_TOKENS,
+    Lease,
+    LeasedPrefix,
+    Rollout,
+    RolloutPart,
+    RolloutParts,
+    rollout_id,
+)
 from echo_shared.sampling import DrawnPart, FinishedRollout, Prefix
 from echo_shared.version_spans import Spans, between, grown
 
@@ -135,6 +144,25 @@ class Drawn:
     def forget(self, lease_id: int) -> None:
         """The lease is not held any more."""
         self._leases.pop(lease_id, None)
+
+
+def as_rollout(finished: FinishedRollout, ended: Ended) -> Rollout:
+    """What the hub is sent of it."""
+    versions = ended.versions
+    return Rollout(
+        rollout_id=rollout_id(finished.lease_id, finished.index),
+        lease_id=finished.lease_id,
+        group_id=finished.group_id,
+        index=finished.index,
+        policy_version_start=versions[0].policy_version,
+        policy_version_end=versions[-1].policy_version,
+        completion_ids=finished.completion_ids,
+        behavior_logprobs=finished.behavior_logprobs,
+        finish_reason=finished.finish_reason,
+        sampling_s=ended.sampling_s,
+        num_given=ended.num_given,
+        versions=versions if len(versions) > 1 else (),
+    )
 
 
 def _next_part(lease_id: int, index: int, progress: _Progress, room: int) -> RolloutPart:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from echo_shared.messages import ArtefactOffer, FromNode, Receipt, Rollout
 from echo_shared.sampling import GroupRequest
+from echo_shared.scoring import ScoreRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,13 @@ class CancelLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCompletion:
+    """Compute a completion of another node again, beside the sampling; answer CompletionScored."""
+
+    request: ScoreRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolLease:
     """Remember on disk that the node holds these rollouts, so that a restarted node can return them."""
 
@@ -127,6 +135,7 @@ Effect = (
     | DropPolicy
     | SubmitGroup
     | CancelLease
+    | ScoreCompletion
     | SpoolLease
     | ForgetLease
     | SpoolRollout

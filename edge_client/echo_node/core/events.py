@@ -6,8 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from echo_shared.messages import Fetched, Lease, LeaseRevoked, PolicyPublished, Receipts, Rollout, Standby, Welcome
+from echo_shared.messages import (
+    CheckLease,
+    Fetched,
+    Lease,
+    LeaseRevoked,
+    PolicyPublished,
+    Receipts,
+    Rollout,
+    Standby,
+    Welcome,
+)
 from echo_shared.sampling import DrawnPart, FinishedRollout
+from echo_shared.scoring import Scored
 
 LossCause = Literal["died", "out_of_memory", "replaced"]
 """Why an engine is gone; `replaced`: it was ended for one on a better device."""
@@ -45,6 +56,10 @@ class EngineReady:
     width: int
     tokens_per_s: float = 0.0
     """As measured beforehand; 0 = unknown."""
+    precision: str = ""
+    """Of its weights; empty = not known."""
+    scores: bool = False
+    """It can compute completions of others again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +93,13 @@ class RolloutsDrawn:
     """What rollouts in progress have drawn since the engine told last, or since they began behind their prefix."""
 
     parts: tuple[DrawnPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionScored:
+    """What the engine found of another node's completion, or that it can tell nothing."""
+
+    scored: Scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +151,7 @@ Event = (
     | PolicyPublished
     | Lease
     | LeaseRevoked
+    | CheckLease
     | Standby
     | Receipts
     | Disconnected
@@ -139,6 +162,7 @@ Event = (
     | PolicyPrepared
     | RolloutFinished
     | RolloutsDrawn
+    | CompletionScored
     | LeaseCancelled
     | GroupFailed
     | Spooled

@@ -47,7 +47,7 @@ class HubTalk:
 
     def report(self, status: NodeStatus, now: float) -> list[Effect]:
         """Sends the status when it is news, and as the heartbeat."""
-        news = (status.activity, status.capacity, status.policy_version)
+        news = (status.activity, status.capacity, status.policy_version, status.precision, status.checks)
         if not self.connected or (news == self._reported and now - self._reported_at < self._heartbeat_s):
             return []
         self._reported = news

@@ -81,6 +81,14 @@ class Policies:
         """The newest version that the engine can sample from at once, of those that it has told of."""
         return self._newest(self._prepared & self._loaded)
 
+    @property
+    def loaded(self) -> frozenset[int]:
+        return frozenset(self._loaded)
+
+    @property
+    def on_disk(self) -> frozenset[int]:
+        return frozenset(self._on_disk)
+
     def is_loaded(self, version: int) -> bool:
         return version in self._loaded
 

@@ -17,6 +17,10 @@ SENTENCES: Final[Mapping[StandbyReason, str]] = {
     "are asked first.",
     StandbyReason.FAILING: "Resting for a while: the hub was given work back by this node, or sent what it could not "
     "use.",
+    StandbyReason.QUARANTINED: "In quarantine: what this node returned is not what the policy draws that it was asked "
+    "for, so the hub gives it no work and drops what it has of it. Update echo-node, let `echo-node doctor` look at "
+    "this machine (memory that errs, an overclocked GPU and a damaged model do this), then ask the hub's operator for "
+    "a pardon and name this node's id.",
 }
 """A test holds it equal to StandbyReason."""
 

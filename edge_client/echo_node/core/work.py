@@ -1,9 +1,9 @@
 """A node's work loop: what to fetch, sample, spool, send and say, as a state machine without I/O.
 
-It joins what knows nothing of each other: the leases held (`held`), what is drawn of them (`drawn`), the engine's life
-(`engine_life`), the policy versions (`policies`), the base model (`base_model`), the pace (`pace`), and the talk with
-the hub (`hub_talk`). Each is asked or told by the loop alone, and returns what follows; only the loop makes effects of
-it.
+It joins what knows nothing of each other: the leases held (`held`), what is drawn of them (`drawn`), the completions
+of others that it computes again (`checks`), the engine's life (`engine_life`), the policy versions (`policies`), the
+base model (`base_model`), the pace (`pace`), and the talk with the hub (`hub_talk`). Each is asked or told by the loop
+alone, and returns what follows; only the loop makes effects of it.
 
 Invariants:
 - a finished rollout is sent only once it is spooled, and is sent again after every reconnect until the hub's receipt;
@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, assert_never
 
 from echo_node.core.base_model import BaseModel
-from echo_node.core.drawn import Drawn, Ended
+from echo_node.core.checks import Checks
+from echo_node.core.drawn import Drawn, as_rollout
 from echo_node.core.effects import (
     AskForReceipts,
     CancelLease,
@@ -41,6 +42,7 @@ from echo_node.core.effects import (
 from echo_node.core.engine_life import EngineLife
 from echo_node.core.events import (
     ArtefactReady,
+    CompletionScored,
     Disconnected,
     DrainRequested,
     EngineLost,
@@ -63,7 +65,9 @@ from echo_node.core.policies import OnDisk, Policies
 from echo_node.core.standby import sentence
 from echo_shared.messages import (
     MAX_BATCHED,
+    MAX_CHECKS,
     MAX_VERSION_SPANS,
+    CheckLease,
     Goodbye,
     Lease,
     LeaseReturned,
@@ -71,13 +75,11 @@ from echo_shared.messages import (
     NodeStatus,
     PolicyPublished,
     Receipts,
-    Rollout,
     Standby,
     Welcome,
     rollout_id,
 )
 from echo_shared.moving_on import MovingOn
-from echo_shared.sampling import FinishedRollout
 
 DRAIN_S: Final = 3.0
 """How long a leaving node waits for the last receipts."""
@@ -106,8 +108,11 @@ class WorkLoop:
         self._policies = Policies(on_disk=on_disk, jitter=jitter)
         self._engine = EngineLife(jitter)
         self._pace = Pace()
+        self._precision = ""
+        """Of the engine's weights, once it has been up."""
         self._held = HeldLeases()
         self._drawn = Drawn()
+        self._checks = Checks()
         self._moving_on = MovingOn()
         self._leaving: dict[int, _Leaving] = {}
         """Held leases that go back once the engine has told what it drew of them."""
@@ -144,7 +149,13 @@ class WorkLoop:
             capacity=0 if self.held_back_by(now) else self._pace.affordable(most),
             policy_version=self._policies.newest_loaded,
             tokens_per_s=self._pace.tokens_per_s,
+            precision=self._precision,
+            checks=MAX_CHECKS if self._may_check else 0,
         )
+
+    @property
+    def _may_check(self) -> bool:
+        return self._checks.can_score and self._drain_by is None
 
     def held_back_by(self, now: float) -> tuple[HoldBack, ...]:
         """Why the node asks for no work at this moment; empty when it wants some."""
@@ -232,6 +243,9 @@ class WorkLoop:
             self._drawn.forget(event.lease_id)
             self._effects.append(ForgetLease(lease_id=event.lease_id))
 
+    def _check_leased(self, event: CheckLease, now: float) -> None:
+        self._effects += self._checks.take(event, now, can=self._may_check, on_disk=self._policies.on_disk)
+
     def _stands_by(self, event: Standby, now: float) -> None:
         self.standby = "" if event.reason is None else sentence(event)
 
@@ -241,6 +255,7 @@ class WorkLoop:
 
     def _disconnected(self, event: Disconnected, now: float) -> None:
         self._talk.disconnected()
+        self._checks.give_up()
         self.standby = ""  # The hub tells it anew.
 
     # --- what the shells report
@@ -261,10 +276,12 @@ class WorkLoop:
 
     def _engine_ready(self, event: EngineReady, now: float) -> None:
         self._engine.ready(event, now)
-        self._pace.tokens_per_s = event.tokens_per_s
+        self._pace.tokens_per_s, self._precision = event.tokens_per_s, event.precision
+        self._checks.can_score = event.scores
 
     def _engine_lost(self, event: EngineLost, now: float) -> None:
         self._policies.engine_lost()
+        self._effects += self._checks.engine_lost()
         for lease_id in list(self._leaving):
             self._let_leave(lease_id)
         ending = self._engine.lost(event, now)
@@ -290,7 +307,7 @@ class WorkLoop:
         self._pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
         if not self._held.finish(finished.lease_id, finished.index):
             return  # Revoked or returned in the meantime: the hub has counted it already.
-        rollout = _rollout(finished, self._drawn.end(finished))
+        rollout = as_rollout(finished, self._drawn.end(finished))
         self._spooling.add(rollout.rollout_id)
         self._effects.append(SpoolRollout(rollout=rollout))
 
@@ -298,6 +315,9 @@ class WorkLoop:
         for part in event.parts:
             self._drawn.add(part)
         self._send_drawn()
+
+    def _completion_scored(self, event: CompletionScored, now: float) -> None:
+        self._effects += self._checks.scored(event.scored)
 
     def _lease_cancelled(self, event: LeaseCancelled, now: float) -> None:
         if self._held.is_moving(event.lease_id):
@@ -325,12 +345,14 @@ class WorkLoop:
     def _drain(self, event: DrainRequested, now: float) -> None:
         if self._drain_by is None:
             self._drain_by = now + DRAIN_S
+            self._effects += self._checks.give_up()
             # Before the leases go back, or the hub would lease them to this node again.
             self._effects += self._talk.report(self.status(now), now)
             self._give_back([lease.lease_id for lease in self._held.leases], event.reason, now)
 
     def _tick(self, event: Tick, now: float) -> None:
         self._policies.progressed(event.progress)
+        self._checks.overdue(now)
         self._effects += self._base.due(now)
         self._give_back(self._held.overdue(now), "its deadline has passed", now)
 
@@ -343,12 +365,13 @@ class WorkLoop:
             if self._policies.is_hopeless(lease):
                 reason = f"the node cannot get policy version {lease.policy_version}"
                 self._return(self._held.let_go(lease.lease_id, reason))
-        leased = self._held.versions
+        leased = self._held.versions | self._checks.versions
         self._effects += self._policies.reconcile(leased=leased, engine_up=self._engine.is_up, now=now)
         self._move_on(now)
         for request in self._held.start(self._policies.version_for):
             prefixes = self._drawn.prefixes(request.lease_id, request.indices)
             self._effects.append(SubmitGroup(request=replace(request, prefixes=prefixes)))
+        self._effects += self._checks.start(self._policies.loaded)
 
     def _move_on(self, now: float) -> None:
         """Has the engine stop what it draws by an older version than it could; it begins anew behind what is drawn."""
@@ -437,29 +460,12 @@ class _Leaving:
     """When it goes back without an answer."""
 
 
-def _rollout(finished: FinishedRollout, ended: Ended) -> Rollout:
-    versions = ended.versions
-    return Rollout(
-        rollout_id=rollout_id(finished.lease_id, finished.index),
-        lease_id=finished.lease_id,
-        group_id=finished.group_id,
-        index=finished.index,
-        policy_version_start=versions[0].policy_version,
-        policy_version_end=versions[-1].policy_version,
-        completion_ids=finished.completion_ids,
-        behavior_logprobs=finished.behavior_logprobs,
-        finish_reason=finished.finish_reason,
-        sampling_s=ended.sampling_s,
-        num_given=ended.num_given,
-        versions=versions if len(versions) > 1 else (),
-    )
-
-
 HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     Welcome: WorkLoop._welcome,
     PolicyPublished: WorkLoop._published,
     Lease: WorkLoop._leased,
     LeaseRevoked: WorkLoop._revoked,
+    CheckLease: WorkLoop._check_leased,
     Standby: WorkLoop._stands_by,
     Receipts: WorkLoop._acknowledged,
     Disconnected: WorkLoop._disconnected,
@@ -470,6 +476,7 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     PolicyPrepared: WorkLoop._policy_prepared,
     RolloutFinished: WorkLoop._rollout_finished,
     RolloutsDrawn: WorkLoop._rollouts_drawn,
+    CompletionScored: WorkLoop._completion_scored,
     LeaseCancelled: WorkLoop._lease_cancelled,
     GroupFailed: WorkLoop._group_failed,
     Spooled: WorkLoop._spooled,

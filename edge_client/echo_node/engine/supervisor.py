@@ -18,6 +18,7 @@ from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core import events
 from echo_node.core.events import (
+    CompletionScored,
     EngineLost,
     EngineReady,
     LeaseCancelled,
@@ -32,8 +33,9 @@ from echo_node.engine.widths import Place, Widths
 from echo_node.host.hardware import Hardware
 from echo_shared.child import ChildExited
 from echo_shared.errors import BackendError
-from echo_shared.fields import printable_line
+from echo_shared.messages.fields import printable_line
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.scoring import Scored, ScoreRequest
 from echo_shared.supervised import Limits
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,14 @@ _MOST_SAID: Final = 400
 _CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "replaced"}
 
 EngineNews = (
-    EngineReady | EngineLost | PolicyPrepared | RolloutFinished | RolloutsDrawn | events.GroupFailed | LeaseCancelled
+    EngineReady
+    | EngineLost
+    | PolicyPrepared
+    | RolloutFinished
+    | RolloutsDrawn
+    | CompletionScored
+    | events.GroupFailed
+    | LeaseCancelled
 )
 Deliver = Callable[[EngineNews], Awaitable[None]]
 
@@ -162,7 +171,7 @@ class EngineSupervisor:
                 await asyncio.to_thread(self._remember_limit, place, max_width)
             if speeds is None and self._is_measurable and not limit:
                 speeds = await self._measure(child, place)
-            await self._parts.deliver(self._ready(child.width, speeds))
+            await self._parts.deliver(self._ready(child, speeds))
             await self._tell(child)
         except BackendError as error:
             self._child = None
@@ -190,6 +199,8 @@ class EngineSupervisor:
                     await self._parts.deliver(events.GroupFailed(lease_id=lease_id, what=_for_the_hub(what)))
                 case Drawn(parts=parts):
                     await self._parts.deliver(RolloutsDrawn(parts=parts))
+                case Scored():
+                    await self._parts.deliver(CompletionScored(scored=event))
                 case Cancelled(lease_id=lease_id):
                     await self._parts.deliver(LeaseCancelled(lease_id=lease_id))
                 case Prepared(policy_version=version):
@@ -223,13 +234,15 @@ class EngineSupervisor:
         await asyncio.to_thread(parts.speeds.remember, place, parts.settings, speeds)
         return speeds
 
-    def _ready(self, width: int, speeds: Speeds | None) -> EngineReady:
+    def _ready(self, child: EngineChild, speeds: Speeds | None) -> EngineReady:
         """The news that it is up, as wide as is of use, unless the user says otherwise."""
+        width = child.width
         if speeds is None:
-            return EngineReady(width=width)
+            return EngineReady(width=width, precision=child.precision, scores=child.scores)
         if self._parts.settings.width == 0:
             width = min(width, speeds.width or width)
-        return EngineReady(width=width, tokens_per_s=speeds.rate(width))
+        rate = speeds.rate(width)
+        return EngineReady(width=width, tokens_per_s=rate, precision=child.precision, scores=child.scores)
 
     def _place(self) -> Place:
         chooser = self._parts.chooser
@@ -257,6 +270,11 @@ class EngineSupervisor:
         if self._child is not None:
             with suppress(ChildExited):
                 await self._child.submit(request)
+
+    async def score(self, request: ScoreRequest) -> None:
+        if self._child is not None:
+            with suppress(ChildExited):
+                await self._child.score(request)
 
     async def cancel(self, lease_id: int) -> None:
         if self._child is not None:

@@ -14,8 +14,9 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 LOOPBACK: Final = "127.0.0.1"
 PATIENCE_S: Final = 5.0
 MAX_REQUEST_BYTES: Final = 4_096
+MOST_OPEN: Final = 16
+"""Connections at once; for one more, the oldest is closed. A request takes milliseconds."""
 
 Verbs = Mapping[str, Callable[[], Mapping[str, Any]]]
 """What each verb does and answers; called on the event loop, so it must not block."""
@@ -46,13 +49,43 @@ async def control_server(file: Path, verbs: Verbs) -> AsyncIterator[None]:
         except (TimeoutError, WebSocketException) as error:
             log.info("a control request broke off: %s", error)
 
-    async with serve(answer, LOOPBACK, 0, origins=[None], max_size=MAX_REQUEST_BYTES, compression=None) as server:
+    incoming = cast("type[ServerConnection]", partial(_Incoming, {}))
+    async with serve(
+        answer,
+        LOOPBACK,
+        0,
+        origins=[None],
+        max_size=MAX_REQUEST_BYTES,
+        compression=None,
+        open_timeout=PATIENCE_S,
+        create_connection=incoming,
+    ) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         write_private(file, json.dumps({"port": port, "token": token, "pid": os.getpid()}).encode())
         try:
             yield
         finally:
             _remove(file)
+
+
+class _Incoming(ServerConnection):
+    """One of few: any program on this machine can reach the port, and the daemon's files are the node's to open."""
+
+    def __init__(self, others: dict[ServerConnection, None], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._others = others
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if len(self._others) >= MOST_OPEN:
+            oldest = next(iter(self._others))
+            del self._others[oldest]
+            oldest.transport.abort()
+        self._others[self] = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._others.pop(self, None)
 
 
 async def ask(file: Path, verb: str) -> dict[str, Any]:

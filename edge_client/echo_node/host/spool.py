@@ -2,7 +2,8 @@
 
 States of a row: `leased` (the node holds it, unfinished) → `sent` (finished and on disk; sent, and sent again until the
 hub has it) → `received` → `scored` → `trained` | `dropped`. The last four come from the hub's receipts alone. The
-payload is kept from `sent` until the first receipt. A state never goes back.
+payload is kept from `sent` until the first receipt. A state never goes back. Whether the hub has checked it stands
+beside the state.
 
 One transaction a call, durable when the call returns. Calls are serialised by a lock and may come from any thread.
 """
@@ -20,6 +21,7 @@ from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolEffect, Spo
 from echo_shared.codec import decode_from_node, encode
 from echo_shared.errors import StorageError
 from echo_shared.messages import (
+    Checked,
     ReceiptState,
     Rollout,
     rollout_id,
@@ -39,11 +41,15 @@ CREATE TABLE IF NOT EXISTS rollouts (
     idx         INTEGER NOT NULL,
     state       INTEGER NOT NULL,
     drop_reason TEXT,
-    payload     BLOB
+    payload     BLOB,
+    checked     TEXT NOT NULL DEFAULT 'no'
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS rollouts_by_state ON rollouts (state, drop_reason);
 CREATE INDEX IF NOT EXISTS rollouts_by_lease ON rollouts (lease_id);
 CREATE TABLE IF NOT EXISTS run (run_id TEXT NOT NULL);
+"""
+_CHECKED_INDEX: Final = """
+CREATE INDEX IF NOT EXISTS rollouts_by_check ON rollouts (checked) WHERE checked <> 'no'
 """
 
 
@@ -63,6 +69,10 @@ class Spool:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.executescript(_SCHEMA)
+            columns = {row[1] for row in self._connection.execute("PRAGMA table_info(rollouts)")}
+            if "checked" not in columns:  # Older software has made it.
+                self._connection.execute("ALTER TABLE rollouts ADD COLUMN checked TEXT NOT NULL DEFAULT 'no'")
+            self._connection.execute(_CHECKED_INDEX)
 
     def close(self) -> None:
         with self._lock:
@@ -108,6 +118,10 @@ class Spool:
                                 if item.state is not ReceiptState.LEASED
                             ],
                         )
+                        connection.executemany(
+                            "UPDATE rollouts SET checked = ? WHERE rollout_id = ?",
+                            [(item.checked, item.rollout_id) for item in receipts if item.checked is not Checked.NO],
+                        )
                     case _:
                         assert_never(effect)
 
@@ -142,7 +156,8 @@ class Spool:
             return [row[0] for row in connection.execute(query, (*states, MAX_ASKED))]
 
     def counts(self) -> dict[str, int]:
-        """Rollouts by state, and those dropped also by reason, as `dropped:reason`."""
+        """Rollouts by state, those dropped also by reason, as `dropped:reason`, and those that the hub has checked by
+        what it found, as `checked:passed` and `checked:failed`."""
         counts = dict.fromkeys(_ORDER, 0)
         with self._reading() as connection:
             query = "SELECT state, drop_reason, count(*) FROM rollouts GROUP BY 1, 2 ORDER BY 1, 2"
@@ -150,6 +165,9 @@ class Spool:
                 counts[_ORDER[state]] += count
                 if reason is not None:
                     counts[f"dropped:{reason}"] = count
+            query = "SELECT checked, count(*) FROM rollouts WHERE checked <> 'no' GROUP BY 1 ORDER BY 1"
+            for found, count in connection.execute(query):
+                counts[f"checked:{found}"] = count
         return counts
 
     @contextmanager

@@ -1,7 +1,10 @@
 """The node's one connection to its hub: handshake, messages both ways, and connecting again after a loss.
 
-Every wait on the hub has a deadline: the handshake `HANDSHAKE_S`, a send `SEND_S`, and while nothing is said the
-websocket's own ping, answered within `PING_S`. A hub that misses one is disconnected.
+The handshake is two requests (`echo_shared.credentials`): the hub's answer to the first is its challenge, the second
+becomes the websocket. Between them the hub has proven its key, so no other server is shown the invite token.
+
+Every wait on the hub has a deadline: each request `CONNECT_S`, the Welcome `WELCOME_S`, a send `SEND_S`, and while
+nothing is said the websocket's own ping, answered within `PING_S`. A hub that misses one is disconnected.
 """
 
 from __future__ import annotations
@@ -16,22 +19,24 @@ from typing import Final
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.http11 import Response
 
 import echo_shared
 from echo_node.core.events import Disconnected
 from echo_node.host.address import HubAddress
 from echo_node.net.tls import handshake_failure
 from echo_shared.backoff import backoff_s
+from echo_shared.credentials import REFUSED_TYPE, Credentials, challenge_of
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
-from echo_shared.fields import printable_line
 from echo_shared.identity import Identity, node_id
 from echo_shared.messages import MAX_FRAME_BYTES, Challenge, FromHub, FromNode, Piece, RefusalCode, Refused, Welcome
+from echo_shared.messages.fields import printable_line
 from echo_shared.sessions import NodeSession
 
 log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 15.0
-HANDSHAKE_S: Final = 20.0
+WELCOME_S: Final = 20.0
 SEND_S: Final = 30.0
 PING_S: Final = 20.0
 CLOSE_S: Final = 2.0
@@ -114,6 +119,7 @@ class HubClient:
                 failure: EchoError = error
                 if error.code in FATAL:
                     raise
+                patient |= error.code == RefusalCode.TOO_SOON  # The hub is there, and is to be asked again.
             except (ConnectError, RemoteProtocolError) as error:
                 failure = error
             if self._welcomed_at is not None:
@@ -154,18 +160,18 @@ class HubClient:
 
     async def _converse(self, deliver: Deliver, take: Take) -> None:
         """One connection from beginning to end, which is always an exception."""
-        socket = await self._connect()
+        session = NodeSession(
+            me=self._me,
+            pinned_hub_key=self.hub_key,
+            software_version=echo_shared.__version__,
+            nonce=secrets.token_bytes(32),
+        )
         introduction = self._introduction
+        socket = await self._prove(session, introduction)
         try:
-            session = NodeSession(
-                me=self._me,
-                pinned_hub_key=self.hub_key,
-                software_version=echo_shared.__version__,
-                nonce=secrets.token_bytes(32),
-            )
             try:
-                async with asyncio.timeout(HANDSHAKE_S):
-                    welcome = await self._handshake(socket, session, introduction)
+                async with asyncio.timeout(WELCOME_S):
+                    welcome = await self._welcome(socket, session)
             except TimeoutError as error:
                 raise ConnectError("The hub did not finish the handshake in time.", got=self._address.origin) from error
             self._open = (socket, session)
@@ -183,10 +189,41 @@ class HubClient:
             self._open = None
             await socket.close()
 
-    async def _connect(self) -> ClientConnection:
+    async def _prove(self, session: NodeSession, introduction: Introduction) -> ClientConnection:
+        """An open websocket, once both ends have proven who they are."""
+        hello = session.hello()
+        answer = await self._ask(Credentials(hello=hello))
+        if isinstance(answer, ClientConnection):
+            answer.transport.abort()
+            raise RefusedError(
+                "The hub did not ask who this node is: it is older than this node.",
+                got=self._address.origin,
+                do="Ask the hub's operator to upgrade it.",
+                code=RefusalCode.PROTOCOL_VERSION,
+            )
+        challenge = self._challenge(answer, session)
+        self.hub_key = session.hub_key
+        proof = session.proof(
+            name=introduction.name,
+            invite_token=introduction.invite_token,
+            backend=introduction.backend,
+            device=introduction.device,
+            swarm_port=introduction.swarm_port,
+            mesh_port=introduction.mesh_port,
+            cost_per_hour=introduction.cost_per_hour,
+            power_watts=introduction.power_watts,
+        )
+        answer = await self._ask(Credentials(hello=hello, nonce=challenge.nonce, proof=proof))
+        if isinstance(answer, Response):
+            raise self._not_let_in(answer, session)
+        return answer
+
+    async def _ask(self, credentials: Credentials) -> ClientConnection | Response:
+        """What the hub answers to a request with these credentials: a websocket, or something else."""
         try:
             return await connect(
                 self._address.websocket,
+                additional_headers={"Authorization": credentials.header()},
                 open_timeout=CONNECT_S,
                 ping_interval=PING_S,
                 ping_timeout=PING_S,
@@ -196,11 +233,7 @@ class HubClient:
                 proxy=None if self._address.is_loopback else True,  # True: as the environment says.
             )
         except InvalidStatus as error:
-            raise ConnectError(
-                "There is no Echo hub at this address.",
-                got=f"{self._address.origin} answered with HTTP status {error.response.status_code}",
-                do="Check the address, and that the hub runs.",
-            ) from error
+            return error.response
         except ssl.SSLError as error:
             raise handshake_failure(error, self._address) from error
         except (OSError, InvalidHandshake, InvalidURI, EOFError) as error:
@@ -211,35 +244,34 @@ class HubClient:
                 do="Check the address, your network, and that the hub runs.",
             ) from error
 
-    async def _handshake(self, socket: ClientConnection, session: NodeSession, introduction: Introduction) -> Welcome:
-        await self._send_frame(socket, session.hello())
-        message = await self._receive(socket, session)
-        assert isinstance(message, Challenge)  # The session's state table allows nothing else here.
-        assert session.hub_key is not None
-        self.hub_key = session.hub_key
-        await self._send_frame(
-            socket,
-            session.proof(
-                name=introduction.name,
-                invite_token=introduction.invite_token,
-                backend=introduction.backend,
-                device=introduction.device,
-                swarm_port=introduction.swarm_port,
-                mesh_port=introduction.mesh_port,
-                cost_per_hour=introduction.cost_per_hour,
-                power_watts=introduction.power_watts,
-            ),
-        )
-        message = await self._receive(socket, session)
-        assert isinstance(message, Welcome)
-        _check_run_id(message.run_id, self.hub_key)
-        return message
+    def _challenge(self, answer: Response, session: NodeSession) -> Challenge:
+        """Raises what `_not_let_in` says when the answer is none."""
+        for header in answer.headers.get_all("WWW-Authenticate"):
+            if (frame := challenge_of(header)) is not None:
+                message = session.receive(frame)
+                assert isinstance(message, Challenge | Refused)  # The session's state table allows nothing else here.
+                if isinstance(message, Challenge):
+                    return message
+        raise self._not_let_in(answer, session)
 
-    async def _send_frame(self, socket: ClientConnection, frame: bytes) -> None:
-        try:
-            await socket.send(frame)
-        except ConnectionClosed as error:
-            raise self._lost(error) from error
+    def _not_let_in(self, answer: Response, session: NodeSession) -> EchoError:
+        """What an answer means that is neither a challenge nor a websocket."""
+        if answer.headers.get("Content-Type") == REFUSED_TYPE:
+            message = session.receive(bytes(answer.body or b""))
+            if isinstance(message, Refused):
+                return _refusal(message)
+        return ConnectError(
+            "There is no Echo hub at this address.",
+            got=f"{self._address.origin} answered with HTTP status {answer.status_code}",
+            do="Check the address, and that the hub runs.",
+        )
+
+    async def _welcome(self, socket: ClientConnection, session: NodeSession) -> Welcome:
+        message = await self._receive(socket, session)
+        assert isinstance(message, Welcome)  # The session's state table allows nothing else here.
+        assert session.hub_key is not None
+        _check_run_id(message.run_id, session.hub_key)
+        return message
 
     async def _receive(self, socket: ClientConnection, session: NodeSession) -> FromHub:
         """The next message. Raises RefusedError when it is one, ConnectError when the connection is gone."""
@@ -251,8 +283,7 @@ class HubClient:
             raise RemoteProtocolError("The hub sent text where a message should be.", got=_shown(frame[:80]))
         message = session.receive(frame)
         if isinstance(message, Refused):
-            do = message.do or (BANNED_DO if message.code == RefusalCode.BANNED else None)
-            raise RefusedError(f"The hub says: {message.what}", do=do, code=message.code)
+            raise _refusal(message)
         return message
 
     def _lost(self, error: ConnectionClosed) -> ConnectError:
@@ -261,6 +292,11 @@ class HubClient:
             got=f"{self._address.origin}: {_shown(error)}",
             do="The node connects again by itself.",
         )
+
+
+def _refusal(message: Refused) -> RefusedError:
+    do = message.do or (BANNED_DO if message.code == RefusalCode.BANNED else None)
+    return RefusedError(f"The hub says: {message.what}", do=do, code=message.code)
 
 
 def _check_run_id(run_id: str, hub_key: bytes) -> None:

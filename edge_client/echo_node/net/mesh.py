@@ -26,7 +26,6 @@ from echo_node.net.mesh_proof import Handshake, node_of
 from echo_shared.backoff import backoff_s
 from echo_shared.codec import decode_from_hub, encode
 from echo_shared.errors import RemoteProtocolError, SwarmError
-from echo_shared.fields import printable_line
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     MAX_PIECE_BYTES,
@@ -34,6 +33,7 @@ from echo_shared.messages import (
     Piece,
     RunKey,
 )
+from echo_shared.messages.fields import printable_line
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from echo_node.host.address import HubAddress
 from echo_shared.errors import ConnectError
-from echo_shared.fields import printable_line
+from echo_shared.messages.fields import printable_line
 
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 """What OpenSSL's releases say of an answer that is no TLS record."""

@@ -115,8 +115,9 @@ class ObjectiveConfig(Section):
     """What a step minimises (docs/learner.md). Where a number is 0 or a choice is "published", the objective's own
     paper decides."""
 
-    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "decoupled_ppo", "two_sided"] = "grpo"
-    """The loss of a token, given its importance ratio and its advantage."""
+    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "decoupled_ppo", "two_sided"] = "two_sided"
+    """The loss of a token, given its importance ratio and its advantage. With grpo, dr_grpo, dapo and gspo a single
+    token may outweigh a whole step, if who drew it claims that it was nearly impossible."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The ratio is clipped at 1 - clip_low below. Not for cispo and aipo."""
     clip_high: Annotated[float, Field(ge=0)] = 0.0
@@ -286,28 +287,86 @@ class CostConfig(Section):
     """A node that has set to work goes on for this long at least, unless it is lost or fails."""
 
 
+class TrustConfig(Section):
+    """How the hub finds out who draws as it was asked to."""
+
+    verifier: Literal["process", "nodes", "off"] = "process"
+    """Who re-computes rollouts under the version that they name: process is one beside the learner, of low priority and
+    with the base model in memory a second time; nodes: nodes that are proven re-compute those of others, which takes
+    three machines of different owners at least; off: nobody does."""
+    verifier_device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    """Where it computes: auto, cpu, cuda, cuda:1, mps. It may be the learner's, if the base model fits there twice."""
+    verifier_threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """CPU threads of the verifier."""
+    least_checked: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Of a proven node's rollouts, this share is checked in the long run."""
+    first_checked: Annotated[int, Field(ge=1, le=4096)] = 64
+    """At least so many of a node's first rollouts are all checked, before anybody trains on them; after that a share
+    that falls as it goes on being honest, to half by the time that twice as many were, down to least_checked. Rollouts
+    of 128 tokens and more count for several, those of 512 and more for eight."""
+    false_alarm: Annotated[float, Field(gt=0, le=0.01)] = 1e-6
+    """An honest node is quarantined no oftener than once in the reciprocal of this, counted in its checked rollouts."""
+    miss: Annotated[float, Field(gt=0, le=0.1)] = 1e-3
+    """A node that forges a fifth of its tokens becomes a proven one with at most this probability."""
+
+
 class ServerConfig(Section):
     """What the hub listens on, and who may join."""
 
     host: str = "127.0.0.1"
-    """0.0.0.0 to let other machines in; put a TLS proxy in front when they come over the internet."""
+    """0.0.0.0 to let other machines in; over the internet with TLS, here or by a proxy in front."""
     port: Port = 8710
     """The only TCP port that nodes and browsers need."""
     public_url: Annotated[str, Field(pattern=r"^(https?://[^/]+.*)?$")] = ""
     """The address that nodes use, if it is not http://host:port (a proxy's, for example)."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses of proxies in front of the hub: what they say in X-Forwarded-For is taken for the client's address."""
+    tls_certificate: str = ""
+    """A PEM file with the certificate and its chain: the port then speaks TLS (https, wss). A new one is taken over."""
+    tls_key: str = ""
+    """The PEM file with its private key, which has no password."""
     swarm_port: Port = 0
     """BitTorrent port of the hub's own peer; 0 = any free one."""
     shared_memory: bool = True
     """Nodes on the hub's own host, run by the hub's own user, read new versions from memory, without the swarm (on
     Linux). From the first connection of such a node on, the hub holds the newest two adapters in memory for it."""
     join: Literal["open", "invite"] = "open"
-    """open: anyone. invite: whoever has one of the invite_tokens."""
+    """open: anyone. invite: whoever comes by an invite (echo-hub invite), or has one of the invite_tokens."""
     invite_tokens: tuple[Annotated[str, Field(min_length=8, max_length=256)], ...] = ()
-    """With join = "invite": any one of these lets a node in. At least 8 characters each."""
+    """With join = "invite": any one of these lets any number of nodes in. At least 8 characters each."""
     heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     """Nodes report this often."""
+    joins_per_s: Annotated[float, Field(ge=0.01, le=10_000)] = 50.0
+    """Nodes that the hub takes in each second. Others wait for their turn: those whose work was of use before go first,
+    and addresses take turns."""
+    connections_per_s: Annotated[float, Field(ge=1, le=1_000_000)] = 1_000.0
+    """New connections that the hub takes each second, and after a while without any four times as many at once, as for
+    the next three. Connections from trusted_proxies do not count."""
+    connections_per_s_per_address: Annotated[float, Field(ge=1, le=1_000_000)] = 250.0
+    """Of them from one address; of IPv6, from one /64."""
+    requests_per_s: Annotated[float, Field(ge=1, le=1_000_000)] = 2_000.0
+    """HTTP requests that the hub answers each second, but for those for files by nodes that have joined."""
+    requests_per_s_per_address: Annotated[float, Field(ge=1, le=1_000_000)] = 500.0
+    """Of them for one address, behind a proxy in trusted_proxies too."""
+    max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 10_000
+    """Open at once, of nodes and browsers together. Nodes that are neither invited nor were of use before find no room
+    once nodes have three quarters of them. The hub raises its own limit of open files for as many, as far as the system
+    lets it."""
+    max_strangers: Annotated[int, Field(ge=8, le=1_000_000)] = 2_000
+    """Of them, those that have not shown that they are a node's: browsers, and whoever else reaches the port."""
+    max_strangers_per_address: Annotated[int, Field(ge=4, le=1_000_000)] = 1_024
+    """Of these from one address; of IPv6, from one /64. For one too many, the oldest that has not sent its request is
+    closed, else the one that has been reading its answer for longest, else the newest. Nodes that reach the hub from
+    behind one NAT or proxy share this."""
+    max_nodes_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
+    """Connections of nodes from one address. More nodes than that behind one NAT need more; a proxy in front of the hub
+    belongs into trusted_proxies, so that its clients' addresses count."""
+
+    @model_validator(mode="after")
+    def _has_both_or_neither(self) -> ServerConfig:
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ValueError("tls_certificate and tls_key belong together: set both, or neither")
+        return self
 
 
 class DisseminationConfig(Section):
@@ -355,6 +414,7 @@ class HubConfig(BaseSettings):
     evaluation: EvaluationConfig = EvaluationConfig()
     leases: LeaseConfig = LeaseConfig()
     cost: CostConfig = CostConfig()
+    trust: TrustConfig = TrustConfig()
     server: ServerConfig = ServerConfig()
     dissemination: DisseminationConfig = DisseminationConfig()
     store: StoreConfig = StoreConfig()
@@ -395,6 +455,4 @@ class HubConfig(BaseSettings):
                 "cost.spend_cap_per_hour must be above 0 with cost.electricity_per_kwh, or no node works that says "
                 "what power it draws"
             )
-        if self.server.join == "invite" and not self.server.invite_tokens:
-            raise ValueError('server.invite_tokens must hold a token when server.join = "invite"')
         return self

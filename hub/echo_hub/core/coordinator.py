@@ -5,13 +5,14 @@ there a node for what wants a lease? A late or repeated event is harmless; an im
 After an error, or when records could not be committed, this object is ahead of the store: build a new one.
 
 Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating,
-activation, and this.
+activation, trust, and this.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from echo_hub.core.activation.useful import Demand
 from echo_hub.core.effects import Effect, FinishRun, LookUpReceipt, PrepareGroup, ScoreRollout
 from echo_hub.core.evaluating import Evaluating
 from echo_hub.core.events import (
+    CheckAbandoned,
+    CheckReturned,
     EvaluationAbandoned,
     EvaluationWanted,
     Event,
@@ -30,8 +33,10 @@ from echo_hub.core.events import (
     LeaseGivenBack,
     NodeConnected,
     NodeDisconnected,
+    NodePardoned,
     NodeReported,
     RolloutArrived,
+    RolloutChecked,
     RolloutContinued,
     RolloutRejected,
     RolloutScored,
@@ -46,11 +51,14 @@ from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
+from echo_hub.core.restoring import restore_failure, restore_rollout
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.training import Training
-from echo_shared.messages import DropReason, ReceiptState, rollout_id
+from echo_hub.core.trust.trust import Trust
+from echo_hub.core.trust.under_check import Held
+from echo_shared.messages import Checked, DropReason, ReceiptState, rollout_id
 
 MAX_RETURNS: Final = 16
 """So often an index is given back before its group's owner is told, so that a problem that nodes cannot work on does
@@ -68,6 +76,8 @@ class Coordinator:
         self._training = Training(settings, snapshot, ledger=self._ledger, out=self._out)
         self._evaluating = Evaluating(settings, snapshot, ledger=self._ledger, out=self._out)
         self._owners: tuple[GroupOwner, ...] = (self._training, self._evaluating)
+        checks = settings.trust if settings.mode != "colocated" else replace(settings.trust, enabled=False)
+        self._trust = Trust(checks, ledger=self._ledger, nodes=self._nodes, out=self._out)
         self._leasing = Leasing(
             settings,
             ledger=self._ledger,
@@ -97,20 +107,24 @@ class Coordinator:
         """Takes up the snapshot's work; repeats what a crash between commit and action may have lost."""
         leases: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
         self._nodes.published(self._snapshot.published_version)
+        self._trust.restore(self._snapshot.standings)
         self._training.restore(self._snapshot.groups)
         self._evaluating.restore(self._snapshot.rollouts)
         for row in self._snapshot.rollouts:
-            rollout = self._ledger.restore_rollout(row, now)
+            rollout = restore_rollout(self._ledger, row, now)
+            if rollout.state is ReceiptState.LEASED:
+                leases[row.deadline, row.lease_id].append(row.index)
+                continue
             if rollout.state is ReceiptState.RECEIVED:
                 self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
-            elif rollout.state is ReceiptState.LEASED:
-                leases[row.deadline, row.lease_id].append(row.index)
+            if row.checked is Checked.NO:
+                self._trust.received(rollout)
         for failure in self._snapshot.scorer_failures:
-            self._ledger.restore_failure(*failure)
+            restore_failure(self._ledger, *failure)
         for (deadline, lease_id), indices in leases.items():
             self._leasing.watch(lease_id, tuple(indices), deadline)
         for planned in self._snapshot.planned:
-            self._ledger.restore_plan(planned.group_ids)
+            self._ledger.take_from_queues(planned.group_ids)
         self._give_back_hub_leases()
         self._evaluating.drop_what_settings_lack()
         return self._turn(now)
@@ -124,7 +138,7 @@ class Coordinator:
 
     def due_at(self) -> float | None:
         """When a Tick is due, if nothing happens before; None: never."""
-        due = min(self._leasing.due_at, self._nodes.next_end_of_rest, self._activation.due_at)
+        due = min(self._leasing.due_at, self._nodes.next_end_of_rest, self._activation.due_at, self._trust.due_at)
         return due if due < inf else None
 
     @property
@@ -150,6 +164,7 @@ class Coordinator:
             spend_per_hour=self._activation.spend_per_hour,
             nodes_priced=self._activation.num_priced,
             nodes_active=self._activation.num_active,
+            trust=self._trust.status,
         )
 
     @property
@@ -162,6 +177,8 @@ class Coordinator:
     def _turn(self, now: float) -> list[Effect]:
         if now >= self._activation.due_at:
             self._activate(now)
+        for held in self._trust.advance(now):
+            self._go_on(held, now)
         self._nodes.wake(now)
         if self._evaluating.wanting:
             self._leasing.dispatch_beside(now, within_share=True)
@@ -181,7 +198,7 @@ class Coordinator:
     def _num_changes(self) -> int:
         """Grows with all that has a say in what the learner gets and in who works for it, but for the time."""
         nodes, ledger, training = self._nodes, self._ledger, self._training
-        return nodes.num_changes + ledger.num_wants + ledger.num_queue_changes + training.num_changes
+        return nodes.num_changes + ledger.wants.num_changes + ledger.num_queue_changes + training.num_changes
 
     def _admit(self, now: float) -> None:
         """Opens what the staleness bound allows, and leases what is open. In lock-step modes, where the nodes have
@@ -260,17 +277,22 @@ class Coordinator:
     # --- nodes
 
     def _connected(self, event: NodeConnected, now: float) -> None:
-        self._nodes.connect(event.node_id, event.cost_per_hour)
+        self._nodes.connect(event.node_id, event.cost_per_hour, origin=event.invite or event.origin)
         self._activation.connected(event.node_id, now)
         self._leasing.came(event.node_id)
+        self._trust.connected(event.node_id, event.numerics, now, kin=(event.origin, event.invite))
 
     def _disconnected(self, event: NodeDisconnected, now: float) -> None:
         self._activation.disconnected(event.node_id, self._demand, now)
         self._nodes.disconnect(event.node_id)
         self._leasing.left(event.node_id, now)
+        self._trust.disconnected(event.node_id)
 
     def _reported(self, event: NodeReported, now: float) -> None:
         """Before its first report a node has said what it has given back meanwhile."""
+        self._trust.reported(
+            event.node_id, event.precision, now, checks=event.checks, policy_version=event.policy_version
+        )
         self._activation.reported(event.node_id, event.capacity, event.policy_version, now)
         self._nodes.report(event.node_id, event.capacity, event.policy_version)
         self._leasing.send_again(event.node_id, now)
@@ -296,8 +318,12 @@ class Coordinator:
             # What it went on with is from before a restart. One of its group, not all, is drawn anew.
             what = f"its first token is by version {event.policy_version_start}"
             self._ledger.fail(rollout, DropReason.STALE, what)
+        elif event.is_unattributed:
+            # Its node is not to answer for what another may have forged, and nobody else could be made to.
+            self._ledger.fail(rollout, DropReason.RETURNED, "who drew its beginning is not known since a restart")
         else:
             self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)
+            self._trust.received(rollout)
 
     def _oldest_useful(self, rollout: LeasedRollout) -> int:
         """The oldest version by which any of this rollout may be."""
@@ -350,13 +376,13 @@ class Coordinator:
 
     def _scored(self, event: RolloutScored, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
-        if rollout is not None and rollout.state is ReceiptState.RECEIVED:
+        if rollout is not None and rollout.state is ReceiptState.RECEIVED and not self._trust.holds(event):
             self._ledger.note_scoring(rollout, now)
             self._ledger.groups[rollout.group_id].owner.end_episode(rollout, event.reward)
 
     def _continued(self, event: RolloutContinued, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
-        if rollout is not None and rollout.state is ReceiptState.RECEIVED:
+        if rollout is not None and rollout.state is ReceiptState.RECEIVED and not self._trust.holds(event):
             self._ledger.go_on(rollout, event.observation_ids)
 
     def _rejected(self, event: RolloutRejected, now: float) -> None:
@@ -373,10 +399,31 @@ class Coordinator:
         if event.reason is DropReason.INVALID:
             self._nodes.fail(rollout.node_id, now)
 
+    # --- trust
+
+    def _rollout_checked(self, event: RolloutChecked, now: float) -> None:
+        self._go_on(self._trust.checked(event, now), now)
+
+    def _check_returned(self, event: CheckReturned, now: float) -> None:
+        self._go_on(self._trust.returned(event, now), now)
+
+    def _check_abandoned(self, event: CheckAbandoned, now: float) -> None:
+        self._go_on(self._trust.abandoned(event), now)
+
+    def _go_on(self, held: Held | None, now: float) -> None:
+        """What the scorer said while the rollout was being checked."""
+        if isinstance(held, RolloutScored):
+            self._scored(held, now)
+        elif held is not None:
+            self._continued(held, now)
+
+    def _pardoned(self, event: NodePardoned, now: float) -> None:
+        self._trust.pardon(event.node_id, now)
+
     # --- learner
 
     def _learner_ready(self, event: LearnerReady, now: float) -> None:
-        self._training.learner_ready(event.policy_version, event.metrics, now)
+        self._training.learner_ready(event, now)
 
     def _learner_lost(self, event: LearnerLost, now: float) -> None:
         self._training.learner_lost()
@@ -395,7 +442,10 @@ class Coordinator:
         self._training.step_computed(event.step, now)
 
     def _step_done(self, event: StepDone, now: float) -> None:
-        self._training.step_done(event.step, event.metrics, now)
+        screened, suspects = self._training.whose(event)
+        self._training.step_done(event, now)
+        self._trust.screened(screened, now)
+        self._trust.suspected(suspects, now)
         self._activation.trained(event.step, self._settings.groups_per_step * self._settings.group_size, now)
 
     def _version_published(self, event: VersionPublished, now: float) -> None:
@@ -420,6 +470,10 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     RolloutScored: Coordinator._scored,
     RolloutContinued: Coordinator._continued,
     RolloutRejected: Coordinator._rejected,
+    RolloutChecked: Coordinator._rollout_checked,
+    CheckReturned: Coordinator._check_returned,
+    CheckAbandoned: Coordinator._check_abandoned,
+    NodePardoned: Coordinator._pardoned,
     LeaseGivenBack: Coordinator._given_back,
     LearnerReady: Coordinator._learner_ready,
     LearnerLost: Coordinator._learner_lost,

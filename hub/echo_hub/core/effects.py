@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.payload import RolloutPayload
-from echo_shared.messages import DropReason, ReceiptState, StandbyReason
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.standing import Decision, StandingRow
+from echo_shared.messages import Checked, DropReason, ReceiptState, StandbyReason
 
 T = TypeVar("T")
 
@@ -138,6 +140,43 @@ class CostAccrued:
     nodes: tuple[NodeCost, ...]
 
 
+@_effect
+class CheckRecorded:
+    """Record: the rollout was checked; whatever state it is in, that stays."""
+
+    rollout_id: str
+    checked: Checked
+
+
+@_effect
+class StandingRecorded:
+    """Record: what the hub thinks of a node from now on."""
+
+    row: StandingRow
+
+
+@_effect
+class CheckingCredited:
+    """Record: the node has computed a rollout of others again, so many tokens of it, and its finding stands."""
+
+    node_id: str
+    num_tokens: int
+
+
+@_effect
+class TrustDecided:
+    """Record: a decision on a node, for the log."""
+
+    node_id: str
+    decision: Decision
+    reason: str
+    rollout_id: str = ""
+    """The rollout that led to it; empty = none."""
+    evidence: Evidence | None = None
+    """What that showed."""
+    decided_at: float
+
+
 Record = (
     GroupOpened
     | GroupDropped
@@ -150,6 +189,10 @@ Record = (
     | StepTrained
     | VersionRecorded
     | CostAccrued
+    | CheckRecorded
+    | StandingRecorded
+    | CheckingCredited
+    | TrustDecided
 )
 
 
@@ -195,6 +238,7 @@ class Receipt(NamedTuple):
     rollout_id: str
     state: ReceiptState
     drop_reason: DropReason | None = None
+    checked: Checked = Checked.NO
 
 
 @_effect
@@ -226,6 +270,30 @@ class ScoreRollout:
     """Action: check and score a committed rollout, then answer RolloutScored, RolloutContinued or RolloutRejected."""
 
     rollout_id: str
+
+
+@_effect
+class CheckRollout:
+    """Action: compute a committed rollout again, then answer RolloutChecked or CheckAbandoned."""
+
+    rollout_id: str
+    is_urgent: bool
+    """It is held until then; else it may wait for others, to be computed with them."""
+
+
+@_effect
+class HastenChecks:
+    """Action: what is to be checked and waits for others is computed now, for some of it is held."""
+
+
+@_effect
+class SendCheck:
+    """Action: have this node compute a committed rollout of others again, then answer CheckReturned; or CheckAbandoned,
+    where nobody can. `deadline_s` is relative to now."""
+
+    node_id: str
+    rollout_id: str
+    deadline_s: float
 
 
 @_effect
@@ -311,6 +379,9 @@ Action = (
     | SendTrained
     | LookUpReceipt
     | ScoreRollout
+    | CheckRollout
+    | HastenChecks
+    | SendCheck
     | HandOver
     | BeginStep
     | TrainStep

@@ -9,6 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.step_screen import StepScreen
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
+from echo_hub.core.trust.pairs import Finding
 from echo_shared.messages import DropReason
 
 
@@ -19,6 +23,13 @@ class NodeConnected:
     node_id: str
     cost_per_hour: float = 0.0
     """In US dollars, its power included where that is counted; 0 = a gift."""
+    origin: str = ""
+    """Where it connects from, as far as many keys may be one person's there: an address, or a network of addresses.
+    Empty = not known."""
+    invite: str = ""
+    """By whose invite it came: all of its keys are one person's, wherever they are. Empty = by nobody's."""
+    numerics: NumericsClass = NOT_SAID
+    """What it says of its engine; its precision mostly comes with a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +41,15 @@ class NodeDisconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReported:
-    """`capacity`: rollouts that it is willing to hold; `policy_version`: the newest it can sample from, None = none."""
+    """`capacity`: rollouts that it is willing to hold; `policy_version`: the newest it can sample from, None = none;
+    `precision`: of its engine's weights, empty = not said; `checks`: rollouts of others that it is willing to compute
+    again at once."""
 
     node_id: str
     capacity: int
     policy_version: int | None
+    precision: str = ""
+    checks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +77,8 @@ class RolloutArrived:
     payload: RolloutPayload
     problem: str = ""
     """What in it contradicts what the lease gave of its completion; empty = nothing."""
+    is_unattributed: bool = False
+    """It goes on with what was given before the hub's restart, and nobody knows any more who drew that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +110,37 @@ class RolloutRejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutChecked:
+    """The verifier has computed the rollout again: what each node that drew a part of it has shown, in order."""
+
+    rollout_id: str
+    spans: tuple[tuple[str, Evidence], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReturned:
+    """A node that was asked to by SendCheck has computed the rollout again; `finding` is None where it cannot tell."""
+
+    node_id: str
+    rollout_id: str
+    finding: Finding | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckAbandoned:
+    """The verifier cannot check this rollout: it counts as unchecked."""
+
+    rollout_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePardoned:
+    """The operator wants a quarantined node to begin anew."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGivenBack:
     """The node will not finish these."""
 
@@ -109,6 +157,8 @@ class LearnerReady:
 
     policy_version: int
     metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    screens: Mapping[int, StepScreen] = field(default_factory=dict)
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +182,7 @@ class StepDone:
 
     step: int
     metrics: Mapping[str, float]
+    screen: StepScreen = field(default_factory=StepScreen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +221,10 @@ Event = (
     | RolloutScored
     | RolloutContinued
     | RolloutRejected
+    | RolloutChecked
+    | CheckReturned
+    | CheckAbandoned
+    | NodePardoned
     | LeaseGivenBack
     | LearnerReady
     | LearnerLost

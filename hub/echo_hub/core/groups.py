@@ -14,7 +14,6 @@ from typing import Protocol
 
 from echo_hub.core.admission import SortedIds
 from echo_hub.core.nodes.node import Node
-from echo_hub.core.snapshot import RolloutRow
 from echo_shared.messages import ReceiptState
 from echo_shared.rewards import all_equal
 
@@ -50,30 +49,22 @@ class LeasedRollout:
     """It takes longer than its node was expected to take, or its node has left: another may have it too."""
     oldest_version: int = 0
     """That has drawn any of it, once it is received. Before: none older has; that of what it goes on with."""
+    drawn_by: tuple[str, ...] = ()
+    """Other nodes that have drawn its beginning, as far as is known."""
+    is_checked: bool = False
+    """It is or was to be computed again (`trust`)."""
+    is_held: bool = False
+    """It is scored, and no step may take it yet (`trust`)."""
+
+    @property
+    def drawers(self) -> tuple[str, ...]:
+        """All nodes that have drawn any of it."""
+        return (*self.drawn_by, self.node_id)
 
     @property
     def in_time(self) -> bool:
         """It is leased, and its deadline has not passed."""
         return self.state is ReceiptState.LEASED and not self.overdue
-
-
-def restored(row: RolloutRow, now: float) -> LeasedRollout:
-    """A rollout from before a restart."""
-    return LeasedRollout(
-        row.rollout_id,
-        row.lease_id,
-        row.node_id,
-        row.group_id,
-        row.index,
-        row.policy_version,
-        row.turn,
-        row.state,
-        row.num_tokens,
-        row.reward,
-        row.deadline,
-        leased_at=now,
-        oldest_version=row.policy_version if row.oldest_version is None else row.oldest_version,
-    )
 
 
 def oldest_of(rollouts: Iterable[LeasedRollout]) -> int | None:
@@ -96,8 +87,8 @@ class Slot:
     begun: LeasedRollout | None = None
     """The newest of the turn in progress, and of its seed, whose drawn tokens another may go on with: it may be given
     back already. A stranger's takes the place of none that a proven node drew with the same version."""
-    scorer_failures: int = 0
-    """Completions of the turn in progress that the scorer failed on; each was drawn with a seed of its own."""
+    failed_draws: tuple[int, ...] = ()
+    """The turn of each completion that the scorer failed on; each was drawn with a seed of its own."""
     num_returns: int = 0
     evaluated: bool = False
     """Whether, in an evaluation, its episode has ended and its rollouts are final."""
@@ -106,6 +97,11 @@ class Slot:
     def turn(self) -> int:
         """The turn in progress."""
         return len(self.turns)
+
+    @property
+    def scorer_failures(self) -> int:
+        """Completions of the turn in progress that the scorer failed on."""
+        return self.failed_draws.count(len(self.turns)) if self.failed_draws else 0
 
     @property
     def wants_lease(self) -> bool:
@@ -130,7 +126,8 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class RolloutGroup:
-    """The episodes of one prompt. `complete`: every one has ended and is scored; nothing of it is leased any more."""
+    """The episodes of one prompt. `complete`: every one has ended and is scored, and none is held; nothing of it is
+    leased any more."""
 
     group_id: int
     seed: int
@@ -138,6 +135,8 @@ class RolloutGroup:
     owner: GroupOwner
     num_ended: int = 0
     """Episodes that have ended and are scored."""
+    num_held: int = 0
+    """Rollouts that no step may take yet."""
     num_tokens: int = 0
     """Drawn tokens of what has been received."""
     unleased: set[int] = field(default_factory=set)
@@ -158,7 +157,7 @@ class RolloutGroup:
 
     @property
     def complete(self) -> bool:
-        return self.num_ended == len(self.slots)
+        return self.num_ended == len(self.slots) and not self.num_held
 
     @property
     def has_come_in(self) -> bool:
@@ -206,6 +205,7 @@ class RolloutGroup:
         """Of what has come in: the turn in progress, or any when the whole group is dropped."""
         slot = self.slots[rollout.index]
         self.num_tokens -= rollout.num_tokens
+        self.num_held -= rollout.is_held
         if slot.winner is rollout:
             slot.winner = None
             self.num_ended -= rollout.state is ReceiptState.SCORED

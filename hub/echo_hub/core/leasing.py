@@ -228,7 +228,7 @@ class Leasing:
     ) -> None:
         """Leases the groups that wait for the learner until no node is left that may do them. `newest_version`: what a
         lease may name. `num_changes`: grows with whatever changes for the learner or for its next steps."""
-        if self._asked == (self._nodes.num_changes + self._ledger.num_wants + num_changes, outlook):
+        if self._asked == (self._nodes.num_changes + self._ledger.wants.num_changes + num_changes, outlook):
             return
         num_leases = self._next_lease_id
         self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
@@ -236,7 +236,7 @@ class Leasing:
             self._nobody_would = True
             self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
             self._nobody_would = False
-        self._asked = (self._nodes.num_changes + self._ledger.num_wants + num_changes, outlook)
+        self._asked = (self._nodes.num_changes + self._ledger.wants.num_changes + num_changes, outlook)
         if not self._may_lease:
             self._goes_on_at = now
 

@@ -7,14 +7,14 @@ Invariants, after every call:
 - each turn of an index has at most one winner, and what is leased of an index is its turn in progress;
 - a group that is complete has nothing leased;
 - what a slot has as begun is of its turn in progress and of the seed that this turn is drawn with;
-- `wanting` of each owner holds exactly its groups with an index that wants a lease;
+- `wants` is told of every change of a slot, and so what wants a lease is known;
 - `flat` holds exactly those complete groups that wait and whose rewards are all equal.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 from typing import Final
 
@@ -37,12 +37,13 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot, oldest_of, restored
+from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot, oldest_of
 from echo_hub.core.lengths import Lengths
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.core.snapshot import RolloutRow, StepRow
+from echo_hub.core.snapshot import StepRow
+from echo_hub.core.wants import Wants
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
 
 SCORINGS: Final = 32
@@ -68,8 +69,7 @@ class Ledger:
         """Rollouts that nodes hold and that are neither late nor overdue."""
         self.num_queue_changes = 0
         """Grows whenever a group joins or leaves a queue of the learner's."""
-        self.num_wants = 0
-        """Grows whenever an index may have come to want a lease."""
+        self.wants = Wants()
         self._episodes_go_on = False
         """An episode of the task has had several turns: which is its last, only its reward says."""
         self._gone: deque[RolloutGroup] = deque()
@@ -80,62 +80,31 @@ class Ledger:
         self.complete = SortedIds()
         self.flat = SortedIds()
 
-    def restore(self, group: RolloutGroup) -> None:
-        """A group from before a restart; its rollouts follow, one by one."""
+    def add_group(self, group: RolloutGroup) -> None:
+        """A group from before a restart, whose rollouts follow; a new one is opened."""
         self.groups[group.group_id] = group
         if group.owner.for_learner:
             self.waiting.add(group.group_id)
             self.num_queue_changes += 1
         if group.asked_for:
-            self._want_all(group)
+            self.wants.note_all(group)
 
-    def restore_rollout(self, row: RolloutRow, now: float) -> LeasedRollout:
-        """A rollout from before a restart, of a group that is restored; earlier turns of an episode come first."""
-        rollout = restored(row, now)
-        group = self.groups[row.group_id]
-        slot = group.slots[row.index]
-        group.num_tokens += row.num_tokens
-        self.rollouts[row.rollout_id] = rollout
-        self._note_version(group, rollout.oldest_version)
-        if row.state is ReceiptState.LEASED:
-            slot.leased = (*slot.leased, rollout)
-            self._begin(slot, rollout)
-            self._hold(rollout)
-            self._nodes.take(row.node_id, 1, 0.0, now)
-        elif row.state is ReceiptState.SCORED and row.reward is None:
-            slot.turns = (*slot.turns, rollout)
-            group.is_plain = False
-            group.note_age(rollout)
-        else:
-            slot.winner = rollout
-            group.note_age(rollout)
-            self._count_end(group, row.state)
-        self._want(group, row.index)
-        return rollout
-
-    def restore_failure(self, group_id: int, index: int, turn: int) -> None:
-        """The scorer failed on this turn before a restart; the group and its rollouts are restored."""
-        group = self.groups[group_id]
-        group.is_plain = False
-        slot = group.slots[index]
-        slot.scorer_failures += slot.turn == turn
-
-    def restore_plan(self, group_ids: Iterable[int]) -> None:
-        planned = tuple(group_ids)
+    def take_from_queues(self, group_ids: Collection[int]) -> None:
+        """These groups are a step's."""
         for ids in (self.waiting, self.complete, self.flat):
-            ids.discard_all(planned)
+            ids.discard_all(group_ids)
         self.num_queue_changes += 1
 
     def open_group(self, group: RolloutGroup) -> None:
         """A new group, not all of whose episodes are evaluated already."""
-        self.restore(group)
+        self.add_group(group)
         if group.owner.for_learner:
             self._out.record(GroupOpened(group_id=group.group_id, seed=group.seed))
 
     def ask_for(self, group: RolloutGroup) -> None:
         """What the group wants is leased from here on."""
         group.asked_for = True
-        self._want_all(group)
+        self.wants.note_all(group)
 
     def lease(self, record: RolloutsLeased, now: float, goes_on: Iterable[tuple[int, int]] = ()) -> list[LeasedRollout]:
         """Books the lease; the caller sends it. `goes_on`: as `begun` says."""
@@ -158,13 +127,10 @@ class Ledger:
                 leased_at=now,
                 expected_tokens=expected,
                 oldest_version=record.policy_version if before is None else before.oldest_version,
+                drawn_by=() if before is None else tuple(name for name in before.drawers if name != record.node_id),
             )
-            self._note_version(group, rollout.oldest_version)
-            self.rollouts[rollout.rollout_id] = rollout
-            slot.leased = (*slot.leased, rollout)
-            self._begin(slot, rollout)
-            self._hold(rollout)
-            self._want_no_more(group, index)
+            self._add_lease(rollout)
+            self.wants.settle(group, index)
             leased.append(rollout)
         self._nodes.take(record.node_id, len(leased), len(leased) * expected, now)
         self._out.record(record)
@@ -188,6 +154,7 @@ class Ledger:
                 else before.policy_version <= record.policy_version and before.oldest_version >= oldest
             )
             and (before.node_id == record.node_id or self._nodes.is_proven(before.node_id))
+            and not (before.drawn_by and any(self._nodes.is_quarantined(drawer) for drawer in before.drawn_by))
         )
 
     def expected_tokens(self, group: RolloutGroup) -> float:
@@ -205,7 +172,7 @@ class Ledger:
         self._nodes.expire(rollout.node_id, now, was_late=rollout.late)
         self.blame(rollout)
         self._begin_if_newer(rollout)
-        self._want(self.groups[rollout.group_id], rollout.index)
+        self.wants.note(self.groups[rollout.group_id], rollout.index)
 
     def mark_late(self, rollout: LeasedRollout, now: float, *, is_slow: bool) -> None:
         """Its node takes too long (`is_slow`), or has left: another may draw it too, and the first valid result
@@ -217,7 +184,7 @@ class Ledger:
         rollout.late = True
         self.blame(rollout)
         self._begin_if_newer(rollout)
-        self._want(self.groups[rollout.group_id], rollout.index)
+        self.wants.note(self.groups[rollout.group_id], rollout.index)
 
     def note_missing(self, rollout: LeasedRollout, now: float) -> None:
         """It has not come in, and is late or wanted no more. What is still missing may be as long as any: that its
@@ -247,10 +214,12 @@ class Ledger:
         group = self.groups[rollout.group_id]
         rollout.num_tokens, rollout.received_at = len(payload.completion_ids), now
         rollout.oldest_version = rollout.policy_version if oldest_version is None else oldest_version
-        self._note_version(group, rollout.oldest_version)
-        drawn = rollout.num_tokens
+        self.note_version(group, rollout.oldest_version)
+        drawn, rollout.drawn_by = rollout.num_tokens, ()
         if payload.spans:
             drawn = sum(span.num_tokens for span in payload.spans if span.node_id == rollout.node_id)
+            drawers = dict.fromkeys(span.node_id for span in payload.spans)
+            rollout.drawn_by = tuple(drawer for drawer in drawers if drawer != rollout.node_id)
         self._nodes.measure(
             rollout.node_id,
             drawn,
@@ -263,7 +232,7 @@ class Ledger:
         group.num_tokens += rollout.num_tokens
         group.slots[rollout.index].winner = rollout
         group.note_age(rollout)
-        self._want_no_more(group, rollout.index)
+        self.wants.settle(group, rollout.index)
         self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
         self._move(rollout, ReceiptState.RECEIVED)
         self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
@@ -278,7 +247,8 @@ class Ledger:
         rollout.reward = reward
         self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
-        self._count_end(group, rollout.state)
+        group.num_ended += 1
+        self.note_complete(group)
         if group.complete:
             self.revoke(group.still_leased, DropReason.EXPIRED)
             if self._episodes_go_on:
@@ -319,15 +289,15 @@ class Ledger:
         self._withdraw_turn(slot)
         group.is_plain, self._episodes_go_on = False, True
         slot.turns, slot.winner = (*slot.turns, rollout), None
-        slot.failed_on, slot.scorer_failures, slot.num_returns, slot.begun = (), 0, 0, None
-        self._want(group, rollout.index)
+        slot.failed_on, slot.num_returns, slot.begun = (), 0, None
+        self.wants.note(group, rollout.index)
 
     def draw_again(self, rollout: LeasedRollout, detail: str) -> None:
         """received → dropped: the scorer failed on it. Its turn wants a lease with another seed; whoever still draws it
         with the one before would give the same completion."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         self._withdraw_turn(slot)
-        slot.scorer_failures += 1
+        slot.failed_draws += (slot.turn,)
         self.fail(rollout, DropReason.SCORER_FAILED, detail)
 
     def drop(self, rollouts: Iterable[LeasedRollout], reason: DropReason, detail: str = "") -> None:
@@ -343,10 +313,18 @@ class Ledger:
             if rollout.state is ReceiptState.LEASED:
                 self._end_lease(rollout)
             else:
-                group.take_out(rollout)
+                self._take_out(group, rollout)
             group.oldest_leased = oldest_of(group.received + group.still_leased)
-            self._want(group, rollout.index)
+            self.wants.note(group, rollout.index)
             self._move(rollout, ReceiptState.DROPPED, reason)
+
+    def _take_out(self, group: RolloutGroup, rollout: LeasedRollout) -> None:
+        was_complete = group.complete
+        group.take_out(rollout)
+        if was_complete and not group.complete:
+            self.complete.discard(group.group_id)
+            self.flat.discard(group.group_id)
+            self.num_queue_changes += 1
 
     def revoke(self, rollouts: Iterable[LeasedRollout], reason: DropReason) -> None:
         """Drops rollouts that are still leased, and tells their nodes to stop."""
@@ -369,16 +347,25 @@ class Ledger:
         ids = tuple([rollout_id for group in groups for rollout_id in group.received_ids])
         ages = tuple([step - 1 - (group.oldest_version or 0) for group in groups])
         self._out.record(StepPlanned(step=step, group_ids=group_ids, rollout_ids=ids, staleness=ages, planned_at=now))
-        self.restore_plan(group_ids)
+        self.take_from_queues(group_ids)
         return StepRow(step=step, group_ids=group_ids, rollout_ids=ids)
 
-    def train(self, batch: StepRow, metrics: Mapping[str, float], now: float) -> None:
-        """scored → trained, for the whole batch."""
-        record = StepTrained(step=batch.step, rollout_ids=batch.rollout_ids, metrics=metrics, trained_at=now)
-        self._out.record(record)
-        node_ids = tuple([self.rollouts.pop(trained_id).node_id for trained_id in batch.rollout_ids])
-        self._gone.extend([self.groups.pop(group_id) for group_id in batch.group_ids])
-        self._out.act(SendTrained(rollout_ids=batch.rollout_ids, node_ids=node_ids))
+    def train(
+        self, batch: StepRow, metrics: Mapping[str, float], now: float, *, left_out: Collection[int] = ()
+    ) -> None:
+        """scored → trained, for the whole batch; but scored → dropped for the groups that are `left_out` of it."""
+        ids = batch.rollout_ids
+        if left_out:
+            ids = tuple([trained_id for trained_id in ids if self.rollouts[trained_id].group_id not in left_out])
+        self._out.record(StepTrained(step=batch.step, rollout_ids=ids, metrics=metrics, trained_at=now))
+        node_ids = tuple([self.rollouts.pop(trained_id).node_id for trained_id in ids])
+        if ids:
+            self._out.act(SendTrained(rollout_ids=ids, node_ids=node_ids))
+        for group_id in batch.group_ids:
+            if group_id in left_out:
+                self.drop_group(self.groups[group_id], DropReason.SCREENED)
+            else:
+                self._gone.append(self.groups.pop(group_id))
 
     def clear_away(self) -> None:
         """Lets go of some of what is trained: all of a large step's at once would hold everybody up."""
@@ -430,16 +417,16 @@ class Ledger:
             ids.discard(group_id)
         group.owner.wanting.discard(group_id)
 
-    def _count_end(self, group: RolloutGroup, state: ReceiptState) -> None:
-        """A slot has its winner: its episode has ended once that is scored."""
-        group.num_ended += state is ReceiptState.SCORED
+    def note_complete(self, group: RolloutGroup) -> None:
+        """It may have become complete."""
         if group.complete and group.owner.for_learner:
             self.complete.add(group.group_id)
             self.num_queue_changes += 1
             if not group.has_advantage:
                 self.flat.add(group.group_id)
 
-    def _note_version(self, group: RolloutGroup, policy_version: int) -> None:
+    def note_version(self, group: RolloutGroup, policy_version: int) -> None:
+        """Something of the group is leased to be drawn, or has been drawn, by this version."""
         if group.oldest_leased is None or policy_version < group.oldest_leased:
             group.oldest_leased = policy_version
         if group.owner.for_learner:
@@ -456,33 +443,21 @@ class Ledger:
         overdue, late = rollout.overdue, rollout.late
         self._nodes.release(rollout.node_id, rollout.expected_tokens, overdue=overdue, late=late)
 
-    def _hold(self, rollout: LeasedRollout) -> None:
+    def hold(self, rollout: LeasedRollout, now: float) -> None:
+        """Its node has been given it before."""
+        self._add_lease(rollout)
+        self._nodes.take(rollout.node_id, 1, 0.0, now)
+
+    def _add_lease(self, rollout: LeasedRollout) -> None:
+        group = self.groups[rollout.group_id]
+        slot = group.slots[rollout.index]
+        self.note_version(group, rollout.oldest_version)
+        self.rollouts[rollout.rollout_id] = rollout
+        slot.leased = (*slot.leased, rollout)
+        self._begin(slot, rollout)
         self.num_under_way += 1
         self._held_by.setdefault(rollout.node_id, {})[rollout.rollout_id] = rollout
 
     def _move(self, rollout: LeasedRollout, state: ReceiptState, reason: DropReason | None = None) -> None:
         rollout.state = state
         self._out.receipt(rollout.node_id, rollout.rollout_id, state, reason)
-
-    def _want(self, group: RolloutGroup, index: int) -> None:
-        """Keeps `unleased` and `wanting` true to the slot."""
-        if group.asked_for and group.slots[index].wants_lease:
-            group.unleased.add(index)
-            group.owner.wanting.add(group.group_id)
-            self.num_wants += 1
-        else:
-            self._want_no_more(group, index)
-
-    def _want_all(self, group: RolloutGroup) -> None:
-        """As `_want` of each index."""
-        group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
-        if group.unleased:
-            group.owner.wanting.add(group.group_id)
-            self.num_wants += 1
-
-    def _want_no_more(self, group: RolloutGroup, index: int) -> None:
-        """The index does not want a lease, or not any more."""
-        if index in group.unleased:
-            group.unleased.discard(index)
-            if not group.unleased:
-                group.owner.wanting.discard(group.group_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echo_hub.core.effects import Action, Effect, Receipt, Record, SendReceipts
-from echo_shared.messages import MAX_BATCHED, DropReason, ReceiptState
+from echo_shared.messages import MAX_BATCHED, Checked, DropReason, ReceiptState
 
 
 class Outbox:
@@ -20,8 +20,15 @@ class Outbox:
     def act(self, action: Action) -> None:
         self._actions.append(action)
 
-    def receipt(self, node_id: str, rollout_id: str, state: ReceiptState, reason: DropReason | None = None) -> None:
-        self._receipts.setdefault(node_id, []).append(Receipt(rollout_id, state, reason))
+    def receipt(
+        self,
+        node_id: str,
+        rollout_id: str,
+        state: ReceiptState,
+        reason: DropReason | None = None,
+        checked: Checked = Checked.NO,
+    ) -> None:
+        self._receipts.setdefault(node_id, []).append(Receipt(rollout_id, state, reason, checked))
 
     def take(self) -> list[Effect]:
         """All effects so far; the outbox is empty afterwards."""

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.nodes.node import NodeSettings, Samplers
 from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
+from echo_hub.core.trust.settings import TrustSettings
 
 Mode = Literal["colocated", "sequential", "async"]
 
@@ -45,6 +46,8 @@ class CoordinatorSettings:
     """Completions of each of them at the run's temperature, beside the greedy one."""
     activation: ActivationSettings = field(default_factory=ActivationSettings)
     """What nodes may cost."""
+    trust: TrustSettings = field(default_factory=TrustSettings)
+    """Who is checked; in co-located mode nobody is."""
 
     @property
     def staleness_bound(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from echo_shared.messages import ReceiptState
+from echo_hub.core.trust.standing import StandingRow
+from echo_shared.messages import Checked, ReceiptState
 
 RECENT_STEPS: Final = 8
 """Over how many steps the number of groups that a step takes is averaged, where it varies."""
@@ -29,6 +30,11 @@ class RolloutRow:
     """Scored and None: a turn that the environment has answered."""
     oldest_version: int | None = None
     """That has drawn any of it, if it is received; None: that of its lease."""
+    drawn_by: tuple[str, ...] = ()
+    """Other nodes that have drawn any of it, if it is received."""
+    others_held: bool = False
+    """Another node had a lease of it before, and may have drawn what this one goes on with."""
+    checked: Checked = Checked.NO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +80,5 @@ class CoordinatorSnapshot:
     """Trained steps whose payloads are still in the store: a learner with an older checkpoint repeats them."""
     evaluated: frozenset[tuple[int, int]] = frozenset()
     """Group and index of the ended episodes of evaluations whose result is not recorded yet."""
+    standings: tuple[StandingRow, ...] = ()
+    """What is thought of nodes that were ever checked."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from echo_hub.core.trust.status import TrustStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +35,4 @@ class CoordinatorStatus:
     """Connected nodes that cost something."""
     nodes_active: int = 0
     """Of these: how many are active."""
+    trust: TrustStatus = field(default_factory=TrustStatus)

@@ -2,12 +2,14 @@
 
 A rollout ages while it waits, so the work for a step is *released* as late as keeps the learner busy:
 
-    begins(j)    when step j is likely to begin: steps before it take as long as the median of recent ones
+    begins(j)    when step j is likely to begin: steps before it take as long as the median of recent ones; before any
+                 is trained, as long as the learner has been at the first
     lead_s(...)  what the pool needs for a step's rollouts and for the last of them, times `margin`
     margin       grows when the learner had to wait for a batch, by what it waited; shrinks a little each time that a
                  batch lay ready for longer than `READY` of a step
 
-Until a step was trained nobody knows, and everything is released.
+So until the learner begins everything is released: how far ahead is far enough, nobody knows. From then on, the longer
+the first step takes, the less is released ahead.
 """
 
 from __future__ import annotations
@@ -81,12 +83,11 @@ class Tempo:
 
     def begins(self, step: int, *, next_step: int, now: float) -> float:
         """When `step` is likely to begin, if rollouts are there in time. `next_step`: the first without a batch."""
-        if self.step_s is None:
-            return now
         if self._begun is None:
-            return now + (step - next_step) * self.step_s
+            return now + (step - next_step) * (self.step_s or 0.0)
         current, since = self._begun
-        return max(now, since + self.step_s) + max(0, step - current - 1) * self.step_s
+        step_s = now - since if self.step_s is None else self.step_s
+        return max(now, since + step_s) + max(0, step - current - 1) * step_s
 
     @property
     def every_s(self) -> float:

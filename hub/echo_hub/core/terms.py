@@ -89,11 +89,14 @@ def terms_of_step(
     """`num_groups` that `step` is to take want leases, `num_wanting` all in all."""
     oldest = oldest_useful_version(settings, step) if settings.mode == "async" else 0
     size = settings.group_size
-    if tempo.step_s is None or not nodes.tokens_per_s:
+    if not nodes.tokens_per_s:
         return Terms(oldest)
     a_rollout_s = ledger.lengths.mean_tokens / nodes.tokens_per_s
     usual_s = typical_s(ledger, nodes)
     left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
+    early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, usual_s)
+    if tempo.step_s is None:  # What is too early now is the more so later, until a step is trained.
+        return Terms(oldest, not_before_s=inf if early_s > SOON_S else 0.0)
     every_s = tempo.every_s
     spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
     missing_s = _num_missing(ledger, outlook.end_of(step)) * size * a_rollout_s
@@ -106,7 +109,6 @@ def terms_of_step(
     if settings.mode == "async" and not is_awaited:
         waiting_s = (step - outlook.next_step) * (every_s - tempo.step_s)
         stale_s = (left_s + waiting_s - ledger.scoring_s) / longer
-    early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, usual_s)
     is_early = early_s > SOON_S
     is_near = not is_early and left_s < HURRY * usual_s
     return Terms(

@@ -36,14 +36,16 @@ from typing import Final
 
 from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version
 from echo_hub.core.effects import AnnounceVersion, BatchGroup, BeginStep, PublishVersion, TrainStep, VersionRecorded
-from echo_hub.core.events import GroupPrepared
+from echo_hub.core.events import GroupPrepared, LearnerReady, StepDone
 from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow
+from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.tempo import Tempo
+from echo_hub.core.trust.evidence import Evidence
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason
 
@@ -150,7 +152,7 @@ class Training:
     def restore(self, rows: Iterable[GroupRow]) -> None:
         """Groups from before a restart; their rollouts follow."""
         for row in rows:
-            self._ledger.restore(self._group(row.group_id, row.seed))
+            self._ledger.add_group(self._group(row.group_id, row.seed))
 
     def open_group(self, prepared: GroupPrepared) -> None:
         """The next group, whose problem is `prepared`."""
@@ -200,8 +202,9 @@ class Training:
         for group in [group for group in self._ledger.groups.values() if group.owner is self]:
             self._ledger.drop_group(group, DropReason.RUN_ENDED)
 
-    def learner_ready(self, policy_version: int, metrics: Mapping[int, Mapping[str, float]], now: float) -> None:
+    def learner_ready(self, event: LearnerReady, now: float) -> None:
         """Raises LocalProtocolError when checkpoint and store cannot be of one run."""
+        policy_version = event.policy_version
         missing = [step for step in range(policy_version + 1, self.trained_steps + 1) if step not in self._replayable]
         if missing or policy_version >= self.next_step:
             raise LocalProtocolError(
@@ -212,7 +215,7 @@ class Training:
                 do="Restore the run directory, checkpoints and database together, from one backup.",
             )
         for step in range(self.trained_steps + 1, policy_version + 1):
-            self._count_step(metrics.get(step, {}), now)
+            self._count_step(event.metrics.get(step, {}), event.screens.get(step, StepScreen()), now)
         self.learner_version = self._given = self._computed = policy_version
         self.num_changes += 1
         self._publish_if_due()
@@ -233,7 +236,21 @@ class Training:
         self.num_changes += 1
         self.tempo.done(step, now)
 
-    def step_done(self, step: int, metrics: Mapping[str, float], now: float) -> None:
+    def whose(self, event: StepDone) -> tuple[list[tuple[str, Evidence]], list[str]]:
+        """The nodes that what the learner has seen in a step speaks of: each rollout's, with the evidence, and those of
+        the suspects. What several nodes have drawn speaks of none of them; of a step that is told again nothing is new.
+        """
+        screen = event.screen
+        if event.step <= self.trained_steps or not (screen.screened or screen.suspects):
+            return [], []
+        drawn = [self._ledger.rollouts[rollout_id] for rollout_id in self.planned[0].rollout_ids]
+        screened = [
+            (drawn[place].node_id, evidence) for place, evidence in screen.screened.items() if not drawn[place].drawn_by
+        ]
+        return screened, sorted({node_id for place in screen.suspects for node_id in drawn[place].drawers})
+
+    def step_done(self, event: StepDone, now: float) -> None:
+        step = event.step
         if step not in self._computed_at:
             self.step_computed(step, now)
         if step - 1 != self.learner_version:
@@ -243,7 +260,7 @@ class Training:
             )
         computed_at = self._computed_at.pop(step)
         if step > self.trained_steps:
-            self._count_step(metrics, computed_at)
+            self._count_step(event.metrics, event.screen, computed_at)
         self.learner_version = step
         self.num_changes += 1
         self._publish_if_due()
@@ -341,9 +358,11 @@ class Training:
         self.tempo.given(step, now)
         self._out.act(TrainStep(step=step))
 
-    def _count_step(self, metrics: Mapping[str, float], now: float) -> None:
+    def _count_step(self, metrics: Mapping[str, float], screen: StepScreen, now: float) -> None:
+        """All of the batch is trained but for the groups that the learner left out, which are dropped."""
         batch = self.planned.popleft()
-        self._ledger.train(batch, metrics, now)
+        left_out = {batch.group_ids[place] for place in screen.left_out}
+        self._ledger.train(batch, metrics, now, left_out=left_out)
         self.trained_steps = batch.step
         self._replayable.add(batch.step)
 

@@ -1,41 +1,51 @@
 """The machine-readable room, /api/v1/: the views of `model` as JSON, and a stream that says when to read them again.
 
 GET /api/v1/run             one object: `RunView`
-GET /api/v1/nodes           {"nodes": [`NodeView`, ...]}
+GET /api/v1/nodes           {"nodes": [`NodeView`, ...]}: those that are connected, and of the others at most the 10,000
+                            foremost; all that ever came: echo-hub nodes
 GET /api/v1/steps?since=N   {"steps": [`StepRecord`, ...]}, the first 1,000 steps after N in order; N is 0 if left out.
                             Full answers have a sequel: ask again with N = the last step, until one has fewer
 GET /api/v1/curves          {"width": W, "points": [...]}, all steps in 600 points at most: see `curves`
-GET /api/v1/leaderboard     {"leaderboard": [`LeaderboardRow`, ...]}, in rank order
+GET /api/v1/leaderboard?after=N  {"leaderboard": [`LeaderboardRow`, ...]}, the first 1,000 ranks after N in order, as
+                            with steps; at most the 10,000 foremost and those that are connected
 GET /api/v1/events          server-sent `changed` {"state", "trained_step", "published_version"}, comments between
 GET /healthz                {"status": "ok"} as soon as the hub serves, whatever else it does: it is live
-GET /readyz                 {"status": "starting" | "ready" | "failing", "problems": [text, ...], "detail": text}:
-                            200 when it is ready to train, 503 while it starts or something is broken
+GET /readyz                 {"status": "starting" | "ready" | "failing"}: 200 when it is ready to train, 503 while it
+                            starts or something is broken; for the operator also "problems": [text, ...] and "detail":
+                            text: what the hub goes on after by itself is among the problems
 
-Fields are only ever added. Answers are a moment old at most; a `changed` is never ahead of the answers that follow it.
+The last four are public, all others are for the operator: `echo_hub.dashboard.access.guard`. Fields are only ever
+added. Answers are a moment old at most; a `changed` is never ahead of the answers that follow it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from typing import Final
 
 from aiohttp import web
 from aiohttp_sse import sse_response
 
+from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.model import PagesSource, Readiness
-from echo_hub.dashboard.responses import SECURITY_HEADERS, json_response, whole_number
+from echo_hub.dashboard.responses import json_response, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
-from echo_shared.errors import StorageError
+from echo_shared.errors import RemoteProtocolError, StorageError
 
 STEPS_PER_ANSWER: Final = 1_000
+ROWS_PER_ANSWER: Final = 1_000
 MAX_VIEWERS: Final = 2_000
+MAX_VIEWERS_OF_ADDRESS: Final = 100
+"""So that nobody takes all places; a proxy's viewers have one address unless the hub trusts it."""
 
 
 class Api:
-    def __init__(self, source: PagesSource, snapshots: Snapshots) -> None:
+    def __init__(self, source: PagesSource, snapshots: Snapshots, guard: Guard) -> None:
         self._source = source
         self._snapshots = snapshots
+        self._guard = guard
 
     async def run(self, _request: web.Request) -> web.Response:
         return json_response((await self._snapshots.get()).run)
@@ -49,46 +59,66 @@ class Api:
             return json_response({"error": "since must be a step's number: 0, 1, 2, ..."}, status=400)
         return json_response({"steps": (await self._source.steps(since))[:STEPS_PER_ANSWER]})
 
-    async def leaderboard(self, _request: web.Request) -> web.Response:
-        return json_response({"leaderboard": (await self._snapshots.get()).leaderboard})
+    async def leaderboard(self, request: web.Request) -> web.Response:
+        after = whole_number(request.query.get("after", "0"))
+        if after is None:
+            return json_response({"error": "after must be a rank: 0, 1, 2, ..."}, status=400)
+        rows = (await self._snapshots.get()).leaderboard[after : after + ROWS_PER_ANSWER]
+        return json_response({"leaderboard": rows})
 
     async def live(self, _request: web.Request) -> web.Response:
         return json_response({"status": "ok"})
 
-    async def ready(self, _request: web.Request) -> web.Response:
+    async def ready(self, request: web.Request) -> web.Response:
         try:
             run = (await self._snapshots.get()).run
         except StorageError as error:
-            said = {"status": Readiness.FAILING, "problems": [error.what], "detail": ""}
-            return json_response(said, status=503)
-        said = {"status": run.readiness, "problems": run.problems, "detail": run.state_detail}
-        return json_response(said, status=200 if run.readiness is Readiness.READY else 503)
+            readiness, why = Readiness.FAILING, {"problems": (error.what,), "detail": ""}
+        else:
+            readiness, why = run.readiness, {"problems": run.problems, "detail": run.state_detail}
+        said = {"status": readiness, **(why if self._guard.is_operator(request) else {})}
+        return json_response(said, status=200 if readiness is Readiness.READY else 503)
 
 
 class EventStream:
-    """Tells browsers that something changed, at most once a snapshot; more than `MAX_VIEWERS` at once are sent away.
+    """Tells browsers that something changed, at most once a snapshot. Of the public more than `MAX_VIEWERS` at once are
+    sent away, and more than `MAX_VIEWERS_OF_ADDRESS` of one address.
 
     A viewer that stops reading is cut off after aiohttp-sse's send timeout; one that is gone, at the next heartbeat.
     """
 
-    def __init__(self, snapshots: Snapshots, *, heartbeat_s: float) -> None:
+    def __init__(self, snapshots: Snapshots, guard: Guard, *, heartbeat_s: float) -> None:
         self._snapshots = snapshots
+        self._guard = guard
         self._heartbeat_s = heartbeat_s
-        self.num_viewers = 0
+        self._viewers: Counter[str] = Counter()
+        """The public's, by what counts as one address."""
+
+    @property
+    def num_viewers(self) -> int:
+        return self._viewers.total()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /api/v1/events"""
-        if self.num_viewers >= MAX_VIEWERS:
+        if self._guard.is_operator(request):
+            return await self._stream(request)
+        try:
+            place = self._guard.visits.place(request)
+        except RemoteProtocolError as error:
+            return json_response({"error": error.what}, status=400)
+        if self.num_viewers >= MAX_VIEWERS or self._viewers[place] >= MAX_VIEWERS_OF_ADDRESS:
             return json_response({"error": "too many viewers; reload the page now and then"}, status=503)
-        self.num_viewers += 1
+        self._viewers[place] += 1
         try:
             return await self._stream(request)
         finally:
-            self.num_viewers -= 1
+            self._viewers[place] -= 1
+            if not self._viewers[place]:
+                del self._viewers[place]
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         seen = -1
-        async with sse_response(request, headers=SECURITY_HEADERS, ping_interval=self._heartbeat_s) as stream:
+        async with sse_response(request, ping_interval=self._heartbeat_s) as stream:
             try:
                 while stream.is_connected():
                     try:

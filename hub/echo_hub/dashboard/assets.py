@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import re
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -16,10 +17,13 @@ from typing import Final
 
 from aiohttp import web
 
-from echo_hub.dashboard.responses import SECURITY_HEADERS
-
 PLOTLY: Final = "plotly.min.js"
 CONTENT_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+_STYLE_OF_MAPS: Final = re.compile(rb'!document\.getElementById\("[0-9a-f]{64}"\)')
+"""Whether the style element of plotly's maps is still to be made: never. The pages' policy refuses it, and they have no
+maps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,7 @@ class Assets:
             name: plotly.version if name == PLOTLY else hashlib.sha256(path.read_bytes()).hexdigest()[:12]
             for name, path in self._paths.items()
         }
-        self._loaded: dict[str, _Loaded] = {}
+        self._loaded: dict[str, asyncio.Task[_Loaded]] = {}
 
     def address(self, name: str) -> str:
         return f"/static/{name}?v={self._versions[name]}"
@@ -47,28 +51,36 @@ class Assets:
         """GET /static/{name}"""
         name = request.match_info["name"]
         if name not in self._paths:
-            raise web.HTTPNotFound(headers=SECURITY_HEADERS)
+            raise web.HTTPNotFound
         version = self._versions[name]
         tag = f'"{version}"'
         current = request.query.get("v") == version
         headers = {
-            **SECURITY_HEADERS,
             "Cache-Control": "public, max-age=31536000, immutable" if current else "no-cache",
             "ETag": tag,
             "Vary": "Accept-Encoding",
         }
         if tag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers=headers)
-        if name not in self._loaded:
-            self._loaded[name] = await asyncio.to_thread(_load, self._paths[name])
-        body = self._loaded[name].plain
+        loaded = await self._load_once(name)
+        body = loaded.plain
         if "gzip" in request.headers.get("Accept-Encoding", ""):
-            body = self._loaded[name].compressed
+            body = loaded.compressed
             headers["Content-Encoding"] = "gzip"
         content_type = CONTENT_TYPES[self._paths[name].suffix]
         return web.Response(body=body, headers=headers, content_type=content_type, charset="utf-8")
 
+    async def _load_once(self, name: str) -> _Loaded:
+        """However many ask for it at once: each answer would hold a copy of its own else."""
+        loading = self._loaded.get(name)
+        if loading is None or (loading.done() and loading.exception() is not None):
+            loading = asyncio.create_task(asyncio.to_thread(_load, self._paths[name]), name=f"loading {name}")
+            self._loaded[name] = loading
+        return await asyncio.shield(loading)  # Who goes away does not take it from the others.
+
 
 def _load(path: Path) -> _Loaded:
     plain = path.read_bytes()
+    if path.name == PLOTLY:
+        plain = _STYLE_OF_MAPS.sub(b"false", plain)
     return _Loaded(plain=plain, compressed=gzip.compress(plain, compresslevel=6, mtime=0))

@@ -1,6 +1,7 @@
 """The public room, `/leaderboard`: whose machines taught the model, and how to lend another.
 
-`?node=ID` puts that node's standing on top: the address that a volunteer shares.
+`?node=ID` puts that node's standing on top: the address that a volunteer shares. Of ids a start is enough, and nothing
+more of them is shown here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard.model import LeaderboardRow
+from echo_hub.dashboard.model import LeaderboardRow, public_id
 from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
@@ -19,20 +20,18 @@ ROWS_SHOWN: Final = 500
 
 COLUMNS: Final[tuple[Column[LeaderboardRow], ...]] = (
     Column(key="rank", title="Rank", order=lambda row: row.rank, css="number"),
-    Column(key="name", title="Node", order=lambda row: (row.totals.name.casefold(), row.totals.node_id)),
-    Column(
-        key="rollouts", title="Rollouts", order=lambda row: row.totals.trained_rollouts, descending=True, css="number"
-    ),
-    Column(key="tokens", title="Tokens", order=lambda row: row.totals.trained_tokens, descending=True, css="number"),
+    Column(key="name", title="Node", order=lambda row: (row.name.casefold(), row.node)),
+    Column(key="rollouts", title="Rollouts", order=lambda row: row.trained_rollouts, descending=True, css="number"),
+    Column(key="tokens", title="Tokens", order=lambda row: row.trained_tokens, descending=True, css="number"),
     Column(
         key="evaluated",
         title="Evaluated",
-        order=lambda row: row.totals.evaluated_rollouts,
+        order=lambda row: row.evaluated_rollouts,
         descending=True,
         css="number wide",
     ),
-    Column(key="share", title="Share", order=lambda row: row.totals.share, descending=True, css="number"),
-    Column(key="seen", title="Last seen", order=lambda row: row.totals.last_seen, descending=True, css="number wide"),
+    Column(key="share", title="Share", order=lambda row: row.share, descending=True, css="number"),
+    Column(key="seen", title="Last seen", order=lambda row: row.last_seen, descending=True, css="number wide"),
 )
 
 
@@ -45,8 +44,9 @@ class LeaderboardPage:
         """GET /leaderboard"""
         snapshot = await self._snapshots.get()
         sort = known_sort(COLUMNS, request.query.get("sort", "")) or "rank"
-        mine = next((row for row in snapshot.leaderboard if row.totals.node_id == request.query.get("node")), None)
-        key = ("leaderboard", sort, mine.totals.node_id if mine else "")
+        wanted = public_id(request.query.get("node", ""))
+        mine = next((row for row in snapshot.leaderboard if row.node == wanted), None)
+        key = ("leaderboard", sort, mine.node if mine else "")
         return html_response(snapshot.rendered(key, lambda: self._render(snapshot, sort, mine)))
 
     def _render(self, snapshot: Snapshot, sort: str, mine: LeaderboardRow | None) -> str:
@@ -55,10 +55,9 @@ class LeaderboardPage:
             room="leaderboard",
             run=snapshot.run,
             rows=sort_rows(rows, COLUMNS, sort)[:ROWS_SHOWN],
-            num_rows=len(rows),
+            num_rows=max(len(rows), snapshot.run.nodes_useful),
             mine=mine,
-            headings=headings(COLUMNS, sort, kept={"node": mine.totals.node_id} if mine else {}, anchor="table"),
-            total_rollouts=sum(row.totals.trained_rollouts for row in rows),
-            total_tokens=sum(row.totals.trained_tokens for row in rows),
-            largest_share=max((row.totals.share for row in rows), default=0.0),
+            headings=headings(COLUMNS, sort, kept={"node": mine.node} if mine else {}, anchor="table"),
+            total_rollouts=snapshot.run.accounting.trained,
+            largest_share=max((row.share for row in rows), default=0.0),
         )

@@ -12,8 +12,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from echo_hub.dashboard.model import CapacityView, CostView, EvaluationView, NodeView, Readiness, RunState, RunView
-from echo_hub.dashboard.responses import SECURITY_HEADERS
+from echo_hub.dashboard.model import (
+    CapacityView,
+    CostView,
+    EvaluationView,
+    NodeView,
+    Readiness,
+    RunState,
+    RunView,
+    TrustView,
+)
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_shared import step_figures
 from echo_shared.books import StepRecord, VersionRecord
@@ -32,7 +40,7 @@ class Metrics:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_OfSnapshot(await self._snapshots.get()))
         encode, content_type = choose_encoder(_understood(request.headers.get("Accept", "")))
-        headers = {**SECURITY_HEADERS, "Content-Type": content_type, "Cache-Control": "no-store"}
+        headers = {"Content-Type": content_type, "Cache-Control": "no-store"}
         return web.Response(body=encode(registry), headers=headers)
 
 
@@ -57,11 +65,13 @@ class _OfSnapshot:
         for evaluation in self._snapshot.run.evaluations[-1:]:
             yield from _evaluation(evaluation)
         yield from _rollouts(self._snapshot.run)
+        yield _turned_away(self._snapshot.run)
         yield from _dissemination(self._snapshot.run)
         for capacity in filter(None, [self._snapshot.run.capacity]):
             yield from _capacity(capacity)
         for cost in filter(None, [self._snapshot.run.cost]):
             yield from _cost(cost)
+        yield from _trust(self._snapshot.run.trust)
         yield from _nodes(self._snapshot.nodes)
 
 
@@ -85,7 +95,8 @@ def _run(run: RunView) -> Iterator[Metric]:
     yield InfoMetricFamily("echo_run", "The run that this hub serves.", about)
     states = GaugeMetricFamily("echo_run_state", "1 for the state that the run is in.", labels=["state"])
     yield _labelled(states, (([state], float(state is run.state)) for state in RunState))
-    yield _gauge("echo_healthy", "0 while something is broken; /readyz says what.", float(not run.problems))
+    yield _gauge("echo_healthy", "0 while something is broken; /readyz says what.", float(not run.broken))
+    yield _gauge("echo_alarms", "Signs of forged rollouts in the newest step; /readyz says which.", len(run.alarms))
     ready = float(run.readiness is Readiness.READY)
     yield _gauge("echo_ready", "1 once the hub can train; 0 while it starts or something is broken.", ready)
     yield _gauge("echo_run_start_time_seconds", "When the run began, seconds since the epoch.", run.started_at)
@@ -140,6 +151,14 @@ def _rollouts(run: RunView) -> Iterator[Metric]:
     saved = CounterMetricFamily("echo_tokens_saved", "Tokens of these rollouts that were not drawn again.")
     yield _labelled(saved, [([], run.tokens_saved)])
     yield _gauge("echo_buffered_groups", "Complete groups that wait for the learner.", run.buffered_groups)
+
+
+def _turned_away(run: RunView) -> Metric:
+    family = CounterMetricFamily(
+        "echo_turned_away", "Connections closed, nodes not let in, frames taken amiss.", labels=["what", "reason"]
+    )
+    reasons = ((what, reason, number) for what, counts in run.turned_away.items() for reason, number in counts.items())
+    return _labelled(family, (([what, reason], number) for what, reason, number in reasons))
 
 
 def _dissemination(run: RunView) -> Iterator[Metric]:
@@ -197,6 +216,27 @@ def _cost(cost: CostView) -> Iterator[Metric]:
     yield _labelled(states, [(["active"], cost.nodes_active), (["standby"], cost.nodes_standing_by)])
 
 
+def _trust(trust: TrustView) -> Iterator[Metric]:
+    checks = CounterMetricFamily("echo_checks", "Verdicts on what nodes drew.", labels=["numerics", "result"])
+    for numerics, number in trust.checks.items():
+        failed = trust.failed_checks.get(numerics, 0)
+        checks.add_metric([numerics, "passed"], number - failed)
+        checks.add_metric([numerics, "failed"], failed)
+    yield checks
+    abandoned = CounterMetricFamily("echo_checks_abandoned", "Rollouts that could not be checked.")
+    yield _labelled(abandoned, [([], trust.abandoned_checks)])
+    yield _gauge("echo_checks_waiting", "Rollouts that wait for their check.", trust.waiting_checks)
+    yield _gauge("echo_checkers", "Connected nodes that check others.", trust.checkers)
+    opinions = CounterMetricFamily("echo_check_opinions", "What nodes found of others' rollouts.", labels=["result"])
+    yield _labelled(opinions, [(["all"], trust.opinions), (["outvoted"], trust.outvoted)])
+    disagreements = CounterMetricFamily("echo_check_disagreements", "Rollouts of which the first two disagreed.")
+    yield _labelled(disagreements, [([], trust.disagreements)])
+    tokens = CounterMetricFamily("echo_check_tokens", "What nodes have computed of others' rollouts.")
+    yield _labelled(tokens, [([], trust.checked_tokens)])
+    yield _gauge("echo_nodes_quarantined", "Nodes that are given no work, for they are not trusted.", trust.quarantined)
+    yield _gauge("echo_verdicts_suspended", "What so many nodes fail on that none is blamed.", len(trust.suspended))
+
+
 def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
     """A gauge of the seconds from the announcement until a share of the nodes had the version, complete and intact.
 
@@ -220,6 +260,10 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:
     yield _labelled(about, (([n.totals.node_id, n.totals.name, n.totals.backend, n.totals.device], 1.0) for n in nodes))
     up = GaugeMetricFamily("echo_node_connected", "1 while the node is connected.", labels=["node"])
     yield _labelled(up, (([n.totals.node_id], float(n.connected)) for n in nodes))
+    standing = GaugeMetricFamily("echo_node_standing", "1 for how the node stands.", labels=["node", "standing"])
+    yield _labelled(standing, (([n.totals.node_id, n.totals.standing], 1.0) for n in nodes if n.totals.standing))
+    verified = GaugeMetricFamily("echo_node_verified_in_a_row", "Its checked rollouts that passed.", labels=["node"])
+    yield _labelled(verified, (([n.totals.node_id], n.totals.verified_in_a_row) for n in nodes if n.totals.checks))
     speed = GaugeMetricFamily("echo_node_tokens_per_second", "Sampling speed, by the node's report.", labels=["node"])
     yield _labelled(speed, (([n.totals.node_id], n.tokens_per_s) for n in nodes))
     paid = CounterMetricFamily("echo_node_cost_dollars", "What the node has cost, US dollars.", labels=["node"])

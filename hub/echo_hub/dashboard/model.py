@@ -11,9 +11,16 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from echo_shared.books import FLAT, Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
+
+_PUBLIC_DIGITS: Final = 10
+
+
+def public_id(node_id: str) -> str:
+    """What everybody may know of a node's id."""
+    return node_id[:_PUBLIC_DIGITS]
 
 
 class RunState(StrEnum):
@@ -155,6 +162,33 @@ class CostView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrustView:
+    """What the hub has found of its nodes by computing rollouts again. Counts are since its start."""
+
+    checks: Mapping[str, int] = field(default_factory=dict)
+    """Verdicts by what nodes say of their engines: backend/precision/device."""
+    failed_checks: Mapping[str, int] = field(default_factory=dict)
+    """Those of them by which a node was found not to draw as it was asked to."""
+    abandoned_checks: int = 0
+    """Rollouts that could not be checked."""
+    waiting_checks: int = 0
+    quarantined: int = 0
+    """Nodes that are given no work now."""
+    checkers: int = 0
+    """Connected nodes that check others."""
+    opinions: int = 0
+    """What nodes have found of others' rollouts; several of one rollout count each."""
+    disagreements: int = 0
+    """Rollouts of which the first two found what does not go together."""
+    outvoted: int = 0
+    """Findings that two other nodes contradict."""
+    checked_tokens: int = 0
+    """What nodes have computed for it, prompts included."""
+    suspended: tuple[str, ...] = ()
+    """What so many nodes fail on that none is quarantined for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """The run at one moment, `as_of`; every age on the pages is counted from it."""
 
@@ -172,7 +206,9 @@ class RunView:
     state_detail: str = ""
     """What it does, or waits for."""
     problems: tuple[str, ...] = ()
-    """What is broken, for the operator."""
+    """What is broken, for the operator, and the alarms."""
+    alarms: tuple[str, ...] = ()
+    """Those of the problems that the hub goes on after by itself."""
     starting: bool = False
     """The hub is not up yet: nodes may join, and nothing is trained."""
     started_at: float
@@ -190,6 +226,8 @@ class RunView:
     """Received since the hub's start, and begun on another node or before their node's restart."""
     tokens_saved: int = 0
     """Of these, that were not drawn again."""
+    turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Since the hub's start, by what it was (a connection, a node, a frame) and why."""
     buffered_groups: int = 0
     """Complete, scored, and waiting for the learner."""
     accounting: Accounting = field(default_factory=Accounting)
@@ -206,6 +244,10 @@ class RunView:
     nodes_on_newest: int = 0
     """Connected nodes that hold the newest published version."""
     nodes_connected: int = 0
+    nodes_known: int = 0
+    """That ever joined: more than the pages list."""
+    nodes_useful: int = 0
+    """Of whose rollouts some were trained on or evaluated."""
     uplink_bytes_s: float | None = None
     """What the hub can send, as set or measured."""
     events: tuple[NotableEvent, ...] = ()
@@ -214,10 +256,16 @@ class RunView:
     """None before the first step."""
     cost: CostView | None = None
     """None while no node costs anything, and none has."""
+    trust: TrustView = field(default_factory=TrustView)
+
+    @property
+    def broken(self) -> bool:
+        """Whether any of the problems is more than an alarm."""
+        return len(self.problems) > len(self.alarms)
 
     @property
     def readiness(self) -> Readiness:
-        if self.problems:
+        if self.broken:
             return Readiness.FAILING
         return Readiness.STARTING if self.starting else Readiness.READY
 
@@ -285,11 +333,23 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderboardRow:
-    """One node's work that was trained on or evaluated, counted on the hub from receipts."""
+    """One node's work that was trained on or evaluated, counted on the hub from receipts; all of it is public."""
 
     rank: int
     """From 1, by share."""
-    totals: NodeTotals = field(metadata=FLAT)
+    node: str
+    """The start of its id: enough to tell it from others."""
+    name: str
+    """As it calls itself: hostile input."""
+    trained_rollouts: int
+    trained_tokens: int
+    evaluated_rollouts: int
+    share: float
+    """Of all rollouts that were trained on or evaluated."""
+    others_checked: int = 0
+    """Rollouts of others that it has computed again."""
+    others_checked_tokens: int = 0
+    last_seen: float
 
 
 class Changes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Final
 import jinja2
 from aiohttp import web
 
+from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.model import CapacityView, EvaluationView, NodeView, PagesSource, RunState, RunView
 from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
@@ -23,6 +25,9 @@ EVENTS_SHOWN: Final = 12
 EVALUATIONS_SHOWN: Final = 8
 TICKS_SHOWN: Final = 60
 NODES_SHOWN: Final = 500
+
+STANDINGS: Final = {"quarantined": 0, "suspect": 1, "new": 2, "proven": 3}
+"""The order in which an operator wants to see them."""
 
 NODE_COLUMNS: Final[tuple[Column[NodeView], ...]] = (
     Column(key="name", title="Node", order=lambda node: (node.totals.name.casefold(), node.totals.node_id)),
@@ -41,6 +46,12 @@ NODE_COLUMNS: Final[tuple[Column[NodeView], ...]] = (
     ),
     Column(key="trained", title="Trained", order=lambda node: node.trained, descending=True, css="number"),
     Column(key="dropped", title="Dropped", order=lambda node: node.totals.dropped, descending=True, css="number wide"),
+    Column(
+        key="standing",
+        title="Checked",
+        order=lambda node: (STANDINGS.get(node.totals.standing, len(STANDINGS)), -node.totals.checks),
+        css="number wide",
+    ),
     Column(key="seen", title="Last seen", order=lambda node: node.totals.last_seen, descending=True, css="number wide"),
 )
 
@@ -67,9 +78,14 @@ class Segment:
 
 
 class OperatorPage:
-    def __init__(self, source: PagesSource, snapshots: Snapshots, templates: jinja2.Environment) -> None:
+    """All operators see one rendering; each session's own form token is put into it when it is sent."""
+
+    def __init__(self, source: PagesSource, snapshots: Snapshots, guard: Guard, templates: jinja2.Environment) -> None:
         self._source = source
         self._snapshots = snapshots
+        self._guard = guard
+        self._form_token_slot = secrets.token_hex()
+        """Stands for the token of whoever looks, and nobody can know it."""
         self._template = templates.get_template("operator.html")
 
     async def serve(self, request: web.Request) -> web.Response:
@@ -78,7 +94,8 @@ class OperatorPage:
         recent = await self._source.steps(max(0, snapshot.run.trained_step - STEPS_SHOWN))
         sort = known_sort(NODE_COLUMNS, request.query.get("sort", ""))
         text = snapshot.rendered(("operator", sort), lambda: self._render(snapshot, recent, sort))
-        return html_response(text, inline_styles=True)
+        session = self._guard.session(request)  # None for a script, which needs no forms.
+        return html_response(text.replace(self._form_token_slot, session.form_token() if session else ""))
 
     def _render(self, snapshot: Snapshot, recent: Sequence[StepRecord], sort: str) -> str:
         run = snapshot.run
@@ -89,6 +106,7 @@ class OperatorPage:
         connected = [node for node in nodes if node.connected]
         return self._template.render(
             room="operator",
+            form_token=self._form_token_slot,
             run=run,
             recent=recent[::-1][:STEPS_SHOWN],
             remaining_s=remaining_s(run, recent),
@@ -102,7 +120,7 @@ class OperatorPage:
             nodes_by_version=Counter(node.policy_version for node in connected),
             events=run.events[:EVENTS_SHOWN],
             nodes=nodes[:NODES_SHOWN],
-            num_nodes=len(nodes),
+            num_nodes=max(len(nodes), run.nodes_known),
             node_headings=headings(NODE_COLUMNS, sort, kept={}, anchor="nodes"),
             activities=Counter(node.activity for node in connected).most_common(),
             num_connected=len(connected),

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from aiohttp import web
 
+from echo_hub.dashboard.access.attempts import Attempts
+from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.access.login_page import LoginPage
+from echo_hub.dashboard.actions import Actions, ActionsRoom
 from echo_hub.dashboard.api import Api, EventStream
 from echo_hub.dashboard.assets import Assets
 from echo_hub.dashboard.curves import CurvesRoom
@@ -16,25 +22,35 @@ from echo_hub.dashboard.templating import environment
 
 
 def routes(
-    source: PagesSource, *, min_interval_s: float = 0.5, heartbeat_s: float = 15.0
+    source: PagesSource,
+    guard: Guard,
+    actions: Actions,
+    *,
+    min_interval_s: float = 0.5,
+    heartbeat_s: float = 15.0,
 ) -> list[web.AbstractRouteDef]:
-    """All that the pages add to the hub's application.
+    """All that the pages add to the hub's application, whose middleware is `guard.middleware`.
 
     Viewers see nothing older than `min_interval_s`; a live connection carries something every `heartbeat_s`.
     """
     snapshots = Snapshots(source, min_interval_s=min_interval_s)
     assets = Assets()
     templates = environment(assets)
-    api = Api(source, snapshots)
+    api = Api(source, snapshots, guard)
+    login = LoginPage(guard, Attempts(time.monotonic), templates)
     return [
-        web.get("/", OperatorPage(source, snapshots, templates).serve),
+        web.get("/", OperatorPage(source, snapshots, guard, templates).serve),
+        web.get("/login", login.serve),
+        web.post("/login", login.log_in),
+        web.post("/logout", login.log_out),
+        web.post("/actions/{action}", ActionsRoom(actions, snapshots, source.changes).serve),
         web.get("/leaderboard", LeaderboardPage(snapshots, templates).serve),
         web.get("/api/v1/run", api.run),
         web.get("/api/v1/nodes", api.nodes),
         web.get("/api/v1/steps", api.steps),
         web.get("/api/v1/curves", CurvesRoom(source).serve),
         web.get("/api/v1/leaderboard", api.leaderboard),
-        web.get("/api/v1/events", EventStream(snapshots, heartbeat_s=heartbeat_s).serve, allow_head=False),
+        web.get("/api/v1/events", EventStream(snapshots, guard, heartbeat_s=heartbeat_s).serve, allow_head=False),
         web.get("/metrics", Metrics(snapshots).serve),
         web.get("/healthz", api.live),
         web.get("/readyz", api.ready),

@@ -1,4 +1,4 @@
-"""How the pages answer: the headers that every response carries, HTML from templates, JSON from views."""
+"""How the pages answer: HTML from templates, JSON from views, and where to go instead."""
 
 from __future__ import annotations
 
@@ -10,27 +10,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-SECURITY_HEADERS: Final[Mapping[str, str]] = {
-    "Content-Security-Policy": "; ".join(
-        (
-            "default-src 'none'",
-            "script-src 'self'",
-            "style-src 'self'",
-            "img-src 'self'",
-            "connect-src 'self'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-        )
-    ),
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-"""A name that a node made up must never run as a script here, and nothing is fetched from elsewhere."""
-
-
 MAX_NUMBER: Final = 2**53
+_FRESH: Final = {"Cache-Control": "no-store"}
 
 
 def jsonable(value: Any) -> Any:
@@ -61,21 +42,23 @@ def whole_number(text: str) -> int | None:
 
 def json_response(value: Any, *, status: int = 200) -> web.Response:
     text = json.dumps(jsonable(value), allow_nan=False, separators=(",", ":"))
-    response = web.Response(text=text, status=status, content_type="application/json", headers=SECURITY_HEADERS)
-    response.headers["Cache-Control"] = "no-store"
-    response.enable_compression()
-    return response
+    return _compressed(web.Response(text=text, status=status, content_type="application/json", headers=_FRESH))
 
 
-def html_response(text: str, *, inline_styles: bool = False) -> web.Response:
-    """A page. `inline_styles` for pages with charts: plotly puts style elements of its own, which vary with its
-    version."""
-    response = web.Response(text=text, content_type="text/html", headers=SECURITY_HEADERS)
-    if inline_styles:
-        policy = SECURITY_HEADERS["Content-Security-Policy"]
-        response.headers["Content-Security-Policy"] = policy.replace(
-            "style-src 'self'", "style-src 'self' 'unsafe-inline'"
-        )
-    response.headers["Cache-Control"] = "no-store"
+def html_response(text: str, *, status: int = 200) -> web.Response:
+    return _compressed(web.Response(text=text, status=status, content_type="text/html", headers=_FRESH))
+
+
+def plain_html_response(body: bytes, *, status: int = 200) -> web.Response:
+    """What costs the hub next to nothing to send: to compress a small page costs more than its bytes are worth."""
+    return web.Response(body=body, status=status, content_type="text/html", charset="utf-8", headers=_FRESH)
+
+
+def see_other(path: str) -> web.Response:
+    """To be asked for with GET."""
+    return web.Response(status=303, headers={**_FRESH, "Location": path})
+
+
+def _compressed(response: web.Response) -> web.Response:
     response.enable_compression()
     return response

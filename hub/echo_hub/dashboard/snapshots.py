@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from echo_hub.dashboard.model import LeaderboardRow, NodeView, PagesSource, RunView
+
+REST: Final = 9.0
+"""Times what a snapshot took: looking again and again takes no more than a tenth of the hub's time, in any books."""
+MOST_RENDERED: Final = 64
+"""Pages of one snapshot that are kept, the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """`change` is the newest change that is surely in it; `taken_at` is the event loop's time."""
+    """`change` is the newest change that is surely in it; `taken_at` is the event loop's time, and so is `good_until`,
+    up to which nobody sees another."""
 
     change: int
     taken_at: float
+    good_until: float
     run: RunView
     nodes: tuple[NodeView, ...]
     leaderboard: tuple[LeaderboardRow, ...]
@@ -24,11 +32,14 @@ class Snapshot:
         """What `render` makes of this snapshot, made once for all who ask with the same `key`."""
         if key not in self._rendered:
             self._rendered[key] = render()
+            if len(self._rendered) > MOST_RENDERED:
+                del self._rendered[next(iter(self._rendered))]
         return self._rendered[key]
 
 
 class Snapshots:
-    """Takes at most one snapshot every `min_interval_s`, and only when somebody looks."""
+    """Takes at most one snapshot every `min_interval_s`, seldomer where it takes long, and only when somebody looks;
+    with 0 one for each look."""
 
     def __init__(self, source: PagesSource, *, min_interval_s: float) -> None:
         self._source = source
@@ -37,10 +48,10 @@ class Snapshots:
         self._newest: Snapshot | None = None
 
     async def get(self) -> Snapshot:
-        """The newest snapshot, at most `min_interval_s` old."""
+        """The newest snapshot, at most `min_interval_s` old, or `REST` times what it took."""
         async with self._lock:
             newest = self._newest
-            if newest is None or asyncio.get_running_loop().time() - newest.taken_at >= self._min_interval_s:
+            if newest is None or asyncio.get_running_loop().time() >= newest.good_until:
                 newest = self._newest = await self._take()
             return newest
 
@@ -48,16 +59,17 @@ class Snapshots:
         """The newest snapshot, as soon as there is one with a change above `seen`."""
         while (snapshot := await self.get()).change <= seen:
             await self._source.changes.wait(seen)
-            age_s = asyncio.get_running_loop().time() - snapshot.taken_at
-            await asyncio.sleep(max(self._min_interval_s - age_s, 0.0))
+            await asyncio.sleep(max(snapshot.good_until - asyncio.get_running_loop().time(), 0.0))
         return snapshot
 
     async def _take(self) -> Snapshot:
-        change, taken_at = self._source.changes.number, asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
+        change, taken_at = self._source.changes.number, clock()
+        run, nodes = await self._source.run_view(), await self._source.nodes()
+        leaderboard = await self._source.leaderboard()
+        now = clock()
+        rest_s = REST * (now - taken_at) if self._min_interval_s else 0.0
+        good_until = max(taken_at + self._min_interval_s, now + rest_s)
         return Snapshot(
-            change=change,
-            taken_at=taken_at,
-            run=await self._source.run_view(),
-            nodes=await self._source.nodes(),
-            leaderboard=await self._source.leaderboard(),
+            change=change, taken_at=taken_at, good_until=good_until, run=run, nodes=nodes, leaderboard=leaderboard
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jinja2
 
 from echo_hub.dashboard import formats
+from echo_hub.dashboard.actions import buttons
 from echo_hub.dashboard.assets import Assets
 
 
@@ -33,5 +34,6 @@ def environment(assets: Assets) -> jinja2.Environment:
         formats.size,
     ):
         env.filters[function.__name__] = function
+    env.globals["buttons"] = buttons
     env.globals["asset"] = assets.address
     return env

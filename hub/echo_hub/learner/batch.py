@@ -13,7 +13,7 @@ Dimensions: T positions of the packed sequence, N trained tokens, R rows of L po
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from echo_hub.learner.packing import Rows
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
+from echo_shared.draws import uniforms
 
 _ROW_FILL: Final = 0.75
 """Rows that are laid out together are at least this full; attention grows with the square of the length."""
@@ -45,6 +46,19 @@ class MicroBatch:
     rollouts_N: Tensor
     """Which rollout of this micro-batch the token belongs to, 0 .. num_rollouts - 1. No rollout is split."""
     num_rollouts: int
+    uniforms_N: Tensor
+    """float32, what each token was drawn with; NaN where that is not known."""
+    turns_N: Tensor
+    """The turn of its rollout in which the token was drawn; 0 = the first."""
+    numbers: tuple[int, ...]
+    """Each rollout's place among those of the step."""
+    groups: tuple[int, ...]
+    """Each rollout's group: its place among those of the step."""
+
+    def of_tokens(self, kept_N: Tensor) -> MicroBatch:
+        """With those tokens alone in the loss. What is computed to predict them stays as it is."""
+        names = ("predictors_N", "target_ids_N", "behavior_logprobs_N", "advantages_N", "weights_N", "rollouts_N")
+        return replace(self, **{name: getattr(self, name)[kept_N] for name in (*names, "uniforms_N", "turns_N")})
 
     def to(self, device: torch.device) -> MicroBatch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -58,7 +72,7 @@ class MicroBatch:
 class _Family:
     """A prompt and those of its rollouts that are in one micro-batch."""
 
-    prompt_ids: NDArray[np.int32]
+    group: WeightedGroup
     rollouts: list[WeightedRollout]
 
 
@@ -78,13 +92,13 @@ def _split(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> Iterator
     families: list[_Family] = []
     total = 0
     for group in groups:
-        family = _Family(prompt_ids=group.prompt_ids, rollouts=[])
+        family = _Family(group=group, rollouts=[])
         for rollout in group.rollouts:
             tokens = len(group.prompt_ids) + _input_tokens(rollout)
             if total and total + tokens > micro_batch_tokens:
                 yield [*families, family] if family.rollouts else families
                 families, total = [], 0
-                family = _Family(prompt_ids=group.prompt_ids, rollouts=[])
+                family = _Family(group=group, rollouts=[])
             family.rollouts.append(rollout)
             total += tokens
         if family.rollouts:
@@ -97,9 +111,9 @@ def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
     input_ids, position_ids, rows, predictors = [], [], [], []
     end = 0
     for family in families:
-        prompt_length = len(family.prompt_ids)
+        prompt_length = len(family.group.prompt_ids)
         prompt = np.arange(end, end + prompt_length)
-        input_ids.append(family.prompt_ids)
+        input_ids.append(family.group.prompt_ids)
         position_ids.append(np.arange(prompt_length))
         end += prompt_length
         for rollout in family.rollouts:
@@ -125,7 +139,23 @@ def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
         weights_N=_of_each([rollout.weight for rollout in rollouts], drawn),
         rollouts_N=torch.from_numpy(np.repeat(np.arange(len(rollouts)), drawn)),
         num_rollouts=len(rollouts),
+        uniforms_N=torch.from_numpy(np.concatenate([_uniforms(rollout) for rollout in rollouts]).astype(np.float32)),
+        turns_N=torch.from_numpy(np.concatenate([_turns(rollout) for rollout in rollouts])),
+        numbers=tuple(rollout.number for rollout in rollouts),
+        groups=tuple(family.group.number for family in families for _ in family.rollouts),
     )
+
+
+def _uniforms(rollout: WeightedRollout) -> NDArray[np.float64]:
+    if not len(rollout.draws):
+        return np.full(int(rollout.loss_mask.sum()), np.nan)
+    return np.concatenate([uniforms(seed, index, count) for seed, index, count in rollout.draws.tolist()])
+
+
+def _turns(rollout: WeightedRollout) -> NDArray[np.int64]:
+    if not len(rollout.draws):
+        return np.zeros(int(rollout.loss_mask.sum()), np.int64)
+    return np.repeat(np.arange(len(rollout.draws)), rollout.draws[:, 2].astype(np.int64))
 
 
 def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:

@@ -2,8 +2,8 @@
 
     adapter_model.safetensors, adapter_config.json   the policy, in PEFT's layout
     optimizer.safetensors                            Adam's state and the states of PyTorch's random generators
-    checkpoint.json                                  the step, its metrics and those of the step before, the other
-                                                     files' sizes; written last
+    checkpoint.json                                  the step, what it and the step before have told, the norms of the
+                                                     newest gradients, the other files' sizes; written last
 
 `take` copies what a checkpoint holds, so that `save` may write it while training goes on. Of a learner of several
 processes, rank 0 writes it. All in it is whole, so that any number of processes may go on.
@@ -22,13 +22,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import StepTold
 from echo_shared.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -41,13 +42,24 @@ _REPLACED: Final = ".replaced-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class State:
+    """Where the learner stands, but for its tensors."""
+
+    step: int
+    told: Mapping[int, StepTold]
+    """What the step and the one before it have told of themselves, by step: nobody may have heard either."""
+    norms: tuple[float, ...] = ()
+    """Of the gradients of the newest updates: `echo_hub.learner.norms`."""
+
+
+NONE: Final = State(step=0, told={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(State):
     """One complete checkpoint on disk."""
 
     directory: Path
-    step: int
-    metrics: Mapping[int, Mapping[str, float]]
-    """What the step and the one before it have told of themselves, by step: nobody may have heard either."""
 
 
 @contextmanager
@@ -90,23 +102,23 @@ def adapter_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(_ADAPTER): tensor for name, tensor in tensors.items() if name.startswith(_ADAPTER)}
 
 
-def save(
-    root: Path, policy: Policy, tensors: Mapping[str, Tensor], *, metrics: Mapping[int, Mapping[str, float]]
-) -> None:
-    """Writes what `take` gave as the checkpoint of the newest step in `metrics` below `root`; reads nothing of `policy`
-    that training changes."""
-    *earlier, step = sorted(metrics)
+def save(root: Path, policy: Policy, tensors: Mapping[str, Tensor], state: State) -> None:
+    """Writes what `take` gave as the checkpoint of the state's step below `root`; reads nothing of `policy` that
+    training changes."""
     rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
-    with atomic_directory(root / f"step-{step:06d}") as directory:
+    with atomic_directory(root / f"step-{state.step:06d}") as directory:
         policy.save_adapter(directory, adapter_in(tensors))
         save_file(rest, directory / OPTIMIZER)
         marker = {
-            "step": step,
-            "metrics": dict(metrics[step]),
-            "earlier": {str(number): dict(metrics[number]) for number in earlier},
+            "step": state.step,
+            "told": [
+                {"step": step, "metrics": dict(told.metrics), "screen": dict(told.screen)}
+                for step, told in state.told.items()
+            ],
+            "norms": state.norms,
             "files": {path.name: path.stat().st_size for path in directory.iterdir()},
         }
-        (directory / MARKER).write_text(json.dumps(marker, indent=2), encoding="utf-8")
+        (directory / MARKER).write_text(json.dumps(marker), encoding="utf-8")
 
 
 def prune(root: Path, *, kept: int, milestones: int) -> None:
@@ -167,12 +179,25 @@ def _read(directory: Path) -> Checkpoint | None:
         for name, size in marker["files"].items():
             if (directory / name).stat().st_size != size:
                 raise ValueError(f"{name} does not have its {size} bytes")
-        earlier = {int(step): metrics for step, metrics in marker.get("earlier", {}).items()}
-        metrics = {**earlier, marker["step"]: marker["metrics"]}
-        return Checkpoint(directory=directory, step=marker["step"], metrics=metrics)
+        return Checkpoint(
+            directory=directory,
+            step=marker["step"],
+            told={of["step"]: StepTold(metrics=of["metrics"], screen=of["screen"]) for of in _told(marker)},
+            norms=tuple(marker.get("norms", ())),
+        )
     except (OSError, ValueError, KeyError) as error:
         log.warning("checkpoint %s is not complete and is left out: %s", directory.name, error)
         return None
+
+
+def _told(marker: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A checkpoint without screens has the metrics of two steps in fields of their own."""
+    if "told" in marker:
+        told: list[dict[str, Any]] = marker["told"]
+        return told
+    metrics = {**{int(step): of_step for step, of_step in marker.get("earlier", {}).items()}}
+    metrics[marker["step"]] = marker["metrics"]
+    return [{"step": step, "metrics": of_step, "screen": {}} for step, of_step in metrics.items()]
 
 
 def _sync(path: Path) -> None:

@@ -9,11 +9,11 @@ is the next request but for "hold". "hold" and "confirm" are not answered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from echo_hub.learner.settings import TrainingGroup, TrainingRollout
+from echo_hub.learner.settings import StepTold, TrainingGroup, TrainingRollout
 from echo_shared.child import Frame
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
 from echo_shared.messages import FinishReason
@@ -55,6 +55,15 @@ def pack_rollout(rollout: FinishedRollout) -> Frame:
 
 def unpack_rollout(frame: Frame) -> FinishedRollout:
     return FinishedRollout(**{**frame, "finish_reason": FinishReason(frame["finish_reason"])})
+
+
+def pack_told(told: Mapping[int, StepTold]) -> list[Frame]:
+    """By step."""
+    return [{"step": step, **_fields(of_step)} for step, of_step in told.items()]
+
+
+def unpack_told(packed: Sequence[Frame]) -> dict[int, StepTold]:
+    return {frame["step"]: StepTold(metrics=frame["metrics"], screen=frame["screen"]) for frame in packed}
 
 
 def pack_error(error: EchoError) -> Frame:

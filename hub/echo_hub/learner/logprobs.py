@@ -8,11 +8,16 @@ it has a chunk's probabilities p at hand, also notes the gradient of each log-pr
 which is as large as the hidden vectors themselves; the backward pass only scales it. That takes two products with the
 head where recomputing the logits takes three, and keeps one chunk of logits at a time.
 
-Dimensions: N tokens, H hidden size, V vocabulary.
+The same probabilities say where a token's interval of the cumulative distribution lies, in which the u that it was
+drawn with must be (`echo_shared.draws`). Of a large vocabulary whole blocks are summed, and only the token's own block
+is looked at in full: it costs one more look at each chunk, beside two products with the head.
+
+Dimensions: N tokens, H hidden size, V vocabulary, B tokens in a block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -20,11 +25,14 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from echo_shared import torch_draws
+
 CHUNK_ELEMENTS: Final = {"cpu": 2**23, "cuda": 2**27, "mps": 2**25}
 """Logits that exist at once, by device: 32 MiB in float32 on a CPU, whose caches are small; 512 MiB on CUDA, where a
 product needs about a thousand rows to keep the device busy."""
 CAST_ELEMENTS: Final = 2**20
 """Elements of a bfloat16 head in float32 at once, where the device has no product of mixed precision: 4 MiB."""
+_BLOCK: Final = 1_024
 
 
 def selected_logprobs(
@@ -34,12 +42,90 @@ def selected_logprobs(
 
     `head` is the model's output layer; it gets no gradient.
     """
-    elements = chunk_elements or CHUNK_ELEMENTS[hidden_NH.device.type]
-    chunk = max(1, elements // head.weight.shape[0])
-    logprobs: Tensor = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, head.weight, head.bias, ids_N, temperature, chunk
+    return _apply(hidden_NH, head, ids_N, None, temperature, chunk_elements)[0]
+
+
+def screened_logprobs(
+    hidden_NH: Tensor,
+    head: nn.Linear,
+    ids_N: Tensor,
+    uniforms_N: Tensor,
+    *,
+    temperature: float,
+    chunk_elements: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `selected_logprobs`, and how far u, in `uniforms_N`, lies outside of the token's interval: in cumulative
+    probability [N], 0 inside, without a graph; NaN where u is."""
+    logprobs_N, distances_N = _apply(hidden_NH, head, ids_N, uniforms_N, temperature, chunk_elements)
+    return logprobs_N, distances_N
+
+
+def _apply(
+    hidden_NH: Tensor,
+    head: nn.Linear,
+    ids_N: Tensor,
+    uniforms_N: Tensor | None,
+    temperature: float,
+    chunk_elements: int | None,
+) -> tuple[Tensor, Tensor]:
+    chunk = max(1, (chunk_elements or CHUNK_ELEMENTS[hidden_NH.device.type]) // head.weight.shape[0])
+    found: tuple[Tensor, Tensor] = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, head.weight, head.bias, ids_N, uniforms_N, temperature, chunk
     )
-    return logprobs
+    return found
+
+
+def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: Tensor) -> Tensor:
+    """How far u lies outside of the token's interval [N], where `weights_NV` are probabilities times their total."""
+    size = weights_NV.shape[1]
+    block_N1 = ids_N1 // _BLOCK
+    below_N1 = torch.zeros_like(total_N1)
+    if size > _BLOCK:
+        sums = weights_NV[:, : size // _BLOCK * _BLOCK].unflatten(1, (-1, _BLOCK)).sum(dim=2).cumsum(dim=1)
+        below_N1 = sums.gather(1, (block_N1 - 1).clamp(min=0)).masked_fill_(block_N1 == 0, 0.0)
+    columns_NB = block_N1 * _BLOCK + torch.arange(min(size, _BLOCK), device=ids_N1.device)
+    own_NB = weights_NV.gather(1, columns_NB.clamp(max=size - 1))
+    below_N1 = below_N1 + own_NB.masked_fill_(columns_NB >= ids_N1, 0.0).sum(dim=1, keepdim=True)
+    target_N1 = uniforms_N[:, None] * total_N1
+    above_N1 = target_N1 - below_N1 - weights_NV.gather(1, ids_N1)
+    return (torch.maximum(below_N1 - target_N1, above_N1).clamp_(min=0) / total_N1).squeeze(1)
+
+
+@torch.no_grad()
+def distances(
+    hidden_NH: Tensor, head: nn.Linear, ids_N: Tensor, u_N: Tensor, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """`torch_draws.distance` of `ids_N` under softmax(head(hidden) / temperature): [N] and [N], float64.
+
+    `u_N` is float64, on the device of `hidden_NH`, or on the CPU where that has no float64.
+    """
+    chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // head.weight.shape[0])
+    buffer = _buffer(hidden_NH, head.weight, chunk)
+    found = []
+    for part in _parts(len(ids_N), chunk):
+        logits = _logits(hidden_NH[part], head.weight, head.bias, out=buffer)
+        u = u_N[part]
+        found.append(torch_draws.distance(logits, ids_N[part].to(u.device), u, torch.full_like(u, temperature)))
+    outside, logprobs = zip(*found, strict=True)
+    return torch.cat(outside), torch.cat(logprobs)
+
+
+def _parts(count: int, chunk: int) -> Iterator[slice]:
+    return (slice(start, start + chunk) for start in range(0, count, chunk))
+
+
+def _buffer(hidden_NH: Tensor, weight_VH: Tensor, chunk: int) -> Tensor:
+    """One for all chunks of logits: a large one that is allocated anew costs the system as many fresh pages each
+    time."""
+    exact = torch.promote_types(hidden_NH.dtype, torch.float32)
+    return weight_VH.new_empty(min(chunk, len(hidden_NH)), weight_VH.shape[0], dtype=exact)
+
+
+def _logits(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, out: Tensor) -> Tensor:
+    """The chunk's logits [N, V], in the beginning of `out`."""
+    logits = out[: len(hidden_NH)]
+    _product(hidden_NH.to(weight_VH.dtype), weight_VH, out=logits)
+    return logits if bias_V is None else logits.add_(bias_V)
 
 
 def _product(hidden_NH: Tensor, weight_VH: Tensor, *, out: Tensor) -> None:
@@ -74,37 +160,36 @@ class _SelectedLogprobs(Function):
         weight_VH: Tensor,
         bias_V: Tensor | None,
         ids_N: Tensor,
+        uniforms_N: Tensor | None,
         temperature: float,
         chunk: int,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         logprobs_N = torch.empty(len(ids_N), dtype=exact, device=hidden_NH.device)
+        distances_N = torch.empty_like(logprobs_N) if uniforms_N is not None else logprobs_N.new_empty(0)
         gradient_NH = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
-        # One buffer for all chunks: a large one that is allocated anew costs the system as many fresh pages each time.
-        buffer = weight_VH.new_empty(min(chunk, len(ids_N)), weight_VH.shape[0], dtype=exact)
-        for start in range(0, len(ids_N), chunk):
-            part = slice(start, start + chunk)
+        buffer = _buffer(hidden_NH, weight_VH, chunk)
+        for part in _parts(len(ids_N), chunk):
             ids = ids_N[part, None]
-            logits = buffer[: len(ids)]
-            _product(hidden_NH[part].to(weight_VH.dtype), weight_VH, out=logits)
-            if bias_V is not None:
-                logits.add_(bias_V)
-            logits.div_(temperature)
+            logits = _logits(hidden_NH[part], weight_VH, bias_V, out=buffer).div_(temperature)
             peak = logits.amax(dim=1, keepdim=True)
             selected = logits.gather(1, ids)
             total = logits.sub_(peak).exp_().sum(dim=1, keepdim=True)
             logprobs_N[part] = (selected - peak - total.log()).squeeze(1)
+            if uniforms_N is not None:
+                distances_N[part] = _outside(logits, total, ids, uniforms_N[part].to(exact))
             if gradient_NH is not None:
                 # Subtracted before it is rounded to the head's type: near p = 1 the difference is all there is.
                 error = logits.div_(total).scatter_add_(1, ids, -torch.ones_like(total)).to(weight_VH.dtype)
                 gradient_NH[part] = torch.mm(error, weight_VH).div_(-temperature)
         if gradient_NH is not None:
             ctx.save_for_backward(gradient_NH)
-        return logprobs_N
+        ctx.mark_non_differentiable(distances_N)
+        return logprobs_N, distances_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, *gradients: Any) -> tuple[Tensor | None, ...]:
-        (gradient_N,) = gradients
+        gradient_N, _ = gradients
         (gradient_NH,) = ctx.saved_tensors
-        return (gradient_NH * gradient_N[:, None]).to(gradient_NH.dtype), None, None, None, None, None
+        return (gradient_NH * gradient_N[:, None]).to(gradient_NH.dtype), *[None] * 6

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -30,7 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from echo_hub.config.sections import LearnerConfig, Precision
 from echo_hub.learner import lora, packing
 from echo_hub.learner.batch import MicroBatch
-from echo_hub.learner.logprobs import selected_logprobs
+from echo_hub.learner.logprobs import distances, screened_logprobs
 from echo_hub.learner.ranks import ALONE, Ranks
 from echo_hub.learner.settings import LearnerSettings
 from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE
@@ -117,17 +117,45 @@ class Policy:
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
         """The learner's log-probabilities of the batch's drawn tokens, float32 nats [N], with their graph."""
+        return self.screened(batch)[0]
+
+    def screened(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """As `logprobs`, and how far outside of its interval each token's u lies: in cumulative probability [N]."""
         with self.autocast():
-            if batch.rows.longest <= self._packs_up_to:
-                hidden_TH = packing.packed_states(self._body, batch.input_ids_T, batch.position_ids_T, batch.rows)
-            else:
-                hidden_TH = packing.separate_states(self._body, batch.input_ids_T, batch.rows)
-            # Logits are only wanted where they predict a drawn token.
-            hidden_NH = packing.take(hidden_TH, batch.predictors_N)
-            base: Any = self.model.get_base_model()
-            return selected_logprobs(
-                hidden_NH, base.get_output_embeddings(), batch.target_ids_N, temperature=self._temperature
+            return screened_logprobs(
+                self._predicting_states(batch),
+                self._head,
+                batch.target_ids_N,
+                batch.uniforms_N,
+                temperature=self._temperature,
             )
+
+    @torch.no_grad()
+    def distances(self, batch: MicroBatch, u_N: Tensor) -> tuple[Tensor, Tensor]:
+        """How far each drawn token's u lies from where the policy would have drawn it, and its true log-probability:
+        `echo_shared.draws.distance`, float64 [N] and [N]."""
+        with self.autocast():
+            return distances(
+                self._predicting_states(batch), self._head, batch.target_ids_N, u_N, temperature=self._temperature
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the base model."""
+        return int(self._body.config.vocab_size)
+
+    @property
+    def _head(self) -> Any:
+        base: Any = self.model.get_base_model()
+        return base.get_output_embeddings()
+
+    def _predicting_states(self, batch: MicroBatch) -> Tensor:
+        """The last hidden states [N, H] of those positions alone that predict a drawn token."""
+        if batch.rows.longest <= self._packs_up_to:
+            hidden_TH = packing.packed_states(self._body, batch.input_ids_T, batch.position_ids_T, batch.rows)
+        else:
+            hidden_TH = packing.separate_states(self._body, batch.input_ids_T, batch.rows)
+        return packing.take(hidden_TH, batch.predictors_N)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> Tensor:
@@ -153,7 +181,9 @@ class Policy:
     def read_adapter(self, directory: Path) -> dict[str, Tensor]:
         """The adapter in `directory`, in float32. Raises LearnerError unless it has exactly this policy's tensors."""
         try:
-            weights = {name: weight.float() for name, weight in load_file(directory / WEIGHTS_FILE).items()}
+            # In one piece: to map the file takes more than twice the time for a small adapter.
+            tensors = load((directory / WEIGHTS_FILE).read_bytes())
+            weights = {name: weight.float() for name, weight in tensors.items()}
         except (OSError, SafetensorError) as error:
             raise LearnerError("An adapter cannot be read.", got=f"{directory}: {error}") from error
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}

@@ -19,7 +19,7 @@ from typing import Any
 from echo_hub.config.sections import LearnerConfig
 from echo_hub.learner import frames
 from echo_hub.learner.launch import Launch
-from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_shared.child import ChildExited, Frame
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.supervised import Command, SupervisedChild
@@ -39,8 +39,8 @@ class Learner:
     def __init__(self, child: SupervisedChild, opened: Frame) -> None:
         self.policy_version: int = opened["policy_version"]
         """What the process holds, by its last answer; right even when nobody waited for that answer."""
-        self.resumed: Mapping[int, Mapping[str, float]] = opened["metrics"]
-        """The metrics that came with its checkpoint: of its step and of the one before, by step."""
+        self.resumed: Mapping[int, StepTold] = frames.unpack_told(opened["told"])
+        """What came with its checkpoint: of its step and of the one before, by step."""
         self._child = child
         self._numbers = itertools.count(1)
         # Unbounded, but a call gets no more answers than it asked for rollouts.
@@ -195,14 +195,18 @@ class StepUnderWay:
         """Waits until the process has computed the step and is free for what comes next; it may still be lost."""
         await anext(self._answers)
 
-    async def metrics(self) -> dict[str, float]:
-        """Waits until the step is in a checkpoint, if one is due, and its adapter where it is wanted; then its metrics:
-        those of `echo_hub.learner.step.train_step`, and what the process knows of the time between steps."""
+    async def metrics(self) -> Mapping[str, float]:
+        """Of what is `told`."""
+        return (await self.told()).metrics
+
+    async def told(self) -> StepTold:
+        """Waits until the step is in a checkpoint, if one is due, and its adapter where it is wanted; then what it
+        tells."""
         async with contextlib.aclosing(self._answers) as answers:
             async for frame in answers:
                 result = frame
-        metrics: dict[str, float] = result["metrics"]
-        return metrics
+        (told,) = frames.unpack_told(result["told"]).values()
+        return told
 
 
 def _command(learner: LearnerConfig) -> Sequence[str]:

@@ -116,10 +116,13 @@ class Ranks:
             made = make()
         except EchoError as error:
             problem = pack_error(error)
-        problems = [self.tell(problem if rank == self.rank else None, by=rank) for rank in range(self.count)]
-        for first in filter(None, problems):
+        for first in filter(None, self.exchange(problem)):
             raise unpack_error(first)
         return made
+
+    def exchange(self, frame: Frame) -> list[Frame]:
+        """Every rank's frame, in the order of ranks, at every rank."""
+        return [self.tell(frame if rank == self.rank else None, by=rank) for rank in range(self.count)]
 
     def gather(self, frame: Frame) -> list[Frame]:
         """Every rank's frame, in the order of ranks, at rank 0; nothing elsewhere."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,11 @@ class LearnerSettings(Section):
         )
 
 
+def no_draws() -> NDArray[np.uint64]:
+    """What a rollout was drawn with is not known."""
+    return np.empty((0, 3), np.uint64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRollout:
     """All that followed the prompt, [T] tokens: a completion, or several with what an environment said between them."""
@@ -74,6 +80,9 @@ class TrainingRollout:
     """The policy version that drew a token, mean over the drawn tokens."""
     num_versions: int = 1
     """By so many versions it was drawn; `behavior_logprobs` are each by the one that drew the token."""
+    draws: NDArray[np.uint64] = field(default_factory=no_draws)
+    """[turns, 3], of each turn in order: seed and index of its draws, and how many tokens it drew
+    (`echo_shared.draws.uniforms`). No turns: what it was drawn with is not known, and all is one turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +91,13 @@ class TrainingGroup:
 
     prompt_ids: NDArray[np.int32]
     rollouts: tuple[TrainingRollout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTold:
+    """What the learner tells of a step."""
+
+    metrics: Mapping[str, float]
+    """Those of `echo_hub.learner.step.screened_step`, and what the process knows of the time between steps."""
+    screen: Mapping[str, Any] = field(default_factory=dict)
+    """`echo_hub.learner.screen.Findings.frame`; empty: of a checkpoint that has none."""

@@ -1,23 +1,40 @@
-"""One step: a batch of groups turns policy version k - 1 into k."""
+"""One step: a batch of groups turns policy version k - 1 into k.
+
+Between a micro-batch's forward and its backward pass its rollouts are screened (`echo_hub.learner.screen`); groups that
+are left out have no gradient, and the weights of the others stay as they are: a smaller step. A group may be split over
+micro-batches, and so over ranks, and be found out only after a part of it is in the gradient. Then that part, which is
+computed again, is subtracted before the optimizer sees it: exact but for rounding, and as all that was clearly forged
+had been left out at once, rounding of the size of an honest gradient's. It costs nothing where nobody forges.
+
+An update whose gradient's norm is an outlier of the run's history (`echo_hub.learner.norms`) is held back: weights and
+optimizer stay as they are, and the rollouts that dominate the gradient are named.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from echo_hub.config.sections import ObjectiveConfig, TrainingConfig
-from echo_hub.learner.batch import MicroBatch
+from echo_hub.learner import screen
+from echo_hub.learner.batch import MicroBatch, build_micro_batches
+from echo_hub.learner.norms import WINDOW, limit
 from echo_hub.learner.objectives.loss import STATISTICS, Statistics, StepLoss
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.ranks import Ranks
+from echo_hub.learner.screen import Findings
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
-from echo_hub.learner.weighting import WeightedStep, weigh
+from echo_hub.learner.weighting import WeightedGroup, WeightedStep, weigh
 from echo_shared import step_figures as figures
 
 log = logging.getLogger(__name__)
@@ -28,6 +45,17 @@ def make_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.Adam
     return torch.optim.AdamW(policy.parameters.values(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a step has left beside the policy."""
+
+    metrics: dict[str, float]
+    screen: Mapping[str, Any]
+    """`screen.Findings.frame`; at rank 0 that of all ranks."""
+    norms: tuple[float, ...]
+    """Of the newest updates of the run, as the next step is to be given them."""
+
+
 def train_step(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
@@ -36,13 +64,26 @@ def train_step(
     *,
     learner_version: int = 0,
 ) -> dict[str, float]:
-    """Trains version `learner_version` on `groups`, the same at every rank, and returns the step's metrics, which are
-    the same as well.
+    """The metrics of a step that has no history: see `screened_step`."""
+    return screened_step(policy, optimizer, groups, settings, learner_version=learner_version).metrics
 
-    They are mean_reward (as the task gave it) and, by their keys, the figures of `echo_shared.step_figures` that a
-    learner knows. One that is not finite is left out, with a warning: of a step whose gradient is not, the loss or the
-    gradient's norm. Those over the computed tokens, with the weights that they were computed with, are there if there
-    are any; those of a correction or a KL term, if the objective has one.
+
+def screened_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[TrainingGroup],
+    settings: LearnerSettings,
+    *,
+    learner_version: int = 0,
+    norms: Sequence[float] = (),
+) -> Outcome:
+    """Trains version `learner_version` on `groups`, the same at every rank, as are the metrics. `norms`: of the updates
+    before it, as their outcomes had them.
+
+    The metrics are mean_reward (as the task gave it) and, by their keys, the figures of `echo_shared.step_figures` that
+    a learner knows. One that is not finite is left out, with a warning: of a step whose gradient is not, the loss or
+    the gradient's norm. Those over the trained tokens, with the weights that they were computed with, are there if
+    there are any; those of a correction or a KL term, if the objective has one.
     """
     started = time.perf_counter()
     loss = StepLoss(settings.objective)
@@ -53,25 +94,55 @@ def train_step(
         [_proximal_logprobs(policy, batch) if number and loss.needs_proximal else None for batch in share]
         for number, share in enumerate(shares)
     ]
+    findings = Findings()
     statistics: list[Tensor] = []
-    norms: list[float] = []
+    recent = list(norms)
+    found: list[float] = []
+    updated = held_back = 0
     for share, known in zip(shares, proximal, strict=True):
         optimizer.zero_grad(set_to_none=True)
-        for batch, proximal_N in zip(share, known, strict=True):
-            statistics.append(accumulate_gradient(policy, batch, loss, proximal_N=proximal_N, scale=len(shares)))
-        norms.append(_update(policy, optimizer, settings.training))
+        statistics += _screened_gradient(policy, share, known, loss, findings, scale=len(shares))
+        norm = _norm(policy, settings.training)
+        found.append(norm)
+        if 0 < norm <= min(limit(recent), sys.float_info.max):
+            optimizer.step()
+            updated += 1
+        elif norm != 0:
+            held_back += 1
+            findings.suspects |= _dominant(policy, step, loss, settings, left_out=findings.left_out)
+        if 0 < norm < float("inf"):
+            recent.append(norm)
     metrics = {
         **_step_metrics(groups, step, learner_version),
         **_token_metrics(_total(policy.ranks, statistics), settings.objective),
-        figures.GRAD_NORM.key: float(np.mean(norms)) if norms else 0.0,
-        figures.UPDATED.key: float(sum(map(_is_usable, norms))),
+        figures.GRAD_NORM.key: float(np.mean(found)) if found else 0.0,
+        figures.UPDATED.key: float(updated),
+        figures.HELD_BACK.key: float(held_back),
+        figures.GROUPS_LEFT_OUT.key: float(len(findings.left_out)),
         figures.TRAIN_S.key: time.perf_counter() - started,
     }
-    return _finite(metrics)
+    findings.add_counts(policy.ranks.gather({"counts": findings.packed_counts()})[1:])
+    turns = [max(1, len(rollout.draws)) for group in groups for rollout in group.rollouts]
+    return Outcome(metrics=_finite(metrics), screen=findings.frame(turns), norms=tuple(recent[-WINDOW:]))
+
+
+Keep = Callable[[MicroBatch, Tensor, Tensor], Tensor | None]
+"""Given a micro-batch, the learner's log-probabilities of its tokens and how far outside their u lies: which tokens
+[N] have a gradient; None: all."""
+
+
+def keep_all(_batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> None:
+    """Nothing is screened."""
 
 
 def accumulate_gradient(
-    policy: Policy, batch: MicroBatch, loss: StepLoss, *, proximal_N: Tensor | None = None, scale: float = 1.0
+    policy: Policy,
+    batch: MicroBatch,
+    loss: StepLoss,
+    *,
+    proximal_N: Tensor | None = None,
+    scale: float = 1.0,
+    keep: Keep = keep_all,
 ) -> Tensor:
     """Adds `scale` times the batch's part of the loss's gradient; its STATISTICS, on the policy's device.
 
@@ -79,11 +150,99 @@ def accumulate_gradient(
     """
     batch = batch.to(policy.device)
     reference_N = policy.reference_logprobs(batch) if loss.needs_reference else None
-    value, statistics = loss(
-        batch, policy.logprobs(batch), proximal_logprobs_N=proximal_N, reference_logprobs_N=reference_N
-    )
+    logprobs_N, distances_N = policy.screened(batch)
+    kept_N = keep(batch, logprobs_N.detach(), distances_N)
+    if kept_N is not None:
+        batch, logprobs_N = batch.of_tokens(kept_N), logprobs_N[kept_N]
+        proximal_N = None if proximal_N is None else proximal_N[kept_N]
+        reference_N = None if reference_N is None else reference_N[kept_N]
+    value, statistics = loss(batch, logprobs_N, proximal_logprobs_N=proximal_N, reference_logprobs_N=reference_N)
     torch.autograd.backward(value * scale)
     return statistics
+
+
+def _screened_gradient(
+    policy: Policy,
+    share: Sequence[MicroBatch],
+    proximal: Sequence[Tensor | None],
+    loss: StepLoss,
+    findings: Findings,
+    *,
+    scale: float,
+) -> list[Tensor]:
+    """Adds the gradient of what of this rank's micro-batches no rank has found out; the STATISTICS."""
+    statistics: list[Tensor] = []
+    added: list[set[int]] = []
+    for batch, proximal_N in zip(share, proximal, strict=True):
+        part = accumulate_gradient(
+            policy, batch, loss, proximal_N=proximal_N, scale=scale, keep=partial(_screen, findings)
+        )
+        statistics.append(part)
+        added.append(set(batch.groups) - findings.left_out)
+    for said in policy.ranks.exchange({"left_out": list(findings.left_out), "suspects": list(findings.suspects)}):
+        findings.left_out.update(said["left_out"])
+        findings.suspects.update(said["suspects"])
+    torn = [(number, groups & findings.left_out) for number, groups in enumerate(added)]
+    torn = [(number, groups) for number, groups in torn if groups]
+    # Ranks go through the layers together: who has less to subtract goes through them for nothing.
+    most = max(said["torn"] for said in policy.ranks.exchange({"torn": len(torn)})) if findings.left_out else 0
+    for number, groups in (*torn, *[(0, set[int]())] * (most - len(torn))):
+        keep = partial(_only, groups)
+        part = accumulate_gradient(policy, share[number], loss, proximal_N=proximal[number], scale=-scale, keep=keep)
+        statistics.append(torch.cat((-part[:-1], torch.zeros_like(part[-1:]))))  # The last is a maximum.
+    return statistics
+
+
+def _screen(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
+    """A `Keep`, which adds what it finds."""
+    lengths = np.bincount(batch.rollouts_N.numpy(force=True), minlength=batch.num_rollouts)
+    tokens = screen.Tokens(
+        claims_N=batch.behavior_logprobs_N.numpy(force=True),
+        learner_logprobs_N=logprobs_N.numpy(force=True),
+        distances_N=distances_N.numpy(force=True),
+        lengths=lengths.tolist(),
+    )
+    for (rollout, turn), counts in screen.count(tokens, batch.turns_N.numpy(force=True)).items():
+        findings.counts[batch.numbers[rollout], turn] = counts
+    forged = np.flatnonzero(screen.impossible(tokens)).tolist()
+    findings.suspects.update(batch.numbers[rollout] for rollout in forged)
+    findings.left_out.update(batch.groups[rollout] for rollout in forged)
+    if findings.left_out.isdisjoint(batch.groups):
+        return None
+    return _only(set(batch.groups) - findings.left_out, batch, logprobs_N, distances_N)
+
+
+def _only(groups: Collection[int], batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> Tensor:
+    """A `Keep`: the tokens of these groups."""
+    kept_R = torch.tensor([group in groups for group in batch.groups], dtype=torch.bool, device=batch.rollouts_N.device)
+    return kept_R[batch.rollouts_N]
+
+
+def _dominant(
+    policy: Policy, step: WeightedStep, loss: StepLoss, settings: LearnerSettings, *, left_out: Collection[int]
+) -> set[int]:
+    """The rollouts that dominate the step's gradient, by their places: those whose own is at least half as long as the
+    longest, of groups of which that holds too. Every rank computes them all. No gradient is left."""
+
+    def norm_of(group: WeightedGroup) -> float:
+        for parameter in policy.parameters.values():
+            parameter.grad = None
+        for batch in build_micro_batches([group], micro_batch_tokens=settings.learner.micro_batch_tokens):
+            accumulate_gradient(policy, batch, loss)
+        gradients = [parameter.grad for parameter in policy.parameters.values() if parameter.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        return norm if math.isfinite(norm) else math.inf
+
+    def longest(groups: Sequence[WeightedGroup]) -> list[WeightedGroup]:
+        norms = [norm_of(group) for group in groups]
+        return [group for group, norm in zip(groups, norms, strict=True) if norm >= max(norms) / 2]
+
+    suspected = longest([group for group in step.groups if group.number not in left_out])
+    alone = [replace(group, rollouts=(rollout,)) for group in suspected for rollout in group.rollouts]
+    found = {group.rollouts[0].number for group in longest(alone)}
+    for parameter in policy.parameters.values():
+        parameter.grad = None
+    return found
 
 
 def _total(ranks: Ranks, statistics: Sequence[Tensor]) -> Tensor:
@@ -108,19 +267,11 @@ def _proximal_logprobs(policy: Policy, batch: MicroBatch) -> Tensor:
         return policy.logprobs(batch.to(policy.device))
 
 
-def _update(policy: Policy, optimizer: torch.optim.Optimizer, settings: TrainingConfig) -> float:
-    """One optimizer update with all ranks' gradients, unless there is none or one that is not finite; its norm before
-    clipping."""
+def _norm(policy: Policy, settings: TrainingConfig) -> float:
+    """Of all ranks' gradients together, before it clips them. Of 0 there is no update: Adam's momentum would move the
+    weights even so, as when every rollout is vetoed."""
     policy.ranks.add_up(parameter.grad for parameter in policy.parameters.values() if parameter.grad is not None)
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters.values(), settings.max_grad_norm))
-    if _is_usable(norm):
-        optimizer.step()
-    return norm
-
-
-def _is_usable(norm: float) -> bool:
-    """Adam's momentum moves the weights even where the gradient is zero, as when every rollout is vetoed."""
-    return 0 < norm < float("inf")
+    return float(torch.nn.utils.clip_grad_norm_(policy.parameters.values(), settings.max_grad_norm))
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -23,7 +23,7 @@ gradient and is computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 import numpy as np
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from echo_hub.config.objective_defaults import Advantage
 from echo_hub.learner.selection import most_unlike
-from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout, no_draws
 from echo_shared.rewards import all_equal
 
 STD_EPSILON: Final = 1e-4
@@ -47,6 +47,9 @@ class WeightedRollout:
     behavior_logprobs: NDArray[np.float32]
     advantage: float
     weight: float
+    draws: NDArray[np.uint64] = field(default_factory=no_draws)
+    number: int = 0
+    """Its place among all rollouts of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,8 @@ class WeightedGroup:
 
     prompt_ids: NDArray[np.int32]
     rollouts: tuple[WeightedRollout, ...]
+    number: int = 0
+    """Its place among the step's groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +94,11 @@ def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> Weighte
     computed = [
         there & ((value != 0) | (objective.kl_coefficient > 0)) for there, value in zip(kept, values, strict=True)
     ]
+    first = np.cumsum([0, *(len(group.rollouts) for group in groups)])
     return WeightedStep(
         groups=tuple(
-            _weighted(group, value, weight, there)
-            for group, value, weight, there in zip(groups, values, weights, computed, strict=True)
+            _weighted(groups[number], value, weight, there, places=(number, int(first[number])))
+            for number, (value, weight, there) in enumerate(zip(values, weights, computed, strict=True))
             if there.any()
         ),
         groups_without_advantage=sum(not value.any() for value in values),
@@ -183,9 +189,17 @@ def _weights(
 
 
 def _weighted(
-    group: TrainingGroup, values: NDArray[np.float64], weights: NDArray[np.float64], computed: NDArray[np.bool_]
+    group: TrainingGroup,
+    values: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    computed: NDArray[np.bool_],
+    *,
+    places: tuple[int, int],
 ) -> WeightedGroup:
+    """`places`: the group's among the step's groups, and its first rollout's among the step's rollouts."""
+    number, first = places
     return WeightedGroup(
+        number=number,
         prompt_ids=group.prompt_ids,
         rollouts=tuple(
             WeightedRollout(
@@ -194,8 +208,12 @@ def _weighted(
                 behavior_logprobs=rollout.behavior_logprobs,
                 advantage=float(value),
                 weight=float(weight),
+                draws=rollout.draws,
+                number=first + index,
             )
-            for rollout, value, weight, there in zip(group.rollouts, values, weights, computed, strict=True)
+            for index, (rollout, value, weight, there) in enumerate(
+                zip(group.rollouts, values, weights, computed, strict=True)
+            )
             if there
         ),
     )

@@ -42,8 +42,8 @@ from echo_hub.learner.offload import Offload
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.ranks import ALONE, Ranks
 from echo_hub.learner.request_batches import batches
-from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
-from echo_hub.learner.step import make_optimizer, train_step
+from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup, TrainingRollout
+from echo_hub.learner.step import make_optimizer, screened_step
 from echo_hub.learner.writer import Writer
 from echo_shared import torch_sampler
 from echo_shared.child import Frame, ParentPipe
@@ -84,8 +84,10 @@ class Worker:
         self._ended: float | None = None
         """When the last step of this process was computed."""
         self.policy_version = 0
-        self.metrics: Mapping[int, Mapping[str, float]] = {}
+        self.told: Mapping[int, StepTold] = {}
         """Of the step that made the version and of the one before, by step, as far as they are known."""
+        self._norms: tuple[float, ...] = ()
+        """Of the gradients of the newest updates."""
 
     @classmethod
     def open(cls, frame: Frame, ranks: Ranks = ALONE) -> Worker:
@@ -106,12 +108,14 @@ class Worker:
         """Resumes every rank from rank 0's newest checkpoint, if there is one."""
         found = checkpoint.complete(self._checkpoints)[:1] if self._ranks.rank == 0 else []
         tensors = self._ranks.agree(lambda: checkpoint.read(found[0], self._policy) if found else {})
-        newest = {"step": found[0].step, "metrics": found[0].metrics} if found else {"step": 0, "metrics": {}}
-        told = self._ranks.tell(newest if self._ranks.rank == 0 else None)
+        newest = found[0] if found else checkpoint.NONE
+        state = {"step": newest.step, "told": frames.pack_told(newest.told), "norms": list(newest.norms)}
+        told = self._ranks.tell(state if self._ranks.rank == 0 else None)
         tensors = self._ranks.tell_tensors(tensors)
         if tensors:
             checkpoint.restore(tensors, self._policy, self._optimizer)
-            self.policy_version, self.metrics = told["step"], told["metrics"]
+            self.policy_version, self.told = told["step"], frames.unpack_told(told["told"])
+            self._norms = tuple(told["norms"])
 
     def hold(self, groups: Mapping[int, Frame]) -> None:
         """Keeps groups until a step takes them or lets them go."""
@@ -199,13 +203,22 @@ class Worker:
     def _train(self, step: int, groups: Sequence[TrainingGroup]) -> None:
         self._offload.take_back()
         began = time.perf_counter()
-        metrics = train_step(self._policy, self._optimizer, groups, self._settings, learner_version=self.policy_version)
+        outcome = screened_step(
+            self._policy,
+            self._optimizer,
+            groups,
+            self._settings,
+            learner_version=self.policy_version,
+            norms=self._norms,
+        )
+        metrics = outcome.metrics
         metrics[EVAL_S.key], self._eval_s = self._eval_s, 0.0
         if self._ended is not None:
             metrics[GAP_S.key] = began - self._ended
         self._ended = time.perf_counter()
-        before = {number: of_step for number, of_step in self.metrics.items() if number == step - 1}
-        self.policy_version, self.metrics = step, {**before, step: metrics}
+        before = {number: of_step for number, of_step in self.told.items() if number == step - 1}
+        self.policy_version, self._norms = step, outcome.norms
+        self.told = {**before, step: StepTold(metrics=metrics, screen=outcome.screen)}
 
     def _keep(self, export_to: str | None, answer: Answer) -> None:
         """Begins to write what the last step has left."""
@@ -215,21 +228,19 @@ class Worker:
         self._writer.wait()
         checkpointed = step % learner.checkpoint_every == 0 or step == training.steps
         tensors = checkpoint.take(self._policy, self._optimizer if checkpointed else None)
-        self._writer.start(
-            partial(self._finish, self.metrics, tensors, export_to, checkpointed=checkpointed, answer=answer)
-        )
+        state = checkpoint.State(step=step, told=self.told, norms=self._norms)
+        self._writer.start(partial(self._finish, state, tensors, export_to, checkpointed=checkpointed, answer=answer))
 
     def _finish(
         self,
-        metrics: Mapping[int, Mapping[str, float]],
+        state: checkpoint.State,
         tensors: Mapping[str, Tensor],
         export_to: str | None,
         *,
         checkpointed: bool,
         answer: Answer,
     ) -> None:
-        """Writes what the newest step in `metrics` has left and answers it; on the writer's thread."""
-        step = max(metrics)
+        """Writes what the newest step has left and answers it; on the writer's thread."""
         try:
             # In this order: a step that is in a checkpoint has been exported, so that a crash between repeats it.
             if export_to is not None:
@@ -237,13 +248,14 @@ class Worker:
                     self._policy.save_adapter(directory, self._policy.published(checkpoint.adapter_in(tensors)))
             if checkpointed:
                 kept = self._settings.learner
-                checkpoint.save(self._checkpoints, self._policy, tensors, metrics=metrics)
+                checkpoint.save(self._checkpoints, self._policy, tensors, state)
                 checkpoint.prune(self._checkpoints, kept=kept.checkpoints_kept, milestones=kept.checkpoint_milestones)
         except Exception as error:
             self.failed = True
             answer(_failure(error))  # At once: there may be no next command that could find out.
             raise
-        answer({"kind": "result", "policy_version": step, "metrics": metrics[step]})
+        told = frames.pack_told({state.step: state.told[state.step]})
+        answer({"kind": "result", "policy_version": state.step, "told": told})
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:
         """Draws by the very weights that a node would get."""
@@ -308,7 +320,8 @@ def check_groups(groups: Sequence[TrainingGroup]) -> None:
             if not all(map(_is_whole, group.rollouts)) or not _are_finite(group.rollouts)
         )
         raise LearnerError(
-            "A rollout needs tokens, the last of them drawn, one finite log-probability for each, and a finite reward.",
+            "A rollout needs tokens, the last of them drawn, one finite log-probability for each, a finite reward, and "
+            "draws of as many tokens as it has drawn, if any are known.",
             got=f"group {position} of the batch",
         )
 
@@ -320,7 +333,12 @@ def _rewarded(group: Frame, rewards: Sequence[float]) -> Frame:
 
 def _is_whole(rollout: TrainingRollout) -> bool:
     tokens = len(rollout.completion_ids)
-    return tokens == len(rollout.behavior_logprobs) == len(rollout.loss_mask) > 0 and bool(rollout.loss_mask[-1])
+    drawn = int(rollout.draws[:, 2].sum()) if len(rollout.draws) else None
+    return (
+        tokens == len(rollout.behavior_logprobs) == len(rollout.loss_mask) > 0
+        and bool(rollout.loss_mask[-1])
+        and drawn in (None, int(rollout.loss_mask.sum()))
+    )
 
 
 def _are_finite(rollouts: Sequence[TrainingRollout]) -> bool:
@@ -338,7 +356,8 @@ def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
         try:
             if frame["command"] == "open":
                 worker = Worker.open(ranks.tell(frame), ranks)
-                answer({"kind": "result", "policy_version": worker.policy_version, "metrics": worker.metrics})
+                told = frames.pack_told(worker.told)
+                answer({"kind": "result", "policy_version": worker.policy_version, "told": told})
                 continue
             assert worker is not None, "the parent opens first"
             if frame["command"] == "hold":

@@ -7,21 +7,38 @@ served, and only to nodes that have joined and are not barred.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection
+
 from aiohttp import web
 
+from echo_hub.net.client_address import client_ip
 from echo_hub.net.publisher import WEB_SEED_PATH, Publisher
 from echo_hub.net.tracker import Tracker
-from echo_shared.errors import RefusedError
+from echo_shared.errors import RefusedError, RemoteProtocolError
+
+Vouch = Callable[[web.Request, str], None]
+"""Hears that a request is this node's; raises RefusedError when it has too many connections already."""
 
 
-def routes(publisher: Publisher, tracker: Tracker) -> list[web.RouteDef]:
-    """`GET` and `HEAD` of `/artefacts/{passkey}/{carrier}/{path}`."""
+def routes(
+    publisher: Publisher, tracker: Tracker, vouch: Vouch | None = None, *, trusted_proxies: Collection[str] = ()
+) -> list[web.RouteDef]:
+    """`GET` and `HEAD` of `/artefacts/{passkey}/{carrier}/{path}`; `client_ip` tells what `trusted_proxies` are."""
 
     async def answer(request: web.Request) -> web.FileResponse:
         try:
-            tracker.node_of(request.match_info["passkey"])
+            ip = client_ip(request, trusted_proxies)
+            node_id = tracker.user_of(request.match_info["passkey"], ip, now=time.monotonic())
         except RefusedError as error:
             raise web.HTTPForbidden(text=f"{error}\n") from error
+        except RemoteProtocolError as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from error
+        if vouch is not None:
+            try:
+                vouch(request, node_id)
+            except RefusedError as error:
+                raise web.HTTPTooManyRequests(text=f"{error}\n") from error
         path = publisher.file(request.match_info["carrier"], request.match_info["path"])
         if path is None:
             raise web.HTTPNotFound(text="No published carrier has this file.\n")

@@ -28,6 +28,32 @@ def client_ip(request: web.Request, trusted_proxies: Collection[str]) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
+def place_of(host: str) -> str:
+    """What counts as one address: of IPv6 the network that a customer is given."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.version == 4 or address.is_loopback:
+        return str(address)
+    return str(ipaddress.ip_network((address, 64), strict=False).network_address) + "/64"
+
+
+def origin_of(host: str) -> str:
+    """What counts as one address where many keys may be one person's: its place. Empty on the hub's own host, which is
+    the operator's."""
+    place = place_of(host)
+    return "" if place == "::1" or place.startswith("127.") else place
+
+
+def is_https(request: web.Request, trusted_proxies: Collection[str]) -> bool:
+    """Whether the client speaks TLS: with the hub, or by its own word with a proxy in `trusted_proxies`."""
+    if request.remote in trusted_proxies:
+        return request.headers.get("X-Forwarded-Proto", request.scheme) == "https"
+    return request.secure
+
+
 def hub_host(request: web.Request) -> str:
     """The name or address under which the client reached the hub; empty where it does not say.
 

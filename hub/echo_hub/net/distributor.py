@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol, assert_never
@@ -329,9 +330,7 @@ class Distributor:
         if node.node_id not in linked:
             return ()
         return tuple(
-            MeshPeer(
-                node_id=other.node_id, host=other.host, port=other.mesh_port if reaches(node.host, other.host) else 0
-            )
+            _mesh_peer(other.node_id, other.host, other.mesh_port if reaches(node.host, other.host) else 0)
             for other in linked.values()
             if other.node_id != node.node_id
         )
@@ -446,6 +445,12 @@ class Distributor:
     def _current(self) -> frozenset[int]:
         """The versions that a lease may name to a node that does not hold them."""
         return frozenset({self._newest, self._announced, self._evaluated})
+
+
+@lru_cache(4 * MAX_MESH)
+def _mesh_peer(node_id: str, host: str, port: int) -> MeshPeer:
+    """Everybody who joins is told of nearly the same ones."""
+    return MeshPeer(node_id=node_id, host=host, port=port)
 
 
 def pinned(way: Way, at: Circumstances) -> Way:

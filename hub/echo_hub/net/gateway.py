@@ -1,37 +1,39 @@
-"""The hub's end of every node's websocket: handshake, join policy, frames in and out.
+"""The hub's end of every node's websocket: frames in and out.
 
-Each connection is one task; its errors end that connection and no other. What a node says goes, in order, to the
-`Inbox`, which applies backpressure by awaiting. What the hub says to a node waits in a bounded queue; a node that lets
-it fill up is disconnected, and resends and is told again after it reconnects. Pieces of artefacts yield to all else.
+Nobody has one who has not proven who it is (`door`). Each connection is one task; its errors end that connection and no
+other. What a node says goes, in order, to the `Inbox`, which applies backpressure by awaiting. What the hub says to a
+node waits in a bounded queue; a node that lets it fill up is disconnected, and resends and is told again after it
+reconnects. Pieces of artefacts yield to all else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
-import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol
 
-from aiohttp import WSMsgType, web
+from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 from aiohttp.abc import AbstractStreamWriter
 
-import echo_shared
 from echo_hub.config.sections import ServerConfig
-from echo_hub.net.client_address import client_ip, hub_host
+from echo_hub.net.client_address import client_ip, hub_host, place_of
+from echo_hub.net.door import Door, Guest, TurnedAway, refused
+from echo_hub.net.limits import Limits
+from echo_hub.net.pace import Pace
+from echo_hub.net.peer_log import PeerLog
+from echo_hub.net.penalties import HARMLESS, Fault, Penalties
 from echo_hub.net.send_queue import Rank, SendQueue
-from echo_shared.errors import EchoError, RefusedError, RemoteProtocolError
+from echo_shared.errors import CodecError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
-    MAX_FRAME_BYTES,
+    MAX_FRAME_FROM_NODE_BYTES,
     FromHub,
     FromNode,
     Goodbye,
-    Hello,
-    Proof,
     RefusalCode,
     Welcome,
 )
@@ -39,12 +41,9 @@ from echo_shared.sessions import HubSession, State
 from echo_shared.sockets import keep_unsent_short
 
 log = logging.getLogger(__name__)
-_M = TypeVar("_M", Hello, Proof)
 
-HANDSHAKE_BYTES: Final = 4_096
-"""Most bytes of one message before a node has proven who it is."""
-
-HANDSHAKE_S: Final = 20.0
+WELCOME_S: Final = 20.0
+"""How long the hub may take to let a proven node in."""
 FAREWELL_S: Final = 2.0
 """How long a node has to take the hub's last word."""
 UNSENT_BYTES: Final = 8 * 1024
@@ -55,6 +54,8 @@ NO_LIMIT: Final = 2**62
 does."""
 HEARTBEATS_MISSED: Final = 6
 """A node that says nothing for this many heartbeats is taken for gone."""
+
+_SILENT: Final = RemoteProtocolError("The node stayed silent for too long.", do="Check the network, then join again.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +78,21 @@ class NodeInfo:
     """What it asks for, in US dollars, while it is active."""
     power_watts: float = 0.0
     """What it says that it draws; 0 = not stated."""
+    invite_id: int | None = None
+    """By whose invite it comes; None: by nobody's."""
 
 
 class Inbox(Protocol):
     """Where the gateway's news goes."""
+
+    def admit(self, node_id: str) -> None:
+        """Raises RefusedError for a node that may not join. Asked before there is a connection."""
+
+    def knows(self, node_id: str) -> bool:
+        """Whether this node's work has been of use before, or it was invited: it goes before strangers."""
+
+    def find_invite(self, node_id: str, token: str | None) -> int | None:
+        """The invite by which it comes; None: there is none. Raises InviteEndedError for one that has ended."""
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
         """Gives the answer to a node that may join. Its messages follow only after it is sent."""
@@ -103,7 +115,8 @@ class _Connection:
         self._closing: asyncio.Task[None] | None = None
         self._transport = transport
         if transport is not None:
-            transport.set_write_buffer_limits(high=0)
+            # Not 0: by TLS, asyncio would then take an empty buffer for a full one, and writing would wait for reading.
+            transport.set_write_buffer_limits(high=1)
             keep_unsent_short(transport, UNSENT_BYTES)
 
     def start_writing(self, stream: AbstractStreamWriter, node_id: str) -> None:
@@ -163,19 +176,31 @@ class _Connection:
 class Gateway:
     """All connected nodes. `send` and `push` never wait."""
 
-    def __init__(self, *, me: Identity, settings: ServerConfig) -> None:
-        self._me = me
+    def __init__(self, *, me: Identity, settings: ServerConfig, limits: Limits) -> None:
+        self.faults: Counter[Fault] = Counter()
+        """Of nodes on open connections."""
         self._settings = settings
+        self._limits = limits
+        self._log = PeerLog(log)
+        self._penalties = Penalties()
+        self._door = Door(me=me, settings=settings, limits=limits, penalties=self._penalties)
         self._open: dict[str, _Connection] = {}
         self._connections: set[_Connection] = set()
-        """The open ones, and those in their handshake."""
+        """The open ones, and those that wait for their Welcome."""
         self._farewells: set[asyncio.Task[None]] = set()
 
     def routes(self, inbox: Inbox) -> list[web.AbstractRouteDef]:
         """The address of the nodes' websockets; what they say goes to `inbox`."""
 
-        async def answer(request: web.Request) -> web.WebSocketResponse:
-            return await self._serve(request, inbox)
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                guest = await self._door.enter(request, inbox)
+                node = self._node(guest, request)
+            except TurnedAway as turned:
+                return turned.response
+            except RemoteProtocolError as error:
+                return self._door.refuse(error)
+            return await self._serve(request, guest.session, node, inbox)
 
         return [web.get("/node", answer)]
 
@@ -200,10 +225,10 @@ class Gateway:
 
         return connection.queue.push(frame, rank) or self._give_up(connection, node_id)
 
-    @staticmethod
-    def _give_up(connection: _Connection, node_id: str) -> Literal[False]:
+    def _give_up(self, connection: _Connection, node_id: str) -> Literal[False]:
         if connection.abort():  # Its reader ends then, and tells the inbox.
-            log.warning("node %s does not read what it is sent: disconnecting it", node_id)
+            self.faults[Fault.NOT_READING] += 1
+            self._log.warning("node %s does not read what it is sent: disconnecting it", node_id)
         return False
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
@@ -217,10 +242,12 @@ class Gateway:
         farewells = [connection.dismiss(connection.session.refuse(code, what)) for connection in self._connections]
         await asyncio.gather(*farewells)
 
-    async def _serve(self, request: web.Request, inbox: Inbox) -> web.WebSocketResponse:
+    async def _serve(
+        self, request: web.Request, session: HubSession, node: NodeInfo, inbox: Inbox
+    ) -> web.WebSocketResponse:
         # Token ids hardly compress, and every frame would cost the hub's one loop the time to try.
         socket = web.WebSocketResponse(
-            max_msg_size=MAX_FRAME_BYTES,
+            max_msg_size=MAX_FRAME_FROM_NODE_BYTES,
             heartbeat=self._settings.heartbeat_s * 2,
             compress=False,
             writer_limit=NO_LIMIT,
@@ -230,17 +257,22 @@ class Gateway:
         except ValueError as error:  # The library's own answer fails on headers that are no text.
             raise web.HTTPBadRequest(text="This is no websocket handshake.\n") from error
         assert stream is not None, "a websocket's response has a stream"
-        session = HubSession(me=self._me, software_version=echo_shared.__version__, nonce=secrets.token_bytes(32))
         connection = _Connection(socket, session, request.transport)
         self._connections.add(connection)
         try:
-            await self._converse(connection, request, stream, inbox)
-        except (RefusedError, RemoteProtocolError, TimeoutError) as error:
+            await self._converse(connection, node, stream, inbox)
+        except RefusedError as error:
             await self._refuse(connection, error)
+        except RemoteProtocolError as error:
+            self._blame(node, _fault_of(error))
+            await self._refuse(connection, error)
+        except TimeoutError:
+            self._blame(node, Fault.SILENT)
+            await self._refuse(connection, _SILENT)
         except ConnectionError as error:
-            log.info("a node's connection broke: %s", error)
-        except Exception:
-            log.exception("a node's connection ended by an error of the hub's own")
+            self._log.info("a node's connection broke: %s", error)
+        except Exception:  # noqa: BLE001  # The linter does not see that this logs it.
+            self._log.exception("a node's connection ended by an error of the hub's own")
             await self._refuse(connection, EchoError("The hub failed on this connection.", do="Try again later."))
         finally:
             self._connections.discard(connection)
@@ -248,39 +280,43 @@ class Gateway:
         return socket
 
     async def _converse(
-        self, connection: _Connection, request: web.Request, stream: AbstractStreamWriter, inbox: Inbox
+        self, connection: _Connection, node: NodeInfo, stream: AbstractStreamWriter, inbox: Inbox
     ) -> None:
         session = connection.session
-        async with asyncio.timeout(HANDSHAKE_S):
-            node = await self._handshake(connection, request)
+        async with asyncio.timeout(WELCOME_S):
             if self._replace(node.node_id):
                 await inbox.node_left(node.node_id)
             welcome = await inbox.node_joined(node)
+        if session.state is State.CLOSED:  # The hub stops, and has said so.
+            if node.node_id not in self._open:
+                await inbox.node_left(node.node_id)
+            return
         self._replace(node.node_id)  # Another connection of this node may have been quicker.
         self._open[node.node_id] = connection
         connection.queue.put(session.welcome(welcome))
         connection.start_writing(stream, node.node_id)
+        pace = Pace(now=self._limits.now())
         try:
-            while (
-                frame := await self._next_frame(connection, HEARTBEATS_MISSED * self._settings.heartbeat_s)
-            ) is not None:
+            while (frame := await self._next_frame(connection, node)) is not None:
                 message = session.receive(frame)
                 if isinstance(message, Goodbye):
-                    log.info("node %s left: %s", node.node_id, message.reason or "no reason given")
+                    self._log.info("node %s left: %s", node.node_id, message.reason or "no reason given")
                     return
+                self._penalties.behaved(node.node_id)
                 await inbox.node_said(node.node_id, message)
+                if (wait_s := pace.wait_s(len(frame), now=self._limits.now())) > 0:
+                    self.faults[Fault.TOO_FAST] += 1
+                    await asyncio.sleep(wait_s)
         finally:
             was_open = self._forget(node.node_id, connection)  # Before anything is awaited: nobody may send to it now.
             connection.queue.end()
             if was_open:
                 await inbox.node_left(node.node_id)
 
-    async def _handshake(self, connection: _Connection, request: web.Request) -> NodeInfo:
-        session = connection.session
-        hello = await self._expect(connection, Hello)
-        await connection.socket.send_bytes(session.challenge())
-        proof = await self._expect(connection, Proof)
-        self._check_token(proof)
+    def _node(self, guest: Guest, request: web.Request) -> NodeInfo:
+        session = guest.session
+        hello, proof = session.hello, session.proof
+        assert hello is not None and proof is not None, "the door lets nobody in who has not proven who it is"
         return NodeInfo(
             node_id=session.node_id,
             public_key=hello.node_key,
@@ -293,6 +329,7 @@ class Gateway:
             mesh_port=proof.mesh_port,
             cost_per_hour=proof.cost_per_hour,
             power_watts=proof.power_watts,
+            invite_id=guest.invite_id,
         )
 
     def _replace(self, node_id: str) -> bool:
@@ -313,51 +350,32 @@ class Gateway:
         self._farewells.add(farewell)
         farewell.add_done_callback(self._farewells.discard)
 
-    def _check_token(self, proof: Proof) -> None:
-        if self._settings.join == "open":
-            return
-        given = (proof.invite_token or "").encode()
-        if not any(hmac.compare_digest(given, token.encode()) for token in self._settings.invite_tokens):
-            raise RefusedError(
-                "This hub admits only nodes with an invite token.",
-                got="no token" if proof.invite_token is None else "a token that it does not know",
-                do="Ask the hub's operator for one, then: echo-node join URL --token TOKEN",
-                code=RefusalCode.BAD_TOKEN,
-            )
-
-    async def _expect(self, connection: _Connection, kind: type[_M]) -> _M:
-        frame = await self._next_frame(connection, HANDSHAKE_S)
-        if frame is None:
-            raise ConnectionResetError("closed during the handshake")
-        if len(frame) > HANDSHAKE_BYTES:
-            raise RemoteProtocolError("A message of the handshake is too large.", got=f"{len(frame)} bytes")
-        message = connection.session.receive(frame)
-        assert isinstance(message, kind)  # The session's state table allows nothing else here.
-        return message
-
-    @staticmethod
-    async def _next_frame(connection: _Connection, timeout_s: float) -> bytes | None:
+    async def _next_frame(self, connection: _Connection, node: NodeInfo) -> bytes | None:
         """The next binary frame; None once the connection is closed."""
         # Not the timeout of `receive`, which begins anew with every pong.
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(HEARTBEATS_MISSED * self._settings.heartbeat_s):
             received = await connection.socket.receive()
         if received.type is WSMsgType.BINARY:
             frame: bytes = received.data
             return frame
+        if received.type is WSMsgType.ERROR and isinstance(received.data, WebSocketError):  # The library has closed it.
+            is_large = received.data.code == WSCloseCode.MESSAGE_TOO_BIG
+            self._blame(node, Fault.TOO_LARGE if is_large else Fault.BAD_WEBSOCKET)
         if received.type in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR):
             return None
-        raise RemoteProtocolError("A node sent something other than a binary frame.", got=received.type.name)
+        raise RemoteProtocolError(
+            "A node sent something other than a binary frame.", got=received.type.name, code=Fault.NOT_BINARY
+        )
 
-    @staticmethod
-    async def _refuse(connection: _Connection, error: EchoError | TimeoutError) -> None:
-        if isinstance(error, TimeoutError):
-            error = RemoteProtocolError(
-                "The node stayed silent for too long.", do="Check the network, then join again."
-            )
-        log.info("refusing a node: %s (%s)", error.what, error.got)
-        code = error.code if isinstance(error, RefusedError) else RefusalCode.PROTOCOL_ERROR
-        what = error.what if error.got is None else f"{error.what} ({error.got})"
-        await connection.dismiss(connection.session.refuse(code, what[:2_000], (error.do or "")[:2_000]))
+    def _blame(self, node: NodeInfo, fault: Fault) -> None:
+        self.faults[fault] += 1
+        if fault not in HARMLESS:
+            self._penalties.fault(place_of(node.host), node.node_id, now=self._limits.now())
+
+    async def _refuse(self, connection: _Connection, error: EchoError) -> None:
+        self._log.info("refusing a node: %s (%s)", error.what, error.got)
+        said = refused(error)
+        await connection.dismiss(connection.session.refuse(said.code, said.what, said.do))
 
     def _forget(self, node_id: str, connection: _Connection) -> bool:
         """Whether this connection was the node's open one."""
@@ -365,3 +383,14 @@ class Gateway:
             return False
         del self._open[node_id]
         return True
+
+    @property
+    def turned_away(self) -> dict[str, dict[str, int]]:
+        """How many nodes were not let in, and how many frames or what else taken amiss, since the start; by why."""
+        return {"node": dict(self._door.refusals), "frame": {fault.value: n for fault, n in self.faults.items()}}
+
+
+def _fault_of(error: RemoteProtocolError) -> Fault:
+    if error.code == Fault.NOT_BINARY:
+        return Fault.NOT_BINARY
+    return Fault.NOT_DECODABLE if isinstance(error, CodecError) else Fault.OUT_OF_TURN

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from collections.abc import Iterable
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Middleware
 
 from echo_hub.config.sections import ServerConfig
+from echo_hub.net import limits
+from echo_hub.net.certificate import Certificate
+from echo_hub.net.descriptors import room_for
+from echo_hub.net.limits import Limits
+from echo_hub.net.peer_log import PeerLog
 from echo_shared.errors import ConfigError
 
-SHUTDOWN_S = 3.0
+log = logging.getLogger(__name__)
+
+SHUTDOWN_S: Final = 3.0
+ACCEPTED_AT_ONCE: Final = 32
+"""Connections in one turn of the event loop, so that those that are open get theirs."""
+WAITING_IN_SYSTEM: Final = 1_024
+"""Connections that the system keeps for the hub, as far as it may: who finds no room tries again after a second."""
+Dress = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 
 
 class Server:
@@ -20,17 +41,36 @@ class Server:
         self._settings = settings
         self.routes: tuple[web.AbstractRouteDef, ...] = ()
         """Once it is open."""
-        self._runner: web.AppRunner | None = None
+        self.limits = Limits(settings)
+        self._sweeping: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._runner: _LimitedRunner | None = None
         self.port = settings.port
 
-    async def open(self, routes: Iterable[web.AbstractRouteDef]) -> None:
-        """Raises ConfigError when the port cannot be had."""
+    async def open(
+        self, routes: Iterable[web.AbstractRouteDef], *, guards: Sequence[Middleware] = (), dress: Dress | None = None
+    ) -> None:
+        """`guards` stand before every route, `dress` adds headers to every answer. Raises ConfigError when the port
+        cannot be had, or the files for TLS are of no use."""
+        names = self._settings.tls_certificate, self._settings.tls_key
+        certificate = Certificate(*map(Path, names)) if all(names) else None
         self.routes = tuple(routes)
-        application = web.Application()
+        application = web.Application(middlewares=[self.limits.answering, *guards])
+        if dress is not None:
+            application.on_response_prepare.append(dress)
         application.add_routes(self.routes)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        self._runner = _LimitedRunner(
+            application,
+            self.limits,
+            access_log=None,
+            # What a stranger sends that is no HTTP is logged by the library, traceback and all.
+            logger=PeerLog(logging.getLogger("aiohttp.server"), theirs=(HttpProcessingError,)),
+            shutdown_timeout=SHUTDOWN_S,
+        )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._settings.host, self._settings.port)
+        context = certificate.load() if certificate else None
+        self._runner.speak_tls(context)  # Not the site: within the limits, from a connection's first packet on.
+        site = web.TCPSite(self._runner, self._settings.host, self._settings.port, backlog=ACCEPTED_AT_ONCE)
         try:
             await site.start()
         except OSError as error:
@@ -44,15 +84,77 @@ class Server:
                 else "Correct server.host and server.port.",
             ) from error
         self.port = self._runner.addresses[0][1]
+        _keep_waiting(site)
+        self._allow_connections()
+        self._sweeping = asyncio.create_task(self._sweep(), name="connections' deadlines")
+        if certificate is not None:
+            self._renewing = asyncio.create_task(certificate.watch(), name="TLS certificate")
+
+    def _allow_connections(self) -> None:
+        wanted = self._settings.max_connections
+        allowed = room_for(wanted)
+        self.limits.allow(allowed)
+        if allowed < wanted:
+            log.warning(
+                "The system allows this process %d connections, server.max_connections = %d wants more: raise its limit"
+                " of open files (ulimit -n, LimitNOFILE=).",
+                allowed,
+                wanted,
+            )
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(limits.SWEEP_S)
+            self.limits.sweep()
 
     @property
     def url(self) -> str:
         """The address that nodes on this machine, or behind the public one, use."""
-        if self._settings.public_url:
-            return self._settings.public_url.rstrip("/")
-        host = "127.0.0.1" if self._settings.host in ("0.0.0.0", "::", "") else self._settings.host
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return address(self._settings, self.port)
 
     async def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+        self.limits.end_handshakes()
         if self._runner is not None:
             await self._runner.cleanup()
+
+
+def _keep_waiting(site: web.TCPSite) -> None:
+    """The event loop takes one figure for what it accepts at once and for what waits."""
+    server = site._server
+    assert isinstance(server, asyncio.Server), "the site has started"
+    for listening in server.sockets:
+        with socket.fromfd(listening.fileno(), listening.family, listening.type) as same:
+            same.listen(WAITING_IN_SYSTEM)
+
+
+def address(settings: ServerConfig, port: int) -> str:
+    """What nodes on this machine, or behind the public address, use."""
+    if settings.public_url:
+        return settings.public_url.rstrip("/")
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
+    scheme = "https" if settings.tls_certificate else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+class _LimitedRunner(web.AppRunner):
+    """The library's, whose sites make each connection within the limits."""
+
+    def __init__(self, application: web.Application, limits: Limits, **options: Any) -> None:
+        super().__init__(application, **options)
+        self._limits = limits
+        self._context: ssl.SSLContext | None = None
+
+    def speak_tls(self, context: ssl.SSLContext | None) -> None:
+        """None: plain HTTP. Before there is a site."""
+        self._context = context
+
+    @property
+    def server(self) -> web.Server | None:
+        server = super().server
+        # A site only calls it, for a protocol.
+        return None if server is None else cast("web.Server", partial(self._limits.make, server, self._context))

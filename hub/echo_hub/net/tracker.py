@@ -1,7 +1,8 @@
 """The run's private BitTorrent tracker: tells nodes of each other.
 
 A node announces under its own passkey, which the hub gives it when it joins, and which opens the web seed as well
-(`echo_hub.net.artefact_routes`); nobody else is answered, and nobody who is barred. A node's address is the one its
+(`echo_hub.net.artefact_routes`); nobody else is answered, nobody who is barred, and nobody to whom a node has given its
+passkey, once they are many (`echo_hub.net.passkey_use`). A node's address is the one its
 request comes from, never one that it claims. The state is in memory: after a restart of the hub the nodes' next
 announces fill it again, and their passkeys still hold.
 
@@ -15,6 +16,7 @@ import hmac
 import ipaddress
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +26,7 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import web
 
 from echo_hub.net.client_address import client_ip, hub_host
+from echo_hub.net.passkey_use import PasskeyUse
 from echo_shared import bencode
 from echo_shared.errors import RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
@@ -35,6 +38,8 @@ INTERVAL_S: Final = 120
 EXPIRES_AFTER_S: Final = 2.5 * INTERVAL_S
 MOST_PEERS: Final = 50
 """Most peers in one answer; a random choice among more."""
+INTRODUCED_EVERY_S: Final = INTERVAL_S
+"""Nodes are told of the same peer no oftener, however often it stops and begins anew."""
 _NODE_ID_DIGITS: Final = 20
 _MAC_BYTES: Final = 16
 
@@ -80,7 +85,12 @@ class Tracker:
         self._public = public
         self._hub_ports: dict[bytes, int] = {}
         self._swarms: dict[bytes, dict[str, _Member]] = {}
+        self._introduced: dict[bytes, dict[str, float]] = {}
+        """By torrent, when others were told of each node last."""
         self._barred: frozenset[str] = frozenset()
+        self._use = PasskeyUse()
+        self.refused: Counter[str] = Counter()
+        """Announces and fetches, since the start, by why."""
 
     def passkey(self, node_id: str) -> str:
         """The node's name in its announces; only this hub can make it."""
@@ -91,9 +101,23 @@ class Tracker:
         """The node whose passkey this is. Raises RefusedError when it is nobody's, or that of a node that is barred."""
         node_id = passkey[:_NODE_ID_DIGITS]
         if not hmac.compare_digest(passkey.encode(errors="replace"), self.passkey(node_id).encode(errors="replace")):
+            self.refused["unknown_passkey"] += 1
             raise RefusedError("This passkey is not known.", do="Join the hub again.", code=RefusalCode.BAD_TOKEN)
         if node_id in self._barred:
+            self.refused["banned"] += 1
             raise RefusedError("This node is banned.", do="Ask the hub's operator.", code=RefusalCode.BANNED)
+        return node_id
+
+    def user_of(self, passkey: str, ip: str, *, now: float) -> str:
+        """`node_of`, for a request from `ip`. Raises RefusedError also where the passkey is used from everywhere."""
+        node_id = self.node_of(passkey)
+        if not self._use.may_use(node_id, ip, now=now):
+            self.refused["shared_passkey"] += 1
+            raise RefusedError(
+                "This passkey is used from too many addresses.",
+                do="Give it to nobody: a node's passkey is its own.",
+                code=RefusalCode.BAD_TOKEN,
+            )
         return node_id
 
     def bar(self, node_ids: Collection[str]) -> None:
@@ -112,10 +136,11 @@ class Tracker:
         """Closes the swarm of this torrent."""
         self._hub_ports.pop(info_hash, None)
         self._swarms.pop(info_hash, None)
+        self._introduced.pop(info_hash, None)
 
     def announce(self, passkey: str, announce: Announce, *, hub_host: str, now: float) -> Answer:
         """Notes the node down and tells it of others. Raises RefusedError for a bad passkey or an unknown torrent."""
-        node_id = self.node_of(passkey)
+        node_id = self.user_of(passkey, announce.ip, now=now)
         swarm = self._swarms.get(announce.info_hash)
         if swarm is None:
             raise RefusedError("This torrent is not published here.", do="Fetch the newest version.")
@@ -125,8 +150,10 @@ class Tracker:
         if announce.event == "stopped" or not announce.port or is_proxy:
             swarm.pop(node_id, None)
         else:
-            if node_id not in swarm:
+            told = self._introduced.setdefault(announce.info_hash, {})
+            if node_id not in swarm and now - told.get(node_id, -INTRODUCED_EVERY_S) >= INTRODUCED_EVERY_S:
                 introduce_to = self._fetching(swarm, reach=announce.ip)
+                told[node_id] = now
             swarm[node_id] = _Member(
                 address=(announce.ip, announce.port), is_seed=announce.left == 0, expires_at=now + EXPIRES_AFTER_S
             )
@@ -198,7 +225,7 @@ def routes(
     async def answer(request: web.Request) -> web.Response:
         try:
             query = read_query(request.raw_path)
-            announce = _read_announce(query, ip=client_ip(request, trusted_proxies))
+            announce = read_announce(query, ip=client_ip(request, trusted_proxies))
             found = tracker.announce(
                 request.match_info["passkey"], announce, hub_host=hub_host(request), now=time.monotonic()
             )
@@ -224,7 +251,8 @@ def read_query(raw_path: str) -> dict[str, bytes]:
     return {key: unquote_to_bytes(value.replace("+", " ").encode(errors="surrogateescape")) for key, _, value in pairs}
 
 
-def _read_announce(query: Mapping[str, bytes], *, ip: str) -> Announce:
+def read_announce(query: Mapping[str, bytes], *, ip: str) -> Announce:
+    """What a peer at `ip` says. Raises RemoteProtocolError."""
     try:
         announce = Announce(
             info_hash=query["info_hash"],

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from echo_hub.config.sections import HubConfig
 from echo_shared.errors import ConfigError
-from echo_shared.fields import MAX_TOKENS
+from echo_shared.messages.fields import MAX_TOKENS
 
 BUILTIN: Final = {"builtin:tiny": "tiny_base"}
 """Base models in the box, by the name of their directory in `echo_hub/assets`."""

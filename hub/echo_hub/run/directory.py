@@ -39,6 +39,16 @@ class RunDirectory:
         return self.root / "run_keys.json"
 
     @property
+    def operator_token(self) -> Path:
+        """What scripts show to be let in as the operator; secret."""
+        return self.root / "operator.token"
+
+    @property
+    def operator_password(self) -> Path:
+        """The hash of the password that the operator has set, if any."""
+        return self.root / "operator.password"
+
+    @property
     def artefacts(self) -> Path:
         """What is published: `echo_hub.net.artefact_store`."""
         return self.root / "artefacts"

@@ -1,11 +1,30 @@
-"""The cheap checks of a rollout's payload: what no honest backend can send. The lease itself is checked by the core."""
+"""The cheap checks of a rollout's payload: what no honest backend can send. The lease itself is checked by the core.
+
+Claimed log-probabilities have a lower bound that follows from the draw alone, whatever the model, the prompt and the
+temperature. Of V tokens, those of a probability of q or less have at most V q together, so what is drawn has one so low
+at most so often, and a token's *excess*
+
+    x = max(0, -logprob - ln V)        is x or more with a probability of at most exp(-x).
+
+That holds given all tokens before it: the sum of k excesses at given places is at most as large as one of the gamma
+distribution of shape k. For the k largest of N places, over all choices of places,
+
+    P(sum >= s) <= (N choose k) exp(-s) (1 + s + ... + s^(k-1) / (k-1)!)
+
+A completion is refused when this is below `FALSE_REJECTION` for any k, with the share 1 / (k (k + 1)) of it for each k,
+and 1 / ((j + 1) (j + 2)) for lengths up to N = 2^j, for who draws decides where a completion ends. So one token that a
+fair draw gives once in a thousand million may come in a long completion, and two may not.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from math import log
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echo_hub.core.payload import RolloutPayload
 from echo_shared.errors import RemoteProtocolError
@@ -13,6 +32,8 @@ from echo_shared.messages import FinishReason
 
 LOGPROB_SLACK: Final = 1e-3
 """Nats above zero that rounding in a backend may leave."""
+FALSE_REJECTION: Final = 1e-9
+"""At most so often a fair draw is refused for the log-probabilities of a completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +56,16 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
         )
     if int(ids.min()) < 0 or int(ids.max()) >= bounds.vocabulary_size:
         raise RemoteProtocolError("A token is not in the vocabulary.", got=f"ids {int(ids.min())} to {int(ids.max())}")
+    if not np.isfinite(logprobs).all():
+        raise RemoteProtocolError("A log-probability is no number.", got=str(logprobs[~np.isfinite(logprobs)][0]))
     if float(logprobs.max()) > LOGPROB_SLACK:
         raise RemoteProtocolError("A log-probability is above zero.", got=f"{float(logprobs.max()):.4f}")
+    if log_chance(logprobs, bounds.vocabulary_size) < log(FALSE_REJECTION):
+        lowest = ", ".join(f"{value:.1f}" for value in np.sort(logprobs)[:3])
+        raise RemoteProtocolError(
+            "No fair draw gives tokens that are as improbable as these log-probabilities say.",
+            got=f"{len(ids)} tokens, the lowest: {lowest}",
+        )
     stops = np.isin(ids, list(bounds.stop_ids))
     if stops[:-1].any():
         raise RemoteProtocolError("A completion goes on after its stop token.", got=f"{int(stops.sum())} stop tokens")
@@ -44,3 +73,28 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
         raise RemoteProtocolError("A completion claims to have stopped, without a stop token.", got=str(int(ids[-1])))
     if payload.finish_reason is FinishReason.LENGTH and (stops[-1] or len(ids) != bounds.max_tokens):
         raise RemoteProtocolError("A completion claims to be cut at its length.", got=f"{len(ids)} tokens")
+
+
+def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
+    """ln of a bound of how often a fair draw gives a completion with log-probabilities [T], nats, as low as these."""
+    excess = np.maximum(-logprobs.astype(np.float64) - log(vocabulary_size), 0)
+    if not excess.any():
+        return 0.0
+    sums = np.cumsum(np.sort(excess)[::-1])
+    sizes = np.arange(1, len(sums) + 1)
+    doublings = (len(excess) - 1).bit_length()
+    places = 1 << doublings
+    factorials = _log_factorials(places)
+    # The terms of the exponential series grow up to there, each by at least sums / (sizes - 1): a geometric series.
+    shrink = (sizes - 1) / sums
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tails = -sums + (sizes - 1) * np.log(sums) - factorials[sizes - 1] - np.log1p(-shrink)
+    choices = factorials[places] - factorials[sizes] - factorials[places - sizes]
+    chances = np.where(shrink < 1, tails, 0) + choices + np.log(sizes * (sizes + 1.0))
+    return min(0.0, float(chances.min()) + log((doublings + 1) * (doublings + 2)))
+
+
+@lru_cache(maxsize=32)
+def _log_factorials(most: int) -> NDArray[np.float64]:
+    """ln 0! .. ln most!"""
+    return np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, most + 1)))))

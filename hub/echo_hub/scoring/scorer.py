@@ -16,6 +16,7 @@ from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_shared.errors import RemoteProtocolError, ScorerError
 from echo_shared.messages import DropReason
+from echo_shared.messages.fields import printable_line
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Scorer:
         self._bounds = bounds
         self._load = load
         self._waiting: asyncio.Queue[str] = asyncio.Queue()
+        self._num_failed = 0
 
     def submit(self, rollout_id: str) -> None:
         self._waiting.put_nowait(rollout_id)
@@ -77,9 +79,15 @@ class Scorer:
         verdicts = [_verdict(job, response) for job, response in zip(possible, responses, strict=True)]
         failed = [verdict for verdict in verdicts if isinstance(verdict, RolloutRejected)]
         if failed:
-            log.warning("the scorer failed on %d rollouts of %d: %s", len(failed), len(jobs), failed[-1].detail)
+            self._note_failures(len(failed), failed[-1].detail)
         for verdict in (*refused.values(), *verdicts):
             await report(verdict)
+
+    def _note_failures(self, count: int, detail: str) -> None:
+        """Completions are strangers' to write: so is what scorers say of them, and how often."""
+        before, self._num_failed = self._num_failed, self._num_failed + count
+        if self._num_failed.bit_length() > before.bit_length():  # At the 1st, 2nd, 4th, 8th ... of all.
+            log.warning("the scorer has failed on %d rollouts so far: %s", self._num_failed, printable_line(detail))
 
     def _check_all(self, jobs: Sequence[ScoringJob]) -> dict[str, RolloutRejected]:
         """The verdicts on payloads that no honest backend can send, by rollout id."""

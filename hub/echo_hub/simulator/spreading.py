@@ -208,7 +208,7 @@ class Spreading:
             lacks.remove(piece)
             self._agenda.at(self._agenda.now + self._delay_s, self._said, (push, node_id, piece))
             if not lacks:
-                self._agenda.at(self._agenda.now + APPLY_S, self._applied, (push, node_id))
+                self._agenda.at(self._agenda.now + APPLY_S, self._applied, (push, self._lines[node_id]))
 
     def _hand_on(self, push: _Push, owner_id: str, piece: int) -> None:
         """To all others, each time beginning with another one."""
@@ -226,10 +226,11 @@ class Spreading:
         push.plan.have(node_id, (piece,), self._agenda.now)
         self._plan()
 
-    def _applied(self, subject: tuple[_Push, str]) -> None:
-        push, node_id = subject
-        if node_id in push.lacks:
-            self._arrived(self._lines[node_id].node, push.version)
+    def _applied(self, subject: tuple[_Push, _Line]) -> None:
+        push, line = subject
+        node_id = line.node.node_id
+        if node_id in push.lacks and self._lines.get(node_id) is line:  # Else it has left, or come back without it.
+            self._arrived(line.node, push.version)
 
 
 def piece_bytes_for(total_bytes: int) -> int:

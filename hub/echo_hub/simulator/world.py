@@ -21,6 +21,9 @@ from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     AnnounceVersion,
     BeginStep,
+    CheckingCredited,
+    CheckRecorded,
+    CheckRollout,
     CostAccrued,
     Effect,
     EvaluationDone,
@@ -28,6 +31,7 @@ from echo_hub.core.effects import (
     GroupDropped,
     GroupOpened,
     HandOver,
+    HastenChecks,
     LookUpReceipt,
     PrepareGroup,
     PublishVersion,
@@ -38,13 +42,16 @@ from echo_hub.core.effects import (
     RolloutsLeased,
     ScoreRecorded,
     ScoreRollout,
+    SendCheck,
     SendLease,
     SendReceipts,
     SendTrained,
+    StandingRecorded,
     StepPlanned,
     StepTrained,
     TellStandby,
     TrainStep,
+    TrustDecided,
     VersionRecorded,
 )
 from echo_hub.core.events import (
@@ -261,5 +268,12 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     SendReceipts: World._ignore,
     SendTrained: World._ignore,
     VersionRecorded: World._ignore,
+    CheckRollout: World._ignore,  # Nobody is checked here: trust is off in the simulator's settings.
+    HastenChecks: World._ignore,
+    SendCheck: World._ignore,
+    CheckingCredited: World._ignore,
+    CheckRecorded: World._ignore,
+    StandingRecorded: World._ignore,
+    TrustDecided: World._ignore,
 }
 """What becomes of each effect; a test holds it equal to Effect."""

@@ -14,9 +14,10 @@ from typing import ParamSpec, TypeVar
 from echo_hub.core.effects import Record
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.store import Store
-from echo_shared.books import Evaluation
+from echo_shared.books import Evaluation, Invite
 from echo_shared.messages import Receipt
 
 _P = ParamSpec("_P")
@@ -59,6 +60,9 @@ class AsyncStore:
     ) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
         return await self._read(self.store.load_turns, episodes)
 
+    async def load_draws(self, rollout_ids: Sequence[str]) -> list[StoredDraw]:
+        return await self._read(self.store.load_draws, rollout_ids)
+
     async def load_batch(self, step: int) -> list[BatchGroup]:
         return await self._read(self.store.load_batch, step)
 
@@ -82,6 +86,7 @@ class AsyncStore:
         now: float,
         cost_per_hour: float = 0.0,
         power_watts: float = 0.0,
+        invite_id: int | None = None,
     ) -> None:
         await self._write(
             self.store.node_seen,
@@ -93,13 +98,38 @@ class AsyncStore:
             now=now,
             cost_per_hour=cost_per_hour,
             power_watts=power_watts,
+            invite_id=invite_id,
         )
 
     async def nodes_still_here(self, node_ids: Sequence[str], now: float) -> None:
         await self._write(self.store.nodes_still_here, node_ids, now)
 
+    async def ban(self, node_ids: Collection[str], now: float) -> None:
+        await self._write(self.store.ban, node_ids, now)
+
+    async def unban(self, node_ids: Collection[str]) -> None:
+        await self._write(self.store.unban, node_ids)
+
     async def banned_nodes(self) -> frozenset[str]:
         return await self._read(self.store.banned_nodes)
+
+    async def useful_nodes(self) -> frozenset[str]:
+        return await self._read(self.store.useful_nodes)
+
+    async def want_pardon(self, node_ids: Collection[str], now: float) -> None:
+        await self._write(self.store.want_pardon, node_ids, now)
+
+    async def wanted_pardons(self) -> frozenset[str]:
+        return await self._read(self.store.wanted_pardons)
+
+    async def num_invites(self) -> tuple[int, int]:
+        return await self._read(self.store.num_invites)
+
+    async def invites(self) -> list[Invite]:
+        return await self._read(self.store.invites)
+
+    async def came_by(self) -> dict[str, int]:
+        return await self._read(self.store.came_by)
 
     async def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
         await self._write(self.store.record_distribution, news, now)

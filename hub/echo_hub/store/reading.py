@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -9,19 +10,32 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import Connection, exists, func, or_, select
 
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
+from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
+from echo_hub.store.standings import read_standings
 from echo_hub.store.tables import WITH_PAYLOAD, evaluations, groups, payloads, rollouts, steps, versions
 from echo_hub.store.writing import key_of
 from echo_shared.errors import StorageError
-from echo_shared.messages import MAX_GROUP_SIZE, DropReason, FinishReason, Receipt, ReceiptState, rollout_id
+from echo_shared.messages import (
+    MAX_GROUP_SIZE,
+    Checked,
+    DropReason,
+    FinishReason,
+    Receipt,
+    ReceiptState,
+    rollout_id,
+)
 
 _Key = TypeVar("_Key")
 
 _UNFINISHED = (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)
+
+_ANSWERED = (ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED)
+"""States of a turn that the environment has answered, and whose tokens are kept."""
 
 _KEYS_A_QUERY: Final = 1_000
 """Far below what either database takes as parameters of one statement."""
@@ -52,6 +66,9 @@ class BatchTurn:
 
     rollout_id: str
     node_id: str
+    seed: int
+    """Of its lease's draws."""
+    index: int
     spans: tuple[Span, ...]
     """Who drew how much of it by which version, in order; never empty."""
     completion_ids: NDArray[np.int32]
@@ -140,6 +157,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
         published_version=connection.scalar(select(func.max(versions.c.policy_version))) or 0,
         replayable=frozenset(kept),
         evaluated=_evaluated(connection),
+        standings=read_standings(connection),
     )
 
 
@@ -158,6 +176,14 @@ def _evaluated(connection: Connection) -> frozenset[tuple[int, int]]:
 
 
 def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
+    before = rollouts.alias()
+    others_held = exists().where(
+        before.c.group_id == rollouts.c.group_id,
+        before.c.index == rollouts.c.index,
+        before.c.turn == rollouts.c.turn,
+        before.c.lease_id < rollouts.c.lease_id,
+        before.c.node_id != rollouts.c.node_id,
+    )
     rows = connection.execute(
         select(
             rollouts.c.lease_id,
@@ -170,7 +196,9 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             rollouts.c.state,
             rollouts.c.num_tokens,
             rollouts.c.reward,
+            rollouts.c.checked,
             payloads.c.spans,
+            others_held.label("others_held"),
         )
         .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
         .where(rollouts.c.state.in_(_UNFINISHED))
@@ -190,6 +218,9 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             num_tokens=row.num_tokens or 0,
             reward=row.reward,
             oldest_version=_spans(row)[0].policy_version if row.spans else None,
+            drawn_by=_others(row),
+            others_held=row.others_held,
+            checked=Checked(row.checked),
         )
         for row in rows
     )
@@ -203,7 +234,7 @@ def _scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[
     )
     return tuple(
         (row.group_id, row.at, row.turn)
-        for part in _in_parts(group_ids)
+        for part in in_parts(group_ids)
         for row in connection.execute(query.where(rollouts.c.group_id.in_(part)))
     )
 
@@ -227,7 +258,7 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
     ).join_from(payloads, rollouts, WITH_PAYLOAD)
     rows = [
         row
-        for lease_ids in _in_parts({lease_id for lease_id, _ in keys})
+        for lease_ids in in_parts({lease_id for lease_id, _ in keys})
         for row in connection.execute(query.where(payloads.c.lease_id.in_(lease_ids)))
     ]
     earlier = read_turns(connection, {(row.group_id, row.at) for row in rows if row.turn})
@@ -252,7 +283,8 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
 def read_turns(
     connection: Connection, episodes: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
-    """The answered turns of unfinished episodes (group id, index), in order; nothing for those that have none."""
+    """The answered turns of episodes (group id, index), in order; nothing for those that have none, or have been
+    dropped."""
     query = (
         select(
             rollouts.c.group_id,
@@ -266,17 +298,17 @@ def read_turns(
         .order_by(rollouts.c.turn)
     )
     turns: dict[tuple[int, int], tuple[AnsweredTurn, ...]] = {}
-    for group_ids in _in_parts({group_id for group_id, _ in episodes}):
+    for group_ids in in_parts({group_id for group_id, _ in episodes}):
         for row in connection.execute(query.where(rollouts.c.group_id.in_(group_ids))):
             episode = (row.group_id, row.at)
             # The state is not in the query: SQLite would walk all that is scored instead of the groups.
-            if episode in episodes and row.state == ReceiptState.SCORED:
+            if episode in episodes and row.state in _ANSWERED:
                 turn = AnsweredTurn(completion_ids=_ids(row.completion_ids), observation_ids=_ids(row.observation_ids))
                 turns[episode] = (*turns.get(episode, ()), turn)
     return turns
 
 
-def _in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
+def in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
     """The keys in parts, each as much as one query asks for."""
     rest = iter(keys)
     while part := list(islice(rest, _KEYS_A_QUERY)):
@@ -289,6 +321,13 @@ def _spans(row: Any) -> tuple[Span, ...]:
         Span(node_id=node_id, policy_version=version, num_tokens=count)
         for node_id, version, count in row.spans or [(row.node_id, row.policy_version, row.num_tokens)]
     )
+
+
+def _others(row: Any) -> tuple[str, ...]:
+    """Who has drawn of it beside the node that it is leased to."""
+    if not row.spans:
+        return ()
+    return tuple(name for name in dict.fromkeys(span.node_id for span in _spans(row)) if name != row.node_id)
 
 
 def _ids(stored: bytes | None) -> NDArray[np.int32]:
@@ -323,6 +362,7 @@ def _rollout_rows(connection: Connection, group_ids: Collection[int]) -> dict[st
         rollouts.c.lease_id,
         rollouts.c.index.label("at"),
         rollouts.c.group_id,
+        rollouts.c.turn,
         rollouts.c.node_id,
         rollouts.c.policy_version,
         rollouts.c.num_tokens,
@@ -335,7 +375,7 @@ def _rollout_rows(connection: Connection, group_ids: Collection[int]) -> dict[st
     ).join_from(rollouts, payloads, WITH_PAYLOAD)
     return {
         rollout_id(row.lease_id, row.at): row
-        for part in _in_parts(group_ids)
+        for part in in_parts(group_ids)
         for row in connection.execute(query.where(rollouts.c.group_id.in_(part)))
     }
 
@@ -346,26 +386,32 @@ def _batch_groups(
     query = select(groups.c.group_id, groups.c.seed)
     seed_of = {
         row.group_id: row.seed
-        for part in _in_parts(group_ids)
+        for part in in_parts(group_ids)
         for row in connection.execute(query.where(groups.c.group_id.in_(part)))
     }
+    attempts = Counter(_scorer_failures(connection, list(group_ids)))
     return [
         BatchGroup(
             group_id=group_id,
             seed=seed_of[group_id],
             episodes=tuple(
-                _episode(list(turns)) for _, turns in groupby(of_group, key=lambda wanted_row: wanted_row[1].at)
+                _episode(list(turns), seed_of[group_id], attempts)
+                for _, turns in groupby(of_group, key=lambda wanted_row: wanted_row[1].at)
             ),
         )
         for group_id, of_group in groupby(in_order, key=lambda wanted_row: wanted_row[1].group_id)
     ]
 
 
-def _episode(rows: Sequence[tuple[str, Any]]) -> BatchEpisode:
+def _episode(
+    rows: Sequence[tuple[str, Any]], group_seed: int, attempts: Mapping[tuple[int, int, int], int]
+) -> BatchEpisode:
     turns = tuple(
         BatchTurn(
             rollout_id=name,
             node_id=row.node_id,
+            seed=turn_seed(group_seed, row.turn, attempts.get((row.group_id, row.at, row.turn), 0)),
+            index=row.at,
             spans=_spans(row),
             completion_ids=_ids(row.completion_ids),
             behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
@@ -416,7 +462,7 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
     and for ids never leased."""
     keys = {key for wanted in asked if (key := _possible_key(wanted)) is not None}
     found: dict[str, Receipt] = {}
-    for lease_ids in _in_parts({lease_id for lease_id, _ in keys}):
+    for lease_ids in in_parts({lease_id for lease_id, _ in keys}):
         # By lease alone: of pairs, SQLite would look at every rollout of the run.
         rows = connection.execute(
             select(
@@ -425,6 +471,7 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
                 rollouts.c.node_id,
                 rollouts.c.state,
                 rollouts.c.drop_reason,
+                rollouts.c.checked,
             ).where(rollouts.c.lease_id.in_(lease_ids))
         )
         for row in rows:
@@ -435,6 +482,7 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
                 rollout_id=known,
                 state=ReceiptState(row.state),
                 drop_reason=None if row.drop_reason is None else DropReason(row.drop_reason),
+                checked=Checked(row.checked),
             )
     return [
         found.get(wanted) or Receipt(rollout_id=wanted, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from statistics import fmean
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Column, Connection, Row, Select, distinct, func, select
 
 from echo_hub.core.spread.holdings import quantile
-from echo_hub.store.tables import costs, evaluations, fetch_tallies, fetches, nodes, rollouts, steps, tallies, versions
+from echo_hub.store.tables import (
+    checking,
+    costs,
+    evaluations,
+    fetch_tallies,
+    fetches,
+    invites,
+    nodes,
+    rollouts,
+    steps,
+    tallies,
+    trust,
+    versions,
+)
 from echo_hub.store.tallies import (
     EVALUATED,
     TRAINED,
@@ -19,29 +33,64 @@ from echo_hub.store.tallies import (
     dropped_so_far,
     main_transport,
 )
-from echo_shared.books import Accounting, CostTotals, Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
+from echo_shared.books import (
+    Accounting,
+    CostTotals,
+    Evaluation,
+    EvaluationKind,
+    NodeTotals,
+    NumNodes,
+    StepRecord,
+    VersionRecord,
+)
 from echo_shared.messages import ReceiptState
 from echo_shared.step_figures import figures_of
 
+_IS_USEFUL: Final = tallies.c.outcome.in_((TRAINED, EVALUATED)) & (tallies.c.rollouts > 0)
+_KNOWN: Final = select(nodes, invites.c.name.label("invite")).outerjoin(
+    invites, invites.c.invite_id == nodes.c.invite_id
+)
+_JUDGED: Final = select(
+    trust.c.node_id,
+    trust.c.state,
+    trust.c.reason,
+    trust.c.since,
+    trust.c.num_verified,
+    trust.c.num_checked,
+    trust.c.num_failed,
+    trust.c.checked_at,
+)
+KEYS_A_QUERY: Final = 1_000
+"""Far below what either database takes as parameters of one statement."""
 
-def read_leaderboard(connection: Connection) -> list[NodeTotals]:
-    """Every node, that with most rollouts that were trained on or evaluated first."""
+
+def read_leaderboard(
+    connection: Connection, *, most: int | None = None, always: Collection[str] = ()
+) -> list[NodeTotals]:
+    """The node with most rollouts that were trained on or evaluated first. Every node; or `most` of them, those with
+    most such rollouts and then those that were seen last, and the ones of `always`: strangers' keys cost nothing, so
+    there may be any number in the books."""
+    chosen = None if most is None else {*_foremost(connection, most), *always}
     final: dict[str, dict[str, Row[Any]]] = {}
-    for row in connection.execute(select(tallies)):
+    for row in _rows_of(connection, select(tallies), tallies.c.node_id, chosen):
         final.setdefault(row.node_id, {})[row.outcome] = row
     under_way: dict[str, Counter[str]] = {}
     for row in _unfinished(connection):
-        under_way.setdefault(row.node_id, Counter())[row.state] = row.number
-    known = {row.node_id: row for row in connection.execute(select(nodes))}
-    paid = {row.node_id: row for row in connection.execute(select(costs))}
+        if chosen is None or row.node_id in chosen:
+            under_way.setdefault(row.node_id, Counter())[row.state] = row.number
+    known = {row.node_id: row for row in _rows_of(connection, _KNOWN, nodes.c.node_id, chosen)}
+    paid = {row.node_id: row for row in _rows_of(connection, select(costs), costs.c.node_id, chosen)}
+    checked = {row.node_id: row for row in _rows_of(connection, select(checking), checking.c.node_id, chosen)}
+    judged = {row.node_id: row for row in _rows_of(connection, _JUDGED, trust.c.node_id, chosen)}
     useful = {
         node_id: sum(row.rollouts for outcome, row in of_node.items() if outcome in (TRAINED, EVALUATED))
         for node_id, of_node in final.items()
     }
-    total = sum(useful.values())
+    total = int(connection.scalar(select(func.sum(tallies.c.rollouts)).where(_IS_USEFUL)) or 0)
     rows = []
     for node_id in known.keys() | final.keys() | under_way.keys():
         of_node, states, node = final.get(node_id, {}), under_way.get(node_id, Counter()), known.get(node_id)
+        standing = judged.get(node_id)
         trained, evaluated = of_node.get(TRAINED), of_node.get(EVALUATED)
         rows.append(
             NodeTotals(
@@ -52,6 +101,7 @@ def read_leaderboard(connection: Connection) -> list[NodeTotals]:
                 first_seen=node.first_seen if node else 0.0,
                 last_seen=node.last_seen if node else 0.0,
                 banned_at=node.banned_at if node else None,
+                invite=(node.invite or "") if node else "",
                 cost_per_hour=node.cost_per_hour if node else 0.0,
                 power_watts=node.power_watts if node else 0.0,
                 cost=paid[node_id].dollars if node_id in paid else 0.0,
@@ -62,9 +112,48 @@ def read_leaderboard(connection: Connection) -> list[NodeTotals]:
                 share=useful.get(node_id, 0) / max(total, 1),
                 received=sum(row.received for row in of_node.values()) + states.total() - states[ReceiptState.LEASED],
                 dropped=sum(row.rollouts for row in of_node.values()) - useful.get(node_id, 0),
+                standing=standing.state if standing else "",
+                standing_reason=standing.reason if standing else "",
+                standing_since=standing.since if standing else 0.0,
+                verified_in_a_row=standing.num_verified if standing else 0,
+                others_checked=checked[node_id].rollouts if node_id in checked else 0,
+                others_checked_tokens=checked[node_id].tokens if node_id in checked else 0,
+                checks=standing.num_checked if standing else 0,
+                failed_checks=standing.num_failed if standing else 0,
+                last_checked=standing.checked_at if standing else None,
             )
         )
     return sorted(rows, key=lambda row: (-row.share, row.name, row.node_id))
+
+
+def _foremost(connection: Connection, most: int) -> set[str]:
+    """The database sorts; no more than these are ever here."""
+    useful = func.sum(tallies.c.rollouts).desc()
+    of_use = select(tallies.c.node_id).where(_IS_USEFUL).group_by(tallies.c.node_id)
+    found = set(connection.scalars(of_use.order_by(useful, tallies.c.node_id).limit(most)))
+    if len(found) < most:
+        newest = select(nodes.c.node_id).order_by(nodes.c.last_seen.desc(), nodes.c.node_id).limit(most)
+        others = (node_id for node_id in connection.scalars(newest) if node_id not in found)
+        found.update(list(islice(others, most - len(found))))
+    return found
+
+
+def _rows_of(
+    connection: Connection, query: Select[Any], key: Column[str], chosen: Collection[str] | None
+) -> Iterator[Row[Any]]:
+    """Those of the chosen nodes; None = of all."""
+    if chosen is None:
+        yield from connection.execute(query)
+        return
+    keys = sorted(chosen)
+    for start in range(0, len(keys), KEYS_A_QUERY):
+        yield from connection.execute(query.where(key.in_(keys[start : start + KEYS_A_QUERY])))
+
+
+def read_num_nodes(connection: Connection) -> NumNodes:
+    known = connection.scalar(select(func.count()).select_from(nodes)) or 0
+    of_use = connection.scalar(select(func.count(distinct(tallies.c.node_id))).where(_IS_USEFUL)) or 0
+    return NumNodes(known=known, useful=of_use)
 
 
 def read_costs(connection: Connection) -> CostTotals:

@@ -17,14 +17,24 @@ from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
-from echo_hub.store import reading, recent, reports
+from echo_hub.store import invites, reading, recent, reports, standings
 from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
+from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps, versions
-from echo_hub.store.tallies import bytes_by_source, main_transport, tally_fetch
+from echo_hub.store.tallies import bytes_by_source, main_transport, tally_fetch, useful_nodes
 from echo_hub.store.writing import forget_payloads, write
-from echo_shared.books import Accounting, CostTotals, Evaluation, NodeTotals, StepRecord, VersionRecord
+from echo_shared.books import (
+    Accounting,
+    CostTotals,
+    Evaluation,
+    Invite,
+    NodeTotals,
+    NumNodes,
+    StepRecord,
+    VersionRecord,
+)
 from echo_shared.messages import Receipt
 
 
@@ -84,6 +94,11 @@ class Store:
         with self._reading() as connection:
             return reading.read_turns(connection, episodes)
 
+    def load_draws(self, rollout_ids: Sequence[str]) -> list[StoredDraw]:
+        """What is to be checked, in the order asked for; those whose tokens are not kept any more are left out."""
+        with self._reading() as connection:
+            return read_draws(connection, rollout_ids)
+
     def load_batch(self, step: int) -> list[BatchGroup]:
         """The planned batch of a step, in the order of training. Raises StorageError when it is pruned."""
         with self._reading() as connection:
@@ -120,8 +135,10 @@ class Store:
         now: float,
         cost_per_hour: float = 0.0,
         power_watts: float = 0.0,
+        invite_id: int | None = None,
     ) -> None:
-        """Notes that a node has joined, for the first time or again."""
+        """Notes that a node has joined, for the first time or again. Without an invite, it keeps that by which it came
+        before."""
         said = {
             "public_key": public_key.hex(),
             "name": name,
@@ -130,6 +147,7 @@ class Store:
             "last_seen": now,
             "cost_per_hour": cost_per_hour,
             "power_watts": power_watts,
+            **({} if invite_id is None else {"invite_id": invite_id}),
         }
         with self._writing() as connection:
             if connection.execute(update(nodes).where(nodes.c.node_id == node_id).values(said)).rowcount == 0:
@@ -148,8 +166,7 @@ class Store:
         """Bans these nodes from now on; of those that are banned already nothing changes. Other processes than the
         hub's may say so: no other method writes this."""
         with self._writing() as connection:
-            of_these = nodes.c.node_id.in_(node_ids)
-            connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
+            _ban(connection, node_ids, now)
 
     def unban(self, node_ids: Collection[str]) -> None:
         """Lets these nodes take part again. Other processes than the hub's may call it, as `ban`."""
@@ -159,6 +176,52 @@ class Store:
     def banned_nodes(self) -> frozenset[str]:
         with self._reading() as connection:
             return frozenset(connection.scalars(select(nodes.c.node_id).where(nodes.c.banned_at.is_not(None))))
+
+    def useful_nodes(self) -> frozenset[str]:
+        """Nodes that have drawn a rollout which was trained on, or measured."""
+        with self._reading() as connection:
+            return useful_nodes(connection)
+
+    def want_pardon(self, node_ids: Collection[str], now: float) -> None:
+        """The operator wants these quarantined nodes to begin anew. Other processes than the hub's may say so, as
+        `ban`; the hub does it as soon as it runs."""
+        with self._writing() as connection:
+            standings.want_pardon(connection, node_ids, now)
+
+    def wanted_pardons(self) -> frozenset[str]:
+        """Nodes whose pardon is wanted and not recorded yet."""
+        with self._reading() as connection:
+            return standings.wanted_pardons(connection)
+
+    def add_invite(self, invite: Invite) -> bool:
+        """Its number is given here. False: one of that name is there and not revoked, and nothing was added. Other
+        processes than the hub's make and revoke invites, as `ban`."""
+        with self._writing() as connection:
+            return invites.add_invite(connection, invite)
+
+    def revoke_invite(self, name: str, now: float, *, ban: bool = False) -> list[str]:
+        """Nobody comes by this person's invites any more. `ban`: whoever came by them is banned. Their nodes."""
+        with self._writing() as connection:
+            invites.revoke_invite(connection, name, now)
+            of_person = invites.nodes_of(connection, name)
+            if ban:
+                _ban(connection, of_person, now)
+        return of_person
+
+    def num_invites(self) -> tuple[int, int]:
+        """Made and revoked: other numbers than before mean that `invites` has changed."""
+        with self._reading() as connection:
+            return invites.read_num_invites(connection)
+
+    def invites(self) -> list[Invite]:
+        """All that were ever made, oldest first."""
+        with self._reading() as connection:
+            return invites.read_invites(connection)
+
+    def came_by(self) -> dict[str, int]:
+        """The invite of each node that has one, in the order in which they first came. The hub alone writes them."""
+        with self._reading() as connection:
+            return invites.came_by(connection)
 
     def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
         """Notes what versions that are recorded as published were announced as, and which nodes have fetched and
@@ -197,10 +260,15 @@ class Store:
 
     # --- for the pages
 
-    def leaderboard(self) -> list[NodeTotals]:
-        """Every node, most trained rollouts first, counted from receipts."""
+    def leaderboard(self, *, most: int | None = None, always: Collection[str] = ()) -> list[NodeTotals]:
+        """Every node, or `most` and those of `always`; most trained rollouts first, counted from receipts."""
         with self._reading() as connection:
-            return reports.read_leaderboard(connection)
+            return reports.read_leaderboard(connection, most=most, always=always)
+
+    def num_nodes(self) -> NumNodes:
+        """In all the books."""
+        with self._reading() as connection:
+            return reports.read_num_nodes(connection)
 
     def costs(self) -> CostTotals:
         """What all nodes together have cost."""
@@ -264,6 +332,11 @@ class Store:
         writing = self.engine.execution_options(writes=True)
         with storage_errors("The hub's database cannot be written."), writing.begin() as connection:
             yield connection
+
+
+def _ban(connection: Connection, node_ids: Collection[str], now: float) -> None:
+    of_these = nodes.c.node_id.in_(node_ids)
+    connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
 
 
 def _put(connection: Connection, table: Table, key: str, value: object, rest: Mapping[str, object]) -> None:

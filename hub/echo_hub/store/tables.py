@@ -4,8 +4,11 @@
                                          and those of the environment's answer, if its episode went on
       step > steps                       one row a planned step: its exact batch, then its metrics
     nodes, versions, fetches, evaluations, run_meta
+    invites ─< nodes                     one row an invite: for whom, for how many keys, until when
     tallies, fetch_tallies               running totals of final rollouts and of fetches
     costs                                running totals of what each node cost while it was active, in US dollars
+    checking                             running totals of what each node computed again of others' rollouts
+    trust, trust_log                     what the hub thinks of each node that was ever checked; what it has decided
 
 A rollout's id "LEASE-INDEX" is stored as its two numbers. Times are seconds since the epoch.
 """
@@ -74,9 +77,22 @@ nodes = Table(
     Column("banned_at", Double),
     Column("cost_per_hour", Double, nullable=False, server_default="0"),
     Column("power_watts", Double, nullable=False, server_default="0"),
+    Column("invite_id", Integer),
 )
 # The hub asks for the banned ones every second.
 Index("ix_nodes_banned", nodes.c.banned_at, **only_where(nodes.c.banned_at.is_not(None)))
+
+invites = Table(
+    "invites",
+    metadata,
+    Column("invite_id", Integer, primary_key=True, autoincrement=True),
+    Column("name", String(64), nullable=False),
+    Column("token_hash", String(64), nullable=False, unique=True),
+    Column("max_keys", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("revoked_at", Double),
+)
 
 groups = Table(
     "groups",
@@ -105,6 +121,7 @@ rollouts = Table(
     Column("reward", Double),
     Column("num_tokens", Integer),
     Column("received_at", Double),
+    Column("checked", String(8), nullable=False, server_default="no"),
     Index("ix_rollouts_group", "group_id"),
     Index("ix_rollouts_state", "state", "node_id"),
     sqlite_with_rowid=False,
@@ -190,11 +207,51 @@ costs = Table(
     Column("dollars", Double, nullable=False),
 )
 
+checking = Table(
+    "checking",
+    metadata,
+    Column("node_id", String(64), primary_key=True),
+    Column("rollouts", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+)
+
 fetch_tallies = Table(
     "fetch_tallies",
     metadata,
     Column("transport", String(16), primary_key=True),
     Column("fetches", BigInteger, nullable=False),
+)
+
+trust = Table(
+    "trust",
+    metadata,
+    Column("node_id", String(64), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("numerics", JSON, nullable=False),
+    Column("num_verified", BigInteger, nullable=False),
+    Column("sums", JSON, nullable=False),
+    Column("proof", Double, nullable=False),
+    Column("shown", JSON, nullable=False),
+    Column("num_checked", BigInteger, nullable=False),
+    Column("num_failed", BigInteger, nullable=False),
+    Column("checked_at", Double),
+    Column("reason", Text, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("pardon_wanted_at", Double),
+)
+# The hub asks for the wanted pardons every second.
+Index("ix_trust_pardons", trust.c.pardon_wanted_at, **only_where(trust.c.pardon_wanted_at.is_not(None)))
+
+trust_log = Table(
+    "trust_log",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("decided_at", Double, nullable=False),
+    Column("node_id", String(64), nullable=False, index=True),
+    Column("decision", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("rollout_id", String(64), nullable=False),
+    Column("evidence", JSON(none_as_null=True)),
 )
 
 evaluations = Table(

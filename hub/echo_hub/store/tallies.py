@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import NodeCost
-from echo_hub.store.tables import WITH_PAYLOAD, costs, fetch_tallies, payloads, rollouts, tallies
+from echo_hub.store.tables import WITH_PAYLOAD, checking, costs, fetch_tallies, payloads, rollouts, tallies
 from echo_shared.messages import DropReason, ReceiptState
 
 Transport = Literal["swarm", "web_seed", "shared_memory", "inline", "broadcast"]
@@ -75,6 +75,20 @@ def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
         of_node["active_s"] += cost.active_s
         of_node["dollars"] += cost.dollars
     _add(connection, costs, [{"node_id": node_id} for node_id in by_node], list(by_node.values()))
+
+
+def tally_checking(connection: Connection, credited: Iterable[tuple[str, int]]) -> None:
+    """Counts rollouts of others that nodes have computed again, by node and tokens."""
+    by_node: dict[str, Counter[str]] = {}
+    for node_id, num_tokens in credited:
+        by_node.setdefault(node_id, Counter()).update(rollouts=1, tokens=num_tokens)
+    _add(connection, checking, [{"node_id": node_id} for node_id in by_node], list(by_node.values()))
+
+
+def useful_nodes(connection: Connection) -> frozenset[str]:
+    """Nodes that have drawn a rollout which was trained on, or measured."""
+    counted = select(tallies.c.node_id).where(tallies.c.outcome.in_((TRAINED, EVALUATED)), tallies.c.tokens > 0)
+    return frozenset(connection.scalars(counted))
 
 
 def dropped_so_far(connection: Connection) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 Records are applied kind by kind, in the order of a rollout's life (leased, received, scored, evaluated, planned,
 trained or dropped), so one turn may take a rollout through several states. Every change names the state that it
-expects: when a row is in another one, nothing of the turn is written. So a final state never changes.
+expects: when a row is in another one, nothing of the turn is written. So a final state never changes. What a check has
+found stands beside the state, and may come when that is final.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from echo_hub.core.effects import (
+    CheckingCredited,
+    CheckRecorded,
     CostAccrued,
     GroupDropped,
     GroupOpened,
@@ -24,15 +27,18 @@ from echo_hub.core.effects import (
     RolloutsEvaluated,
     RolloutsLeased,
     ScoreRecorded,
+    StandingRecorded,
     StepPlanned,
     StepTrained,
+    TrustDecided,
     VersionRecorded,
 )
 from echo_hub.core.payload import Span
+from echo_hub.store.standings import write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
-from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_so_far, tally, tally_costs
+from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_so_far, tally, tally_checking, tally_costs
 from echo_shared.errors import LocalProtocolError
-from echo_shared.messages import ReceiptState
+from echo_shared.messages import DropReason, ReceiptState
 
 _Rows = list[dict[str, Any]]
 
@@ -62,6 +68,7 @@ _DROP = (
 )
 _TRAIN = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.SCORED).values(state=ReceiptState.TRAINED)
 _EVALUATE = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.SCORED).values(state=ReceiptState.EVALUATED)
+_CHECK = update(rollouts).where(*_KEY).values(checked=bindparam("new_checked"))
 _FORGET = delete(payloads).where(payloads.c.lease_id == bindparam("lease"), payloads.c.index == bindparam("at"))
 
 
@@ -220,7 +227,8 @@ def _train(connection: Connection, records: Sequence[StepTrained], now: float) -
                 "A step was trained that was not planned, or trained before; nothing of this turn is written.",
                 got=f"step {record.step}",
             )
-        _change(connection, _TRAIN, _keys(record.rollout_ids), "trained")
+        if record.rollout_ids:  # Of a batch that was left out as a whole there are none.
+            _change(connection, _TRAIN, _keys(record.rollout_ids), "trained")
         tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
 
 
@@ -233,7 +241,9 @@ def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float
     _change(connection, _DROP, rows, "dropped")
     for record in records:
         tally(connection, list(map(key_of, record.rollout_ids)), record.reason.value)
-    forget_payloads(connection, (rollout_id for record in records for rollout_id in record.rollout_ids))
+    # What a step was computed without is kept with its batch, which may have to be repeated.
+    gone = [record for record in records if record.reason is not DropReason.SCREENED]
+    forget_payloads(connection, (rollout_id for record in gone for rollout_id in record.rollout_ids))
 
 
 def _drop_groups(connection: Connection, records: Sequence[GroupDropped], now: float) -> None:
@@ -256,6 +266,23 @@ def _accrue(connection: Connection, records: Sequence[CostAccrued], now: float) 
     tally_costs(connection, (cost for record in records for cost in record.nodes))
 
 
+def _check(connection: Connection, records: Sequence[CheckRecorded], now: float) -> None:
+    rows = [row for record in records for row in _keys([record.rollout_id], new_checked=record.checked)]
+    _change(connection, _CHECK, rows, "noted as checked")
+
+
+def _note_standings(connection: Connection, records: Sequence[StandingRecorded], now: float) -> None:
+    write_standings(connection, [record.row for record in records])
+
+
+def _credit(connection: Connection, records: Sequence[CheckingCredited], now: float) -> None:
+    tally_checking(connection, ((record.node_id, record.num_tokens) for record in records))
+
+
+def _decide(connection: Connection, records: Sequence[TrustDecided], now: float) -> None:
+    write_decisions(connection, records)
+
+
 WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]] = {
     GroupOpened: _open_groups,
     RolloutsLeased: _lease,
@@ -268,6 +295,10 @@ WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]
     GroupDropped: _drop_groups,
     VersionRecorded: _publish,
     CostAccrued: _accrue,
+    CheckRecorded: _check,
+    StandingRecorded: _note_standings,
+    CheckingCredited: _credit,
+    TrustDecided: _decide,
 }
 """Each record's writer, in the order in which they are applied."""
 _ORDER: Final = {kind: place for place, kind in enumerate(WRITERS)}

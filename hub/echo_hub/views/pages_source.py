@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_hub.dashboard.model import Changes, LeaderboardRow, NodeView, RunView
@@ -15,6 +16,9 @@ from echo_hub.views.people import ranked
 from echo_hub.views.rate import Rate
 from echo_hub.views.run import Moment, RunViews
 from echo_shared.books import NodeTotals, StepRecord
+
+MOST_NODES: Final = 10_000
+"""That the pages know of, beside those that are connected."""
 
 
 class HubPages:
@@ -49,14 +53,16 @@ class HubPages:
         )
 
     async def nodes(self) -> tuple[NodeView, ...]:
-        leased = self._moment().status.leased_by_node
-        return node_views(await self._totals(), self._nodes, leased)
+        leased, connected = self._moment().status.leased_by_node, dict(self._nodes)
+        return await asyncio.to_thread(lambda: node_views(self._totals(connected), connected, leased))
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         return tuple(await asyncio.to_thread(self._store.steps_history, since, STEPS_PER_ANSWER))
 
     async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
-        return ranked(await self._totals())
+        connected = frozenset(self._nodes)
+        return await asyncio.to_thread(lambda: ranked(self._totals(connected)))
 
-    async def _totals(self) -> list[NodeTotals]:
-        return seen_now(await asyncio.to_thread(self._store.leaderboard), self._nodes, time.time())
+    def _totals(self, connected: Collection[str]) -> list[NodeTotals]:
+        """On a thread, and bounded: fresh keys cost nothing, and the books keep all that ever came."""
+        return seen_now(self._store.leaderboard(most=MOST_NODES, always=connected), connected, time.time())

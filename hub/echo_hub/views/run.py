@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
-from echo_hub.dashboard.model import CostView, NotableEvent, RunState, RunView
+from echo_hub.core.trust.status import TrustStatus
+from echo_hub.dashboard.model import CostView, NotableEvent, RunState, RunView, TrustView
 from echo_hub.store.store import Store
+from echo_hub.views.alarms import alarms
 from echo_hub.views.capacity import CapacityViews
 from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinned
 from echo_hub.views.versions import VersionViews, dissemination_view
 
 LEARNER_IS_DOWN: Final = "The learner process has died; it is being started again."
+COMMON_FAULT: Final = (
+    "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "
+    "is quarantined for it. Look at the version, the task, and whether the verifier can judge such engines."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,8 @@ class Moment:
     finished: bool
     """The run is over."""
     join_command: str
+    turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Since the hub's start, by what it was and why."""
 
 
 class RunViews:
@@ -69,7 +77,9 @@ class RunViews:
         """`connected`: the ids of the nodes that are, but for those that the spend cap keeps from work."""
         config, status, distribution = self._config, moment.status, moment.distribution
         newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
+        warnings = alarms(newest)
         evaluations, accounting = self._evaluations.read(), self._store.accounting()
+        num_nodes = self._store.num_nodes()
         return RunView(
             as_of=time.time(),
             run_id=self._run_id,
@@ -80,7 +90,8 @@ class RunViews:
             join_command=moment.join_command,
             state=RunState.FINISHED if moment.finished else RunState.RUNNING,
             state_detail=state_detail(moment),
-            problems=(LEARNER_IS_DOWN,) if moment.learner_is_down else (),
+            problems=(*problems(moment), *warnings),
+            alarms=warnings,
             starting=moment.learner_is_starting,
             started_at=self._started_at,
             finished_at=evaluations[-1].greedy.evaluated_at if moment.finished else None,
@@ -93,9 +104,11 @@ class RunViews:
             rollouts_per_s=rollouts_per_s,
             rollouts_gone_on=moment.rollouts_gone_on,
             tokens_saved=moment.tokens_saved,
+            turned_away=moment.turned_away,
             buffered_groups=status.groups_buffered,
             accounting=accounting,
             cost=self._cost(status, accounting.trained),
+            trust=trust_view(status.trust),
             evaluations=thinned(evaluations, EVALUATIONS_SHOWN),
             versions=self._versions.read(),
             fetches_by_transport=self._store.versions_by_transport(),
@@ -103,6 +116,8 @@ class RunViews:
             newest_complete=distribution.newest_complete,
             nodes_on_newest=distribution.num_holding,
             nodes_connected=distribution.num_connected,
+            nodes_known=num_nodes.known,
+            nodes_useful=num_nodes.useful,
             uplink_bytes_s=distribution.uplink_bytes_s,
             events=tuple(events),
             capacity=self._capacity.read(None if moment.finished else connected, waits_for=waits_for(moment)),
@@ -121,6 +136,29 @@ class RunViews:
             nodes_active=status.nodes_active,
             nodes_standing_by=status.nodes_priced - status.nodes_active,
         )
+
+
+def problems(moment: Moment) -> tuple[str, ...]:
+    """What is broken."""
+    down = (LEARNER_IS_DOWN,) if moment.learner_is_down else ()
+    return (*down, *(COMMON_FAULT.format(what=what) for what in moment.status.trust.suspended))
+
+
+def trust_view(status: TrustStatus) -> TrustView:
+    """The same in the pages' words."""
+    return TrustView(
+        checks=status.checked,
+        failed_checks=status.failed,
+        abandoned_checks=status.abandoned,
+        waiting_checks=status.waiting,
+        quarantined=status.quarantined,
+        checkers=status.checkers,
+        opinions=status.opinions,
+        disagreements=status.disagreements,
+        outvoted=status.outvoted,
+        checked_tokens=status.checked_tokens,
+        suspended=status.suspended,
+    )
 
 
 def waits_for(moment: Moment) -> str | None:

@@ -10,7 +10,7 @@ from typing import Final
 import libtorrent as lt
 
 from echo_shared.errors import EchoError, SwarmError
-from echo_shared.fields import printable_line
+from echo_shared.messages.fields import printable_line
 from echo_shared.swarm.base import OnProgress, PeerAddress
 from echo_shared.swarm.disk import storage_error
 from echo_shared.swarm.torrent import Layout

@@ -20,7 +20,7 @@ from typing import Final
 from urllib.parse import quote
 
 from echo_shared.errors import CodecError, LocalProtocolError, SwarmError
-from echo_shared.fields import printable_line
+from echo_shared.messages.fields import printable_line
 from echo_shared.swarm.base import (
     FetchStats,
     OnProgress,

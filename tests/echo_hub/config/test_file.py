@@ -127,7 +127,6 @@ def test_a_setting_that_has_moved_is_named_with_its_place(tmp_path: Path, name: 
         ("[run]\nmode = 'colocated'\n[evaluation]\nby = 'nodes'\n", ("evaluation.by", "run.mode")),
         ("[training]\nmax_staleness = 1\npublish_every = 3\n", ("training.publish_every", "training.max_staleness")),
         ("[cost]\nelectricity_per_kwh = 0.3\n", ("cost.spend_cap_per_hour", "cost.electricity_per_kwh")),
-        ("[server]\njoin = 'invite'\n", ("server.invite_tokens", "server.join")),
         (
             "[objective]\noverlong = 'penalty'\noverlong_buffer_tokens = 17\n",
             ("objective.overlong_buffer_tokens", "sampling.max_tokens"),

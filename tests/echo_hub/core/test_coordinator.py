@@ -22,7 +22,15 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
 )
-from echo_hub.core.events import GroupPrepared, LeaseGivenBack, RolloutRejected, RolloutScored, Tick
+from echo_hub.core.events import (
+    GroupPrepared,
+    LeaseGivenBack,
+    NodeConnected,
+    NodeReported,
+    RolloutRejected,
+    RolloutScored,
+    Tick,
+)
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.nodes.conduct import MAX_REST_S
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
@@ -45,6 +53,18 @@ def test_groups_are_opened_in_order_whatever_comes_first(bench: BenchOf) -> None
     assert b.of(GroupOpened) == [GroupOpened(group_id=0, seed=10), GroupOpened(group_id=1, seed=11)]
     b.tell(GroupPrepared(group_id=0, seed=10), GroupPrepared(group_id=77, seed=1))
     assert b.effects == [], "repeated, or never asked for"
+
+
+def test_what_nobody_can_be_named_for_is_drawn_anew_and_its_node_not_at_fault(bench: BenchOf) -> None:
+    b = bench()
+    b.node("a")
+    b.tell(replace(b.arrival(b.leases[1], 0), is_unattributed=True))
+    (dropped,) = b.of(RolloutsDropped)
+    assert (dropped.rollout_ids, dropped.reason) == (("1-0",), DropReason.RETURNED)
+    assert not b.of(ScoreRollout) and b.coordinator._nodes.get("a").num_failures == 0
+    assert b.receipts("a")[0].state is ReceiptState.DROPPED
+    again = [lease for lease in b.of(SendLease) if lease.group_id == b.leases[1].group_id]
+    assert [lease.indices for lease in again] == [(0,)]
 
 
 def test_a_valid_rollout_is_received_acked_and_scored(bench: BenchOf) -> None:
@@ -280,3 +300,19 @@ def test_what_the_learner_was_sampling_before_a_restart_is_leased_anew(bench: Be
     b = bench(restarted(row("7-0", "hub", ReceiptState.LEASED)), mode="colocated")
     (dropped,) = b.of(RolloutsDropped)
     assert (dropped.rollout_ids, dropped.reason) == (("7-0",), DropReason.RETURNED)
+
+
+@pytest.mark.parametrize(("addresses", "invites", "given"), [(9, 0, 4), (1, 0, 1), (9, 1, 1), (1, 9, 4)])
+def test_new_keys_of_one_invite_share_places_of_their_own(
+    bench: BenchOf, addresses: int, invites: int, given: int
+) -> None:
+    """Of four rollouts that all strangers may hold. Who is invited shares with nobody of that address."""
+    here = bench(groups_per_step=16, group_size=4, first_window=4)
+    here.learner()
+    here.node("old", 4)
+    here.deliver(here.of(SendLease)[0])
+    for number in range(9):
+        invite = f"invite {number % invites}" if invites else ""
+        here.tell(NodeConnected(node_id=f"key {number}", origin=f"192.0.2.{number % addresses}", invite=invite))
+        here.tell(NodeReported(node_id=f"key {number}", capacity=4, policy_version=0))
+    assert sum(lease.node_id.startswith("key") for lease in here.leases.values()) == given

@@ -9,6 +9,11 @@ the run.
 How many turns an episode has, how many tokens each, and its reward, follow from its group and index; so in lock-step
 modes the batches of a run must be the same whatever happened on the way.
 
+A verifier checks what the hub asks it to, finds forgeries and gives up, each as it comes; nothing that is known to be
+forged, or of a node in quarantine, or that waits for its check, gets into a batch; the operator pardons. In other
+worlds nodes check each other: they find what they like, cannot tell, never answer, leave. A twin of the coordinator
+hears the same, and must say the same.
+
 Beside it nodes evaluate versions, whichever are asked for: each episode ends once, by exactly the version it is of, and
 the run's end does not wait for them, nor they for the run.
 """
@@ -39,12 +44,15 @@ from echo_hub.core.effects import (
     RECORDS,
     AnnounceVersion,
     BeginStep,
+    CheckRecorded,
+    CheckRollout,
     Effect,
     EvaluationDone,
     FinishRun,
     GroupDropped,
     GroupOpened,
     HandOver,
+    HastenChecks,
     LookUpReceipt,
     PrepareGroup,
     PublishVersion,
@@ -55,16 +63,22 @@ from echo_hub.core.effects import (
     RolloutsLeased,
     ScoreRecorded,
     ScoreRollout,
+    SendCheck,
     SendLease,
     SendReceipts,
     SendTrained,
+    StandingRecorded,
     StepPlanned,
     StepTrained,
+    TellStandby,
     TrainStep,
+    TrustDecided,
 )
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.events import (
+    CheckAbandoned,
+    CheckReturned,
     EvaluationAbandoned,
     EvaluationWanted,
     Event,
@@ -74,8 +88,10 @@ from echo_hub.core.events import (
     LeaseGivenBack,
     NodeConnected,
     NodeDisconnected,
+    NodePardoned,
     NodeReported,
     RolloutArrived,
+    RolloutChecked,
     RolloutContinued,
     RolloutRejected,
     RolloutScored,
@@ -88,9 +104,22 @@ from echo_hub.core.leasing import turn_seed
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.step_screen import StepScreen
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.pairs import Finding
+from echo_hub.core.trust.settings import TrustSettings
+from echo_hub.core.trust.standing import StandingState
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, EvaluationKind
-from echo_shared.messages import DropReason, FinishReason, Receipt, ReceiptState, rollout_id
+from echo_shared.messages import (
+    Checked,
+    DropReason,
+    FinishReason,
+    Receipt,
+    ReceiptState,
+    StandbyReason,
+    rollout_id,
+)
 
 
 def payload(group_id: int, index: int, turn: int) -> RolloutPayload:
@@ -108,11 +137,36 @@ def figures(step: int) -> dict[str, float]:
     return {"loss": step / 8}
 
 
+def screen(planned: StepPlanned) -> StepScreen:
+    """What the learner leaves out of a step, whenever it computes it: of some nothing, a group, or all of it."""
+    num_left_out = (0, 1, 0, len(planned.group_ids))[planned.step % 4]
+    return StepScreen(left_out=tuple(range(num_left_out)))
+
+
 DEADLINE_S = 10.0
 RELIABLE = "reliable"
 PICK = st.integers(0, 2**16)
 FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 USEFUL = ("trained", "evaluated")
+FINDINGS = {
+    "honest": Evidence(draws=(40, 0, 0, 0, 0, 0), claims=(40, 0, 0, 0, 0, 0)),
+    "odd": Evidence(draws=(3, 0, 0, 0, 0, 2), claims=(5, 0, 0, 0, 0, 0)),
+    "forged": Evidence(draws=(0, 0, 0, 0, 0, 40), claims=(0, 0, 0, 0, 0, 40)),
+}
+"""What the verifier may find."""
+
+
+def finding(found: str, drawers: Sequence[str]) -> Finding:
+    """What a node may find: what is forged is so by the first who drew of it."""
+    spans = tuple(
+        (
+            node_id,
+            FINDINGS["honest" if number else found],
+        )
+        for number, node_id in enumerate(drawers)
+    )
+    outside = np.full(40, {"honest": 0.0, "odd": 0.05, "forged": 0.5}[found])
+    return Finding(spans=spans, outside=outside, logprobs=-1.0 - 10 * outside, num_tokens=50)
 
 
 @dataclass
@@ -143,6 +197,13 @@ class Leased:
     received: bool = False
     num_tokens: int = 0
     answered: bool = False
+    drawn_by: tuple[str, ...] = ()
+    """Others who have drawn its beginning."""
+    drawers: tuple[str, ...] = ()
+    """Who has drawn any of it, as it came in."""
+    waits: bool = False
+    """For its check: nobody may train on it before."""
+    checked: Checked = Checked.NO
     end: str = ""
 
 
@@ -162,6 +223,8 @@ class World(RuleBasedStateMachine):
         evaluation=st.sampled_from([(0, 0), (2, 0), (1, 3)]),
         first_window=st.sampled_from([1, 4, 64]),
         interrupts=st.booleans(),
+        first_checked=st.sampled_from([0, 0, 1, 3]),
+        by_nodes=st.booleans(),
     )
     def begin(
         self,
@@ -177,7 +240,10 @@ class World(RuleBasedStateMachine):
         evaluation: tuple[int, int] = (0, 0),
         first_window: int = 4,
         interrupts: bool = False,
+        first_checked: int = 0,
+        by_nodes: bool = False,
     ) -> None:
+        """`first_checked` 0: there is no verifier."""
         period = 1 + pick % (max_staleness + 1) if mode == "async" else 1
         self.settings = CoordinatorSettings(
             mode=mode,
@@ -195,7 +261,16 @@ class World(RuleBasedStateMachine):
             run_seed=11,
             evaluation_problems=0 if mode == "colocated" else evaluation[0],
             evaluation_samples=evaluation[1],
+            trust=TrustSettings(
+                enabled=first_checked > 0,
+                by_nodes=by_nodes and first_checked > 0,
+                secret=b"hub",
+                first_checked=first_checked,
+                least_checked=0.3,
+                check_deadline_s=DEADLINE_S,
+            ),
         )
+        self.standings: dict[str, StandingState] = {}
         self.evaluating: set[int] = set()
         """Versions that are wanted, since the hub started."""
         self.evaluated: set[int] = set()
@@ -227,6 +302,7 @@ class World(RuleBasedStateMachine):
         """Steps of one checkpoint that the books did not have."""
         self.batches_seen: dict[int, list[str]] = {}
         self.crash_at: str = ""
+        self.num_opinions = 0
         self.proven: set[str] = set()
         """Nodes that returned something good, since the hub started."""
         self.gone_on: set[tuple[str, bool]] = set()
@@ -242,6 +318,8 @@ class World(RuleBasedStateMachine):
         self.proven.clear()
         self.preparing: list[int] = []
         self.scoring: list[str] = []
+        self.checking: list[str] = []
+        self.asked: list[SendCheck] = []
         self.publishing: list[int] = []
         self.jobs, self.num_computed = [], 0
         self.held: dict[int, tuple[str, ...]] = {}
@@ -249,16 +327,24 @@ class World(RuleBasedStateMachine):
         self.begun: tuple[BeginStep, ...] = ()
         """Steps that the learner was given while their turn was being committed."""
         self.learner = None
+        for row in self.rows.values():
+            row.waits = False
         for node in self.nodes.values():
             node.connected = False
         self.published = self.store.snapshot().published_version
         self.coordinator = Coordinator(self.settings, self.store.snapshot())
-        self._carry_out(self.coordinator.start(self.now))
+        self.twin = Coordinator(self.settings, self.store.snapshot())
+        effects = self.coordinator.start(self.now)
+        assert repr(self.twin.start(self.now)) == repr(effects)
+        self._carry_out(effects)
         if self.settings.mode == "colocated":
             self._connect(HUB_NODE_ID, 8, 0)
 
     def _turn(self, event: Event) -> None:
-        self._carry_out(self.coordinator.handle(event, self.now))
+        effects = self.coordinator.handle(event, self.now)
+        if self.settings.trust.by_nodes:
+            assert repr(self.twin.handle(event, self.now)) == repr(effects), "the same events, the same effects"
+        self._carry_out(effects)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         records = [effect for effect in effects if isinstance(effect, RECORDS)]
@@ -301,6 +387,7 @@ class World(RuleBasedStateMachine):
                 failures = self._failures(row.group_id, row.index, row.turn)
                 assert row.failures == failures, "what is drawn with a seed that has failed is not scored again"
                 row.received, row.num_tokens = True, len(record.payload.completion_ids)
+                row.drawers = tuple(dict.fromkeys((*(span.node_id for span in record.payload.spans), row.node_id)))
                 if record.payload.spans:
                     row.oldest = record.payload.spans[0].policy_version
             case ScoreRecorded():
@@ -323,17 +410,28 @@ class World(RuleBasedStateMachine):
                 for dropped_id in record.rollout_ids:
                     assert not self.rows[dropped_id].end, "a final state never changes"
                     self.rows[dropped_id].end = record.reason
+            case CheckRecorded():
+                row = self.rows[record.rollout_id]
+                assert row.checked is Checked.NO or record.checked is row.checked, "checked once"
+                row.checked, row.waits = record.checked, False
+            case StandingRecorded():
+                self.standings[record.row.node_id] = record.row.state
+            case TrustDecided():
+                assert record.node_id in self.standings
             case StepPlanned():
                 self._model_plan(record)
             case StepTrained():
                 assert record.step == self.trained_steps + 1
-                assert record.rollout_ids == self.planned[record.step].rollout_ids
+                planned = self.planned[record.step]
+                kept = set(planned.group_ids[len(screen(planned).left_out) :])
+                names = tuple(name for name in planned.rollout_ids if self.rows[name].group_id in kept)
+                assert record.rollout_ids == names, "all but what the learner left out, seen or unseen"
                 assert record.metrics == figures(record.step), "seen or unseen, it keeps its own figures"
                 for trained_id in record.rollout_ids:
                     assert not self.rows[trained_id].end, "no rollout is trained twice"
                     self.rows[trained_id].end = "trained"
                 self.trained_steps = record.step
-                self.closed |= set(self.planned[record.step].group_ids)
+                self.closed |= kept
 
     def _model_lease(self, record: RolloutsLeased) -> None:
         held = sum(
@@ -342,6 +440,7 @@ class World(RuleBasedStateMachine):
         )
         node = self.nodes[record.node_id]
         assert node.connected and node.version is not None
+        assert not self._is_quarantined(record.node_id), "it is not trusted"
         assert held + len(record.indices) <= node.capacity, "more leased than the node will hold"
         about = EvaluationGroup.of(record.group_id)
         newest = self.trained_steps if self.settings.mode == "colocated" else self.coordinator.published_version
@@ -382,6 +481,9 @@ class World(RuleBasedStateMachine):
             else:
                 assert earlier.version == own.version
             own.oldest = earlier.oldest
+            if earlier is not own:
+                own.drawn_by = tuple(name for name in (*earlier.drawn_by, earlier.node_id) if name != own.node_id)
+            assert not any(map(self._is_quarantined, own.drawn_by)), "nobody goes on with what is not trusted"
             assert HUB_NODE_ID not in (earlier.node_id, own.node_id)
             assert earlier_id <= lease.lease_id and earlier.node_id in {*self.proven, own.node_id}
             self.gone_on.add((earlier.end, earlier_id == lease.lease_id))
@@ -403,10 +505,16 @@ class World(RuleBasedStateMachine):
         assert [(row.group_id, row.index, row.turn) for row in rows] == expected, "whole episodes, in order"
         for planned_id in record.rollout_ids:
             assert record.step - 1 - self.rows[planned_id].oldest <= self.bound, "too stale at consumption"
+            row = self.rows[planned_id]
+            assert not row.waits and row.checked is not Checked.FAILED, "nobody trains on it before it is checked"
+            assert not any(map(self._is_quarantined, (*row.drawn_by, row.node_id))), "nor on what is not trusted"
         if self.settings.mode != "async" and not budget:
             others = self.opened - self.closed - set(record.group_ids)
             assert not others, "a step takes all groups that are open, in their order"
         self.planned[record.step] = record
+
+    def _is_quarantined(self, node_id: str) -> bool:
+        return self.standings.get(node_id) is StandingState.QUARANTINED
 
     def _answered(self, group_id: int, index: int) -> list[str]:
         """The episode's turns that the environment has answered, in order."""
@@ -470,6 +578,21 @@ class World(RuleBasedStateMachine):
                 self._receive(action.node_id, tuple(self.store.receipts(action.node_id, [action.rollout_id])))
             case ScoreRollout():
                 self.scoring.append(action.rollout_id)
+            case CheckRollout():
+                row = self.rows[action.rollout_id]
+                assert action.rollout_id not in self.checking
+                self.checking.append(action.rollout_id)
+                drawers = (*row.drawn_by, row.node_id)
+                row.waits = any(self.standings.get(name) is not StandingState.PROVEN for name in drawers)
+            case SendCheck():
+                row = self.rows[action.rollout_id]
+                assert self.nodes[action.node_id].connected and action.node_id not in row.drawers
+                assert self.standings.get(action.node_id) in (None, StandingState.NEW, StandingState.PROVEN)
+                self.asked.append(action)
+            case HastenChecks():
+                assert self.checking
+            case TellStandby(reason=StandbyReason.QUARANTINED):
+                assert self._is_quarantined(action.node_id)
             case TrainStep():
                 assert self.learner is not None and action.step == self.learner + len(self.jobs) + 1
                 assert len(self.jobs) < 2
@@ -611,6 +734,43 @@ class World(RuleBasedStateMachine):
                 reason = DropReason.INVALID if verdict == "invalid" else DropReason.SCORER_FAILED
                 self._turn(RolloutRejected(rollout_id=scored, reason=reason, detail="no"))
 
+    @rule(found=st.sampled_from(["honest"] * 6 + ["odd", "forged", "abandoned"]), count=st.integers(1, 8))
+    def check(self, found: str, count: int) -> None:
+        """What is forged is so by the first who drew of it."""
+        for _ in range(min(count, len(self.asked))):
+            if not self.asked:
+                break
+            asked = self.asked.pop(0)
+            row = self.rows[asked.rollout_id]
+            said = None if found == "abandoned" else finding(found, row.drawers)
+            self.num_opinions += said is not None
+            self._turn(CheckReturned(node_id=asked.node_id, rollout_id=asked.rollout_id, finding=said))
+        for _ in range(min(count, len(self.checking))):
+            if not self.checking:
+                break
+            name = self.checking.pop(0)
+            row = self.rows[name]
+            if found == "abandoned":
+                row.waits = False
+                self._turn(CheckAbandoned(rollout_id=name))
+            else:
+                drawers = (*row.drawn_by, row.node_id)
+                evidence = [FINDINGS[found], *[FINDINGS["honest"]] * (len(drawers) - 1)]
+                self._turn(RolloutChecked(rollout_id=name, spans=tuple(zip(drawers, evidence, strict=True))))
+
+    @rule(node_id=st.sampled_from("abc"), found=st.sampled_from(["honest", "odd", "forged", "abandoned"]))
+    def node_is_checked(self, node_id: str, found: str) -> None:
+        """It sends what it holds; some of that is checked, before or after it is scored."""
+        self.node_works(node_id, 0, send=True)
+        if found != "honest":
+            self.score("good", 2)
+        self.check(found, 2)
+
+    @rule(node_id=st.sampled_from("abc"))
+    def operator_pardons(self, node_id: str) -> None:
+        if node_id in self.standings:
+            self._turn(NodePardoned(node_id=node_id))
+
     @precondition(lambda self: self.publishing)
     @rule(newest_first=st.booleans())
     def publish(self, newest_first: bool) -> None:
@@ -628,7 +788,8 @@ class World(RuleBasedStateMachine):
         node = self.nodes[node_id]
         if node.connected:  # The hub may have died in between.
             node.capacity, node.version = capacity, version
-            self._turn(NodeReported(node_id=node_id, capacity=capacity, policy_version=version))
+            checks = 2 if self.settings.trust.by_nodes and node_id != HUB_NODE_ID else 0
+            self._turn(NodeReported(node_id=node_id, capacity=capacity, policy_version=version, checks=checks))
 
     def _finish(self, node_id: str, name: str) -> None:
         """The node finishes one rollout; it is spooled before it is sent. Where that may be, it has begun by a newer
@@ -650,6 +811,13 @@ class World(RuleBasedStateMachine):
                     for version, count in (((start, counts[0]), (end, counts[1])) if counts[0] else ((start, 0),))
                 ),
             )
+        elif len(row.drawn_by) < len(drawn.completion_ids):
+            counts_of = dict.fromkeys(row.drawn_by, 1) | {node_id: 0}
+            counts_of[node_id] = len(drawn.completion_ids) - len(row.drawn_by)
+            spans = [Span(node_id=who, policy_version=start, num_tokens=count) for who, count in counts_of.items()]
+            drawn = replace(drawn, spans=tuple(spans)) if row.drawn_by else drawn
+        else:
+            row.drawn_by = ()
         node.spool[name] = RolloutArrived(
             node_id=node_id,
             rollout_id=name,
@@ -740,7 +908,8 @@ class World(RuleBasedStateMachine):
         self.learner = self.checkpoint
         self.most_unseen = max(self.most_unseen, self.checkpoint - self.trained_steps)
         kept = {step: figures(step) for step in (self.checkpoint - 1, self.checkpoint) if step > 0}
-        self._turn(LearnerReady(policy_version=self.checkpoint, metrics=kept))
+        screens = {step: screen(self.planned[step]) for step in kept}
+        self._turn(LearnerReady(policy_version=self.checkpoint, metrics=kept, screens=screens))
 
     @precondition(lambda self: self.learner is not None)
     @rule(checkpointed=st.integers(0, 2))
@@ -776,7 +945,7 @@ class World(RuleBasedStateMachine):
             self.checkpoint = step
             if pruned:
                 self.store.prune(step)
-        self._turn(StepDone(step=step, metrics=figures(step)))
+        self._turn(StepDone(step=step, metrics=figures(step), screen=screen(self.planned[step])))
 
     # --- progress, so that faults meet every stage of a run
 
@@ -797,6 +966,7 @@ class World(RuleBasedStateMachine):
                     self._finish(node_id, name)
             if node_id in self.nodes:
                 self._resend(node_id)
+        self.check("honest", 99)
         self.score("good", 99)
         if train:
             if self.jobs:
@@ -841,6 +1011,8 @@ class World(RuleBasedStateMachine):
         if not hasattr(self, "coordinator"):
             return
         snapshot, status = self.store.snapshot(), self.coordinator.status()
+        assert {row.node_id: row.state for row in snapshot.standings} == self.standings
+        assert sum(map(self._is_quarantined, self.standings)) == status.trust.quarantined
         assert len(snapshot.rollouts) == status.in_flight
         assert {group.group_id for group in snapshot.groups} == self.opened - self.closed
         steps = range(self.trained_steps + 1, len(self.planned) + 1)
@@ -871,7 +1043,9 @@ class World(RuleBasedStateMachine):
         assert status.finished and status.in_flight == 0
         assert self.trained_steps == self.settings.steps == self.coordinator.published_version
         assert not self.evaluating
-        assert self.store.accounting().trained == sum(len(plan.rollout_ids) for plan in self.planned.values())
+        books = self.store.accounting()
+        used = books.trained + books.dropped.get(DropReason.SCREENED, 0)
+        assert used == sum(len(plan.rollout_ids) for plan in self.planned.values())
         self.store.close()
 
     def _calm_round(self, worker: str) -> None:
@@ -881,6 +1055,8 @@ class World(RuleBasedStateMachine):
         for name in list(self.nodes[worker].work):
             self._finish(worker, name)
         self._resend(worker)
+        while self.checking or self.asked:
+            self.check("honest", 99)
         while self.scoring:
             scored = self.scoring.pop(0)
             if not self.rows[scored].end:
@@ -901,6 +1077,7 @@ def _subset(chance: Random) -> set[str]:
 
 
 Move = tuple[int, Callable[[World, Random], None]]
+CHECKS = ["honest", "honest", "odd", "odd", "forged", "abandoned"]
 SCORING: Move = (
     9,
     lambda world, chance: world.score(chance.choice(["good", "good", "invalid", "failed", "failed"]), 3),
@@ -909,6 +1086,9 @@ FAST_NODES: Move = (6, lambda world, chance: world.much_goes_well(set("abc"), se
 """Batches for two steps lie ready more often than not."""
 MOVES: list[Move] = [
     SCORING,
+    (6, lambda world, chance: world.node_is_checked(chance.choice("abc"), chance.choice(CHECKS))),
+    (2, lambda world, chance: world.check(chance.choice(CHECKS), 2)),
+    (2, lambda world, chance: world.operator_pardons(chance.choice("abc"))),
     (12, lambda world, chance: world.much_goes_well(_subset(chance), _subset(chance), chance.random() < 0.5)),
     (6, lambda world, chance: world.node_works(chance.choice("abc"), chance.randrange(99), chance.random() < 0.7)),
     (5, lambda world, chance: world.node_reports(chance.choice("abc"), chance.randrange(13), chance.random() < 0.4)),
@@ -954,6 +1134,8 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
         evaluation=chance.choice([(0, 0), (3, 0), (2, 3)]),
         first_window=chance.choice([1, 4, 64]),
         interrupts=seed % 8 == 1,
+        first_checked=chance.choice([0, 1, 1, 3]),
+        by_nodes=seed % 3 == 0,
     )
     possible = [move for move in MOVES if scorer_fails or move is not SCORING] + [FAST_NODES] * fast_nodes
     for _ in range(moves):
@@ -979,6 +1161,16 @@ def test_long_walks_meet_every_end() -> None:
         if (ends, gone_on, mixed) == (all_ends, all_ways, {False, True}):
             return
     raise AssertionError(f"met {ends}, {gone_on}, {mixed}")
+
+
+def test_walks_with_checks_by_nodes_meet_what_these_come_to() -> None:
+    met: set[str] = set()
+    for seed in range(3, 99, 3):
+        world = walk(seed, moves=60)
+        met |= {row.checked for row in world.rows.values()} if world.num_opinions else set()
+        if Checked.PASSED in met:
+            return
+    raise AssertionError(f"met {met}")
 
 
 def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> None:

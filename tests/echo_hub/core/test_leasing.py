@@ -436,6 +436,29 @@ def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> 
     assert all(1.0 <= wait <= 5.0 for wait in waits)
 
 
+def test_while_the_first_step_is_trained_no_whole_bounds_worth_is_drawn_by_the_base(bench: BenchOf) -> None:
+    """A rollout takes 1 s and the first step 100 s: a node that drew all the time would be 100 steps ahead."""
+    b = bench(steps=200, groups_per_step=1, group_size=4, max_staleness=100, deadline_s=600.0)
+    b.learner()
+    b.node("a", capacity=4)
+    leased_at: dict[int, float] = {}
+    begun: dict[int, float] = {}
+    while b.coordinator.status().trained_steps < 3:
+        for lease in list(b.leases.values()):
+            if b.now - leased_at.setdefault(lease.lease_id, b.now) >= 1.0:
+                del b.leases[lease.lease_id]
+                b.deliver(lease)
+        step = b.coordinator.status().training_step
+        if step is not None and b.now - begun.setdefault(step, b.now) >= 100.0:
+            ahead = b.coordinator.status()
+            assert 2 <= ahead.groups_buffered + ahead.groups_planned <= 8, "the next step's batch is there"
+            b.train(step)
+            b.tell(NodeReported(node_id="a", capacity=4, policy_version=step))
+        b.now += 0.25
+        b.tell(Tick())
+    assert [later - earlier for earlier, later in pairwise(begun.values())] == [100.25] * 2, "it never waits"
+
+
 def test_nobody_gives_back_anothers_lease(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1)
     b.node("a")

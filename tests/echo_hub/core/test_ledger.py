@@ -11,7 +11,6 @@ from echo_hub.core.effects import (
     RevokeLease,
     RolloutReceived,
     RolloutsDropped,
-    RolloutsLeased,
     ScoreRecorded,
     ScoreRollout,
     SendReceipts,
@@ -19,69 +18,8 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.events import GroupPrepared
-from echo_hub.core.ledger import Ledger
-from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.outbox import Outbox
-from echo_hub.core.payload import RolloutPayload
-from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
-from echo_hub.core.training import Training
-from echo_shared.messages import DropReason, FinishReason, ReceiptState
-
-PAYLOAD = RolloutPayload(
-    completion_ids=np.array([1], np.int32),
-    behavior_logprobs=np.array([-1.0], np.float32),
-    finish_reason=FinishReason.LENGTH,
-    sampling_s=0.0,
-)
-
-
-class Books:
-    """A ledger of groups of two, with the nodes and the outbox that it needs."""
-
-    def __init__(self) -> None:
-        settings = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=1.0)
-        self.nodes, self.out = Nodes(settings.nodes), Outbox()
-        self.ledger = Ledger(nodes=self.nodes, out=self.out)
-        self.training = Training(settings, CoordinatorSnapshot(), ledger=self.ledger, out=self.out)
-        self.lease_id = 0
-
-    def lease(self, group_id: int, *indices: int, node_id: str = "a", version: int = 0, turn: int = 0) -> None:
-        self.lease_id += 1
-        self.ledger.lease(
-            RolloutsLeased(
-                lease_id=self.lease_id,
-                node_id=node_id,
-                group_id=group_id,
-                indices=indices,
-                turn=turn,
-                policy_version=version,
-                deadline=9.0,
-            ),
-            4.0,
-        )
-
-    def open(self, group_id: int) -> None:
-        self.training.open_group(GroupPrepared(group_id=group_id, seed=7))
-
-    @property
-    def wanting(self) -> list[int]:
-        return list(self.training.wanting.first(99))
-
-    def receive(self, *ids: str, score: bool = True) -> None:
-        for rollout_id in ids:
-            self.ledger.receive(self.ledger.rollouts[rollout_id], PAYLOAD, 5.0)
-            if score:
-                self.ledger.score(self.ledger.rollouts[rollout_id], 0.5)
-
-    def complete(self, group_id: int, version: int = 0) -> None:
-        self.open(group_id)
-        self.lease(group_id, 0, 1, version=version)
-        self.receive(f"{self.lease_id}-0", f"{self.lease_id}-1")
-
-    def kinds(self) -> list[type[Effect]]:
-        return [type(effect) for effect in self.out.take()]
+from echo_shared.messages import DropReason
+from tests.echo_hub.core.books import PAYLOAD, Books
 
 
 def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
@@ -131,24 +69,6 @@ def handed_over(books: Books) -> list[Effect]:
     return [effect for effect in books.out.take() if isinstance(effect, HandOver)]
 
 
-def test_wanting_follows_every_change() -> None:
-    books = Books()
-    ledger = books.ledger
-    books.open(0)
-    assert ledger.groups[0].unleased == {0, 1} and 0 in books.wanting
-    books.lease(0, 0)
-    assert ledger.groups[0].unleased == {1}
-    books.lease(0, 1)
-    assert 0 not in books.wanting
-    ledger.expire(ledger.rollouts["1-0"], 0.0)
-    assert ledger.groups[0].unleased == {0} and 0 in books.wanting
-    books.receive("1-0", score=False)
-    assert 0 not in books.wanting
-    ledger.drop([ledger.rollouts["1-0"]], DropReason.INVALID)
-    assert ledger.groups[0].unleased == {0} and 0 in books.wanting
-    assert books.nodes.held_by_node == {"a": 1}
-
-
 def test_a_complete_group_revokes_what_others_still_hold_of_it() -> None:
     books = Books()
     books.open(0)
@@ -184,31 +104,6 @@ def test_a_plan_is_in_order_and_knows_each_groups_age() -> None:
         step=4, group_ids=(3, 5), rollout_ids=("1-0", "1-1", "2-0", "2-1"), staleness=(1, 2), planned_at=6.0
     )
     assert len(books.ledger.waiting) == len(books.ledger.complete) == 0
-
-
-@pytest.mark.parametrize("state", [ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED])
-def test_a_restored_rollout_is_where_it_was(state: ReceiptState) -> None:
-    books = Books()
-    books.training.restore([GroupRow(group_id=0, seed=7)])
-    for index in range(2):
-        books.ledger.restore_rollout(
-            RolloutRow(
-                rollout_id=f"4-{index}",
-                lease_id=4,
-                node_id="a",
-                group_id=0,
-                index=index,
-                policy_version=3,
-                deadline=9.0,
-                state=state,
-                reward=0.5 if state is ReceiptState.SCORED else None,
-            ),
-            4.0,
-        )
-    assert books.out.take() == []
-    assert (0 in books.ledger.complete) is (state is ReceiptState.SCORED)
-    assert books.nodes.held_by_node == ({"a": 2} if state is ReceiptState.LEASED else {})
-    assert 0 not in books.wanting
 
 
 def test_an_episode_goes_on_until_it_has_its_reward() -> None:
@@ -300,35 +195,6 @@ def test_a_failed_turn_is_drawn_again_and_the_earlier_ones_stay() -> None:
         (DropReason.STALE, 1),
     ]
     assert ledger.rollouts == {} and books.nodes.held_by_node == {}
-
-
-def test_a_restored_episode_is_at_its_turn() -> None:
-    books = Books()
-    books.training.restore([GroupRow(group_id=0, seed=7)])
-    for lease_id, turn, state, reward in (
-        (1, 0, ReceiptState.SCORED, None),
-        (2, 1, ReceiptState.SCORED, None),
-        (3, 2, ReceiptState.SCORED, 0.5),
-    ):
-        books.ledger.restore_rollout(
-            RolloutRow(
-                rollout_id=f"{lease_id}-0",
-                lease_id=lease_id,
-                node_id="a",
-                group_id=0,
-                index=0,
-                turn=turn,
-                policy_version=3,
-                deadline=9.0,
-                state=state,
-                num_tokens=4,
-                reward=reward,
-            ),
-            4.0,
-        )
-        assert books.ledger.groups[0].slots[0].turn == min(turn + 1, 2)
-    group = books.ledger.groups[0]
-    assert (group.unleased, group.num_ended, group.num_tokens) == ({1}, 1, 12)
 
 
 def test_groups_with_something_of_an_old_version_are_told_once() -> None:

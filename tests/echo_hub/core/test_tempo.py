@@ -25,7 +25,7 @@ def test_nobody_knows_before_the_first_step() -> None:
     assert tempo.step_s is None
     assert tempo.begins(5, next_step=1, now=7.0) == 7.0
     tempo.given(1, 7.0)
-    assert tempo.begins(5, next_step=2, now=9.0) == 9.0
+    assert tempo.begins(5, next_step=2, now=7.0) == 7.0
 
 
 def test_steps_begin_one_after_the_other() -> None:
@@ -90,3 +90,13 @@ def test_steps_come_as_often_as_the_learner_trains_and_waits() -> None:
     assert Tempo().every_s == 0.0
     assert trained(6, ready_s=1.0)[0].every_s == pytest.approx(10.0)
     assert trained(6, waits_s=5.0)[0].every_s == pytest.approx(15.0)
+
+
+def test_a_first_step_takes_at_least_as_long_as_the_learner_has_been_at_it() -> None:
+    tempo = Tempo()
+    tempo.filled(1, 60.0)
+    assert tempo.begins(9, next_step=1, now=64.0) == 64.0, "no learner, no bound"
+    tempo.given(1, 70.0)
+    assert [tempo.begins(step, next_step=2, now=80.0) for step in (2, 3, 4)] == [80.0, 90.0, 100.0]
+    tempo.done(1, 82.0)
+    assert tempo.step_s == 12.0

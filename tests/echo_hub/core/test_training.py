@@ -40,6 +40,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
+from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.training import MAX_FLAT_BATCHES
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
@@ -88,6 +89,31 @@ def test_a_trained_step_gives_receipts_and_a_version(bench: BenchOf) -> None:
     b.tell(VersionPublished(policy_version=1))
     assert b.of(VersionRecorded) == [VersionRecorded(policy_version=1, published_at=b.now)]
     assert b.of(AnnounceVersion) == [AnnounceVersion(policy_version=1)]
+
+
+def test_groups_that_the_learner_left_out_are_dropped_whole_and_the_others_trained(bench: BenchOf) -> None:
+    b = bench()
+    b.node("a")
+    b.learner()
+    b.deliver_group(0)
+    b.deliver_group(1)
+    (planned,) = b.of(StepPlanned)
+    b.tell(StepDone(step=1, metrics={}, screen=StepScreen(left_out=(1,))))
+    (trained,) = b.of(StepTrained)
+    (dropped,) = b.of(RolloutsDropped)
+    assert dropped.reason is DropReason.SCREENED and len(dropped.rollout_ids) == 2
+    assert (*trained.rollout_ids, *dropped.rollout_ids) == planned.rollout_ids
+    assert [told.rollout_ids for told in b.of(SendTrained)] == [trained.rollout_ids]
+    assert b.of(GroupDropped) == [GroupDropped(group_id=planned.group_ids[1], reason=DropReason.SCREENED)]
+    assert b.of(PublishVersion) == [PublishVersion(policy_version=1)], "the version is made all the same"
+
+
+def test_a_step_of_which_all_is_left_out_is_a_step(bench: BenchOf) -> None:
+    b = bench(planned_snapshot(), groups_per_step=1)
+    b.tell(LearnerReady(policy_version=3, screens={3: StepScreen(left_out=(0,))}))
+    assert [(record.step, record.rollout_ids) for record in b.of(StepTrained)] == [(3, ())]
+    assert [record.rollout_ids for record in b.of(RolloutsDropped)] == [("3-0", "3-1")]
+    assert b.of(SendTrained) == [] and b.of(PublishVersion) == [PublishVersion(policy_version=3)]
 
 
 def test_sequential_mode_leases_the_next_step_only_once_the_version_is_out(bench: BenchOf) -> None:

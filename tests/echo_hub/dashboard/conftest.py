@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
+from echo_hub.dashboard.access.credentials import Credentials
+from echo_hub.dashboard.access.guard import Guard, Visits
+from echo_hub.dashboard.actions import Actions
+from echo_hub.dashboard.headers import add_security_headers
 from echo_hub.dashboard.model import (
     AdvisedNodes,
     CapacityView,
@@ -21,7 +25,9 @@ from echo_hub.dashboard.model import (
     NotableEvent,
     RunState,
     RunView,
+    TrustView,
     VersionView,
+    public_id,
 )
 from echo_hub.dashboard.pages import routes
 from echo_shared.books import Accounting, Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
@@ -39,6 +45,20 @@ HOSTILE_NAMES = (
     "日本語のノード 🌊",
     "'; DROP TABLE nodes; --",
     "\u200b",
+)
+
+
+TRUST = TrustView(
+    checks={"llama_cpp/q4_k_m/cpu": 90, "torch/bf16/cuda": 410},
+    failed_checks={"llama_cpp/q4_k_m/cpu": 1, "torch/bf16/cuda": 0},
+    abandoned_checks=3,
+    waiting_checks=2,
+    quarantined=1,
+    checkers=4,
+    opinions=520,
+    disagreements=3,
+    outvoted=2,
+    checked_tokens=41_000,
 )
 
 
@@ -108,6 +128,11 @@ def node_totals(number: int, name: str, *, last_seen: float = STARTED, trained: 
         trained_rollouts=trained,
         received=trained + 55,
         dropped=number % 4,
+        standing=("proven", "new", "quarantined", "")[number % 4],
+        standing_reason="Its tokens are not drawn as leased <b>." if number % 4 == 2 else "",
+        verified_in_a_row=number,
+        checks=0 if number % 4 == 3 else 40 + number,
+        failed_checks=int(number % 4 == 2),
         cost_per_hour=0.4 * (number % 3 == 1),
         cost=0.125 * (number % 3 == 1),
     )
@@ -178,6 +203,7 @@ class ScriptedSource:
             rollouts_per_s=128.4 if newest and self.step < self.total else 0.0,
             rollouts_gone_on=19 if newest else 0,
             tokens_saved=4_100 if newest else 0,
+            turned_away={"connection": {"head_too_late": 7}},
             buffered_groups=31 if newest and self.step < self.total else 0,
             accounting=Accounting(
                 leased=trained + flight + sum(dropped.values()), trained=trained, dropped=dropped, in_flight=flight
@@ -189,10 +215,13 @@ class ScriptedSource:
             newest_complete=self.step - 1 if self.step else None,
             nodes_on_newest=len(self.names),
             nodes_connected=len(self.names),
+            nodes_known=len(self.names),
+            nodes_useful=len(self.names),
             uplink_bytes_s=2.5e6 if self.step else None,
             events=self._events(),
             capacity=self._capacity() if newest else None,
             cost=self._cost(trained) if newest else None,
+            trust=TRUST if newest else TrustView(),
         )
 
     def _cost(self, trained: int) -> CostView:
@@ -271,11 +300,13 @@ class ScriptedSource:
         return tuple(
             LeaderboardRow(
                 rank=i + 1,
-                totals=replace(
-                    node_totals(i, self.names[i], last_seen=self.now - i * 40, trained=round(total * share)),
-                    trained_tokens=round(total * share * 6.2),
-                    share=share,
-                ),
+                node=public_id(node_totals(i, self.names[i]).node_id),
+                name=self.names[i],
+                trained_rollouts=round(total * share),
+                trained_tokens=round(total * share * 6.2),
+                evaluated_rollouts=0,
+                share=share,
+                last_seen=self.now - i * 40,
             )
             for i, share in enumerate(shares)
         )
@@ -300,18 +331,35 @@ def source() -> ScriptedSource:
 Open = Callable[..., Awaitable[ClientSession]]
 
 
+TOKEN = "the-operators-token-of-this-test-and-no-other"
+
+
 @pytest.fixture
-async def open_hub() -> AsyncIterator[Open]:
-    """Serves a source on a real port; the session that it returns is bound to that address."""
+def guard(tmp_path: Path) -> Guard:
+    (tmp_path / "operator.token").write_text(TOKEN)
+    credentials = Credentials(token=tmp_path / "operator.token", password=tmp_path / "operator.password")
+    credentials.open()
+    return Guard(credentials, Visits(place=lambda _: "127.0.0.1", is_https=lambda _: False), name="test")
+
+
+@pytest.fixture
+async def open_hub(guard: Guard) -> AsyncIterator[Open]:
+    """Serves a source on a real port; the session that it returns is bound to that address, and the operator's unless
+    `token` is another."""
     servers, sessions = [], []
 
-    async def open_(source: ScriptedSource, **settings: float) -> ClientSession:
-        application = web.Application()
-        application.add_routes(routes(source, **{"min_interval_s": 0.0, "heartbeat_s": 5.0, **settings}))
+    async def open_(
+        source: ScriptedSource, *, token: str = TOKEN, actions: Actions | None = None, **settings: float
+    ) -> ClientSession:
+        application = web.Application(middlewares=[guard.middleware])
+        application.on_response_prepare.append(add_security_headers)
+        times = {"min_interval_s": 0.0, "heartbeat_s": 5.0, **settings}
+        application.add_routes(routes(source, guard, actions or {}, **times))
         server = TestServer(application)
         await server.start_server(shutdown_timeout=0.1)
         servers.append(server)
-        session = ClientSession(server.make_url("/"))
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        session = ClientSession(server.make_url("/"), headers=headers)
         sessions.append(session)
         return session
 

@@ -26,15 +26,21 @@ SCHEMA = {
             "state",
             "state_detail",
             "problems",
+            "alarms",
             "starting",
         ),
         *("started_at", "finished_at", "steps_total", "trained_step", "published_version", "group_size"),
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
-        *("rollouts_gone_on", "tokens_saved"),
+        *("rollouts_gone_on", "tokens_saved", "turned_away"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
         *("newest_step", "accuracy_before", "accuracy_after"),
-        *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "uplink_bytes_s", "capacity"),
-        "cost",
+        *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "nodes_known", "nodes_useful"),
+        *("uplink_bytes_s", "capacity"),
+        *("cost", "trust"),
+    },
+    "trust": {
+        *("checks", "failed_checks", "abandoned_checks", "waiting_checks", "quarantined", "suspended"),
+        *("checkers", "opinions", "disagreements", "outvoted", "checked_tokens"),
     },
     "cost": {
         *("spend_per_hour", "spend_cap_per_hour", "total", "active_s", "per_trained_rollout"),
@@ -47,22 +53,23 @@ SCHEMA = {
     "nodes": {
         *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),
         *("tokens_per_s", "received", "trained", "evaluated", "dropped", "last_seen", "banned"),
-        *("first_seen", "banned_at", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share"),
+        *("first_seen", "banned_at", "invite", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share"),
         *("costs_per_hour", "standby"),
+        *("standing", "standing_reason", "standing_since", "verified_in_a_row", "checks", "failed_checks"),
+        *("last_checked", "others_checked", "others_checked_tokens"),
         *("cost_per_hour", "power_watts", "cost", "active_s"),
     },
     "steps": {
         *("step", "trained_at", "num_rollouts", "num_tokens", "mean_reward", "staleness_mean", "staleness_max"),
         *("seconds", "loss", "grad_norm", "mismatch_kl", "clip_fraction", "ratio_mean", "ratio_max", "base_kl"),
         *("share_without_advantage", "share_truncated", "tokens_per_s", "eval_s", "gap_s", "updated"),
-        *("share_mixed", "token_staleness"),
+        *("share_mixed", "token_staleness", "held_back", "groups_left_out"),
         *("groups_without_advantage", "rollouts_masked", "rollouts_unselected", "rollouts_vetoed", "correction_weight"),
         *("correction_share", "completion_tokens", "computed_tokens", "train_s", "planned_at", "num_groups", "dropped"),
     },
     "leaderboard": {
-        *("rank", "node_id", "name", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share", "last_seen"),
-        *("backend", "device", "first_seen", "banned_at", "received", "dropped"),
-        *("cost_per_hour", "power_watts", "cost", "active_s"),
+        *("rank", "node", "name", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share", "last_seen"),
+        *("others_checked", "others_checked_tokens"),
     },
     "accounting": {"leased", "trained", "evaluated", "dropped", "in_flight"},
     "evaluations": {
@@ -93,6 +100,7 @@ async def test_the_fields_are_the_promised_ones(hub: ClientSession) -> None:
     assert set(run["accounting"]) == SCHEMA["accounting"]
     assert set(run["capacity"]) == SCHEMA["capacity"]
     assert set(run["cost"]) == SCHEMA["cost"]
+    assert set(run["trust"]) == SCHEMA["trust"]
     assert set(run["capacity"]["advised_nodes"][0]) == {"kind", "count"}
     for name in ("evaluations", "versions", "events"):
         assert set(run[name][0]) == SCHEMA[name]
@@ -115,6 +123,17 @@ async def test_steps_are_those_after_the_given_one(hub: ClientSession) -> None:
     assert [step["step"] for step in (await get(hub, "/api/v1/steps?since=34"))["steps"]] == [35, 36, 37]
     assert len((await get(hub, "/api/v1/steps"))["steps"]) == 37
     assert (await get(hub, "/api/v1/steps?since=37"))["steps"] == []
+
+
+async def test_a_long_leaderboard_takes_several_answers(hub: ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "ROWS_PER_ANSWER", 1)
+    ranks = [
+        [row["rank"] for row in (await get(hub, f"/api/v1/leaderboard?after={after}"))["leaderboard"]]
+        for after in (0, 1, 2, 10**9)
+    ]
+    assert ranks == [[1], [2], [], []]
+    async with hub.get("/api/v1/leaderboard?after=-1") as answer:
+        assert answer.status == 400
 
 
 async def test_many_steps_take_several_answers(hub: ClientSession, source: Any) -> None:
@@ -198,8 +217,8 @@ async def test_a_quiet_stream_still_beats(open_hub: Any, source: Any) -> None:
         assert (await next_event(viewer))["trained_step"] == 38
 
 
-async def test_a_viewer_that_leaves_is_forgotten(source: Any) -> None:
-    stream = EventStream(Snapshots(source, min_interval_s=0), heartbeat_s=0.02)
+async def test_a_viewer_that_leaves_is_forgotten(source: Any, guard: Any) -> None:
+    stream = EventStream(Snapshots(source, min_interval_s=0), guard, heartbeat_s=0.02)
     ended = asyncio.Event()
 
     async def watched(request: web.Request) -> web.StreamResponse:
@@ -220,8 +239,20 @@ async def test_a_viewer_that_leaves_is_forgotten(source: Any) -> None:
         assert stream.num_viewers == 0
 
 
-async def test_one_viewer_too_many_is_sent_away(hub: ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MAX_VIEWERS", 1)
-    async with hub.get("/api/v1/events") as viewer:
+@pytest.mark.parametrize("most", ["MAX_VIEWERS", "MAX_VIEWERS_OF_ADDRESS"])
+async def test_one_viewer_too_many_is_sent_away_and_the_operator_is_not(
+    open_hub: Any, source: Any, guard: Any, monkeypatch: pytest.MonkeyPatch, most: str
+) -> None:
+    monkeypatch.setattr(api, most, 1)
+    public = await open_hub(source, token="")
+    async with public.get("/api/v1/events") as viewer:
         await next_event(viewer)
-        assert "too many viewers" in (await get(hub, "/api/v1/events", 503))["error"]
+        assert "too many viewers" in (await get(public, "/api/v1/events", 503))["error"]
+        as_operator = {"Authorization": f"Bearer {guard.credentials.token}"}
+        async with public.get("/api/v1/events", headers=as_operator) as operator:
+            await next_event(operator)
+
+
+async def test_strangers_are_told_whether_a_hub_is_ready_and_not_why(open_hub: Any, source: Any) -> None:
+    source.problems = ("The learner is down.",)
+    assert await get(await open_hub(source, token=""), "/readyz", 503) == {"status": "failing"}

@@ -32,11 +32,13 @@ async def test_a_finished_run_thanks(open_hub: Any, make_source: Any) -> None:
 
 
 async def test_a_node_has_an_address_of_its_own(hub: ClientSession, source: Any) -> None:
-    row = (await source.leaderboard())[1]
-    text = await page(hub, f"/leaderboard?node={row.totals.node_id}")
+    row, node = (await source.leaderboard())[1], (await source.nodes())[1]
+    text = await page(hub, f"/leaderboard?node={node.totals.node_id}")
+    assert text == await page(hub, f"/leaderboard?node={row.node}")
+    assert node.totals.node_id not in text
     assert "<title>attic-pc is #2 · echo leaderboard · Echo</title>" in text
     assert text.count('aria-current="true"') == 1
-    assert f"?node={row.totals.node_id}&amp;sort=tokens#table" in text
+    assert f"?node={row.node}&amp;sort=tokens#table" in text
 
 
 async def test_an_unknown_node_is_no_error_and_is_not_repeated(hub: ClientSession) -> None:

@@ -79,10 +79,26 @@ async def test_the_accounting_identity_holds_among_the_metrics(hub: ClientSessio
     assert samples["echo_rollouts_leased_total", ()] == ended + samples["echo_rollouts_in_flight", ()]
 
 
+async def test_what_checks_have_found_is_counted_by_class(hub: ClientSession) -> None:
+    samples = await scrape(hub)
+    q4 = ("numerics", "llama_cpp/q4_k_m/cpu")
+    assert samples["echo_checks_total", (q4, ("result", "passed"))] == 89
+    assert samples["echo_checks_total", (q4, ("result", "failed"))] == 1
+    assert samples["echo_checks_abandoned_total", ()] == 3
+    assert (samples["echo_checks_waiting", ()], samples["echo_nodes_quarantined", ()]) == (2, 1)
+    standings = [dict(labels)["standing"] for name, labels in samples if name == "echo_node_standing"]
+    assert "new" in standings
+
+
 async def test_what_was_gone_on_with_is_counted(hub: ClientSession) -> None:
     samples = await scrape(hub)
     assert samples["echo_rollouts_gone_on_total", ()] == 19
     assert samples["echo_tokens_saved_total", ()] == 4_100
+
+
+async def test_who_was_turned_away_is_counted(hub: ClientSession) -> None:
+    labels = (("reason", "head_too_late"), ("what", "connection"))
+    assert (await scrape(hub))["echo_turned_away_total", labels] == 7
 
 
 async def test_what_is_not_known_has_no_sample(open_hub: Any, make_source: Any) -> None:

@@ -126,6 +126,21 @@ async def test_who_is_banned_is_shown_as_such(open_hub: Any, source: Any) -> Non
     assert '<span class="activity away">banned</span>' in await page(await open_hub(source))
 
 
+async def test_whose_invite_a_node_came_by_is_the_operators_to_see(open_hub: Any, source: Any) -> None:
+    nodes = source.nodes
+
+    async def with_one_invited() -> Any:
+        first, second = await nodes()
+        return replace(first, totals=replace(first.totals, invite="Ada <b>")), second
+
+    source.nodes = with_one_invited
+    hub = await open_hub(source)
+    assert (await page(hub)).count("by the invite for <bdi>Ada &lt;b&gt;</bdi>") == 1
+    for public in ("/leaderboard", "/api/v1/leaderboard"):
+        async with hub.get(public) as answer:
+            assert answer.status == 200 and "Ada" not in await answer.text()
+
+
 async def test_two_hundred_nodes_are_all_there(open_hub: Any, make_source: Any) -> None:
     text = await page(await open_hub(make_source(names=tuple(f"n{i}" for i in range(200)), step=9)))
     assert text.count('class="who"') == 200

@@ -11,6 +11,7 @@ from aiohttp import ClientSession
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_hub.dashboard.curves import MOST_POINTS
+from echo_hub.dashboard.headers import SECURITY_HEADERS
 
 PAGES = ("/", "/leaderboard")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -45,8 +46,7 @@ class Tags(html.parser.HTMLParser):
 async def test_every_route_answers_with_the_security_headers(hub: ClientSession, path: str) -> None:
     async with hub.get(path) as response:
         assert response.status == 200
-        assert "script-src 'self'" in response.headers["Content-Security-Policy"]
-        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert SECURITY_HEADERS.items() <= response.headers.items()
         assert response.headers["Cache-Control"] == "no-store"
 
 
@@ -107,10 +107,85 @@ async def browser() -> AsyncIterator[Any]:
         await launched.close()
 
 
-async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, source: Any) -> None:
+async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
+    browser: Any, open_hub: Any, make_source: Any, guard: Any, hostile_names: tuple[str, ...]
+) -> None:
+    """And on none of the pages, whose nodes have hostile names, does the browser report anything."""
     from playwright.async_api import expect
 
-    hub = await open_hub(source, min_interval_s=0.1)
+    banned: list[str] = []
+    pardoned: list[str] = []
+
+    async def ban(node_id: str) -> None:
+        banned.append(node_id)
+
+    async def pardon(node_id: str) -> None:
+        pardoned.append(node_id)
+
+    source = make_source(names=hostile_names, step=37)
+    hub = await open_hub(source, token="", actions={"ban": ban, "pardon": pardon})
+    async with hub.get("/healthz") as response:
+        origin = str(response.url.origin())
+    page = await browser.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    asked: list[str] = []
+    answers = [False, True, False, True]
+
+    async def answer(dialog: Any) -> None:
+        asked.append(dialog.message)
+        await (dialog.accept() if answers.pop(0) else dialog.dismiss())
+
+    page.on("dialog", answer)
+    await page.goto(f"{origin}/")
+    assert page.url == f"{origin}/login"
+    await page.locator("#secret").fill(guard.credentials.token)
+    await page.get_by_role("button", name="Log in").click()
+    await expect(page).to_have_url(f"{origin}/")
+    await expect(page.locator("#chart-reward .scatterlayer path.js-line").first).to_be_visible()
+    (cookie,) = await page.context.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert await page.evaluate("document.cookie") == ""
+
+    views = [node.totals for node in await source.nodes()]
+    nodes = {totals.node_id: totals.name for totals in views}
+    node_id = next(key for key, name in nodes.items() if name.startswith("<script>"))
+    button = page.locator(f"#ban-{node_id}")
+    await button.click()
+    assert banned == []
+    await button.click()
+    await expect(page).to_have_url(f"{origin}/#nodes")
+    assert banned == [node_id]
+    question = "It is disconnected and not let in again, and the run gets a new key."
+    assert asked == [f'Ban <script>alert("owned")</script>? {question}'] * 2
+
+    offered = await page.locator("[id^=pardon-]").evaluate_all("(all) => all.map((one) => one.id)")
+    quarantined = [totals.node_id for totals in views if totals.standing == "quarantined"]
+    assert sorted(offered) == sorted(f"pardon-{node_id}" for node_id in quarantined)
+    button = page.locator(f"#pardon-{quarantined[0]}")
+    await button.click()
+    assert pardoned == []
+    await button.click()
+    await expect(page).to_have_url(f"{origin}/#nodes")
+    assert (pardoned, banned) == ([quarantined[0]], [node_id])
+    assert asked[2:] == [asked[2]] * 2
+    assert asked[2].startswith(f"Pardon {nodes[quarantined[0]]}? It begins anew")
+
+    await page.get_by_role("button", name="Log out").click()
+    await expect(page).to_have_url(f"{origin}/login")
+    assert await page.context.cookies() == []
+    await page.goto(f"{origin}/leaderboard")
+    await expect(page.locator("#link")).to_have_text("live")
+    await page.goto(f"{origin}/")
+    assert page.url == f"{origin}/login"
+    assert wrong == []
+
+
+async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, source: Any, guard: Any) -> None:
+    from playwright.async_api import expect
+
+    hub = await open_hub(source, token="", min_interval_s=0.1)
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())
     page = await browser.new_page(viewport={"width": 360, "height": 740})
@@ -120,7 +195,8 @@ async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, so
     requested: list[str] = []
     page.on("request", lambda request: requested.append(request.url))
 
-    await page.goto(f"{origin}/")
+    await page.goto(f"{origin}/?token={guard.credentials.token}")
+    assert page.url == f"{origin}/", "the token is in the address no more"
     curve = page.locator("#chart-reward .scatterlayer path.js-line").first
     await expect(curve).to_be_visible()
     await expect(page.locator("#chart-spread .scatterlayer path.js-line")).to_have_count(3)
@@ -143,14 +219,16 @@ async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, so
     assert all(url.startswith((origin, "data:")) for url in requested)
 
 
-async def test_the_charts_of_a_long_run_reach_its_end_and_stay_light(browser: Any, open_hub: Any, source: Any) -> None:
+async def test_the_charts_of_a_long_run_reach_its_end_and_stay_light(
+    browser: Any, open_hub: Any, source: Any, guard: Any
+) -> None:
     source.total = 2 * STEPS_PER_ANSWER + 1_000
     source.step = 2 * STEPS_PER_ANSWER
     hub = await open_hub(source)
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())
     page = await browser.new_page()
-    await page.goto(f"{origin}/")
+    await page.goto(f"{origin}/?token={guard.credentials.token}")
     drawn = "document.getElementById('chart-norm').data?.[0].x ?? []"
     await page.wait_for_function(f"step => ({drawn}).at(-1) === step", arg=source.step, timeout=20_000)
     numbers = await page.evaluate(drawn)
@@ -164,12 +242,12 @@ async def test_the_charts_of_a_long_run_reach_its_end_and_stay_light(browser: An
         assert numbers == sorted(set(numbers)), "the last point has grown, or all have: none is there twice"
 
 
-async def test_every_chart_of_the_learner_has_its_lines(browser: Any, open_hub: Any, source: Any) -> None:
+async def test_every_chart_of_the_learner_has_its_lines(browser: Any, open_hub: Any, source: Any, guard: Any) -> None:
     hub = await open_hub(source)
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())
     page = await browser.new_page()
-    await page.goto(f"{origin}/")
+    await page.goto(f"{origin}/?token={guard.credentials.token}")
     await page.wait_for_function("document.getElementById('chart-tokens').data !== undefined", timeout=20_000)
     lines = """[...document.querySelectorAll('.chart')].map(chart => [
         chart.id, chart.data.filter(trace => trace.y.filter(Number.isFinite).length > 1).length])"""

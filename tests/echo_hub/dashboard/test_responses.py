@@ -4,9 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import pytest
-
-from echo_hub.dashboard.responses import html_response, json_response, jsonable
+from echo_hub.dashboard.responses import json_response, jsonable
 from echo_shared.books import FLAT
 
 
@@ -38,12 +36,3 @@ class Place:
 def test_a_view_has_what_it_embeds_and_what_follows_from_it_among_its_own_fields() -> None:
     place = Place(point=Point(x=1.0, y=()), figures={"loss": 0.5}, y="its own")
     assert jsonable(place) == {"x": 1.0, "loss": 0.5, "y": "its own", "far": 10.0}
-
-
-@pytest.mark.parametrize("inline_styles", [False, True])
-def test_scripts_may_only_come_from_this_hub(inline_styles: bool) -> None:
-    policy = html_response("", inline_styles=inline_styles).headers["Content-Security-Policy"]
-    directives = dict(part.split(" ", 1) for part in policy.split("; "))
-    assert directives["script-src"] == "'self'"
-    assert directives["default-src"] == "'none'"
-    assert ("'unsafe-inline'" in directives["style-src"]) == inline_styles

@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from echo_hub.dashboard.snapshots import Snapshots
+import pytest
+
+from echo_hub.dashboard.snapshots import MOST_RENDERED, REST, Snapshots
 
 
 async def test_all_viewers_share_one_snapshot(source: Any) -> None:
@@ -29,6 +31,32 @@ async def test_a_burst_of_changes_is_one_snapshot_for_everybody(source: Any) -> 
     seen = await asyncio.gather(*viewers)
     assert {snapshot.run.trained_step for snapshot in seen} == {47}
     assert source.num_reads == 2
+
+
+async def test_books_that_take_long_are_read_seldom(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    began_at, passed = loop.time(), [0.0]
+    monkeypatch.setattr(loop, "time", lambda: began_at + passed[0])
+    read = source.leaderboard
+
+    async def slow() -> Any:
+        passed[0] += 3.0
+        return await read()
+
+    monkeypatch.setattr(source, "leaderboard", slow)
+    snapshots = Snapshots(source, min_interval_s=0.5)
+    first = await snapshots.get()
+    passed[0] += REST * 3.0 - 0.1
+    assert await snapshots.get() is first
+    passed[0] += 0.2
+    assert await snapshots.get() is not first
+
+
+async def test_of_many_pages_the_newest_are_kept(source: Any) -> None:
+    snapshot = await Snapshots(source, min_interval_s=60).get()
+    for number in range(1_000):
+        assert snapshot.rendered(("leaderboard", "rank", str(number)), lambda number=number: f"page {number}")
+    assert len(snapshot._rendered) == MOST_RENDERED
 
 
 async def test_after_waits_for_a_change(source: Any) -> None:

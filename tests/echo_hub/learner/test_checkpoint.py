@@ -9,11 +9,15 @@ import torch
 
 from echo_hub.learner import checkpoint
 from echo_hub.learner.policy import Policy
-from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_shared.errors import StorageError
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
+
+
+def told_of(step: int) -> StepTold:
+    return StepTold(metrics={"loss": step / 2}, screen={"left_out": [step]})
 
 
 def started(settings: LearnerSettings) -> tuple[Policy, torch.optim.Optimizer]:
@@ -24,8 +28,9 @@ def started(settings: LearnerSettings) -> tuple[Policy, torch.optim.Optimizer]:
 def write(root: Path, settings: LearnerSettings, steps: int, *, kept: int = 10, milestones: int = 0) -> None:
     policy, optimizer = started(settings)
     for step in range(1, steps + 1):
-        metrics = {number: {"loss": number / 2} for number in (step - 1, step) if number}
-        checkpoint.save(root, policy, checkpoint.take(policy, optimizer), metrics=metrics)
+        told = {number: told_of(number) for number in (step - 1, step) if number}
+        state = checkpoint.State(step=step, told=told, norms=(0.5, float(step)))
+        checkpoint.save(root, policy, checkpoint.take(policy, optimizer), state)
         checkpoint.prune(root, kept=kept, milestones=milestones)
 
 
@@ -41,7 +46,8 @@ def test_resume_is_exact_to_the_bit(settings: LearnerSettings, make_groups: Make
     taken = checkpoint.take(policy, optimizer)
     noise = torch.rand(4)
     train_step(policy, optimizer, make_groups(3), settings)
-    checkpoint.save(tmp_path, policy, taken, metrics={2: {}})  # What has happened since changes nothing of it.
+    # What has happened since changes nothing of it.
+    checkpoint.save(tmp_path, policy, taken, checkpoint.State(step=2, told={2: told_of(2)}))
 
     resumed, resumed_optimizer = started(settings)
     resume(tmp_path, resumed, resumed_optimizer)
@@ -65,9 +71,20 @@ def test_a_changed_learning_rate_holds_after_resume(
 def test_the_newest_are_kept(settings: LearnerSettings, tmp_path: Path) -> None:
     write(tmp_path, settings, steps=5, kept=2)
     assert [item.step for item in checkpoint.complete(tmp_path)] == [5, 4]
-    assert checkpoint.complete(tmp_path)[0].metrics == {4: {"loss": 2.0}, 5: {"loss": 2.5}}
-    assert checkpoint.complete(tmp_path)[0].step == 5
+    newest = checkpoint.complete(tmp_path)[0]
+    assert (newest.step, newest.told, newest.norms) == (5, {4: told_of(4), 5: told_of(5)}, (0.5, 5.0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000005"]
+
+
+def test_one_that_was_written_without_screens_is_read(settings: LearnerSettings, tmp_path: Path) -> None:
+    write(tmp_path, settings, steps=2)
+    marker = tmp_path / "step-000002" / checkpoint.MARKER
+    said = json.loads(marker.read_bytes())
+    del said["told"], said["norms"]
+    marker.write_text(json.dumps({**said, "metrics": {"loss": 1.0}, "earlier": {"1": {"loss": 0.5}}}))
+    newest = checkpoint.complete(tmp_path)[0]
+    assert newest.told == {1: StepTold(metrics={"loss": 0.5}), 2: StepTold(metrics={"loss": 1.0})}
+    assert newest.norms == ()
 
 
 def test_milestones_stay_for_ever(settings: LearnerSettings, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_groups_arrive_as_they_were() -> None:
         behavior_logprobs=np.array([-0.25], dtype=np.float32),
         reward=0.5,
         truncated=True,
+        draws=np.array([[2**64 - 1, 3, 1]], np.uint64),
     )
     group = TrainingGroup(prompt_ids=np.array([3, 4], dtype=np.int32), rollouts=(rollout, rollout))
     (back,) = frames.unpack_groups(travelled(frames.pack_groups([group])))  # type: ignore[arg-type]

@@ -3,11 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from echo_hub.learner.logprobs import selected_logprobs
+from echo_hub.learner import logprobs
+from echo_hub.learner.logprobs import distances, screened_logprobs, selected_logprobs
+from echo_shared import draws
 
 N, H, V = 23, 8, 50
 GENERATOR = torch.Generator().manual_seed(0)
@@ -35,6 +38,42 @@ def test_chunks_give_the_full_softmax_and_its_gradient(chunk_elements: int, bias
 
     torch.testing.assert_close(chunked, full, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(hidden.grad, full_hidden.grad, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 50, 1_024, 1_025, 3_000])
+def test_what_was_drawn_with_u_is_inside_and_what_was_not_is_as_far_outside_as_by_hand(vocabulary: int) -> None:
+    rng = np.random.default_rng(vocabulary)
+    head = torch.nn.Linear(H, vocabulary, bias=False, dtype=torch.float64).requires_grad_(False)
+    logits = head(HIDDEN).numpy()
+    uniforms = rng.random(N)
+    drawn, _ = draws.draw(logits, uniforms, 0.7)
+    u = torch.from_numpy(uniforms)
+    for chunk_elements in (1, vocabulary * 7):
+        settings = {"temperature": 0.7, "chunk_elements": chunk_elements}
+        logprobs, outside = screened_logprobs(HIDDEN, head, torch.from_numpy(drawn), u, **settings)
+        torch.testing.assert_close(logprobs, selected_logprobs(HIDDEN, head, torch.from_numpy(drawn), **settings))
+        assert float(outside.max()) < 1e-12
+    claimed = rng.integers(0, vocabulary, N)
+    cumulative = np.cumsum(np.exp(logits / 0.7), axis=1)
+    cumulative /= cumulative[:, -1:]
+    above = cumulative[np.arange(N), claimed]
+    below = np.where(claimed == 0, 0.0, cumulative[np.arange(N), claimed - 1])
+    expected = np.maximum(0, np.maximum(below - uniforms, uniforms - above))
+    _, outside = screened_logprobs(HIDDEN, head, torch.from_numpy(claimed), u, temperature=0.7)
+    np.testing.assert_allclose(outside.numpy(), expected, atol=1e-12)
+
+
+def test_the_distance_has_no_gradient_and_needs_a_u() -> None:
+    hidden = HIDDEN.clone().requires_grad_()
+    uniforms = torch.full((N,), 0.5, dtype=torch.float64)
+    uniforms[3] = torch.nan
+    logprobs, outside = screened_logprobs(hidden, make_head(), IDS, uniforms, temperature=1.0)
+    assert not outside.requires_grad and logprobs.requires_grad
+    assert outside.isnan().nonzero().tolist() == [[3]]
+    (logprobs * WEIGHTS).sum().backward()
+    plain = HIDDEN.clone().requires_grad_()
+    (selected_logprobs(plain, make_head(), IDS, temperature=1.0) * WEIGHTS).sum().backward()
+    torch.testing.assert_close(hidden.grad, plain.grad, rtol=0, atol=0)
 
 
 def test_gradient_is_that_of_finite_differences() -> None:
@@ -116,3 +155,18 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int) -> None:
         logprobs = selected_logprobs(hidden, head, ids, temperature=1.0, chunk_elements=chunk_elements)
         logprobs.sum().backward()
     assert largest.elements == chunk_elements
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("chunk_elements", [1, V * 7, 10_000])
+def test_distances_are_those_of_the_whole_softmax(
+    monkeypatch: pytest.MonkeyPatch, chunk_elements: int, bias: bool
+) -> None:
+    monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
+    head = make_head(bias=bias)
+    u = torch.rand(N, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    outside, found = distances(HIDDEN, head, IDS, u, temperature=0.7)
+    expected = draws.distance(head(HIDDEN).numpy(), IDS.numpy(), u.numpy(), 0.7)
+    torch.testing.assert_close(outside, torch.from_numpy(expected[0]), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(found, torch.from_numpy(expected[1]), atol=1e-12, rtol=1e-12)
+    assert (outside > 0).any() and (outside == 0).any()

@@ -111,6 +111,18 @@ def test_logprobs_are_those_of_each_sequence_alone(
         assert logprob == pytest.approx(expected_logprob, abs=1e-5)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_distances_of_draws_come_with_the_log_probabilities(
+    policy: Policy, make_groups: MakeGroups, settings: LearnerSettings, packed: bool
+) -> None:
+    policy = policy if packed else unpacked(policy)
+    for batch in build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=64):
+        u_N = torch.rand(len(batch.target_ids_N), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        outside_N, logprobs_N = policy.distances(batch, u_N)
+        torch.testing.assert_close(logprobs_N.float(), policy.logprobs(batch).detach(), atol=1e-5, rtol=1e-5)
+        assert (outside_N >= 0).all() and (outside_N + logprobs_N.exp() <= 1 + 1e-6).all()
+
+
 def test_packed_or_not_the_gradient_is_the_same(
     policy: Policy, make_groups: MakeGroups, settings: LearnerSettings
 ) -> None:

@@ -18,7 +18,7 @@ from echo_hub.learner.objectives.loss import StepLoss
 from echo_hub.learner.objectives.registry import OBJECTIVES
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
-from echo_hub.learner.step import accumulate_gradient, make_optimizer, train_step
+from echo_hub.learner.step import accumulate_gradient, make_optimizer, screened_step, train_step
 from echo_hub.learner.weighting import weigh
 from echo_shared.draws import derive_seed
 from echo_shared.sampling import GroupRequest
@@ -361,3 +361,108 @@ def test_it_learns(make_settings: Callable[..., LearnerSettings]) -> None:
     assert np.mean(rewards[:2]) < 0.45
     assert np.mean(rewards[-2:]) > 0.75
     assert max(kls) < 1e-6, "sampler and learner agree on the probabilities of a fresh rollout"
+
+
+def forged(groups: list[TrainingGroup], number: int, index: int, claim: float) -> list[TrainingGroup]:
+    """With one rollout that claims so much for each of its tokens."""
+    rollouts = list(groups[number].rollouts)
+    claims = np.full_like(rollouts[index].behavior_logprobs, claim)
+    rollouts[index] = replace(rollouts[index], behavior_logprobs=claims)
+    return [*groups[:number], replace(groups[number], rollouts=tuple(rollouts)), *groups[number + 1 :]]
+
+
+def weights_of(policy: Policy) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in policy.parameters.values()])
+
+
+def left_in(policy: Policy) -> torch.Tensor:
+    """The gradient that is there."""
+    return torch.cat([p.grad.flatten() for p in policy.parameters.values() if p.grad is not None])
+
+
+@pytest.mark.parametrize("index", [0, 3], ids=["its first", "its last"])
+@pytest.mark.parametrize("is_split", [True, False], ids=["split", "whole"])
+@pytest.mark.parametrize("objective", [{}, {"name": "gspo", "old_policy": "proximal", "kl_coefficient": 0.1}], ids=str)
+def test_what_no_honest_engine_gives_leaves_the_step_with_its_group(
+    policy: Policy,
+    make_groups: MakeGroups,
+    make_settings: MakeSettings,
+    objective: dict[str, Any],
+    is_split: bool,
+    index: int,
+) -> None:
+    groups = forged(make_groups(0), 2, index, -60.0)
+    weighted = weigh(groups, make_settings(objective=objective)).groups
+
+    def parts(tokens: int) -> int:
+        return sum(2 in batch.groups for batch in build_micro_batches(weighted, micro_batch_tokens=tokens))
+
+    tokens = next(tokens for tokens in range(64, 1_000) if (parts(tokens) > 1) is is_split)
+    settings = make_settings(
+        objective=objective, training={"max_grad_norm": 1e9}, learner={"micro_batch_tokens": tokens}
+    )
+    kept = [group for group in weighted if group.number != 2]
+    policy.model.zero_grad(set_to_none=True)
+    for batch in build_micro_batches(kept, micro_batch_tokens=100_000):
+        accumulate_gradient(policy, batch, StepLoss(settings.objective))
+    expected = left_in(policy)
+    outcome = screened_step(policy, make_optimizer(policy, settings.training), groups, settings)
+    torch.testing.assert_close(left_in(policy), expected, atol=1e-6, rtol=1e-5)
+    assert outcome.screen["left_out"] == [2] and outcome.screen["suspects"] == [2 * 4 + index]
+    assert (outcome.metrics["groups_left_out"], outcome.metrics["updated"]) == (1, 1)
+    trained = sum(len(rollout.completion_ids) for group in kept for rollout in group.rollouts)
+    assert outcome.metrics["computed_tokens"] == trained
+
+
+def test_a_step_of_which_all_is_left_out_changes_nothing(
+    policy: Policy, make_groups: MakeGroups, settings: LearnerSettings
+) -> None:
+    groups = make_groups(0)
+    for number in range(len(groups)):
+        groups = forged(groups, number, 1, -60.0)
+    before = weights_of(policy)
+    outcome = screened_step(policy, make_optimizer(policy, settings.training), groups, settings)
+    assert torch.equal(weights_of(policy), before)
+    assert (outcome.metrics["updated"], outcome.metrics["held_back"], outcome.metrics["computed_tokens"]) == (0, 0, 0)
+    assert outcome.norms == ()
+
+
+@pytest.mark.parametrize("objective", ["grpo", "two_sided"])
+def test_an_outlying_gradient_is_held_back_and_who_dominates_it_is_named(
+    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, objective: str
+) -> None:
+    settings = make_settings(objective={"name": objective})
+    groups = make_groups(0)
+    worst = min(range(4), key=lambda index: groups[3].rollouts[index].reward)
+    rollout = groups[3].rollouts[worst]
+    claims = rollout.behavior_logprobs.copy()
+    claims[0] = -18.0  # One token, of one in a hundred million: no proof by itself.
+    rollouts = [*groups[3].rollouts]
+    rollouts[worst] = replace(rollout, behavior_logprobs=claims)
+    groups[3] = replace(groups[3], rollouts=tuple(rollouts))
+    start = weights_of(policy)
+    honest = screened_step(policy, make_optimizer(policy, settings.training), make_groups(0), settings).norms
+    torch.nn.utils.vector_to_parameters(start.clone(), policy.parameters.values())
+    optimizer = make_optimizer(policy, settings.training)
+    outcome = screened_step(policy, optimizer, groups, settings, norms=honest * 8)
+    bounded = objective == "two_sided"
+    assert (outcome.metrics["updated"], outcome.metrics["held_back"]) == ((1, 0) if bounded else (0, 1))
+    assert torch.equal(weights_of(policy), start) is not bounded
+    assert bool(optimizer.state) is bounded, "Adam's momentum stays as it is, too"
+    assert outcome.screen["suspects"] == ([] if bounded else [3 * 4 + worst])
+    assert len(outcome.norms) == 9, "the history goes on, so that a lasting change is followed"
+
+
+def test_a_step_says_how_what_it_computed_looks(
+    policy: Policy, make_groups: MakeGroups, settings: LearnerSettings
+) -> None:
+    groups = make_groups(0)
+    drawn = tuple(
+        replace(rollout, draws=np.array([[7, index, len(rollout.completion_ids)]], np.uint64))
+        for index, rollout in enumerate(groups[1].rollouts)
+    )
+    groups[1] = replace(groups[1], rollouts=drawn)
+    said = screened_step(policy, make_optimizer(policy, settings.training), groups, settings).screen
+    assert said["screened"] == [4, 5, 6, 7], "of the others it is not known what they were drawn with"
+    tokens = [len(rollout.completion_ids) for rollout in drawn]
+    assert [sum(counts) for counts in said["draws"]] == [sum(counts) for counts in said["claims"]] == tokens

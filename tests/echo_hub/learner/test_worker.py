@@ -18,7 +18,7 @@ from filelock import FileLock
 from echo_hub.learner import checkpoint, frames
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.process import Learner
-from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.learner.worker import Worker
 from echo_shared.adapter import WEIGHTS_FILE
@@ -73,10 +73,10 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
     settings = make_settings(publish_precision=precision, training={"steps": 100}, learner={"checkpoint_every": 2})
     async with learner_in(settings, tmp_path) as learner:
         assert (learner.policy_version, learner.resumed) == (0, {})
-        metrics: dict[int, dict[str, float]] = {}
+        told: dict[int, StepTold] = {}
         for step in (1, 2, 3):
             under_way = await learner.train(step, make_groups(step), tmp_path / f"v{step}")
-            metrics[step] = await under_way.metrics()
+            told[step] = await under_way.told()
             assert learner.policy_version == step
         before = digest(tmp_path / "v3")
         os.kill(learner.pid, signal.SIGKILL)
@@ -86,8 +86,8 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
 
     successor = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
     assert successor.policy_version == 2, "step 3 was not in a checkpoint yet"
-    assert successor.metrics == {1: metrics[1], 2: metrics[2]}
-    assert metrics[1].keys() == metrics[2].keys() - {"gap_s"}, "before its first step there is no other"
+    assert successor.told == {1: told[1], 2: told[2]}
+    assert told[1].metrics.keys() == told[2].metrics.keys() - {"gap_s"}, "before its first step there is no other"
     ask(
         successor,
         "train",
@@ -164,7 +164,8 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
     with pytest.raises(LearnerError, match="at least one group"):
         train(1, [])
     undrawn = replace(first, loss_mask=np.zeros_like(first.loss_mask))
-    for bad in (short, infinite, undrawn, replace(first, reward=float("nan"))):
+    more = replace(first, draws=np.array([[1, 0, len(first.completion_ids) + 1]], np.uint64))
+    for bad in (short, infinite, undrawn, more, replace(first, reward=float("nan"))):
         with pytest.raises(LearnerError, match="A rollout needs"):
             train(1, [replace(groups[0], rollouts=(bad, *groups[0].rollouts[1:]))])
     with pytest.raises(LearnerError, match="A group needs"):
@@ -176,7 +177,7 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
     with pytest.raises(LearnerError, match="does not know this command"):
         ask(worker, "dance")
     assert worker.policy_version == 0
-    assert train(1, groups)[-1]["metrics"]["updated"] == 1
+    assert train(1, groups)[-1]["told"][0]["metrics"]["updated"] == 1
 
 
 def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(

@@ -48,6 +48,7 @@ def check_training(
     alone, expected = trained(settings, steps, ALONE)
     for step, (one, both) in enumerate(zip(expected, curve, strict=True), start=1):
         assert one.keys() == both.keys()
+        assert both["groups_left_out"] == (2 if name == "left out" else 0)
         for key in one.keys() - {"train_s"}:
             np.testing.assert_allclose(both[key], one[key], rtol=1e-5, atol=1e-5, err_msg=f"{name}, {step}: {key}")
     for parameter, weight in alone.parameters.items():

@@ -2,7 +2,13 @@
 
 import aiohttp
 import pytest
+from aiohttp import web
 from yarl import URL
+
+from echo_hub.config.sections import ServerConfig
+from echo_hub.net import artefact_routes
+from echo_hub.net.server import Server
+from echo_shared.errors import RefusedError
 
 MEMBER, BANNED = 1, 2
 
@@ -100,3 +106,21 @@ async def test_a_node_behind_any_nat_fetches_over_it(hub, published, open_swarm,
     stats = await node.fetch(published.torrent, tmp_path / "node", web_seed_url=seed_url(hub))
     hub.read(published.manifest, tmp_path / "node" / published.directory.name, tmp_path / "read")
     assert (stats.swarm_bytes, stats.web_seed_bytes) == (0, published.total_bytes)
+
+
+async def test_a_node_with_too_many_connections_is_told_to_wait(hub, published) -> None:
+    vouched: list[str] = []
+
+    def vouch(_: web.Request, node_id: str) -> None:
+        vouched.append(node_id)
+        if len(vouched) > 1:
+            raise RefusedError("Too many connections.")
+
+    server = Server(ServerConfig(port=0))
+    await server.open(artefact_routes.routes(hub.publisher, hub.tracker, vouch))
+    path = seed_url(hub).removeprefix(hub.url) + f"{published.directory.name}/payload.sealed"
+    try:
+        assert [(await get(server.url + path))[0] for _ in range(2)] == [200, 429]
+    finally:
+        await server.close()
+    assert vouched == [f"{MEMBER:020x}"] * 2

@@ -1,188 +1,42 @@
-"""A gateway behind a real server, and nodes that are real sockets with the node's own session, or with worse."""
+"""A gateway behind a real server, and what nodes that are in can do to it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgpack
 import pytest
 import websockets
-from websockets.asyncio.client import ClientConnection
 
-from echo_hub.config.sections import ServerConfig
 from echo_hub.net import gateway as gateway_module
-from echo_hub.net import send_queue
-from echo_hub.net.gateway import Gateway, NodeInfo
+from echo_hub.net import pace, send_queue
+from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.penalties import Fault
 from echo_hub.net.send_queue import Rank
-from echo_hub.net.server import Server
 from echo_shared.codec import encode
 from echo_shared.errors import RefusedError, StorageError
-from echo_shared.identity import Identity
 from echo_shared.messages import (
-    MAX_FRAME_BYTES,
-    ArtefactOffer,
+    MAX_FRAME_FROM_NODE_BYTES,
     FromHub,
-    FromNode,
     Goodbye,
     Hello,
     LeaseReturned,
-    LeaseRevoked,
-    NodeStatus,
     Piece,
     PolicyPublished,
     RefusalCode,
     Refused,
     Welcome,
 )
-from echo_shared.messages import DropReason as Reason
-from echo_shared.sessions import NodeSession
-
-DEADLINE_S = 60.0
-OFFER = ArtefactOffer(manifest=b"m", signature=bytes(64), torrent=b"t", web_seed_path="/artefacts/base")
-
-
-def status(capacity: int) -> NodeStatus:
-    return NodeStatus(activity="waiting", capacity=capacity, policy_version=0, tokens_per_s=1.0)
-
-
-def revoked(lease_id: int) -> LeaseRevoked:
-    return LeaseRevoked(lease_id=lease_id, reason=Reason.STALE)
-
-
-class Book:
-    """The hub behind the gateway: writes down what it is told."""
-
-    def __init__(self) -> None:
-        self.joined: list[NodeInfo] = []
-        self.said: list[tuple[str, FromNode]] = []
-        self.left: list[str] = []
-        self.refusal: RefusedError | None = None
-        """Raised at nodes that want to join."""
-        self.failure: Exception | None = None
-        """Raised at what nodes say."""
-        self.may_join = asyncio.Event()
-        self.may_join.set()
-        self._news = asyncio.Condition()
-
-    async def node_joined(self, node: NodeInfo) -> Welcome:
-        if self.refusal is not None:
-            raise self.refusal
-        await self._write_down(self.joined, node)
-        await self.may_join.wait()
-        return Welcome(
-            run_id="r",
-            run_name="a run",
-            node_id=node.node_id,
-            base=OFFER,
-            policy=None,
-            policy_version=0,
-            tracker_path="/announce/x",
-            heartbeat_s=1.0,
-            run_keys=(),
-        )
-
-    async def node_said(self, node_id: str, message: FromNode) -> None:
-        if self.failure is not None:
-            raise self.failure
-        await self._write_down(self.said, (node_id, message))
-
-    async def node_left(self, node_id: str) -> None:
-        await self._write_down(self.left, node_id)
-
-    async def _write_down(self, page: list[Any], entry: object) -> None:
-        async with self._news:
-            page.append(entry)
-            self._news.notify_all()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S), self._news:
-            await self._news.wait_for(condition)
-
-
-class Node:
-    """A node's end of one connection."""
-
-    def __init__(self, socket: ClientConnection, me: Identity) -> None:
-        self.socket = socket
-        self.me = me
-        self.session = NodeSession(me=me, pinned_hub_key=None, software_version="1.2.3", nonce=secrets.token_bytes(32))
-
-    async def knock(self, *, token: str | None = None) -> None:
-        """The handshake up to the node's last word."""
-        await self.socket.send(self.session.hello())
-        await self.hear()
-        await self.socket.send(
-            self.session.proof(name="n", invite_token=token, backend="torch", device="cpu", swarm_port=6881)
-        )
-
-    async def join(self, *, token: str | None = None) -> FromHub:
-        await self.knock(token=token)
-        return await self.hear()
-
-    async def say(self, message: FromNode) -> None:
-        await self.socket.send(self.session.send(message))
-
-    async def hear(self) -> FromHub:
-        async with asyncio.timeout(DEADLINE_S):
-            return self.session.receive(bytes(await self.socket.recv(decode=False)))
-
-    async def refusal(self) -> Refused:
-        """The hub's next word, which must be its last."""
-        refused = await self.hear()
-        assert isinstance(refused, Refused), refused
-        await self.ended()
-        return refused
-
-    async def ended(self) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            with pytest.raises(websockets.ConnectionClosed):
-                await self.socket.recv()
-
-
-@dataclass
-class Hub:
-    identity: Identity
-    gateway: Gateway
-    book: Book
-    connect: Callable[..., Awaitable[Node]]
-
-    async def node(self) -> Node:
-        """A new node that has joined."""
-        node = await self.connect()
-        assert isinstance(await node.join(), Welcome)
-        return node
-
-
-MakeHub = Callable[..., Awaitable[Hub]]
+from tests.echo_hub.net.gateway_parts import OFFER, Hub, MakeHub, Node, hubs, revoked, status
 
 
 @pytest.fixture
 async def make_hub() -> AsyncIterator[MakeHub]:
-    async with AsyncExitStack() as stack:
-
-        async def make(**settings: Any) -> Hub:
-            config = ServerConfig.model_validate({"port": 0, "heartbeat_s": 60.0, **settings})
-            identity, book = Identity.generate(), Book()
-            gateway = Gateway(me=identity, settings=config)
-            server = Server(config)
-            await server.open(gateway.routes(book))
-            stack.push_async_callback(server.close)
-
-            async def connect(me: Identity | None = None, **options: Any) -> Node:
-                url = f"{server.url.replace('http', 'ws')}/node"
-                socket = await stack.enter_async_context(websockets.connect(url, close_timeout=0.1, **options))
-                return Node(socket, me or Identity.generate())
-
-            return Hub(identity, gateway, book, connect)
-
+    async with hubs() as make:
         yield make
 
 
@@ -192,7 +46,7 @@ async def hub(make_hub: MakeHub) -> Hub:
 
 
 async def test_a_node_joins_and_the_hub_knows_who_it_is(hub: Hub) -> None:
-    node = await hub.connect()
+    node = hub.connect()
     welcome = await node.join()
     assert isinstance(welcome, Welcome)
     assert (welcome.node_id, node.session.hub_key) == (node.me.node_id, hub.identity.public_key)
@@ -224,50 +78,6 @@ async def test_messages_keep_their_order_both_ways(hub: Hub) -> None:
     assert [message.type for who, message in hub.book.said if who == second.me.node_id] == ["lease_returned"]
 
 
-@pytest.mark.parametrize("length", [9, 256])
-async def test_any_invite_token_lets_a_node_in(make_hub: MakeHub, length: int) -> None:
-    token = "ü" * length
-    hub = await make_hub(join="invite", invite_tokens=("another-token", token))
-    assert isinstance(await (await hub.connect()).join(token=token), Welcome)
-
-
-@pytest.mark.parametrize(("token", "got"), [(None, "no token"), ("", "does not know"), ("a-token ", "does not know")])
-async def test_without_the_right_token_nobody_gets_in(make_hub: MakeHub, token: str | None, got: str) -> None:
-    hub = await make_hub(join="invite", invite_tokens=("a-token-1",))
-    node = await hub.connect()
-    await node.knock(token=token)
-    refused = await node.refusal()
-    assert refused.code == RefusalCode.BAD_TOKEN
-    assert got in refused.what and "--token" in refused.do
-    assert (hub.book.joined, hub.book.left) == ([], [])
-
-
-async def test_an_open_hub_does_not_look_at_tokens(hub: Hub) -> None:
-    assert isinstance(await (await hub.connect()).join(token="whatever"), Welcome)
-
-
-async def test_another_protocol_version_is_refused_with_who_must_upgrade(hub: Hub) -> None:
-    for version, who in ((1, "Upgrade the node"), (99, "Ask the hub's operator")):
-        node = await hub.connect()
-        node.session.hello()  # Its end waits for an answer from here on.
-        hello = Hello(protocol_version=version, software_version="0.0.1", node_key=node.me.public_key, nonce=bytes(32))
-        await node.socket.send(encode(hello))
-        refused = await node.refusal()
-        assert refused.code == RefusalCode.PROTOCOL_VERSION
-        assert who in refused.do
-
-
-async def test_a_node_that_cannot_prove_its_key_is_refused(hub: Hub) -> None:
-    thief = await hub.connect()
-    await thief.socket.send(thief.session.hello())
-    await thief.hear()
-    thief.session._me = Identity.generate()
-    proof = thief.session.proof(name="n", invite_token=None, backend="b", device="d", swarm_port=0)
-    await thief.socket.send(proof)
-    assert (await thief.refusal()).code == RefusalCode.BAD_SIGNATURE
-    assert hub.book.joined == []
-
-
 async def send_garbage(node: Node) -> None:
     await node.socket.send(b"\xc1 this is no MessagePack")
 
@@ -278,11 +88,7 @@ async def send_text(node: Node) -> None:
 
 async def send_too_much(node: Node) -> None:
     with contextlib.suppress(websockets.ConnectionClosed):  # The hub may end the connection before it has all.
-        await node.socket.send(bytes(MAX_FRAME_BYTES + 1))
-
-
-async def send_too_much_for_a_handshake(node: Node) -> None:
-    await node.socket.send(bytes(5_000))
+        await node.socket.send(bytes(MAX_FRAME_FROM_NODE_BYTES + 1))
 
 
 async def send_out_of_turn(node: Node) -> None:
@@ -294,7 +100,18 @@ async def send_a_second_hello(node: Node) -> None:
     await node.socket.send(encode(hello))
 
 
-HOSTILE = [send_garbage, send_text, send_too_much, send_out_of_turn, send_a_second_hello]
+async def send_no_websocket(node: Node) -> None:
+    node.socket.transport.write(b"\xff" * 16)
+
+
+HOSTILE: dict[Callable[[Node], Awaitable[None]], Fault] = {
+    send_garbage: Fault.NOT_DECODABLE,
+    send_text: Fault.NOT_BINARY,
+    send_too_much: Fault.TOO_LARGE,
+    send_out_of_turn: Fault.NOT_DECODABLE,
+    send_a_second_hello: Fault.OUT_OF_TURN,
+    send_no_websocket: Fault.BAD_WEBSOCKET,
+}
 
 
 @pytest.mark.parametrize("misbehave", HOSTILE)
@@ -303,9 +120,9 @@ async def test_what_breaks_the_protocol_ends_that_connection_alone(
 ) -> None:
     good, bad = await hub.node(), await hub.node()
     await misbehave(bad)
-    if misbehave is send_too_much:
+    if misbehave in (send_too_much, send_no_websocket):
         await bad.ended()
-        assert bad.socket.close_code == 1009
+        assert bad.socket.close_code == (1009 if misbehave is send_too_much else 1002)
     else:
         assert (await bad.refusal()).code == RefusalCode.PROTOCOL_ERROR
     await hub.book.until(lambda: hub.book.left == [bad.me.node_id])
@@ -313,37 +130,41 @@ async def test_what_breaks_the_protocol_ends_that_connection_alone(
     await hub.book.until(lambda: hub.book.said == [(good.me.node_id, status(1))])
     assert hub.gateway.send(good.me.node_id, revoked(1)) and not hub.gateway.send(bad.me.node_id, revoked(1))
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert hub.gateway.turned_away["frame"] == {HOSTILE[misbehave].value: 1}
 
 
-@pytest.mark.parametrize("misbehave", [*HOSTILE[:4], send_too_much_for_a_handshake])
-async def test_strangers_that_break_the_protocol_are_nobody(
-    hub: Hub, misbehave: Callable[[Node], Awaitable[None]]
+async def test_who_breaks_the_protocol_waits_ever_longer_before_it_may_come_back(hub: Hub) -> None:
+    at = hub.server.limits.now()
+    hub.server.limits.now = lambda: at
+    bad = hub.connect()
+    for wait_s in (1, 2, 4):
+        assert isinstance(await bad.join(), Welcome)
+        await send_garbage(bad)
+        await bad.refusal()
+        bad = hub.connect(bad.me)
+        answer, refused = await bad.turned_away(await bad.credentials())
+        assert (answer, refused.code) == (429, RefusalCode.TOO_SOON) and f"({wait_s} s to go)" in refused.what
+        at += wait_s
+        bad = hub.connect(bad.me)
+    assert isinstance(await bad.join(), Welcome)
+    assert hub.gateway.turned_away == {"node": {"too_soon": 3}, "frame": {"not_decodable": 3}}
+
+
+async def test_who_speaks_too_fast_is_read_more_slowly_and_loses_nothing(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stranger = await hub.connect()
-    stranger.session.hello()
-    await misbehave(stranger)
-    if misbehave is send_too_much:
-        await stranger.ended()
-    else:
-        assert (await stranger.refusal()).code == RefusalCode.PROTOCOL_ERROR
-    assert (hub.book.joined, hub.book.left) == ([], [])
-    await hub.node()
-
-
-async def test_work_before_the_proof_is_out_of_turn(hub: Hub) -> None:
-    eager = await hub.connect()
-    await eager.socket.send(eager.session.hello())
-    await eager.hear()
-    await eager.socket.send(encode(status(100)))
-    refused = await eager.refusal()
-    assert refused.code == RefusalCode.PROTOCOL_ERROR
-    assert "node_status in state challenged" in refused.what
-    assert (hub.book.joined, hub.book.said) == ([], [])
+    monkeypatch.setattr(pace, "BURST_S", 0.01)
+    node = await hub.node()
+    for number in range(100):
+        await node.say(status(number))
+    await hub.book.until(lambda: len(hub.book.said) == 100)
+    assert [message for _, message in hub.book.said] == list(map(status, range(100)))
+    assert hub.gateway.faults[Fault.TOO_FAST] > 0
 
 
 async def test_a_node_that_connects_again_replaces_its_old_connection(hub: Hub) -> None:
     old = await hub.node()
-    new = await hub.connect(old.me)
+    new = hub.connect(old.me)
     assert isinstance(await new.join(), Welcome)
     assert (await old.refusal()).code == RefusalCode.ALREADY_CONNECTED
     assert [node.node_id for node in hub.book.joined] == [new.me.node_id] * 2
@@ -367,7 +188,7 @@ async def test_a_node_that_is_dismissed_hears_why_and_the_others_stay(hub: Hub) 
 
 async def test_a_node_that_may_not_join_hears_why_instead_of_a_welcome(hub: Hub) -> None:
     hub.book.refusal = RefusedError("Banned.", do="Ask.", code=RefusalCode.BANNED)
-    node = await hub.connect()
+    node = hub.connect()
     await node.knock()
     refused = await node.refusal()
     assert (refused.code, refused.what, refused.do) == (RefusalCode.BANNED, "Banned.", "Ask.")
@@ -376,8 +197,8 @@ async def test_a_node_that_may_not_join_hears_why_instead_of_a_welcome(hub: Hub)
 
 async def test_of_two_connections_at_once_one_stays(hub: Hub) -> None:
     hub.book.may_join.clear()
-    first = await hub.connect()
-    second = await hub.connect(first.me)
+    first = hub.connect()
+    second = hub.connect(first.me)
     for node in (first, second):
         await node.knock()
     await hub.book.until(lambda: len(hub.book.joined) == 2)
@@ -397,7 +218,7 @@ BIG = PolicyPublished(policy_version=1, offer=OFFER.model_copy(update={"torrent"
 
 async def deaf_node(hub: Hub) -> Node:
     """A node that has joined and reads nothing more: what it is sent fills the system's buffers."""
-    deaf = await hub.connect(max_queue=1, max_size=None, compression=None)
+    deaf = hub.connect(max_queue=1, max_size=None, compression=None)
     assert isinstance(await deaf.join(), Welcome)
     return deaf
 
@@ -410,7 +231,7 @@ async def test_a_dead_connection_does_not_keep_its_node_waiting(
     for _ in range(4):
         assert hub.gateway.send(old.me.node_id, BIG)
         await asyncio.sleep(0)
-    new = await hub.connect(old.me)
+    new = hub.connect(old.me)
     assert isinstance(await new.join(), Welcome)
     assert hub.book.left == [old.me.node_id]
     another = await deaf_node(hub)
@@ -437,7 +258,7 @@ async def test_a_node_that_never_reads_is_disconnected(
     assert "does not read" in caplog.text and deaf.me.node_id in caplog.text
     assert hub.gateway.send(other.me.node_id, revoked(1))
     assert not hub.gateway.send(deaf.me.node_id, revoked(1))
-    again = await hub.connect(deaf.me)
+    again = hub.connect(deaf.me)
     assert isinstance(await again.join(), Welcome)
     assert hub.book.left == [deaf.me.node_id]
 
@@ -546,19 +367,13 @@ async def test_a_push_that_cannot_be_made_ends_the_connection_aloud(hub: Hub, ca
     assert "nothing more can be sent" in caplog.text and "no memory" in caplog.text
 
 
-async def test_a_node_that_falls_silent_is_told_and_forgotten(
-    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_node_that_falls_silent_is_told_and_forgotten(make_hub: MakeHub) -> None:
     hub = await make_hub(heartbeat_s=0.02)
     node = await hub.node()
     refused = await node.refusal()
     assert refused.code == RefusalCode.PROTOCOL_ERROR
     assert "silent" in refused.what and refused.do
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
-    monkeypatch.setattr(gateway_module, "HANDSHAKE_S", 0.02)
-    stranger = await hub.connect()
-    stranger.session.hello()
-    assert "silent" in (await stranger.refusal()).what
 
 
 async def test_a_node_says_goodbye(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
@@ -570,6 +385,14 @@ async def test_a_node_says_goodbye(hub: Hub, caplog: pytest.LogCaptureFixture) -
     assert (node.socket.close_code, hub.book.said) == (1000, [])
     assert not hub.gateway.send(node.me.node_id, revoked(1))
     assert "its owner plays a game" in caplog.text
+
+
+async def test_a_goodbye_forges_no_line_of_the_log(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "echo_hub")
+    node = await hub.node()
+    await node.say(Goodbye(reason="bye\nERROR the disk is full\u202e"))
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    assert next(message for message in caplog.messages if "bye" in message).isprintable()
 
 
 async def test_sending_to_a_node_that_leaves_is_harmless(hub: Hub) -> None:
@@ -609,7 +432,7 @@ async def test_a_connection_that_is_gone_is_forgotten(
 
 async def test_a_node_that_is_gone_before_its_welcome_is_forgotten(hub: Hub) -> None:
     hub.book.may_join.clear()
-    node = await hub.connect()
+    node = hub.connect()
     await node.knock()
     await hub.book.until(lambda: len(hub.book.joined) == 1)
     node.socket.transport.abort()
@@ -621,22 +444,27 @@ async def test_a_node_that_is_gone_before_its_welcome_is_forgotten(hub: Hub) -> 
 
 async def test_a_hub_that_stops_tells_every_node(hub: Hub) -> None:
     nodes = [await hub.node() for _ in range(3)]
-    stranger = await hub.connect()
+    hub.book.may_join.clear()
+    newcomer = hub.connect()
+    await newcomer.knock()
+    await hub.book.until(lambda: len(hub.book.joined) == 4)
     await hub.gateway.close(RefusalCode.SHUTTING_DOWN, "The hub stops.")
     for node in nodes:
         refused = await node.refusal()
         assert (refused.code, refused.what) == (RefusalCode.SHUTTING_DOWN, "The hub stops.")
-    stranger.session.hello()
-    assert (await stranger.refusal()).code == RefusalCode.SHUTTING_DOWN
-    await hub.book.until(lambda: sorted(hub.book.left) == sorted(node.me.node_id for node in nodes))
+    assert (await newcomer.refusal()).code == RefusalCode.SHUTTING_DOWN
+    hub.book.may_join.set()
+    await hub.book.until(lambda: sorted(hub.book.left) == sorted(node.me.node_id for node in (*nodes, newcomer)))
 
 
 async def test_a_message_to_nobody_is_not_sent(hub: Hub) -> None:
     assert not hub.gateway.send("0" * 20, revoked(1))
-    stranger = await hub.connect()
-    await stranger.socket.send(stranger.session.hello())
-    await stranger.hear()
-    assert not hub.gateway.send(stranger.me.node_id, revoked(1)), "its handshake is not over"
+    hub.book.may_join.clear()
+    newcomer = hub.connect()
+    await newcomer.knock()
+    await hub.book.until(lambda: len(hub.book.joined) == 1)
+    assert not hub.gateway.send(newcomer.me.node_id, revoked(1)), "it has no welcome yet"
+    hub.book.may_join.set()
 
 
 @pytest.mark.parametrize("failure", [KeyError("a bug"), StorageError("The disk is full.", got="/srv/run/echo.db")])

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from echo_hub.config.sections import ServerConfig
+from echo_hub.net import server as server_module
 from echo_hub.net.server import Server
 from echo_shared.errors import ConfigError
 
@@ -73,3 +74,26 @@ async def test_closing_what_was_never_opened_is_harmless() -> None:
 )
 def test_the_address_that_nodes_use(settings: dict[str, Any], url: str) -> None:
     assert server(**settings).url == url
+
+
+async def test_a_system_that_allows_fewer_connections_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "room_for", lambda wanted: wanted - 100)
+    serving = server(port=0)
+    await serving.open(ROUTES)
+    await serving.close()
+    assert "9900 connections" in caplog.text and "ulimit -n" in caplog.text
+
+
+async def test_what_is_no_http_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "aiohttp.server")
+    serving = server(port=0)
+    await serving.open(ROUTES)
+    reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+    writer.write(b"\x16\x03\x01 no HTTP\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    await serving.close()
+    (record,) = (record for record in caplog.records if record.name == "aiohttp.server")
+    assert record.exc_info is None and record.getMessage().isprintable()

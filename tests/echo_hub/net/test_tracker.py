@@ -12,7 +12,17 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from echo_hub.net.tracker import EXPIRES_AFTER_S, MOST_PEERS, Announce, Tracker, reaches, read_query, routes
+from echo_hub.net.passkey_use import MOST_PLACES
+from echo_hub.net.tracker import (
+    EXPIRES_AFTER_S,
+    INTRODUCED_EVERY_S,
+    MOST_PEERS,
+    Announce,
+    Tracker,
+    reaches,
+    read_query,
+    routes,
+)
 from echo_shared import bencode
 from echo_shared.errors import RefusedError, SwarmError
 from echo_shared.identity import Identity
@@ -65,6 +75,29 @@ def test_a_passkey_says_whose_it_is(tracker: Tracker) -> None:
         with pytest.raises(RefusedError) as refusal:
             tracker.node_of(wrong)
         assert refusal.value.code == "bad_token"
+
+
+def test_a_passkey_that_was_given_away_is_of_no_use_to_many(tracker: Tracker) -> None:
+    announce(tracker, 1)
+    answered = 0
+    for number in range(2, 200):
+        try:
+            answered += bool(announce(tracker, 1, ip=f"198.51.100.{number}"))
+        except RefusedError as error:
+            assert error.code == "bad_token"
+    assert (answered, tracker.refused) == (MOST_PLACES - 1, {"shared_passkey": 198 - answered})
+    assert announce(tracker, 1), "its own node goes on"
+    assert announce(tracker, 2, ip="198.51.100.199"), "others do, too"
+
+
+def test_who_stops_and_begins_without_pause_is_introduced_now_and_then(tracker: Tracker) -> None:
+    announce(tracker, 1)
+    told = 0
+    for step in range(1_000):
+        now = step * INTRODUCED_EVERY_S / 500
+        told += bool(announce(tracker, 2, now=now).introduce_to)
+        announce(tracker, 2, event="stopped", now=now)
+    assert told == 2
 
 
 def test_a_barred_node_is_refused_and_nobody_is_told_of_it(tracker: Tracker) -> None:

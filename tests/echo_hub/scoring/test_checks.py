@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from echo_hub.core.payload import RolloutPayload
-from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds, check_payload
+from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds, check_payload, log_chance
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.messages import FinishReason
 
@@ -31,7 +31,8 @@ def payload(ids: list[int], reason: FinishReason, logprobs: Any = None) -> Rollo
         payload([2, 3, 4, 1], STOP),
         payload([2, 3, 4, 5], LENGTH),
         payload([2, 1], STOP, [0.0, LOGPROB_SLACK / 2]),
-        payload([2, 1], STOP, [-1e30, -0.0]),
+        payload([2, 1], STOP, [-20.0, -0.0]),
+        payload([2, 3, 4, 5], LENGTH, [-2.3] * 4),
     ],
 )
 def test_an_honest_completion_passes(honest: RolloutPayload) -> None:
@@ -48,6 +49,11 @@ def test_an_honest_completion_passes(honest: RolloutPayload) -> None:
         (payload([-1, 1], STOP), "not in the vocabulary"),
         (payload([10, 1], STOP), r"(?s)not in the vocabulary.*1 to 10"),
         (payload([2, 1], STOP, [-0.5, 0.01]), "above zero"),
+        (payload([2, 1], STOP, [-1e30, -0.0]), r"(?s)No fair draw.*2 tokens, the lowest: -10+.*, -0.0"),
+        (payload([2, 3, 1], STOP, [-19.5, -19.5, -0.1]), r"(?s)No fair draw.*-19.5, -19.5, -0.1"),
+        (payload([2, 3, 4, 1], STOP, [-12.0] * 4), "No fair draw"),
+        (payload([2, 1], STOP, [float("nan"), -0.1]), r"(?s)no number.*nan"),
+        (payload([2, 1], STOP, [-0.1, float("-inf")]), r"(?s)no number.*-inf"),
         (payload([9, 3, 1], STOP), "goes on after its stop token"),
         (payload([9, 9], STOP), "goes on after its stop token"),
         (payload([2, 3], STOP), r"(?s)claims to have stopped.*3"),
@@ -58,3 +64,49 @@ def test_an_honest_completion_passes(honest: RolloutPayload) -> None:
 def test_what_no_honest_backend_sends_is_refused(bad: RolloutPayload, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         check_payload(bad, BOUNDS)
+
+
+def test_the_chance_by_hand() -> None:
+    """V = 1: a token's excess is its own surprise."""
+    one = np.array([-30.0], np.float32)
+    assert log_chance(one, 1) == pytest.approx(-30 + np.log(2) + np.log(2))
+    two = np.array([-30.0, -20.0, 0.0, 0.0], np.float32)
+    of_both = np.log(6) - 50 + np.log(50) - np.log(1 - 1 / 50) + np.log(6) + np.log(12)
+    assert log_chance(two, 1) == pytest.approx(of_both, abs=1e-6)
+    assert log_chance(two, 99) > log_chance(two, 1)
+    assert log_chance(np.array([-0.5, -2.0], np.float32), 8) == 0.0
+
+
+@pytest.mark.parametrize(("temperature", "vocabulary"), [(0.5, 99), (1.0, 32_000), (10.0, 151_936)])
+@pytest.mark.parametrize("length", [3, 1_000, 131_072])
+def test_a_fair_draw_passes_whatever_temperature_vocabulary_and_length(
+    temperature: float, vocabulary: int, length: int
+) -> None:
+    rng = np.random.default_rng(0)
+    scaled = rng.standard_normal(vocabulary) * 8 / temperature
+    logprobs = scaled - np.logaddexp.reduce(scaled)
+    drawn = rng.choice(vocabulary, length, p=np.exp(logprobs))
+    assert log_chance(logprobs[drawn].astype(np.float32), vocabulary) == pytest.approx(0, abs=3)
+
+
+def test_the_unluckiest_model_is_refused_no_more_often_than_the_bound_says() -> None:
+    """Of every size that the bound allows there are as many tokens as it allows: excesses are exponential."""
+    rng = np.random.default_rng(1)
+    below = [
+        sum(log_chance(-rng.standard_exponential(length).astype(np.float32), 1) < np.log(0.05) for _ in range(2_000))
+        for length in (1, 4, 64)
+    ]
+    assert max(below) < 2_000 * 0.05
+    assert below[0] > 0, "the bound is not so wide that it never holds"
+
+
+def test_as_many_claims_are_refused_as_a_forger_needs() -> None:
+    """Vocabulary of the built-in model: two digits at -19.5, sixteen tokens at -10; of a large one, eight at
+    -20."""
+
+    def refused(logprob: float, count: int, vocabulary: int) -> bool:
+        return log_chance(np.full(count, logprob, np.float32), vocabulary) < np.log(1e-9)
+
+    assert [refused(-19.5, count, 99) for count in (1, 2)] == [False, True]
+    assert [refused(-10, count, 99) for count in (3, 16)] == [False, True]
+    assert [refused(-20, count, 151_936) for count in (2, 8)] == [False, True]

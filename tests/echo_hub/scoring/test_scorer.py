@@ -135,6 +135,17 @@ async def test_a_scorers_failure_is_an_error_and_never_a_reward(
     assert detail in caplog.text
 
 
+async def test_failures_without_end_are_few_lines_that_steer_no_terminal(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    scorer = bench.scorer
+    for _ in range(100_000):
+        scorer._note_failures(3, "bad luck \x1b[2J\u202e\r\nand a second line")
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) < 20 and all(line.isprintable() for line in lines)
+    assert lines[-1].startswith("the scorer has failed on 262146 rollouts so far: bad luck ?[2J")
+
+
 async def test_an_environments_answer_goes_on_with_the_episode(tmp_path: Path) -> None:
     task = TaskConfig(name="environment:guess", scorer_processes=1)
     config = HubConfig(task=task, evaluation=EvaluationConfig(problems=2))

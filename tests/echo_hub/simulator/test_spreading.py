@@ -10,7 +10,7 @@ import pytest
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
-from echo_hub.simulator.spreading import Spreading, piece_bytes_for
+from echo_hub.simulator.spreading import APPLY_S, Spreading, piece_bytes_for
 from echo_shared.messages import Way
 from echo_shared.swarm import torrent
 
@@ -135,6 +135,21 @@ def test_the_others_get_what_one_that_leaves_was_to_hand_on() -> None:
     swarmed.spreading.left(swarmed.nodes[0])
     swarmed.until(10.0)
     assert {node_id for _, node_id in swarmed.had} == {f"node-{number}" for number in range(1, 8)}
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_who_leaves_with_every_piece_but_before_it_has_the_version_never_has_it(comes_back: bool) -> None:
+    measured = even(2, 20, 20)
+    size = piece_bytes_for(SMALL)
+    all_s = measured.all_have(1, size)
+    swarmed = even(2, 20, 20)
+    swarmed.spreading.announce(1, size, swarmed.nodes)
+    swarmed.until(all_s - APPLY_S / 8)
+    swarmed.spreading.left(swarmed.nodes[1])
+    swarmed.spreading.announce(2, MIDDLE, swarmed.nodes if comes_back else swarmed.nodes[:1])
+    swarmed.until(60.0)
+    assert (1, "node-1") not in swarmed.had and ((2, "node-1") in swarmed.had) is comes_back
+    assert {(1, "node-0"), (2, "node-0")} <= swarmed.had.keys()
 
 
 def test_a_version_that_two_newer_ones_have_overtaken_ends() -> None:

@@ -9,7 +9,7 @@ from echo_hub.core.effects import RolloutsDropped, VersionRecorded
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import SOURCES, TRANSPORTS
-from echo_shared.books import Evaluation, EvaluationKind
+from echo_shared.books import Evaluation, EvaluationKind, NumNodes
 from echo_shared.messages import DropReason, Fetched, Way
 
 
@@ -60,6 +60,19 @@ def test_the_leaderboard_counts_receipts(store: Store, records: Any) -> None:
     assert (second.node_id, second.name, second.trained_rollouts) == ("hub", "hub", 2)
     assert first.share + second.share == pytest.approx(1.0)
     assert (third.node_id, third.trained_rollouts, third.share, third.received) == ("idle", 0, 0.0, 0)
+
+
+def test_of_many_nodes_the_foremost_the_newest_and_the_wanted_are_read(store: Store, records: Any) -> None:
+    for number, node_id in enumerate(("a", "old", "wanted", "new")):
+        join(store, node_id, float(number))
+    for step, node_id in enumerate(("a", "b", "a"), start=1):
+        store.apply(records.one_step(step, lease_id=step, group_id=step - 1, node_id=node_id), now=1.0)
+    every = {row.node_id: row for row in store.leaderboard()}
+    assert every.keys() == {"a", "b", "old", "wanted", "new"}
+    for most, found in ((1, ["a", "wanted"]), (3, ["a", "b", "new", "wanted"])):
+        rows = store.leaderboard(most=most, always=["wanted"])
+        assert rows == [every[node_id] for node_id in found], "shares are of all rollouts"
+    assert store.num_nodes() == NumNodes(known=4, useful=2)
 
 
 def test_an_empty_run_has_no_leaders(store: Store) -> None:

@@ -11,7 +11,14 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import text
 
-from echo_hub.core.effects import CostAccrued, NodeCost, RolloutsDropped, RolloutsEvaluated, StepTrained
+from echo_hub.core.effects import (
+    CheckingCredited,
+    CostAccrued,
+    NodeCost,
+    RolloutsDropped,
+    RolloutsEvaluated,
+    StepTrained,
+)
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
 from echo_hub.core.payload import Span
 from echo_hub.store import tallies
@@ -108,6 +115,14 @@ def test_the_totals_are_those_of_the_receipts(store: Store, records: Any) -> Non
     assert books.leased == 8 * 2 + 8 * 3 == books.trained + books.num_dropped + books.in_flight
 
 
+def test_who_was_of_use_has_drawn_what_was_trained_on(store: Store, records: Any) -> None:
+    store.apply([*records.opened(5), records.leased(5, 5, 0, 1, 2, node_id="silent")], now=1.0)
+    assert store.useful_nodes() == frozenset()
+    store.apply([RolloutsDropped(rollout_ids=("5-0",), reason=DropReason.EXPIRED)], now=2.0)
+    store.apply(records.one_step(1, lease_id=1, group_id=0, node_id="learned"), now=3.0)
+    assert store.useful_nodes() == {"learned"}
+
+
 def test_more_than_one_query_takes(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tallies, "LEASES_A_QUERY", 2)
     store.apply(records.opened(*range(1, 6)), now=1.0)
@@ -188,3 +203,15 @@ def test_a_run_from_before_the_totals_has_them_after_the_migration(tmp_path: Pat
     assert (books.trained, books.num_dropped, books.in_flight) == (2, 2, 1)
     assert store.versions_by_transport() == {"swarm": 2, "web_seed": 1, "shared_memory": 0, "inline": 0, "broadcast": 0}
     store.close()
+
+
+def test_what_nodes_have_checked_of_others_adds_up(store: Store) -> None:
+    for node_id in "ab":
+        store.node_seen(node_id=node_id, public_key=node_id.encode(), name=node_id, backend="", device="", now=1.0)
+    credits = [
+        CheckingCredited(node_id=node_id, num_tokens=count) for node_id, count in (("a", 10), ("a", 5), ("b", 1))
+    ]
+    store.apply(credits, now=1.0)
+    store.apply(credits[:1], now=2.0)
+    shown = {row.node_id: (row.others_checked, row.others_checked_tokens) for row in store.leaderboard()}
+    assert shown == {"a": (3, 25), "b": (1, 1)}

@@ -17,6 +17,7 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import Span
 from echo_hub.store.store import Store
 from echo_hub.store.tables import payloads
@@ -63,6 +64,32 @@ def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> 
     assert last.finish_reason is FinishReason.STOP and len(last.observation_ids) == 0
     assert last.completion_ids.dtype == np.int32 and last.completion_ids.tolist() == [300, 301, 302, 303, 304]
     assert last.behavior_logprobs.dtype == np.float32 and last.behavior_logprobs[-1] == -0.625
+
+
+def test_what_a_step_was_computed_without_stays_in_its_batch(store: Store, records: Any) -> None:
+    store.apply([*records.opened(0, 1), records.leased(1, 0, 0, 1), records.leased(2, 1, 0, 1)], now=1.0)
+    ids = ("1-0", "1-1", "2-0", "2-1")
+    store.apply([*records.received(*ids), *records.scored(*ids), records.planned(1, (0, 1), ids)], now=2.0)
+    before = list(map(held_of, store.load_batch(1)))
+    trained = StepTrained(step=1, rollout_ids=(), metrics={}, trained_at=3.0)
+    dropped = [RolloutsDropped(rollout_ids=ids, reason=DropReason.SCREENED)]
+    store.apply([trained, *dropped, GroupDropped(group_id=0, reason=DropReason.SCREENED)], now=3.0)
+    assert list(map(held_of, store.load_batch(1))) == before, "a learner with an older checkpoint repeats it"
+    assert store.accounting() == Accounting(leased=4, dropped={"screened": 4})
+    assert store.snapshot().replayable == {1}
+    store.prune(1)
+    assert store.load_payloads(ids) == []
+
+
+def test_each_turn_knows_what_it_was_drawn_with(store: Store, records: Any) -> None:
+    lost = RolloutsDropped(rollout_ids=("1-1",), reason=DropReason.SCORER_FAILED)
+    store.apply([*records.opened(3), records.leased(1, 3, 0, 1)], now=1.0)
+    store.apply([*records.received("1-0", "1-1"), lost], now=2.0)
+    store.apply([records.leased(2, 3, 1), *records.received("2-1"), *records.scored("1-0", "2-1")], now=3.0)
+    (group,) = store.load_groups({3: ("1-0", "2-1")})
+    first, again = (episode.turns[0] for episode in group.episodes)
+    assert (first.seed, first.index) == (group.seed, 0)
+    assert (again.seed, again.index) == (turn_seed(group.seed, 0, 1), 1), "the scorer had failed on it"
 
 
 def test_who_drew_a_rollout_is_written_where_it_is_not_as_leased(store: Store, records: Any) -> None:

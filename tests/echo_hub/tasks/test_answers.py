@@ -1,4 +1,8 @@
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from echo_hub.tasks.answers import extract_answer
 
@@ -16,3 +20,16 @@ from echo_hub.tasks.answers import extract_answer
 )
 def test_the_last_tagged_answer_counts_else_the_whole_text(completion: str, answer: str) -> None:
     assert extract_answer(completion) == answer
+
+
+@given(st.lists(st.sampled_from(["<answer>", "</answer>", "a", "\n", "<", "<answer", "</answer"])).map("".join))
+def test_it_is_what_a_regular_expression_finds(completion: str) -> None:
+    found = re.findall(r"<answer>(.*?)</answer>", completion, re.DOTALL)
+    assert extract_answer(completion) == (found[-1] if found else completion).strip()
+
+
+def test_a_million_tags_that_none_closes_are_read_once() -> None:
+    """Looking to the end from each would take days."""
+    tags = "<answer>" * 1_000_000
+    assert extract_answer(tags) == tags
+    assert extract_answer(f"{tags}1</answer>") == f"{tags}1".removeprefix("<answer>")

@@ -17,6 +17,7 @@ from echo_hub.core.events import LearnerReady
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.dashboard.model import Changes
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.invitations import Invitations
 from echo_hub.partials import Partials
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
@@ -28,6 +29,7 @@ from echo_hub.views.versions import VersionViews
 from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.messages import (
     ArtefactOffer,
+    CheckResult,
     Fetched,
     FinishReason,
     Have,
@@ -77,6 +79,8 @@ class Hub:
             distributor=self,
             welcome=self._welcome,
             look_up=self._look_up,
+            checks=self,
+            invitations=Invitations(),
             partials=Partials(SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset())),
         )
         self.config = HubConfig(
@@ -127,6 +131,12 @@ class Hub:
             device=node.device,
             now=STARTED,
         )
+
+    async def answered(self, node_id: str, result: CheckResult) -> None:
+        """Nobody checks others here."""
+
+    def left(self, node_id: str) -> None:
+        """Likewise."""
 
     async def _look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
         """Nobody asks for receipts here."""

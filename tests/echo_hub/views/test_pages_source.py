@@ -10,7 +10,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from echo_hub.dashboard.pages import routes
+from echo_hub.operator_access import guard_of
 from echo_hub.tensorboard import EventFiles
+from echo_hub.views import pages_source
 from echo_shared import step_figures
 from echo_shared.step_figures import Chart, StepFigure
 
@@ -28,8 +30,8 @@ async def test_a_whole_run(hub: Any) -> None:
     assert shown == [[0.5, 1.5, None]] * 2
     assert await hub.pages.steps(1) == steps[1:]
     (row,) = await hub.pages.leaderboard()
-    assert (row.rank, row.totals.node_id, row.totals.share) == (1, "a", 1.0)
-    assert (row.totals.trained_rollouts, row.totals.trained_tokens) == (8, 24)
+    assert (row.rank, row.node, row.share) == (1, "a", 1.0)
+    assert (row.trained_rollouts, row.trained_tokens) == (8, 24)
 
 
 async def test_rollouts_are_counted_from_the_hubs_start(hub: Any) -> None:
@@ -66,9 +68,11 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     await hub.join("a")
     await hub.train_to_the_end()
 
-    application = web.Application()
-    application.add_routes(routes(hub.pages))
-    async with TestClient(TestServer(application)) as client:
+    guard = guard_of(hub.config, hub.directory, run_id="r")
+    application = web.Application(middlewares=[guard.middleware])
+    application.add_routes(routes(hub.pages, guard, {}))
+    operator = {"Authorization": f"Bearer {guard.credentials.token}"}
+    async with TestClient(TestServer(application), headers=operator) as client:
         page = await (await client.get("/")).text()
         metrics = await (await client.get("/metrics")).text()
         (first, _) = (await (await client.get("/api/v1/steps")).json())["steps"]
@@ -86,3 +90,18 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.value for event in events.Scalars("train/entropy")] == [1.25, 1.25]
+
+
+async def test_pages_know_the_foremost_and_the_connected_and_count_all(
+    hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_source, "MOST_NODES", 1)
+    for node_id in ("a", "gone", "here"):
+        await hub.join(node_id, capacity=100 if node_id == "a" else 0)
+    await hub.train_to_the_end()
+    for node_id in ("a", "gone"):
+        await hub.nodes.node_left(node_id)
+    assert {node.totals.node_id for node in await hub.pages.nodes()} == {"a", "here"}
+    assert [row.node for row in await hub.pages.leaderboard()] == ["a"]
+    view = await hub.pages.run_view()
+    assert (view.nodes_known, view.nodes_useful) == (3, 1)

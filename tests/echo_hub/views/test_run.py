@@ -17,9 +17,11 @@ from echo_hub.core.effects import (
     TrainStep,
 )
 from echo_hub.core.events import LearnerReady, StepDone
+from echo_hub.core.step_screen import StepScreen
+from echo_hub.core.trust.status import TrustStatus
 from echo_hub.dashboard.model import Readiness, RunState
 from echo_hub.store.tallies import TRANSPORTS
-from echo_hub.views.run import waits_for
+from echo_hub.views.run import COMMON_FAULT, trust_view, waits_for
 from echo_shared.books import Accounting
 
 
@@ -95,6 +97,20 @@ async def test_a_step_is_shown_as_soon_as_it_is_committed_and_no_sooner(hub: Any
     assert (view.trained_step, view.newest_step.step, view.newest_step.figures["loss"]) == (2, 2, 0.25)
 
 
+async def test_an_alarm_about_the_newest_step_is_a_problem_that_makes_the_hub_no_less_ready(hub: Any) -> None:
+    driven = hub.driven
+    driven.answered.add(PublishVersion)
+    await hub.join("a")
+    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.work(lambda: bool(driven.of(TrainStep)), hub.deliver)
+    metrics = {"groups_left_out": 1.0}
+    await driven.driver.report(StepDone(step=1, metrics=metrics, screen=StepScreen(left_out=(0,))))
+    await driven.work(lambda: bool(driven.of(AnnounceVersion)), hub.deliver)
+    view = await hub.pages.run_view()
+    assert view.problems == view.alarms != () and view.readiness is Readiness.READY
+    assert view.accounting.dropped["screened"] == 2 and view.accounting.balanced
+
+
 async def test_a_dead_learner_is_a_problem_and_one_that_starts_is_not(hub: Any) -> None:
     view = await hub.pages.run_view()
     assert (view.problems, view.readiness) == ((), Readiness.READY)
@@ -157,3 +173,18 @@ async def test_a_learner_at_work_waits_for_nothing(hub: Any) -> None:
     await hub.join("a")
     await hub.driven.work(lambda: bool(hub.driven.of(TrainStep)), hub.deliver)
     assert waits_for(hub.moment()) is None
+
+
+def test_what_all_nodes_fail_on_is_a_problem() -> None:
+    status = TrustStatus(
+        checked={"mlx/f32/metal": 9},
+        failed={"mlx/f32/metal": 3},
+        abandoned=1,
+        waiting=2,
+        quarantined=4,
+        suspended=("mlx/f32/metal on version 7",),
+    )
+    view = trust_view(status)
+    assert (view.checks, view.failed_checks) == ({"mlx/f32/metal": 9}, {"mlx/f32/metal": 3})
+    assert (view.abandoned_checks, view.waiting_checks, view.quarantined) == (1, 2, 4)
+    assert "mlx/f32/metal on version 7" in COMMON_FAULT.format(what=view.suspended[0])

@@ -14,6 +14,7 @@ import pytest
 from echo_node.backends.base import Engine, EngineSettings, GroupFailed
 from echo_node.backends.registry import NAMES, choose, make_engine
 from echo_node.host import hardware
+from echo_shared import draws
 from echo_shared.errors import BackendError, CodecError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import GroupRequest, Prefix
@@ -311,6 +312,33 @@ def test_an_adapter_for_another_model_is_refused(
     engine.set_policy(None)
     again = kit.rollouts_of(run(engine, requests))
     assert all(np.array_equal(again[name].completion_ids, expected[name].completion_ids) for name in expected)
+
+
+def test_scores_are_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
+    """Between two runs, under either policy, of completions of one token and of prompts of one and of many."""
+    rng = np.random.default_rng(5)
+    for adapter in (None, make_adapter(base, 1)):
+        engine.set_policy(None if adapter is None else engine.prepare(adapter))
+        model = kit.load_reference(base, adapter)
+        requests = kit.make_requests(2, max_tokens=4)
+        assert_same_as_reference(kit, model, requests, kit.rollouts_of(run(engine, requests)))
+        for length, first, temperature in ((2, 1, 1.0), (40, 1, 0.7), (kit.max_positions, 200, 1.3), (40, 39, 1.0)):
+            ids = rng.integers(0, kit.vocabulary, length).astype(np.int32)
+            below, logprobs = engine.score(ids, first, temperature)
+            logits = kit.reference_logits(model, ids)[first - 1 : -1]
+            true_below, true_logprobs = draws.interval(logits, ids[first:], temperature)
+            np.testing.assert_allclose(below, true_below, atol=1e-5)
+            np.testing.assert_allclose(logprobs, true_logprobs, atol=1e-4)
+        assert_same_as_reference(kit, model, requests, kit.rollouts_of(run(engine, requests)))
+
+
+def test_what_cannot_be_scored_harms_nothing(engine: Engine, kit: Any) -> None:
+    engine.set_policy(None)
+    for ids in (np.zeros(kit.max_positions + 2, np.int32), np.array([1, kit.vocabulary], np.int32)):
+        with pytest.raises(BackendError):
+            engine.score(ids, 1, 1.0)
+    requests = kit.make_requests(2)
+    assert set(kit.rollouts_of(run(engine, requests))) == {(r.lease_id, i) for r in requests for i in r.indices}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -29,6 +29,7 @@ from echo_node.backends.registry import BackendChoice
 from echo_shared import process_memory
 from echo_shared.errors import BackendError
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.scoring import Scored, ScoreRequest
 from echo_shared.supervised import Limits
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
@@ -302,3 +303,45 @@ async def test_who_reads_is_told_of_a_stop(start: Starter) -> None:
     engine = await start()
     await engine.stop()
     assert (await end_of(engine)).code == STOPPED
+
+
+def completion(name: str, *versions: int, prompt: int = 0) -> ScoreRequest:
+    return ScoreRequest(
+        rollout_id=name,
+        prompt_ids=np.array([prompt], np.int32),
+        completion_ids=np.arange(len(versions), dtype=np.int32),
+        versions=tuple((version, 1) for version in versions),
+        temperature=0.5,
+    )
+
+
+async def test_a_completion_is_scored_by_each_version_that_drew_it(start: Starter, tmp_path: Path) -> None:
+    engine = await start()
+    assert engine.scores
+    await engine.add_policy(1, tmp_path / "one")
+    await engine.score(completion("1-0", 0, 1))
+    (found,) = await take(engine, 1)
+    assert isinstance(found, Scored) and (found.rollout_id, found.below.tolist()) == ("1-0", [0.25, 0.25])
+    log = (tmp_path / "log").read_text()
+    assert "scored 2 1 0.5" in log and "scored 3 2 0.5" in log
+    assert log.index("scored 2") < log.index("set one") < log.index("scored 3")
+
+
+@pytest.mark.parametrize("how", [NO_ROOM, HICCUP])
+async def test_what_cannot_be_scored_ends_nothing(start: Starter, how: int) -> None:
+    engine = await start()
+    await engine.score(completion("1-0", 0, prompt=how))
+    await engine.score(completion("2-0", 9))
+    await engine.submit(group(5))
+    found = await take(engine, 3)
+    assert {len(one.below) for one in found if isinstance(one, Scored)} == {0}
+    assert [one.lease_id for one in found if isinstance(one, FinishedRollout)] == [5]
+
+
+async def test_sampling_goes_first(start: Starter) -> None:
+    engine = await start()
+    for lease_id in range(3):
+        await engine.submit(group(lease_id))
+    await engine.score(completion("1-0", 0))
+    kinds = [type(one) for one in await take(engine, 4)]
+    assert kinds == [FinishedRollout, FinishedRollout, FinishedRollout, Scored]

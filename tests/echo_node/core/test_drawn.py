@@ -8,7 +8,6 @@ import numpy as np
 
 from echo_node.core.drawn import Drawn
 from echo_shared.codec import decode_from_node, encode
-from echo_shared.fields import MAX_TOKENS
 from echo_shared.messages import (
     MAX_GROUP_SIZE,
     FinishReason,
@@ -17,6 +16,7 @@ from echo_shared.messages import (
     RolloutParts,
     VersionSpan,
 )
+from echo_shared.messages.fields import MAX_TOKENS
 from echo_shared.sampling import DrawnPart, FinishedRollout
 from echo_shared.version_spans import Spans
 from tests.echo_node.core.test_work import lease

@@ -20,6 +20,7 @@ from echo_node.core.effects import (
     RecordReceipts,
     RemoveArtefact,
     ResendSpooled,
+    ScoreCompletion,
     Send,
     SpoolLease,
     SpoolRollout,
@@ -30,6 +31,7 @@ from echo_node.core.effects import (
 from echo_node.core.engine_life import STEADY_S, USUAL_WIDTH
 from echo_node.core.events import (
     ArtefactReady,
+    CompletionScored,
     Disconnected,
     DrainRequested,
     EngineLost,
@@ -48,7 +50,10 @@ from echo_node.core.events import (
 )
 from echo_node.core.work import DRAIN_S, HANDLERS, LAST_WORDS_S, WorkLoop
 from echo_shared.messages import (
+    MAX_CHECKS,
     ArtefactOffer,
+    CheckLease,
+    CheckResult,
     DropReason,
     Fetched,
     FinishReason,
@@ -68,11 +73,13 @@ from echo_shared.messages import (
     RolloutParts,
     Standby,
     StandbyReason,
+    VersionSpan,
     Way,
     Welcome,
     rollout_id,
 )
 from echo_shared.sampling import DrawnPart, FinishedRollout
+from echo_shared.scoring import Scored
 from tests.echo_node.core.test_policies import offer as real_offer
 
 E = TypeVar("E")
@@ -497,6 +504,44 @@ def test_a_full_disk_stops_the_intake_until_it_is_over() -> None:
     node(Spooled(rollouts=(rollout,)))
     assert node.sent(Rollout) == [rollout]
     assert node.sent(NodeStatus)[-1].capacity == 2 * WIDTH
+
+
+def check(version: int = 0) -> CheckLease:
+    return CheckLease(
+        rollout_id="7-0",
+        prompt_ids=np.array([1], np.int32),
+        completion_ids=np.array([2], np.int32),
+        versions=(VersionSpan(policy_version=version, num_tokens=1),),
+        temperature=1.0,
+        deadline_s=50.0,
+    )
+
+
+def test_a_completion_of_another_is_scored_by_its_version_and_answered() -> None:
+    """The version is on disk: it is loaded for this, and let go again."""
+    node = Node()(welcome(1), here(None), here(1), EngineReady(width=WIDTH, scores=True))
+    assert node.sent(NodeStatus)[-1].checks == MAX_CHECKS
+    for version in (2, 3, 4):
+        node(PolicyPublished(policy_version=version, offer=offer(version)), here(version))
+    assert DropPolicy(policy_version=1) in node.wanted
+    node(check(version=1))
+    assert node.of(AddPolicy) == [AddPolicy(policy_version=1)]
+    assert [one.request.rollout_id for one in node.of(ScoreCompletion)] == ["7-0"]
+    found = np.array([0.5], np.float32)
+    node(CompletionScored(scored=Scored(rollout_id="7-0", below=found, logprobs=-found)))
+    assert [result.below.tolist() for result in node.sent(CheckResult)] == [[0.5]]
+    assert DropPolicy(policy_version=1) in node.turn
+
+
+def test_who_cannot_score_or_leaves_declines() -> None:
+    node = Node().ready()
+    assert node.sent(NodeStatus)[-1].checks == 0
+    assert [len(result.below) for result in node(check()).sent(CheckResult)] == [0]
+    node = Node()(welcome(), here(None), EngineReady(width=WIDTH, scores=True), check())
+    assert [len(result.below) for result in node(DrainRequested(reason="bye")).sent(CheckResult)] == [0]
+    node = Node()(welcome(), here(None), EngineReady(width=WIDTH, scores=True), check())
+    assert [len(result.below) for result in node(EngineLost(what="it died")).sent(CheckResult)] == [0]
+    assert node.sent(NodeStatus)[-1].checks == 0
 
 
 def test_receipts_are_recorded() -> None:

@@ -123,10 +123,10 @@ async def test_an_engine_too_wide_for_its_memory_is_halved_and_that_is_remembere
     assert lost == EngineLost(what="It is too big. (width 64)", cause="out_of_memory", width=0)
     lost = await bench.start(16)
     assert (lost.cause, lost.width) == ("out_of_memory", 16)
-    assert await bench.start(8) == EngineReady(width=8)
-    assert await bench.start() == EngineReady(width=8)
-    assert await bench.start(width=4) == EngineReady(width=4)
-    assert await bench.start(width=32) == EngineReady(width=8)
+    assert await bench.start(8) == EngineReady(width=8, scores=True)
+    assert await bench.start() == EngineReady(width=8, scores=True)
+    assert await bench.start(width=4) == EngineReady(width=4, scores=True)
+    assert await bench.start(width=32) == EngineReady(width=8, scores=True)
     assert [entry["width"] for entry in json.loads((bench.directory / "widths.json").read_text()).values()] == [8]
 
 
@@ -155,9 +155,9 @@ async def opened_for_reading(pipe: Path) -> int:
 
 
 async def test_what_was_learnt_of_one_engine_does_not_hold_for_another(bench: Bench) -> None:
-    assert await bench.start(8) == EngineReady(width=8)
+    assert await bench.start(8) == EngineReady(width=8, scores=True)
     bench.choice = TORCH
-    assert await bench.start() == EngineReady(width=64)
+    assert await bench.start() == EngineReady(width=64, scores=True)
 
 
 async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> None:
@@ -219,4 +219,4 @@ async def test_a_machine_without_any_engine_is_told_and_not_the_end(bench: Bench
     bench.choice = None
     assert await bench.start() == EngineLost(what="There is no engine.", cause="died", width=0)
     bench.choice = LLAMA
-    assert await bench.start() == EngineReady(width=64)
+    assert await bench.start() == EngineReady(width=64, scores=True)

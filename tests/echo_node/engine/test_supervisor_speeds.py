@@ -97,7 +97,7 @@ async def test_it_is_measured_before_it_reports_and_only_once(node: Node) -> Non
     ready = await node.start()
     speeds = node.speeds()
     assert speeds is not None and set(speeds.decode) == {1, 8, 32, 64}
-    assert ready == EngineReady(width=speeds.width, tokens_per_s=speeds.rate(speeds.width))
+    assert ready == EngineReady(width=speeds.width, tokens_per_s=speeds.rate(speeds.width), scores=True)
     assert await node.start() == ready
     assert node.speeds() == speeds
 
@@ -108,20 +108,20 @@ async def test_what_is_known_decides_the_width(node: Node) -> None:
         for width, rate in ((1, 5.0), (8, 40.0), (32, 41.0))
     ]
     node.book.remember(node.place, EngineSettings(), Speeds.now(rows))
-    assert await node.start() == EngineReady(width=8, tokens_per_s=40.0)
-    assert await node.start(width=32) == EngineReady(width=32, tokens_per_s=41.0)
-    assert await node.start(width=16) == EngineReady(width=16, tokens_per_s=40.0)
+    assert await node.start() == EngineReady(width=8, tokens_per_s=40.0, scores=True)
+    assert await node.start(width=32) == EngineReady(width=32, tokens_per_s=41.0, scores=True)
+    assert await node.start(width=16) == EngineReady(width=16, tokens_per_s=40.0, scores=True)
 
 
 @pytest.mark.parametrize("settings", [{"width": 4}, {"bench_seconds": 0.0}])
 async def test_it_is_not_measured_when_that_is_of_no_use_or_not_wanted(node: Node, settings: dict[str, Any]) -> None:
     node.describe_base()
-    assert await node.start(**settings) == EngineReady(width=settings.get("width", 64))
+    assert await node.start(**settings) == EngineReady(width=settings.get("width", 64), scores=True)
     assert node.speeds() is None
 
 
 async def test_a_base_that_does_not_say_its_bounds_is_not_measured(node: Node) -> None:
-    assert await node.start() == EngineReady(width=64)
+    assert await node.start() == EngineReady(width=64, scores=True)
     assert node.speeds() is None
 
 
@@ -130,7 +130,7 @@ async def test_one_that_fails_at_it_works_without_the_next_time(node: Node, capl
     lost = await node.start()
     assert isinstance(lost, EngineLost) and lost.cause == "died"
     assert "it goes on unmeasured" in caplog.text
-    assert await node.start() == EngineReady(width=64)
+    assert await node.start() == EngineReady(width=64, scores=True)
 
 
 async def test_a_narrow_memory_counts_more_than_the_best_width(node: Node) -> None:

@@ -1,3 +1,5 @@
+import asyncio
+import contextlib
 import json
 import stat
 import sys
@@ -7,7 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from echo_node.host.control import ask, control_server
+from echo_node.host.control import MOST_OPEN, ask, control_server
 from echo_shared.errors import ConnectError
 
 VERBS = {"status": lambda: {"answer": 42}}
@@ -38,6 +40,21 @@ async def test_refuses_whoever_lacks_the_secret(tmp_path: Path) -> None:
         for nonsense in ("", "[]", "nope", '{"verb": "status"}', "1"):
             assert await raw(port, nonsense) == {"error": "not a request"}
         assert await ask(file, "status") == {"answer": 42}
+
+
+async def test_who_only_holds_connections_keeps_nobody_out(tmp_path: Path) -> None:
+    file = tmp_path / "control.json"
+    async with control_server(file, VERBS):
+        port = json.loads(file.read_text())["port"]
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * MOST_OPEN)]
+        assert await ask(file, "status") == {"answer": 42}
+        async with asyncio.timeout(60):
+            for reader, _ in held[: 2 * MOST_OPEN]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        assert not held[-1][0].at_eof()
+        for _, writer in held:
+            writer.close()
 
 
 async def test_refuses_web_pages(tmp_path: Path) -> None:

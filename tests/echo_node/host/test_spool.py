@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolLease, SpoolRollout
 from echo_node.host.spool import MAX_ASKED, RESEND_BATCH, Spool
 from echo_shared.errors import StorageError
-from echo_shared.messages import DropReason, FinishReason, Receipt, ReceiptState, Rollout, rollout_id
+from echo_shared.messages import Checked, DropReason, FinishReason, Receipt, ReceiptState, Rollout, rollout_id
 
 
 def rollout(lease_id: int, index: int, length: int = 3) -> Rollout:
@@ -200,3 +200,37 @@ def test_a_rollout_is_always_in_exactly_one_state(said: list[tuple[int, ReceiptS
         counts = spool.counts()
         assert sum(count for state_name, count in counts.items() if ":" not in state_name) == 4
     spool.close()
+
+
+def test_what_a_check_has_found_is_never_taken_back(spool: Spool) -> None:
+    spool.write([spooled(1, 0), spooled(1, 1)])
+    for state, checked in (
+        (ReceiptState.RECEIVED, Checked.NO),
+        (ReceiptState.RECEIVED, Checked.PASSED),
+        (ReceiptState.TRAINED, Checked.NO),
+    ):
+        spool.write([RecordReceipts(receipts=(Receipt(rollout_id="1-0", state=state, checked=checked),))])
+    failed = Receipt(
+        rollout_id="1-1", state=ReceiptState.DROPPED, drop_reason=DropReason.FORGED, checked=Checked.FAILED
+    )
+    spool.write([RecordReceipts(receipts=(failed,))])
+    counts = spool.counts()
+    assert (counts["trained"], counts["checked:passed"], counts["checked:failed"]) == (1, 1, 1)
+    assert counts["dropped:forged"] == 1
+
+
+def test_a_spool_of_older_software_is_taken_up(tmp_path: Path) -> None:
+    path = tmp_path / "spool.db"
+    with sqlite3.connect(path) as old:
+        old.execute(
+            "CREATE TABLE rollouts (rollout_id TEXT PRIMARY KEY, lease_id INTEGER NOT NULL, idx INTEGER NOT NULL,"
+            " state INTEGER NOT NULL, drop_reason TEXT, payload BLOB) WITHOUT ROWID"
+        )
+        old.execute("INSERT INTO rollouts VALUES ('1-0', 1, 0, 2, NULL, NULL)")
+    old.close()
+    spool = Spool(path)
+    for _ in range(2):
+        spool.open()
+        spool.write([RecordReceipts(receipts=(Receipt(rollout_id="1-0", state="trained", checked="passed"),))])
+        assert spool.counts()["checked:passed"] == 1
+        spool.close()

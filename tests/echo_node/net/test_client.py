@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.server import ServerConnection, serve
+from aiohttp import web
+from websockets.asyncio.server import serve
 
 from echo_node.core.events import Disconnected
 from echo_node.host.address import HubAddress
 from echo_node.lending.pairing import Pairing
 from echo_node.net.client import HubClient, Introduction
+from echo_shared.credentials import Credentials, challenge_header
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
-    MAX_FRAME_BYTES,
     FromHub,
     Mesh,
     NodeStatus,
@@ -73,12 +74,6 @@ async def failure(client: HubClient, *, patient: bool = False) -> EchoError:
         async with asyncio.timeout(60):
             await client.run(Events().queue.put, take=lambda piece: None, patient=patient)
     return caught.value
-
-
-@asynccontextmanager
-async def server(handler: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
-    async with serve(handler, "127.0.0.1", 0, max_size=MAX_FRAME_BYTES) as listening:
-        yield f"http://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"
 
 
 async def test_a_new_introduction_is_made_on_a_new_connection(hub: Any) -> None:
@@ -197,6 +192,14 @@ async def test_other_refusals_are_tried_again_by_the_patient(hub: Any) -> None:
         await events.next(Welcome)
 
 
+async def test_a_hub_that_has_no_time_yet_is_asked_again_by_the_impatient(hub: Any) -> None:
+    hub.refusal = RefusedError("Soon.", code=RefusalCode.TOO_SOON)
+    async with running(client_of(hub.url), patient=False) as events:
+        await hub.until(lambda: hub.closed >= 2)
+        hub.refusal = None
+        await events.next(Welcome)
+
+
 async def test_other_refusals_end_the_first_attempt_of_the_impatient(hub: Any) -> None:
     hub.refusal = RefusedError("Later.", code=RefusalCode.SHUTTING_DOWN)
     assert (await failure(client_of(hub.url))).code == "shutting_down"
@@ -272,38 +275,127 @@ async def test_a_server_that_speaks_no_websocket() -> None:
         assert isinstance(await failure(client_of(f"http://127.0.0.1:{port}")), ConnectError)
 
 
+@asynccontextmanager
+async def odd_hub(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """Answers whatever the handler makes of a request for a websocket."""
+    app = web.Application()
+    app.add_routes([web.get("/node", handler)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def credentials_of(request: web.Request) -> Credentials:
+    credentials = Credentials.of_header(request.headers["Authorization"])
+    assert credentials is not None
+    return credentials
+
+
+def challenge(request: web.Request, session: HubSession) -> web.Response:
+    session.receive(credentials_of(request).hello)
+    return web.Response(status=401, headers={"WWW-Authenticate": challenge_header(session.challenge())})
+
+
+@asynccontextmanager
+async def proven_then(say: Callable[[web.WebSocketResponse], Awaitable[Any]]) -> AsyncIterator[str]:
+    """An honest hub up to the websocket's opening, and something else instead of the Welcome."""
+    me = Identity.generate()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if not credentials_of(request).proof:
+            return challenge(request, HubSession(me=me, software_version="x", nonce=bytes(32)))
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await say(socket)
+        async for _ in socket:
+            pass
+        return socket
+
+    async with odd_hub(answer) as url:
+        yield url
+
+
 @pytest.mark.parametrize("nonsense", [b"", b"\xc1", b"\x81\xa4type\xa7welcome", "text", b"\x81\xa4type\xa4peer"])
 async def test_nonsense_ends_the_connection(nonsense: bytes | str) -> None:
-    async def handler(connection: ServerConnection) -> None:
-        await connection.recv()
-        await connection.send(nonsense)
-        await connection.wait_closed()
+    async def say(socket: web.WebSocketResponse) -> None:
+        await (socket.send_str(nonsense) if isinstance(nonsense, str) else socket.send_bytes(nonsense))
 
-    async with server(handler) as url:
+    async with proven_then(say) as url:
         assert isinstance(await failure(client_of(url)), RemoteProtocolError)
 
 
-async def test_a_hub_without_its_key_is_found_out() -> None:
-    honest, thief = Identity.generate(), Identity.generate()
+@pytest.mark.parametrize("header", ["Echo challenge=wQ", "Echo challenge=", "Echo challenge=a!", "Echo"])
+async def test_nonsense_for_a_challenge_is_the_hubs_error(header: str) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=401, headers={"WWW-Authenticate": header})
 
-    async def handler(connection: ServerConnection) -> None:
+    async with odd_hub(answer) as url:
+        assert isinstance(await failure(client_of(url)), RemoteProtocolError)
+
+
+@pytest.mark.parametrize("headers", [{}, {"WWW-Authenticate": "Basic realm=x"}, {"WWW-Authenticate": "Echo a=aA"}])
+async def test_a_server_that_asks_for_something_else_is_no_hub(headers: dict[str, str]) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=401, headers=headers, text="\x1b[2J")
+
+    async with odd_hub(answer) as url:
+        error = await failure(client_of(url))
+    assert isinstance(error, ConnectError) and "HTTP status 401" in (error.got or "")
+
+
+async def test_a_hub_that_asks_for_no_proof_is_too_old() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await (socket := web.WebSocketResponse()).prepare(request)
+        async for _ in socket:
+            pass
+        return socket
+
+    async with odd_hub(answer) as url:
+        error = await failure(client_of(url), patient=True)
+    assert error.code == RefusalCode.PROTOCOL_VERSION and "operator" in (error.do or "")
+
+
+async def test_a_hub_without_its_key_is_found_out_before_it_is_told_the_token() -> None:
+    honest, thief, asked = Identity.generate(), Identity.generate(), []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(credentials_of(request))
         session = HubSession(me=thief, software_version="x", nonce=bytes(32))
-        session.receive(await connection.recv())  # type: ignore[arg-type]
-        challenge = session.challenge().replace(thief.public_key, honest.public_key)
-        await connection.send(challenge)
-        await connection.wait_closed()
+        session.receive(asked[-1].hello)
+        frame = session.challenge().replace(thief.public_key, honest.public_key)
+        return web.Response(status=401, headers={"WWW-Authenticate": challenge_header(frame)})
 
-    async with server(handler) as url:
+    async with odd_hub(answer) as url:
         error = await failure(client_of(url))
     assert isinstance(error, RemoteProtocolError) and "could not prove" in error.what
+    assert [one.proof for one in asked] == [b""]
 
 
-async def test_a_connection_closed_in_the_handshake() -> None:
-    async def handler(connection: ServerConnection) -> None:
-        await connection.recv()
-        await connection.close()
+async def test_whoever_a_hub_sends_the_node_on_to_is_told_nothing() -> None:
+    told: list[str | None] = []
 
-    async with server(handler) as url:
+    async def elsewhere(request: web.Request) -> web.StreamResponse:
+        told.append(request.headers.get("Authorization"))
+        return web.Response(status=404)
+
+    async with odd_hub(elsewhere) as other:
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if not credentials_of(request).proof:
+                return challenge(request, HubSession(me=Identity.generate(), software_version="x", nonce=bytes(32)))
+            raise web.HTTPFound(f"{other.replace('http', 'ws')}/node")
+
+        async with odd_hub(answer) as url:
+            assert isinstance(await failure(client_of(url)), ConnectError)
+    assert told == [None]
+
+
+async def test_a_connection_closed_before_the_welcome() -> None:
+    async with proven_then(lambda socket: socket.close()) as url:
         error = await failure(client_of(url))
     assert isinstance(error, ConnectError) and "is lost" in error.what
 
@@ -332,17 +424,14 @@ async def test_a_hub_on_this_machine_is_reached_without_the_proxy(hub: Any, monk
 
 
 async def test_what_a_hub_says_outside_of_messages_steers_no_terminal() -> None:
-    async def close(connection: ServerConnection) -> None:
-        await connection.recv()
-        await connection.close(4000, "\x1b[2J\u202egone\r\n")
+    async def close(socket: web.WebSocketResponse) -> None:
+        await socket.close(code=4000, message="\x1b[2J\u202egone\r\n".encode())
 
-    async def text(connection: ServerConnection) -> None:
-        await connection.recv()
-        await connection.send("\x1b]0;title\x07\n" + 1_000 * "x")
-        await connection.wait_closed()
+    async def text(socket: web.WebSocketResponse) -> None:
+        await socket.send_str("\x1b]0;title\x07\n" + 1_000 * "x")
 
-    for handler in (close, text):
-        async with server(handler) as url:
+    for say in (close, text):
+        async with proven_then(say) as url:
             got = (await failure(client_of(url))).got or ""
         assert got.isprintable() and "?" in got and len(got) < 400
 

@@ -285,7 +285,8 @@ class Activation:
                 self._choose_at = min(self._choose_at, max(now, self._chosen_at + self._react_s))
 
     def _look_at(self, node: Node, demand: Demand | None, now: float, turns: list[Node]) -> None:
-        willing = node.capacity > 0 and node.policy_version is not None and node.rests_until is None
+        may_work = node.rests_until is None and not node.quarantined
+        willing = node.capacity > 0 and node.policy_version is not None and may_work
         self._note_settled(node, now)
         if node.per_hour > 0:
             row = self._priced.row_of[node.node_id]
@@ -480,7 +481,7 @@ class Activation:
             self._tell(node, StandbyReason.CHEAPER_NODES_SUFFICE)
 
     def _tell(self, node: Node, reason: StandbyReason | None, detail: str = "") -> None:
-        """Once for each reason."""
-        if node.told is not reason:
+        """Once for each reason; to who is quarantined, that alone is said."""
+        if node.told is not reason and not node.quarantined:
             node.told = reason
             self._out.act(TellStandby(node_id=node.node_id, reason=reason, detail=detail))

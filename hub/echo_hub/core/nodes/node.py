@@ -52,6 +52,8 @@ class Node:
     """Rollouts leased to it and not yet received."""
     held_tokens: float = 0.0
     """What these are likely to come to."""
+    unchecked: int = 0
+    """Rollouts of it that have come in and whose reward waits for a check: they take room as if it still held them."""
     overdue: int = 0
     """Rollouts among those that are held whose deadline has passed."""
     proven: bool = False
@@ -73,6 +75,12 @@ class Node:
     """Processes for scoring that it ended, less what is forgiven."""
     deadly_group: int | None = None
     """The group whose completion last ended a process for scoring."""
+    quarantined: bool = False
+    """It is given nothing, for it is not trusted."""
+    origin: str = ""
+    """Where it connects from; empty = not known."""
+    has_place: bool = False
+    """It has one of the places of its origin: kept by `Origins`."""
     rests_until: float | None = None
     """None = it does not rest."""
     per_hour: float = 0.0
@@ -106,7 +114,7 @@ class Node:
     @property
     def free(self) -> int:
         """Rollouts that it has room for."""
-        return self.limit - self.in_flight
+        return self.limit - self.in_flight - self.unchecked
 
     @property
     def in_flight(self) -> int:

@@ -24,6 +24,7 @@ from typing import Final, assert_never
 
 from echo_hub.core.nodes.conduct import Conduct
 from echo_hub.core.nodes.node import UNPROVEN, Node, NodeSettings, Place
+from echo_hub.core.nodes.origins import Origins
 from echo_hub.core.nodes.queues import ReadyQueues
 from echo_hub.core.nodes.strangers import Strangers
 from echo_shared.messages import MAX_BATCHED
@@ -70,6 +71,8 @@ class Nodes:
         self._held: dict[str, int] = {}
         self._newest = 0
         self._strangers = Strangers(base=settings.unproven_most)
+        self._origins = Origins()
+        self._quarantined: set[str] = set()
         self._num_proven = 0
         """Proven nodes among the candidates."""
         self.num_connected = 0
@@ -154,9 +157,29 @@ class Nodes:
         return node is not None and node.connected
 
     def is_proven(self, node_id: str) -> bool:
-        """Whether something that the node returned was scored, since the hub's start and as far as is remembered."""
+        """Whether something that the node returned was scored, since the hub's start and as far as is remembered, and
+        it is trusted."""
         node = self._nodes.get(node_id) or self._left.get(node_id)
-        return node is not None and node.proven
+        return node is not None and node.proven and node_id not in self._quarantined
+
+    def is_quarantined(self, node_id: str) -> bool:
+        return node_id in self._quarantined
+
+    def quarantine(self, node_id: str) -> None:
+        """It is given nothing from here on, whether it is known or not; what it had earned is lost."""
+        self._quarantined.add(node_id)
+        node = self._nodes.get(node_id)
+        if node is not None:
+            node.quarantined, node.window = True, 1
+            self._update(node)
+
+    def release_from_quarantine(self, node_id: str) -> None:
+        """It may be given work again."""
+        self._quarantined.discard(node_id)
+        node = self._nodes.get(node_id)
+        if node is not None:
+            node.quarantined = False
+            self._update(node)
 
     def published(self, policy_version: int) -> None:
         """This version is out: no claim of a newer one counts."""
@@ -177,9 +200,12 @@ class Nodes:
         self._update(node)
         return node
 
-    def connect(self, node_id: str, per_hour: float = 0.0) -> None:
+    def connect(self, node_id: str, per_hour: float = 0.0, *, origin: str = "") -> None:
         """It takes no work until it reports a capacity; one that costs something, not before it is made active."""
         node = self._known(node_id)
+        if node.has_place and node.origin != origin:
+            self._leave_origin(node)
+        node.origin = origin
         node.per_hour, node.active, node.told = per_hour, per_hour == 0, None
         self.num_connected += not node.connected
         node.connected, node.capacity, node.policy_version = True, 0, None
@@ -277,6 +303,15 @@ class Nodes:
             self.num_changes += 1
         self._update(node)
 
+    def wait_for_check(self, node_id: str, count: int) -> None:
+        """So many more of its rollouts wait for a check, or fewer."""
+        node = self._nodes.get(node_id)
+        if node is not None:
+            node.unchecked = max(0, node.unchecked + count)  # Of one that has left, nothing is remembered.
+            if count < 0 and self.heeds_relief and self._queues.is_found(node):
+                self.num_changes += 1
+            self._update(node)
+
     def measure(self, node_id: str, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
         """A completion of it has come in; before `release`."""
         node = self._nodes[node_id]
@@ -348,6 +383,9 @@ class Nodes:
             node = self._left.pop(node_id, None) or Node(node_id, self._settings.first_window)
             if node.is_hub:
                 node.window = MAX_BATCHED
+            node.quarantined = node_id in self._quarantined
+            if node.quarantined:
+                node.window = 1
             self._nodes[node_id] = node
         return node
 
@@ -381,8 +419,11 @@ class Nodes:
         version = self._version(node)
         if version != node.candidate:
             self._change_version(node, version)
-        if self._queues.put(node, None if version is None else self._place(node, version)):
+        place = None if version is None else self._place(node, version)
+        if self._queues.put(node, place):
             self.num_changes += node.speed != UNPROVEN or self.unproven_may
+        if node.has_place and (node.proven or (place is None and node.held == node.overdue)):
+            self._leave_origin(node)
         if not node.connected and node.held == 0 and node.rests_until is None:
             node_id = node.node_id
             del self._nodes[node_id]
@@ -390,6 +431,17 @@ class Nodes:
                 self._left[node_id] = node
                 if len(self._left) > REMEMBERED:
                     self._left.popitem(last=False)
+
+    def _leave_origin(self, node: Node) -> None:
+        """Its place is another's, who may be given work at once."""
+        origin = node.origin
+        self._origins.leave(node)
+        while (node_id := self._origins.next_waiting(origin)) is not None:
+            other = self._nodes.get(node_id)
+            if other is not None and other.origin == origin:
+                self._update(other)
+                if other.has_place:
+                    return
 
     def _change_version(self, node: Node, version: int | None) -> None:
         """Another candidate by itself is nobody for whom there was no work: whether he has room is seen to apart. Where
@@ -414,17 +466,19 @@ class Nodes:
     def _place(self, node: Node, version: int) -> Place | None:
         """Where it waits; None: it has no room."""
         limit = node.limit
-        in_flight = node.held - node.overdue
-        free = limit - in_flight
-        if free < 1 or (free < self._lease_size and free < limit // 4) or (in_flight and self._is_on_trial(node)):
+        taken = node.held - node.overdue + node.unchecked
+        free = limit - taken
+        if free < 1 or (free < self._lease_size and free < limit // 4):
             return None
-        return (version, 2 * in_flight >= limit, node.speed)
+        if self._is_on_trial(node) and (taken or not self._origins.enter(node, self._strangers.may_hold)):
+            return None
+        return (version, 2 * taken >= limit, node.speed)
 
     def _version(self, node: Node) -> int | None:
         """What it counts as a candidate of; None: it takes no work."""
         if not node.connected or node.capacity < 1 or node.policy_version is None or node.rests_until is not None:
             return None
-        if not node.active:
+        if not node.active or node.quarantined:
             return None
         match self._samplers:
             case "by_version":

@@ -375,3 +375,39 @@ def test_strangers_whose_rollouts_do_not_come_back_hold_less_together() -> None:
     assert not nodes.unproven_may, "two of eight are left"
     nodes.expire("key4", 60.0)
     assert nodes.unproven_may, "what is overdue is not held any more"
+
+
+def test_fresh_keys_of_one_address_hold_a_small_part_of_what_strangers_may() -> None:
+    nodes = Nodes(NodeSettings(samplers="any", lease_size=1, deadline_s=60.0, first_window=4, unproven_most=16))
+    nodes.connect("old")
+    nodes.report("old", 4, 0)
+    nodes.take("old", 1, 0.0, 0.0)
+    nodes.release("old", 0.0, overdue=False)
+    nodes.trust("old", in_time=True)
+    for number in range(20):
+        nodes.connect(f"key {number}", origin="192.0.2.1")
+        nodes.report(f"key {number}", 4, 0)
+    given = []
+    while strangers := [node for node in nodes.next_ready(0, ("old",)) if not node.proven]:
+        given.append(strangers[0].node_id)
+        nodes.take(given[-1], 1, 0.0, 0.0)
+    assert given == ["key 0", "key 1", "key 2", "key 3"], "a quarter of sixteen"
+    nodes.release("key 1", 0.0, overdue=False)
+    nodes.trust("key 1", in_time=True)
+    assert [node.node_id for node in nodes.next_ready(0, ("old", "key 1"))] == ["key 4"], "its place is another's"
+    nodes.disconnect("key 4")
+    assert [node.node_id for node in nodes.next_ready(0, ("old", "key 1"))] == ["key 5"]
+
+
+def test_who_is_quarantined_takes_no_work_wherever_it_comes_back_from() -> None:
+    nodes = Nodes(NodeSettings(samplers="any", lease_size=1, deadline_s=60.0, first_window=4, unproven_most=16))
+    nodes.connect("a")
+    nodes.report("a", 4, 0)
+    nodes.quarantine("a")
+    assert not nodes.any_ready and nodes.is_quarantined("a")
+    nodes.disconnect("a")
+    nodes.connect("a")
+    nodes.report("a", 4, 0)
+    assert not nodes.any_ready
+    nodes.release_from_quarantine("a")
+    assert nodes.any_ready

@@ -1,0 +1,114 @@
+"""Whatever reads bytes of strangers, under coverage-guided fuzzing: how many executions, and what was found.
+
+Each target (`benchmarks.fuzzing.targets`) runs in a process of its own, with atheris and libFuzzer, from examples of
+what is valid and from the corpus of the tests. A finding is an error that callers do not expect, a run of more than
+`SLOW_S`, or more memory than `MEMORY_MB`; the bytes that cause it are in the rows, in hexadecimal.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.fuzzing.targets import CHEAP_RUNS, TARGETS
+from benchmarks.measurement import Measurement
+from benchmarks.progress import Planned, Progress
+
+DESCRIPTION: Final = "Whatever reads bytes of strangers, fuzzed: executions and findings of each target"
+CORPUS: Final = Path(__file__).parents[1] / "tests" / "benchmarks" / "fuzzing" / "corpus"
+"""Directories by target, of what reached something new, or was a finding once."""
+SLOW_S: Final = 30
+"""By the clock, on a machine that may be busy."""
+MEMORY_MB: Final = 1_024
+_DONE: Final = re.compile(r"Done (\d+) runs")
+_COVERAGE: Final = re.compile(r"cov: (\d+)")
+_MEMORY: Final = Path("/dev/shm")
+_RUNS_PER_S: Final = 25_000
+_DEAR_RUNS_PER_S: Final = 4_000
+
+
+def plan() -> list[Planned]:
+    lacks = "" if importlib.util.find_spec("atheris") else "atheris is not installed (on Linux alone: extra benchmarks)"
+    return [
+        Planned(
+            name=name, seconds=one.runs / (_RUNS_PER_S if one.runs == CHEAP_RUNS else _DEAR_RUNS_PER_S), lacks=lacks
+        )
+        for name, one in TARGETS.items()
+    ]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
+    """As many targets at once as there are cores."""
+    wanted = [name for name in TARGETS if progress.wants(name)]
+    rows: dict[str, dict[str, Any]] = {}
+    memory = _MEMORY if _MEMORY.is_dir() else None
+    with (
+        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+        tempfile.TemporaryDirectory(prefix="echo-fuzz-", dir=memory) as scratch,
+    ):
+        running = {pool.submit(fuzzed, name, Path(scratch), seed): name for name in wanted}
+        for future in as_completed(running):
+            name = running[future]
+            rows[name] = future.result()
+            progress.done(name, {key: rows[name][key] for key in ("runs", "findings")})
+    return Measurement(headline=headline(rows), rows=[rows[name] for name in wanted])
+
+
+def headline(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Executions and findings in all, and the fewest executions of any target of each kind."""
+    cheap = [row["runs"] for name, row in rows.items() if TARGETS[name].runs == CHEAP_RUNS]
+    dear = [row["runs"] for name, row in rows.items() if TARGETS[name].runs != CHEAP_RUNS]
+    fewest = {"fewest_cheap": cheap, "fewest_dear": dear}
+    return {
+        "executions": sum(row["runs"] for row in rows.values()),
+        "findings": sum(row["findings"] for row in rows.values()),
+        **{name: min(runs) for name, runs in fewest.items() if runs},
+    }
+
+
+def fuzzed(name: str, scratch: Path, seed: int, *, child: str = "benchmarks.fuzzing.child") -> dict[str, Any]:
+    """The row of one target, which the module `child` runs; its files go below `scratch`."""
+    target, own = TARGETS[name], scratch / name.replace(" ", "-")
+    new, found = own / "corpus", own / "found"
+    for directory in (new, found):
+        directory.mkdir(parents=True)
+    known = CORPUS / own.name
+    options = [f"-runs={target.runs}", f"-timeout={SLOW_S}", f"-rss_limit_mb={MEMORY_MB}", f"-seed={seed + 1}"]
+    options += [f"-artifact_prefix={found}/", "-print_final_stats=1"]
+    command = [
+        sys.executable,
+        "-m",
+        child,
+        name,
+        str(new),
+        *([str(known)] if known.is_dir() else []),
+    ]
+    began_at = time.monotonic()
+    process = subprocess.run(
+        [*command, *options],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        env={**os.environ, "TMPDIR": str(own)},  # libFuzzer ends the process without its own cleaning up.
+    )
+    done, coverage = _DONE.findall(process.stderr), _COVERAGE.findall(process.stderr)
+    findings = list(found.iterdir())
+    return {
+        "target": name,
+        "runs": int(done[-1]) if done else 0,
+        "seconds": time.monotonic() - began_at,
+        "covered": int(coverage[-1]) if coverage else 0,
+        "findings": max(len(findings), int(process.returncode != 0)),
+        "first": findings[0].read_bytes()[:400].hex() if findings else "",
+        "said": (process.stdout[-2_000:] + process.stderr[-2_000:]) if process.returncode else "",
+    }

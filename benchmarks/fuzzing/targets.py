@@ -1,0 +1,269 @@
+"""What reads bytes of strangers, as functions of those bytes, with examples to begin from.
+
+A target may raise the errors that its callers expect (`EchoError`); anything else that it raises, a hang, or memory
+beyond its bounds is a finding. *Cheap* targets take microseconds; *dear* ones write files or decipher.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.numpy import save_file
+
+from benchmarks.fuzzing import mutation
+from echo_hub.net import tracker
+from echo_node.net.mesh_proof import node_of
+from echo_shared import bencode, codec, delta, sealing
+from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter
+from echo_shared.artefacts import Manifest, ManifestFile, open_offer, sign_offer
+from echo_shared.credentials import Credentials
+from echo_shared.errors import EchoError
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    FinishReason,
+    FromHub,
+    FromNode,
+    Lease,
+    LeasedPrefix,
+    NodeStatus,
+    PolicyPublished,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    ReceiptsWanted,
+    Rollout,
+    RolloutPart,
+    RolloutParts,
+    rollout_id,
+)
+from echo_shared.swarm.torrent import make_torrent, read_torrent
+from echo_shared.tensors import read_layout
+
+CHEAP_RUNS: Final = 10_000_000
+DEAR_RUNS: Final = 100_000
+_KEY: Final = bytes(range(32))
+_HUB: Final = Identity(Ed25519PrivateKey.from_private_bytes(_KEY))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """`read` raises EchoError for what is not valid, and nothing else."""
+
+    read: Callable[[bytes], object]
+    examples: Callable[[], Sequence[bytes]]
+    """Of what is valid."""
+    runs: int = CHEAP_RUNS
+    mutate: Callable[[bytes, int, int, mutation.Blind], bytes] | None = None
+    """Changes that keep the form: of what is valid, the limit of bytes, a seed, and what changes it blindly."""
+    most_bytes: int = 4_096
+
+
+def run(target: Target, data: bytes) -> bool:
+    """Whether the bytes are valid. Raises whatever is a finding."""
+    try:
+        target.read(data)
+    except EchoError:
+        return False
+    return True
+
+
+def _read_large(data: bytes) -> None:
+    """As large frames are read, by their message's own fields: what is valid as a small one, which is read whole, is
+    the same message. What nobody knows is skipped there and may be anything."""
+    small, large = (_decoded(data, small_bytes) for small_bytes in (len(data), 0))
+    if small is not None and small != large:
+        raise AssertionError(f"read whole: {small!r}; by its fields: {large!r}")
+
+
+def _decoded(data: bytes, small_bytes: int) -> bytes | None:
+    """The message as it would be sent again; None of what is none."""
+    vars(codec)["SMALL_BYTES"] = small_bytes
+    try:
+        return codec.encode(codec.decode_from_node(data))
+    except EchoError:
+        return None
+
+
+def _from_node() -> list[bytes]:
+    ids, logprobs = np.arange(5, dtype=np.int32), np.full(5, -1, np.float32)
+    part = RolloutPart(lease_id=3, index=1, start=0, policy_version=2, ids=ids, logprobs=logprobs)
+    messages: list[FromNode] = [
+        NodeStatus(activity="sampling", capacity=8, policy_version=3, tokens_per_s=9.5),
+        RolloutParts(parts=(part,)),
+        ReceiptsWanted(rollout_ids=(rollout_id(1, 2),)),
+        Rollout(
+            rollout_id=rollout_id(3, 1),
+            lease_id=3,
+            group_id=2,
+            index=1,
+            policy_version_start=2,
+            policy_version_end=2,
+            completion_ids=ids,
+            behavior_logprobs=logprobs,
+            finish_reason=FinishReason.STOP,
+            sampling_s=0.5,
+        ),
+    ]
+    return [codec.encode(message) for message in messages]
+
+
+def _from_hub() -> list[bytes]:
+    ids, logprobs = np.arange(5, dtype=np.int32), np.full(5, -1, np.float32)
+    offer = sign_offer(_manifest(), hub=_HUB, torrent=b"d4:infod4:name1:aee", web_seed_path="/artefacts/x/")
+    messages: list[FromHub] = [
+        Receipts(receipts=(Receipt(rollout_id=rollout_id(1, 2), state=ReceiptState.TRAINED),)),
+        PolicyPublished(policy_version=3, offer=offer),
+        Lease(
+            lease_id=3,
+            group_id=2,
+            indices=(0, 1),
+            prompt_ids=ids,
+            seed=2**63,
+            policy_version=2,
+            temperature=1.0,
+            max_tokens=16,
+            stop_ids=(1,),
+            deadline_s=60.0,
+            prefixes=(LeasedPrefix(index=1, ids=ids, logprobs=logprobs),),
+        ),
+    ]
+    return [codec.encode(message) for message in messages]
+
+
+@cache
+def _manifest() -> Manifest:
+    file = ManifestFile(path="adapter_model.safetensors", size_bytes=9, sha256="0" * 64)
+    return Manifest(
+        kind="policy",
+        run_id="r",
+        name="r-v000003",
+        policy_version=3,
+        carrier="keyframe",
+        key_id=1,
+        info_hash="0" * 40,
+        files=(file,),
+    )
+
+
+def _read_manifest(data: bytes) -> None:
+    offer = sign_offer(_manifest(), hub=_HUB, torrent=b"", web_seed_path="/x/")
+    open_offer(offer.model_copy(update={"manifest": data, "signature": _HUB.sign(data)}), _HUB.public_key)
+
+
+def _read_announce(data: bytes) -> None:
+    path = "/announce/x?" + data.decode("latin-1")
+    tracker.read_announce(tracker.read_query(path), ip="192.0.2.1")
+
+
+def _read_layout(data: bytes) -> None:
+    read_layout(np.frombuffer(data, np.uint8), file_bytes=len(data), name="x.safetensors")
+
+
+def _layouts() -> list[bytes]:
+    return [(_adapter() / WEIGHTS_FILE).read_bytes()]
+
+
+def _read_sealed(data: bytes) -> None:
+    reader = sealing.UnsealingReader(io.BytesIO(data), _KEY)
+    while reader.read(4_096):
+        pass
+
+
+def _sealed() -> list[bytes]:
+    sealed = _scratch() / "sealed"
+    sealing.seal(_adapter() / WEIGHTS_FILE, sealed, _KEY)
+    return [sealed.read_bytes()]
+
+
+def _read_version(parent: Path | None, data: bytes) -> None:
+    target = _scratch() / "decoded"
+    target.mkdir(exist_ok=True)
+    files = {path.name: path.stat().st_size for path in _adapter().iterdir()}
+    delta.decode(io.BytesIO(data), target, files=files, parent=parent)
+
+
+def _versions(parent: Path | None) -> list[bytes]:
+    payload = _scratch() / "payload"
+    delta.encode(_adapter(), payload, parent=parent)
+    return [payload.read_bytes()]
+
+
+def _read_adapter(data: bytes) -> None:
+    """The weights' file, and before it, up to the first zero byte, the configuration."""
+    config, _, weights = data.partition(b"\0")
+    directory = _scratch() / "adapter_read"
+    directory.mkdir(exist_ok=True)
+    (directory / CONFIG_FILE).write_bytes(config)
+    (directory / WEIGHTS_FILE).write_bytes(weights)
+    load_adapter(directory)
+
+
+def _adapters() -> list[bytes]:
+    return [(_adapter() / CONFIG_FILE).read_bytes() + b"\0" + (_adapter() / WEIGHTS_FILE).read_bytes()]
+
+
+@cache
+def _scratch() -> Path:
+    """A directory that goes with the process; or, where that is ended by libFuzzer, with the directory for temporary
+    files."""
+    directory = tempfile.TemporaryDirectory(prefix="echo-fuzz-")
+    _KEPT.append(directory)
+    return Path(directory.name)
+
+
+_KEPT: Final[list[tempfile.TemporaryDirectory[str]]] = []
+
+
+@cache
+def _adapter() -> Path:
+    """A small one."""
+    directory = _scratch() / "adapter"
+    directory.mkdir()
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    weights = {
+        name.format("A"): np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8),
+        name.format("B"): np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2),
+    }
+    save_file(weights, directory / WEIGHTS_FILE)
+    (directory / CONFIG_FILE).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    return directory
+
+
+def _torrents() -> list[bytes]:
+    return [make_torrent(_adapter()).torrent]
+
+
+TARGETS: Final[Mapping[str, Target]] = {
+    "frames from nodes": Target(read=codec.decode_from_node, examples=_from_node, mutate=mutation.frame),
+    "frames from hubs": Target(read=codec.decode_from_hub, examples=_from_hub, mutate=mutation.frame),
+    "large frames": Target(read=_read_large, examples=_from_node, runs=DEAR_RUNS, mutate=mutation.frame),
+    "announces": Target(
+        read=_read_announce, examples=lambda: [b"info_hash=" + b"%41" * 20 + b"&port=6881&left=0&event=started"]
+    ),
+    "credentials": Target(
+        read=lambda data: Credentials.of_header(data.decode("latin-1")),
+        examples=lambda: [Credentials(hello=b"hello", nonce=bytes(32), proof=b"proof").header().encode()],
+    ),
+    "bencode": Target(read=bencode.decode, examples=lambda: [b"d4:listli1ei-2ee3:mapd1:a0:ee"]),
+    "manifests": Target(
+        read=_read_manifest, examples=lambda: [_manifest().encode()], runs=DEAR_RUNS, mutate=mutation.text
+    ),
+    "torrents": Target(read=read_torrent, examples=_torrents, runs=DEAR_RUNS),
+    "tensor files": Target(read=_read_layout, examples=_layouts, runs=DEAR_RUNS),
+    "adapters": Target(read=_read_adapter, examples=_adapters, runs=DEAR_RUNS),
+    "sealed files": Target(read=_read_sealed, examples=_sealed, runs=DEAR_RUNS),
+    "keyframes": Target(read=lambda data: _read_version(None, data), examples=lambda: _versions(None), runs=DEAR_RUNS),
+    "deltas": Target(
+        read=lambda data: _read_version(_adapter(), data), examples=lambda: _versions(_adapter()), runs=DEAR_RUNS
+    ),
+    "mesh greetings": Target(read=node_of, examples=lambda: [bytes(64)], runs=DEAR_RUNS),
+}

@@ -1,0 +1,145 @@
+"""What the verifier finds in honest engines of each precision and in dishonest ones, and what finding it costs.
+
+A short real run of the built-in model makes the versions; every sampler claims that it drew by the same one. A token's
+*distance* is how far its u lies from where that version would have drawn it, in cumulative probability; its *claim* is
+off by the difference between the claimed log-probability and the true one, in nats. Cost is processor time, so that
+other work on the machine does not count. "u 0.02" is the share of tokens whose distance is above 0.02, "claim 0.2" that
+of tokens whose claim is off by more than 0.2 nats, "kl" the divergence a token that the claims show.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.backends.cases import lacks
+from benchmarks.honesty.samplers import (
+    ANOTHER_MODEL,
+    ATTACKS,
+    EXACT,
+    HONEST,
+    Rollouts,
+    as_drawn,
+    opened,
+)
+from benchmarks.honesty.short_run import GROUPS, ShortRun
+from benchmarks.measurement import Measurement
+from benchmarks.progress import Planned, Progress
+from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, Evidence
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.step import make_optimizer, train_step
+from echo_hub.verify.drawn import unpack_evidence
+from echo_hub.verify.worker import Examiner
+
+DESCRIPTION: Final = "Draws and claims of honest and dishonest samplers, as the verifier sees them, and what it costs"
+HONEST_GROUPS: Final = 1_250
+"""10,000 rollouts a class."""
+DISHONEST_GROUPS: Final = 250
+COST: Final = "cost"
+COST_REPEATS: Final = 5
+KEPT: Final = 4
+ANOTHER: Final = "another model"
+
+
+def honest_case(name: str) -> str:
+    return f"honest, {name}"
+
+
+def plan() -> list[Planned]:
+    honest = [
+        Planned(name=honest_case(name), seconds=60, lacks=lacks(engine.backend, engine.precision))
+        for name, engine in HONEST.items()
+    ]
+    return [*honest, *(Planned(name=name, seconds=15) for name in (ANOTHER, *ATTACKS)), Planned(name=COST, seconds=60)]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
+    rows: list[dict[str, Any]] = []
+    headline: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="echo-honesty-") as directory:
+        scratch = Path(directory)
+        run = ShortRun(scratch / "run", seed)
+        run.train()
+        examiner = Examiner(Policy.load(run.settings), run.settings, run.directory, kept=KEPT)
+
+        def note(case: str, rollouts: Rollouts) -> None:
+            figures = _figures(examiner, rollouts)
+            rows.append({"case": case, **figures})
+            progress.done(case, {name: figures[name] for name in ("tokens", "u 0.02", "claim 0.2")})
+
+        for number, (name, engine) in enumerate({**HONEST, ANOTHER: ANOTHER_MODEL}.items()):
+            case = honest_case(name) if name in HONEST else name
+            if progress.wants(case):
+                groups = HONEST_GROUPS if name in HONEST else DISHONEST_GROUPS
+                with opened(run, engine, scratch / str(number)) as sampler:
+                    note(case, sampler.draw(run.asked(case, groups)))
+        attacks = {name: attack for name, attack in ATTACKS.items() if progress.wants(name)}
+        if attacks:
+            with opened(run, EXACT, scratch / "attacks") as sampler:
+                for name, attack in attacks.items():
+                    note(name, attack(sampler, run.asked(name, DISHONEST_GROUPS)))
+        if progress.wants(COST):
+            headline |= _cost(run, scratch)
+            progress.done(COST, headline)
+    return Measurement(
+        headline={**_extremes(rows), **headline},
+        rows=rows,
+        conditions={"draw_edges": DRAW_EDGES, "claim_edges": CLAIM_EDGES},
+    )
+
+
+def _figures(examiner: Examiner, rollouts: Rollouts) -> dict[str, Any]:
+    drawn = as_drawn(rollouts)
+    total = Evidence.of([], [])
+    for frame in examiner.examine(drawn):
+        for _, shown in unpack_evidence(frame["spans"]):
+            total += shown
+    return {
+        "rollouts": len(drawn),
+        "tokens": total.num_tokens,
+        **{f"u {edge:g}": share for edge, share in zip(DRAW_EDGES, _beyond(total.draws), strict=True)},
+        **{f"claim {edge:g}": share for edge, share in zip(CLAIM_EDGES, _beyond(total.claims), strict=True)},
+        "kl": total.mismatch_kl / total.num_tokens,
+    }
+
+
+def _beyond(counts: Sequence[int]) -> list[float]:
+    """The share of tokens beyond each edge."""
+    return [sum(counts[place:]) / sum(counts) for place in range(1, len(counts))]
+
+
+def _extremes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of the worst honest class."""
+    honest = [row for row in rows if row["case"].startswith("honest")]
+    return {"honest_u_beyond_002_worst": max(row["u 0.02"] for row in honest)} if honest else {}
+
+
+def _cost(run: ShortRun, scratch: Path) -> dict[str, float]:
+    """Processor seconds for one step's rollouts: checked, and trained on, in turns."""
+    asked = run.asked("cost", GROUPS)
+    with opened(run, EXACT, scratch / "cost") as sampler:
+        rollouts = sampler.draw(asked)
+    policy = Policy.load(run.settings)
+    optimizer = make_optimizer(policy, run.settings.training)
+    examiner = Examiner(Policy.load(run.settings), run.settings, run.directory, kept=KEPT)
+    groups, drawn = run.for_training(asked, [rollout for _, rollout in rollouts]), as_drawn(rollouts)
+    spent = {"verify": 0.0, "train": 0.0}
+    computed = 0.0
+    for repeat in range(1 + COST_REPEATS):
+        began = time.process_time()
+        list(examiner.examine(drawn))
+        checked = time.process_time()
+        metrics = train_step(policy, optimizer, groups, run.settings)
+        if repeat:  # The first ones also allocate, and choose their kernels.
+            spent["verify"] += checked - began
+            spent["train"] += time.process_time() - checked
+            computed += metrics["computed_tokens"]
+    tokens = COST_REPEATS * sum(len(rollout.completion_ids) for _, rollout in rollouts)
+    return {
+        "verified_tokens_per_cpu_s": tokens / spent["verify"],
+        "trained_tokens_per_cpu_s": computed / spent["train"],
+        "cost_of_checking_all": spent["verify"] / spent["train"],
+    }

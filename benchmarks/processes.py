@@ -1,0 +1,82 @@
+"""Hubs and nodes as processes of a benchmark: started, watched, and ended however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+ENDS_WITHIN_S: Final = 15.0
+
+
+class RunFailed(Exception):
+    """A process of the run has ended too early, or the run does not get on."""
+
+
+@contextmanager
+def hub_process(
+    run: Path,
+    log: Path,
+    *,
+    module: str = "echo_hub.main",
+    within: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    verbose: bool = False,
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The hub of a run directory, and its URL. `within`: a command that runs another, in a namespace say."""
+    command = [*within, sys.executable, "-m", module, *(["--verbose"] if verbose else []), "serve", str(run)]
+    with log.open("ab") as output:
+        hub = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=output, env={**os.environ, **(env or {})}, text=True
+        )
+    with ended(hub):
+        assert hub.stdout is not None
+        for line in hub.stdout:
+            if line.startswith("Leaderboard"):
+                yield hub, line.split()[1].removesuffix("/leaderboard")
+                return
+        raise RunFailed(f"the hub has not begun to serve: see {log}")
+
+
+@contextmanager
+def node_process(
+    url: str,
+    home: Path,
+    options: Sequence[str],
+    *,
+    module: str = "echo_node.main",
+    within: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """A node of one thread, whose data directory is `home` and whose log lies beside it. It ends with this process."""
+    arguments = ["join", url, "--quiet", "--name", home.name, "--data-dir", str(home), "--threads", "1", *options]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "ECHO_NODE_EXIT_WITH_STDIN": "true",
+        "ECHO_NODE_BENCH_SECONDS": "0",
+        **(env or {}),
+    }
+    command = [*within, sys.executable, "-m", module, *arguments]
+    with home.with_suffix(".log").open("ab") as log:
+        node = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True)
+    with ended(node):
+        yield node
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """However the block is left, the process has ended."""
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,10 @@
+"""`echo-node`, with the same commands, whose engine's process is `hostile_engine`."""
+
+from __future__ import annotations
+
+from echo_node import main
+from echo_node.backends import process
+
+if __name__ == "__main__":
+    vars(process)["WORKER"] = "benchmarks.trust.hostile_engine"
+    main.run()

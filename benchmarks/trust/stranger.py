@@ -1,0 +1,245 @@
+"""One node's end of a connection, by hand against the real protocol: it says what it is told to say.
+
+Everything that it hears is kept; `until` waits for more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+import websockets
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidMessage, InvalidStatus
+from websockets.http11 import Response
+
+from echo_shared.credentials import Credentials, challenge_of
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    ArtefactOffer,
+    Challenge,
+    FinishReason,
+    FromNode,
+    Lease,
+    LeaseRevoked,
+    NodeStatus,
+    Peers,
+    PolicyPublished,
+    Receipts,
+    ReceiptState,
+    ReceiptsWanted,
+    Refused,
+    Rollout,
+    RolloutPart,
+    RolloutParts,
+    Standby,
+    Welcome,
+    rollout_id,
+)
+from echo_shared.sessions import NodeSession
+
+WAITS_S: Final = 60.0
+
+
+class Stranger:
+    """A key of its own, and what the hub has said to it. `close` it."""
+
+    socket: ClientConnection
+    """Once it has joined."""
+
+    def __init__(self, url: str, me: Identity | None = None, *, host: str | None = None) -> None:
+        """`host`: the address of this machine that it comes from."""
+        self.url = url
+        self._whence = (host, 0) if host else None
+        self.me = me or Identity.generate()
+        self.session = NodeSession(me=self.me, pinned_hub_key=None, software_version="1", nonce=secrets.token_bytes(32))
+        self.welcome: Welcome | None = None
+        self.leases: dict[int, Lease] = {}
+        self.policy_version = 0
+        """The newest that it was told of."""
+        self.num_leased = 0
+        """Rollouts, those that were revoked included."""
+        self.states: dict[str, ReceiptState] = {}
+        self.standby: Standby | None = None
+        self.refused: Refused | None = None
+        self.ended = False
+        """The hub has closed the connection."""
+        self.peers_told = 0
+        """New peers that it was told of."""
+        self.offers: list[ArtefactOffer] = []
+        self.precision = ""
+        """As it reports."""
+        self.credentials = Credentials(hello=b"")
+        """As they were sent."""
+        self._news = asyncio.Condition()
+        self._reader: asyncio.Task[None] | None = None
+        self._status: NodeStatus | None = None
+
+    async def join(self, **changes: Any) -> Stranger:
+        """The handshake; `changes` to the proof's fields go out as they are, unchecked. Where the hub says no, its last
+        word is in `refused`; where it only hangs up, none is."""
+        hello = self.session.hello()
+        asked = await self.ask(Credentials(hello=hello))
+        assert isinstance(asked, Response), "no websocket without a proof"
+        challenge = self.session.receive(challenge_of(asked.headers["WWW-Authenticate"]) or b"")
+        assert isinstance(challenge, Challenge)
+        proof = self.session.proof(name="stranger", invite_token=None, backend="llama_cpp", device="cpu", swarm_port=0)
+        changed = msgpack.packb({**msgpack.unpackb(proof), **changes}, unicode_errors="surrogatepass")
+        self.credentials = Credentials(hello=hello, nonce=challenge.nonce, proof=changed)
+        try:
+            opened = await self.ask(self.credentials)
+        except InvalidMessage:  # The hub has hung up.
+            self.ended = True
+            return self
+        if isinstance(opened, Response):
+            refused = self.session.receive(bytes(opened.body or b""))
+            assert isinstance(refused, Refused)
+            self.refused, self.ended = refused, True
+            return self
+        self.socket = opened
+        self._reader = asyncio.create_task(self._read())
+        await self.until(lambda: self.welcome is not None or self.ended)
+        return self
+
+    async def ask(self, credentials: Credentials) -> ClientConnection | Response:
+        """What the hub answers to a request for a websocket with these."""
+        headers = {"Authorization": credentials.header()}
+        url = self.url.replace("http", "ws", 1) + "/node"
+        try:
+            return await connect(url, max_size=None, additional_headers=headers, local_addr=self._whence)
+        except InvalidStatus as error:
+            return error.response
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            self.socket.transport.abort()
+            self._reader.cancel()
+            await asyncio.wait([self._reader])
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                message = self.session.receive(bytes(await self.socket.recv(decode=False)))
+                self._hear(message)
+                if isinstance(message, PolicyPublished) and self._status is not None:
+                    await self.report(self._status.capacity, self._status.tokens_per_s)
+                async with self._news:
+                    self._news.notify_all()
+        except websockets.ConnectionClosed:
+            async with self._news:
+                self.ended = True
+                self._news.notify_all()
+
+    def _hear(self, message: object) -> None:
+        match message:
+            case Welcome():
+                self.welcome, self.policy_version = message, message.policy_version
+            case PolicyPublished():
+                self.policy_version = message.policy_version
+                self.offers.append(message.offer)
+            case Peers():
+                self.peers_told += len(message.peers)
+            case Lease():
+                self.leases[message.lease_id] = message
+                self.num_leased += len(message.indices)
+            case LeaseRevoked():
+                self.leases.pop(message.lease_id, None)
+            case Receipts():
+                self.states |= {one.rollout_id: one.state for one in message.receipts}
+            case Standby():
+                self.standby = message
+            case Refused():
+                self.refused = message
+            case _:
+                pass
+
+    async def until(self, condition: Callable[[], Any], *, within_s: float = WAITS_S) -> None:
+        """Waits for what the hub says. Raises TimeoutError."""
+        async with asyncio.timeout(within_s), self._news:
+            while not condition():
+                await self._news.wait()
+
+    async def say(self, message: FromNode) -> None:
+        await self.socket.send(self.session.send(message))
+
+    async def say_raw(self, message: FromNode, **changes: Any) -> None:
+        """The message with other values in it, which this software would not send."""
+        fields = msgpack.unpackb(self.session.send(message))
+        await self.socket.send(msgpack.packb({**fields, **changes}))
+
+    async def report(self, capacity: int = 4096, tokens_per_s: float = 1.0) -> None:
+        """That it has the newest version, now and whenever there is another."""
+        self._status = NodeStatus(
+            activity="waiting",
+            capacity=capacity,
+            policy_version=self.policy_version,
+            tokens_per_s=tokens_per_s,
+            precision=self.precision,
+        )
+        await self.say(self._status)
+
+    async def lease(self) -> Lease:
+        """One that it holds. Raises TimeoutError where it gets none."""
+        await self.until(lambda: self.leases)
+        return next(iter(self.leases.values()))
+
+    async def outcome(self, sent: Rollout) -> ReceiptState:
+        """What the hub makes of it."""
+        before = (None, ReceiptState.LEASED, ReceiptState.RECEIVED)
+        await self.until(lambda: self.states.get(sent.rollout_id) not in before or self.ended)
+        return self.states.get(sent.rollout_id, ReceiptState.LEASED)
+
+    async def heard(self) -> None:
+        """The hub has read all that was said before."""
+        self.states.pop("0-0", None)
+        await self.say(ReceiptsWanted(rollout_ids=("0-0",)))
+        await self.until(lambda: "0-0" in self.states or self.ended)
+
+
+def body(index: int, count: int = 3) -> list[int]:
+    """Tokens of the built-in model, of which none ends a completion."""
+    return [20 + (index + place) % 10 for place in range(count)]
+
+
+def completion(lease: Lease, index: int, ids: list[int] | None = None, **changes: Any) -> Rollout:
+    """Some tokens, by default its `body`, and the stop token; not validated."""
+    tokens = np.array([*(ids or body(index)), lease.stop_ids[0]], np.int32)
+    return Rollout.model_construct(
+        **{
+            "type": "rollout",
+            "rollout_id": rollout_id(lease.lease_id, index),
+            "lease_id": lease.lease_id,
+            "group_id": lease.group_id,
+            "index": index,
+            "policy_version_start": lease.policy_version,
+            "policy_version_end": lease.policy_version,
+            "completion_ids": tokens,
+            "behavior_logprobs": np.full(len(changes.get("completion_ids", tokens)), -1.0, np.float32),
+            "finish_reason": FinishReason.STOP,
+            "sampling_s": 0.01,
+            **changes,
+        }
+    )
+
+
+def part(
+    lease: Lease, index: int, start: int, ids: Sequence[int], *, logprob: float = -1.0, version: int | None = None
+) -> RolloutPart:
+    """Some tokens of a completion, from `start` on; not validated."""
+    return RolloutPart.model_construct(
+        lease_id=lease.lease_id,
+        index=index,
+        start=start,
+        policy_version=lease.policy_version if version is None else version,
+        ids=np.array(ids, np.int32),
+        logprobs=np.full(len(ids), logprob, np.float32),
+    )
+
+
+def parts(*of: RolloutPart) -> RolloutParts:
+    """As a node streams them."""
+    return RolloutParts.model_construct(type="rollout_parts", parts=of)

@@ -1,0 +1,227 @@
+"""Forged tokens and claims, by class of numerics: how many rollouts of a hostile node come in before it is quarantined.
+
+One hub for each class, with honest nodes of it that are proven by then, and hostile nodes of the same class one after
+the other, a few at once. All nodes are `echo-node` processes with real engines; the hostile ones falsify what these
+draw (`falsifications`), and write down what they have forged. Then the honest nodes work on alone until they have
+returned `HONEST_ROLLOUTS` more: none of them may be in quarantine.
+
+What the model has learned from it is said in two ways:
+
+- `forged_trained` of a row is how many of its `forged` rollouts a step has consumed: how much of it gets through.
+- `poisoned_share_trained` is how much of what the hub has trained on was forged: the sum over all attacks of
+  `forged_trained`, divided by that of `trained`. Those are all rollouts, of all nodes, that steps have consumed from
+  the attack's first forged one to its detection, or to its end where it was not detected. Each hostile node is one of
+  five that are about equally fast; what share of all rollouts it gives meanwhile is its `fleet_share`. In a larger
+  fleet the same node poisons a smaller part.
+- `poisoned_share_trained_after` is the same of `forged_trained_after` and `trained_after`: of what steps have consumed
+  between the attack's detection and the end of all attacks of its class.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.backends.cases import lacks
+from benchmarks.processes import RunFailed, ended
+from benchmarks.progress import Planned, Progress
+from benchmarks.trust.falsifications import FALSIFICATIONS
+from benchmarks.trust.site import RunningNode, Site, open_site
+from echo_hub.config.sections import TrustConfig
+
+HONEST: Final = "honest"
+GIVES_BACK: Final = "failures only"
+"""Forges nothing: what it gives back others draw from the same seeds, token for token, so the model learns the same. It
+is detected when the hub has counted `RETURNED` of its rollouts as given back, for which it makes a node rest."""
+RETURNED: Final = 8
+ROLLOUTS: Final = 256
+"""A node is given up as undetected after so many."""
+WITHIN_S: Final = 150.0
+WARM_UP_STEPS: Final = 3
+WARM_UP_S: Final = 120.0
+HONEST_ROLLOUTS: Final = 10_000
+STEADY_FROM: Final = TrustConfig().first_checked / TrustConfig().least_checked
+"""Verified rollouts of a node from which on no smaller share of its work is checked."""
+HONEST_WITHIN_S: Final = 400.0
+HONEST_NODES: Final = 2
+AT_ONCE: Final = 3
+VERIFIER: Final = "echo_hub.verify.worker"
+LEARNER: Final = "echo_hub.learner.worker"
+LOOK_S: Final = 0.25
+CASE_SECONDS: Final = 8.0
+HONEST_SECONDS: Final = 60.0
+_SUMS: Final = ("forged_trained", "trained", "forged_trained_after", "trained_after")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericsClass:
+    """What the nodes of a class compute with."""
+
+    name: str
+    backend: str
+    precision: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--backend", self.backend, "--precision", self.precision)
+
+    def case(self, attack: str) -> str:
+        return f"{self.name}, {attack}"
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """Those that a node of this class can make."""
+        own = ("claims to be float32",)
+        return tuple(one for one in FALSIFICATIONS if one != HONEST and (self.name != "f32" or one not in own))
+
+
+CLASSES: Final = (
+    NumericsClass(name="f32", backend="llama_cpp", precision="f32"),
+    NumericsClass(name="f16", backend="llama_cpp", precision="f16"),
+    NumericsClass(name="q8_0", backend="llama_cpp", precision="q8_0"),
+    NumericsClass(name="q4_k_m", backend="llama_cpp", precision="q4_k_m"),
+)
+
+
+def plan() -> list[Planned]:
+    planned = []
+    for one in CLASSES:
+        missing = lacks(one.backend, one.precision)
+        planned += [Planned(name=one.case(attack), seconds=CASE_SECONDS, lacks=missing) for attack in one.attacks]
+        planned.append(Planned(name=one.case(HONEST), seconds=HONEST_SECONDS, lacks=missing))
+    return planned
+
+
+def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
+    """One row an attack and class, and one for the honest nodes of each class."""
+    rows = []
+    for one in CLASSES:
+        attacks = [attack for attack in one.attacks if progress.wants(one.case(attack))]
+        if attacks or progress.wants(one.case(HONEST)):
+            with open_site(scratch / f"tokens-{one.name}", seed=seed) as site:
+                honest = [site.node(one.options) for _ in range(HONEST_NODES)]
+                site.wait_for_step(WARM_UP_STEPS, within_s=WARM_UP_S)
+                rows += _attacked(site, one, attacks, progress)
+                if progress.wants(one.case(HONEST)):
+                    rows.append(_honest(site, one, honest))
+                    progress.done(one.case(HONEST), {"rollouts": rows[-1]["rollouts"]})
+    return rows
+
+
+def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The worst of all classes; shares are of all attacks together, see above."""
+    attacked = [row for row in rows if "forged" in row]
+    honest = [row for row in rows if "false_bans" in row]
+    found: dict[str, Any] = {}
+    if attacked:
+        total = {name: sum(row[name] for row in attacked) for name in _SUMS}
+        found["worst_rollouts_to_detection"] = max(row["to_detection"] for row in attacked)
+        found["poisoned_share_trained"] = total["forged_trained"] / max(1, total["trained"])
+        found["poisoned_share_trained_after"] = total["forged_trained_after"] / max(1, total["trained_after"])
+    if honest:
+        found["false_bans"] = sum(row["false_bans"] for row in honest)
+        found["verification_share"] = max(row["verification_share"] for row in honest)
+    return found
+
+
+def _attacked(site: Site, one: NumericsClass, attacks: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
+    waiting, over = list(reversed(attacks)), []
+    running: dict[str, tuple[RunningNode, float]] = {}
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            attack = waiting.pop()
+            running[attack] = (site.node(one.options, attack=attack), time.monotonic())
+        time.sleep(LOOK_S)
+        for attack, (node, began_at) in list(running.items()):
+            row = _row(site, one.case(attack), node, time.time())
+            seconds = time.monotonic() - began_at
+            if row["detected"] or row["rollouts"] >= ROLLOUTS or seconds > WITHIN_S or node.process.poll() is not None:
+                del running[attack]
+                with ended(node.process):
+                    pass
+                over.append((one.case(attack), node, time.time(), seconds))
+                progress.done(row["case"], {key: row[key] for key in ("detected", "to_detection", "forged_trained")})
+    return [{**_row(site, case, node, ended_at), "seconds": seconds} for case, node, ended_at, seconds in over]
+
+
+def _row(site: Site, case: str, node: RunningNode, ended_at: float) -> dict[str, Any]:
+    """What the books say by now. `ended_at`: when the attack was over, if it was not detected."""
+    found = site.rows("SELECT node_id FROM nodes WHERE name = ?", node.name)
+    node_id = found[0][0] if found else ""
+    state = site.rows("SELECT state, since, reason, num_checked FROM trust WHERE node_id = ?", node_id)
+    standing, since, reason, checked = state[0] if state else ("unknown", 0.0, "", 0)
+    detected = standing == "quarantined"
+    if case.endswith(GIVES_BACK):
+        query = "SELECT count(*) FROM rollouts WHERE node_id = ? AND drop_reason = 'returned'"
+        (returned,) = site.rows(query, node_id)[0]
+        detected, since, reason = returned >= RETURNED, ended_at, f"{returned} were given back."
+    received = site.rows(
+        "SELECT lease_id || '-' || \"index\", received_at, planned_at FROM rollouts"
+        " JOIN groups USING (group_id) LEFT JOIN steps ON steps.step = groups.step AND state != 'dropped'"
+        " WHERE node_id = ? AND received_at IS NOT NULL ORDER BY received_at",
+        node_id,
+    )
+    forged_ids = set(node.forged.read_text().split())
+    forged = [(at, consumed_at) for one, at, consumed_at in received if one in forged_ids]
+    first_at, over_at = forged[0][0] if forged else ended_at, since if detected else ended_at
+    until = [at for _, at, _ in received if first_at <= at <= over_at]
+    consumed = [at for _, at in forged if at is not None]
+    (count,) = site.rows("SELECT count(*) FROM rollouts WHERE received_at BETWEEN ? AND ?", first_at, over_at)[0]
+    return {
+        "case": case,
+        "detected": detected,
+        "to_detection": len(until),
+        "rollouts": len(received),
+        "checked": checked,
+        "forged": len(forged),
+        "fleet_share": len(until) / max(1, count),
+        "trained": _trained(site, first_at, over_at),
+        "forged_trained": sum(at <= over_at for at in consumed),
+        "trained_after": _trained(site, over_at, time.time()) if detected else 0,
+        "forged_trained_after": sum(at > over_at for at in consumed) if detected else 0,
+        "how": reason if detected else standing,
+    }
+
+
+def _trained(site: Site, begin: float, end: float) -> int:
+    """Rollouts that steps have consumed meanwhile: what a step has in its batch is not taken out of it any more."""
+    query = "SELECT coalesce(sum(num_rollouts), 0) FROM steps WHERE planned_at > ? AND planned_at <= ?"
+    return int(site.rows(query, begin, end)[0][0])
+
+
+def _honest(site: Site, one: NumericsClass, honest: Sequence[RunningNode]) -> dict[str, Any]:
+    """Waits until all of them are checked as seldom as any node is, and then until they have returned so many more.
+    Raises RunFailed. `verification_share`: of the learner's processor time in this last part, what verifying took; all
+    else is of the whole run."""
+    until = time.monotonic() + HONEST_WITHIN_S
+    names = [node.name for node in honest]
+    of_them = f"JOIN nodes USING (node_id) WHERE nodes.name IN ({', '.join('?' for _ in names)})"
+
+    def first(query: str) -> int:
+        return int(site.rows(f"{query} {of_them}", *names)[0][0] or 0)
+
+    def returned() -> int:
+        return first("SELECT sum(received_at IS NOT NULL) FROM rollouts")
+
+    def wait(is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            if time.monotonic() > until or site.hub.poll() is not None:
+                raise RunFailed(f"{returned()} honest rollouts: see {site.scratch}")
+            time.sleep(LOOK_S)
+
+    wait(lambda: first("SELECT min(num_verified) FROM trust") >= STEADY_FROM)
+    begun, before = returned(), {module: site.processor_s(module) for module in (VERIFIER, LEARNER)}
+    wait(lambda: returned() >= begun + HONEST_ROLLOUTS)
+    spent = {module: site.processor_s(module) - before[module] for module in (VERIFIER, LEARNER)}
+    checks = dict(site.rows(f"SELECT checked, count(*) FROM rollouts {of_them} GROUP BY checked", *names))
+    return {
+        "case": one.case(HONEST),
+        "rollouts": returned(),
+        "checked": checks.get("passed", 0) + checks.get("failed", 0),
+        "failed": checks.get("failed", 0),
+        "false_bans": first("SELECT sum(state = 'quarantined') FROM trust"),
+        "verification_share": spent[VERIFIER] / spent[LEARNER],
+    }

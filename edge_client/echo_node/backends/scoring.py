@@ -1,0 +1,47 @@
+"""How engines compute a completion again: piece by piece, so that logits never take more room than they may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_shared import draws
+from echo_shared.scoring import Intervals
+
+_CHUNK_VALUES: Final = 2**20
+_PIECE_VALUES: Final = 2**24
+"""Logits that are computed at once."""
+
+
+def pieces(num_tokens: int, first: int, *, vocab_size: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """How `num_tokens` ids are fed: begin, end, and how many rows of logits at its end are wanted. The last id is never
+    fed; the first row that is wanted follows id `first` - 1. No piece has more than `most` ids."""
+    begin = 0
+    while begin < num_tokens - 1:
+        # Before the first row that is wanted nothing is: so much may be fed as the device takes.
+        wanted_from = first - 1
+        end = min(begin + most, num_tokens - 1)
+        if begin >= wanted_from:
+            end = min(end, begin + max(1, _PIECE_VALUES // vocab_size))
+        elif end > wanted_from:
+            end = wanted_from
+        yield begin, end, end - begin if begin >= wanted_from else 0
+        begin = end
+
+
+def intervals(logits_RV: NDArray[np.float32], tokens_R: NDArray[np.int32], temperature: float) -> Intervals:
+    """`echo_shared.draws.interval`, a few rows at a time: in float64 they take twice the room."""
+    chunk = max(1, _CHUNK_VALUES // logits_RV.shape[1])
+    parts = [
+        draws.interval(logits_RV[start : start + chunk], tokens_R[start : start + chunk], temperature)
+        for start in range(0, len(tokens_R), chunk)
+    ]
+    return np.concatenate([below for below, _ in parts]), np.concatenate([logprobs for _, logprobs in parts])
+
+
+def joined(parts: list[Intervals]) -> Intervals:
+    """Pieces of one completion, in order."""
+    return np.concatenate([below for below, _ in parts]), np.concatenate([logprobs for _, logprobs in parts])

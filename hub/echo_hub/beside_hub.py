@@ -1,0 +1,38 @@
+"""What the operator's commands share that look into a run's store, beside a hub that serves it or without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echo_hub.config.file import load_config
+from echo_hub.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from echo_hub.store.store import Store
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")]
+
+
+@contextmanager
+def store_of(directory: RunDirectory) -> Iterator[Store]:
+    """The run's store. Raises ConfigError where no hub has made it yet."""
+    from echo_hub.store.store import Store
+
+    directory.check()
+    config = load_config(directory.config, {})
+    store = Store.open(config.store.url or directory.database_url, beside_hub=True)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def when(seconds: float) -> str:
+    """A time as the operator's clock shows it; nothing for none."""
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds else ""

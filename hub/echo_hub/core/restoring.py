@@ -1,0 +1,63 @@
+"""How the ledger comes to hold what it held before a restart: nothing is recorded, receipted or sent.
+
+Groups come first (`Ledger.add_group`), then their rollouts, an episode's earlier turns before its later ones, then what
+the scorer failed on, then the batches that are planned (`Ledger.take_from_queues`).
+"""
+
+from __future__ import annotations
+
+from echo_hub.core.groups import LeasedRollout
+from echo_hub.core.ledger import Ledger
+from echo_hub.core.snapshot import RolloutRow
+from echo_shared.messages import Checked, ReceiptState
+
+
+def restore_rollout(ledger: Ledger, row: RolloutRow, now: float) -> LeasedRollout:
+    """A rollout of a group that is restored; earlier turns of an episode come first."""
+    rollout = _restored(row, now)
+    group = ledger.groups[row.group_id]
+    slot = group.slots[row.index]
+    group.num_tokens += row.num_tokens
+    if row.state is ReceiptState.LEASED:
+        ledger.hold(rollout, now)
+    else:
+        ledger.rollouts[row.rollout_id] = rollout
+        ledger.note_version(group, rollout.oldest_version)
+        group.note_age(rollout)
+        if row.state is ReceiptState.SCORED and row.reward is None:
+            slot.turns = (*slot.turns, rollout)
+            group.is_plain = False
+        else:
+            slot.winner = rollout
+            group.num_ended += row.state is ReceiptState.SCORED
+            ledger.note_complete(group)
+    ledger.wants.note(group, row.index)
+    return rollout
+
+
+def restore_failure(ledger: Ledger, group_id: int, index: int, turn: int) -> None:
+    """The scorer failed on this turn; the group and its rollouts are restored."""
+    group = ledger.groups[group_id]
+    group.is_plain = False
+    group.slots[index].failed_draws += (turn,)
+
+
+def _restored(row: RolloutRow, now: float) -> LeasedRollout:
+    """A rollout from before a restart."""
+    return LeasedRollout(
+        row.rollout_id,
+        row.lease_id,
+        row.node_id,
+        row.group_id,
+        row.index,
+        row.policy_version,
+        row.turn,
+        row.state,
+        row.num_tokens,
+        row.reward,
+        row.deadline,
+        leased_at=now,
+        oldest_version=row.policy_version if row.oldest_version is None else row.oldest_version,
+        drawn_by=row.drawn_by,
+        is_checked=row.checked is not Checked.NO,
+    )

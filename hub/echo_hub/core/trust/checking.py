@@ -1,0 +1,408 @@
+"""Checks by nodes: who computes whose rollout again, and what their answers come to.
+
+    wanted ──> the first is asked ──> it acquits ──────────────────────> settled
+                                      it accuses ──> the second is asked
+                                                 they agree ───────────> settled, by the milder one
+                                                 they do not ──> the third is asked
+                                                      two agree ───────> settled, by these; the other is outvoted
+                                                      else, or nobody can be asked ──> given up
+
+A checker is told neither what was claimed nor the seed, so an acquittal cannot be made up: only who has computed it, or
+conspires with who drew it, says where u falls into the claimed token's interval. An accusation can, so it counts for
+nothing before a second node, unlike the first, has come to the same. Of what is settled, one in ten is given to another
+node as well, who cannot tell: so liars are found, and friends who acquit each other.
+
+Whom to ask: proven nodes; new ones where no proven one can be asked, as in a run's first minutes. Never whoever drew
+any of it, nor anybody who shares an address or an invite with one of these or with a node that was asked before;
+rather one of another class of numerics; among equals, one that nobody can foresee. Nothing here outlives a restart:
+what is not checked then is wanted anew.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from heapq import heappop, heappush
+from math import inf
+from typing import Final
+
+from echo_hub.core.effects import SendCheck
+from echo_hub.core.outbox import Outbox
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.judging import added, weigh
+from echo_hub.core.trust.numerics import Honest, NumericsClass, prior
+from echo_hub.core.trust.pairs import Finding, apart, together
+from echo_hub.core.trust.rate import is_drawn
+from echo_hub.core.trust.standing import Standing, StandingState
+
+AUDITED: Final = 0.1
+"""Of what is settled, so much is given to another node as well."""
+LOOKED_AT: Final = 64
+"""Nodes, at most, of which one is chosen."""
+IN_VAIN: Final = 4
+"""Rollouts, at most, for which nobody is found before no more is looked for in a turn."""
+MOST_ASKED: Final = 64
+"""In a turn, and so many times are looked at: of what falls due at once, the rest waits for the next turn."""
+
+Span = tuple[str, Evidence, Honest]
+"""Who drew, what was found of it, and what an honest node's tokens show to the one who found it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What has become of a check."""
+
+    rollout_id: str
+    spans: tuple[Span, ...] = ()
+    """What is found of it. Empty: nothing."""
+    is_doubtful: bool = False
+    """Nothing is found, but somebody has accused it."""
+    is_known: bool = False
+    """It was settled before, and given to others as well."""
+    agreed: tuple[tuple[str, int], ...] = ()
+    """Checkers whose finding stands, and the tokens that each was fed."""
+    outvoted: tuple[str, ...] = ()
+    """Checkers that two others, who agree with each other, contradict."""
+    disproved: tuple[str, ...] = ()
+    """Who drew it, where it was settled by one who is outvoted now: they may be friends."""
+
+
+@dataclass(slots=True, eq=False)
+class _Checker:
+    node_id: str
+    room: int = 0
+    policy_version: int = -1
+    asked_for: set[str] = field(default_factory=set)
+    pool: list[_Checker] | None = None
+    """Of those that may be asked, the ones of its kind."""
+    place: int = 0
+    """In there."""
+
+
+@dataclass(slots=True, eq=False)
+class _Opinion:
+    node_id: str
+    numerics: NumericsClass
+    finding: Finding
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    rollout_id: str
+    drawers: tuple[str, ...]
+    policy_version: int
+    opinions: list[_Opinion] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
+    asking: str | None = None
+    due_at: float = inf
+    """When who is asked has had long enough."""
+    until: float = inf
+    """When it is given up, if nobody is asked for it then."""
+    is_known: bool = False
+    credited: set[str] = field(default_factory=set)
+
+
+class Checking:
+    """Told of nodes, of what is to be checked and of answers. `standing_of`: what is thought of a node; `doubt`: the
+    sum from which on a node is suspect."""
+
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        deadline_s: float,
+        alarm: float,
+        doubt: float,
+        standing_of: Callable[[str], Standing],
+        out: Outbox,
+    ) -> None:
+        self._secret = secret
+        self._deadline_s = deadline_s
+        self._alarm = alarm
+        self._doubt = doubt
+        self._standing_of = standing_of
+        self._out = out
+        self._checkers: dict[str, _Checker] = {}
+        """Those that are connected."""
+        self._proven: list[_Checker] = []
+        """Of them those that may be asked; `_new`: as well, where no proven one can be."""
+        self._new: list[_Checker] = []
+        self._kin: dict[str, frozenset[str]] = {}
+        """What nodes that were ever here have in common with others: their address, the invite by which they came."""
+        self._cases: dict[str, _Case] = {}
+        self._waiting: OrderedDict[str, None] = OrderedDict()
+        """Those of them for which somebody is to be asked."""
+        self._untimed: list[str] = []
+        self._times: list[tuple[float, str]] = []
+        self._may_ask = False
+        """Something has changed since nobody more could be asked."""
+        self.num_opinions = self.num_disagreements = self.num_outvoted = self.num_tokens = 0
+
+    @property
+    def num_checkers(self) -> int:
+        """Connected nodes that say they can."""
+        return sum(checker.room > 0 for checker in self._checkers.values())
+
+    @property
+    def due_at(self) -> float:
+        """At once, where the last turn has left some of it."""
+        if self._may_ask or self._untimed:
+            return 0.0
+        return self._times[0][0] if self._times else inf
+
+    # --- nodes
+
+    def connected(self, node_id: str, *kin: str) -> None:
+        self._kin[node_id] = frozenset(filter(None, kin))
+        if node_id not in self._checkers:
+            self._checkers[node_id] = _Checker(node_id)
+
+    def reported(self, node_id: str, room: int, policy_version: int | None) -> None:
+        """How many rollouts it will compute again at once, and the newest version that it has."""
+        checker = self._checkers.get(node_id)
+        if checker is not None:
+            newest = -1 if policy_version is None else policy_version
+            self._may_ask = self._may_ask or (room, newest) != (checker.room, checker.policy_version)
+            checker.room, checker.policy_version = room, newest
+            self._put(checker, self._pool_of(checker))
+
+    def changed(self, node_id: str) -> None:
+        """Another is thought of the node now."""
+        checker = self._checkers.get(node_id)
+        if checker is not None:
+            self._put(checker, self._pool_of(checker))
+
+    def disconnected(self, node_id: str) -> None:
+        """What it was asked for, others are asked for."""
+        checker = self._checkers.pop(node_id, None)
+        if checker is not None:
+            self._put(checker, None)
+            for rollout_id in sorted(checker.asked_for):
+                self._ask_again(self._cases[rollout_id])
+
+    def _pool_of(self, checker: _Checker) -> list[_Checker] | None:
+        standing = self._standing_of(checker.node_id)
+        if not checker.room or not _may_check(standing):
+            return None
+        return self._proven if standing.is_proven else self._new
+
+    def _put(self, checker: _Checker, pool: list[_Checker] | None) -> None:
+        """In O(1): the last one of the pool that it leaves takes its place."""
+        if pool is checker.pool:
+            return
+        if checker.pool is not None:
+            last = checker.pool.pop()
+            if last is not checker:
+                checker.pool[checker.place] = last
+                last.place = checker.place
+        checker.pool = pool
+        if pool is not None:
+            checker.place = len(pool)
+            pool.append(checker)
+            self._may_ask = True
+
+    # --- rollouts
+
+    def want(self, rollout_id: str, drawers: Iterable[str], policy_version: int) -> None:
+        """Has it checked, whenever somebody can."""
+        self._cases[rollout_id] = _Case(rollout_id, tuple(drawers), policy_version)
+        self._untimed.append(rollout_id)
+        self._wait(rollout_id)
+
+    def forget(self, rollout_id: str) -> None:
+        """It cannot be checked by anybody."""
+        case = self._cases.get(rollout_id)
+        if case is not None:
+            self._close(case)
+
+    def returned(self, node_id: str, rollout_id: str, finding: Finding | None) -> Outcome | None:
+        """An answer; None: the node cannot tell. Whoever was not asked, or is not trusted any more, says nothing."""
+        case = self._cases.get(rollout_id)
+        if case is None or case.asking != node_id:
+            return None
+        self._release(case)
+        standing = self._standing_of(node_id)
+        if finding is None or not _may_check(standing):
+            self._ask_again(case)
+            return None
+        self.num_opinions += 1
+        self.num_tokens += finding.num_tokens
+        case.opinions.append(_Opinion(node_id, standing.numerics, finding))
+        outcome = self._considered(case)
+        if outcome is None:
+            self._wait(rollout_id)
+        if rollout_id in self._cases:
+            case.until = inf
+            self._untimed.append(rollout_id)
+        return outcome
+
+    def advance(self, now: float) -> list[Outcome]:
+        """Asks whom it can; what is given up, as too much time has passed."""
+        outcomes = []
+        for _ in range(MOST_ASKED):
+            if not self._times or self._times[0][0] > now:
+                break
+            case = self._cases.get(heappop(self._times)[1])
+            if case is None:
+                continue
+            if case.due_at <= now:
+                self._ask_again(case)
+            elif case.asking is None and case.until <= now:
+                outcomes.append(self._given_up(case))
+        for rollout_id in self._untimed:
+            if (untimed := self._cases.get(rollout_id)) is not None:
+                self._be_patient(untimed, now)
+        self._untimed.clear()
+        if self._may_ask:
+            self._ask(now)
+        return outcomes
+
+    # --- asking
+
+    def _be_patient(self, case: _Case, now: float) -> None:
+        """Somebody has to be found for it until then."""
+        case.until = now + self._deadline_s
+        heappush(self._times, (case.until, case.rollout_id))
+
+    def _wait(self, rollout_id: str) -> None:
+        self._waiting[rollout_id] = None
+        self._waiting.move_to_end(rollout_id, last=False)
+        self._may_ask = True
+
+    def _ask_again(self, case: _Case) -> None:
+        self._release(case)
+        self._wait(case.rollout_id)
+        case.until = inf
+        self._untimed.append(case.rollout_id)
+
+    def _release(self, case: _Case) -> None:
+        """Nobody is asked any more."""
+        checker = self._checkers.get(case.asking or "")
+        if checker is not None:
+            checker.asked_for.discard(case.rollout_id)
+        case.asking, case.due_at = None, inf
+        self._may_ask = True
+
+    def _close(self, case: _Case) -> None:
+        self._release(case)
+        self._waiting.pop(case.rollout_id, None)
+        del self._cases[case.rollout_id]
+
+    def _ask(self, now: float) -> None:
+        """For each that waits; those for which there is nobody go to the end, and after some of these it is enough."""
+        in_vain = num_asked = 0
+        while in_vain < min(IN_VAIN, len(self._waiting)) and num_asked < MOST_ASKED:
+            rollout_id = next(iter(self._waiting))
+            case = self._cases[rollout_id]
+            checker = self._choice(case)
+            if checker is None:
+                self._waiting.move_to_end(rollout_id)
+                in_vain += 1
+                continue
+            del self._waiting[rollout_id]
+            num_asked += 1
+            case.asked.add(checker.node_id)
+            case.asking, case.due_at = checker.node_id, now + self._deadline_s
+            checker.asked_for.add(rollout_id)
+            heappush(self._times, (case.due_at, rollout_id))
+            self._out.act(SendCheck(node_id=checker.node_id, rollout_id=rollout_id, deadline_s=self._deadline_s))
+        self._may_ask = num_asked == MOST_ASKED
+
+    def _choice(self, case: _Case) -> _Checker | None:
+        """Whom to ask next; None: nobody, for now."""
+        involved = {*case.drawers, *case.asked}
+        kin = frozenset().union(*(self._kin.get(node_id, frozenset()) for node_id in involved))
+        before = [opinion.numerics for opinion in case.opinions]
+        drawn_by = {self._standing_of(node_id).numerics for node_id in case.drawers}
+        start = int.from_bytes(self._lot(case.rollout_id, ""))
+        for pool in (self._proven, self._new):
+            is_there, best = False, None
+            for place in range(start, start + min(LOOKED_AT, len(pool))):
+                checker = pool[place % len(pool)]
+                node_id = checker.node_id
+                if checker.policy_version < case.policy_version or node_id in involved or kin & self._kin[node_id]:
+                    continue
+                is_there = True
+                if len(checker.asked_for) >= checker.room:
+                    continue
+                numerics = self._standing_of(node_id).numerics
+                rank = before.count(numerics), numerics in drawn_by, self._lot(case.rollout_id, node_id)
+                if best is None or rank < best[0]:
+                    best = rank, checker
+            if is_there:
+                return None if best is None else best[1]
+        return None
+
+    def _lot(self, rollout_id: str, node_id: str) -> bytes:
+        return blake2b(f"{rollout_id} {node_id}".encode(), key=self._secret[:64], digest_size=8).digest()
+
+    # --- answers
+
+    def _considered(self, case: _Case) -> Outcome | None:
+        """What the opinions come to; None: another is wanted."""
+        *earlier, newest = case.opinions
+        alike = [one for one in earlier if self._agree(one, newest)]
+        if alike:
+            return self._settled(case, [*alike, newest])
+        if not earlier:
+            return None if self._accuses(case, newest) else self._settled(case, [newest])
+        if len(earlier) == 1:
+            self.num_disagreements += 1
+            return None
+        return self._settled(case, earlier) if self._agree(*earlier) else self._given_up(case)
+
+    def _settled(self, case: _Case, standing_by: list[_Opinion]) -> Outcome:
+        """By opinions that agree: the one that is the mildest to the nodes that drew is taken. Who contradicts is
+        outvoted by two; of one in ten another node is asked for the same."""
+        mildest = min(standing_by, key=lambda opinion: self._weight(case, opinion))
+        outvoted = [one for one in case.opinions if one not in standing_by]
+        self.num_outvoted += len(outvoted)
+        agreed = [one for one in standing_by if one.node_id not in case.credited]
+        case.credited.update(one.node_id for one in agreed)
+        outcome = Outcome(
+            rollout_id=case.rollout_id,
+            spans=() if case.is_known else self._spans(mildest),
+            is_known=case.is_known,
+            agreed=tuple((one.node_id, one.finding.num_tokens) for one in agreed),
+            outvoted=tuple(one.node_id for one in outvoted),
+            disproved=case.drawers if case.is_known and case.opinions[0] in outvoted else (),
+        )
+        if not case.is_known and is_drawn(self._secret, f"audit {case.rollout_id}", AUDITED):
+            case.is_known = True
+            self._wait(case.rollout_id)
+        else:
+            self._close(case)
+        return outcome
+
+    def _given_up(self, case: _Case) -> Outcome:
+        """Nobody is left to ask, or it has taken too long."""
+        self._close(case)
+        is_doubtful = bool(case.opinions) and not case.is_known
+        return Outcome(rollout_id=case.rollout_id, is_doubtful=is_doubtful, is_known=case.is_known)
+
+    def _spans(self, opinion: _Opinion) -> tuple[Span, ...]:
+        found_by = prior(opinion.numerics)
+        return tuple(
+            (node_id, evidence, together(prior(self._standing_of(node_id).numerics), found_by))
+            for node_id, evidence in opinion.finding.spans
+        )
+
+    def _weight(self, case: _Case, opinion: _Opinion) -> float:
+        """The highest sum that any node that drew some of it would come to."""
+        return max(
+            max(added(self._standing_of(node_id).sums, weigh(evidence, honest)))
+            for node_id, evidence, honest in self._spans(opinion)
+        )
+
+    def _accuses(self, case: _Case, opinion: _Opinion) -> bool:
+        return self._weight(case, opinion) > self._doubt
+
+    def _agree(self, one: _Opinion, other: _Opinion) -> bool:
+        honest = together(prior(one.numerics), prior(other.numerics))
+        return max(weigh(apart(one.finding, other.finding), honest)) < self._alarm
+
+
+def _may_check(standing: Standing) -> bool:
+    return standing.state in (StandingState.PROVEN, StandingState.NEW)

@@ -1,0 +1,96 @@
+"""Whether a node draws honestly, by what its rollouts have shown so far: a sequential test.
+
+Two hypotheses of each token. *Honest*: it falls into the classes of evidence as those of honest nodes of the same
+numerics do, q0. *Dishonest*: a share w of the tokens falls as what was not drawn falls, f: q1 = (1 - w) q0 + w f. Each
+class of evidence then weighs ln(q1 / q0). Of draws and claims, for each w of `WEIGHTS`, a node has a running sum,
+
+    S = max(0, S + what its rollout weighs)                 (CUSUM: Page, Biometrika 41, 1954)
+
+and is convicted once any of them reaches ln(number of sums / false_alarm). Honest nodes reach that no more often than
+once in 1 / false_alarm checked rollouts on average, however long they live (Lorden, Ann. Math. Statist. 42, 1971):
+under honesty e**(what a rollout weighs) has mean 1. That holds for the rollout as a whole, so one that is beyond doubt
+by itself convicts at once.
+
+Honest claims err by rounding, to both sides alike, so the mean of their errors x, each cut at c = `CLAIM_CUT` nats, is
+near zero, however coarse the class; that of another temperature, or of log-probabilities that are all claimed somewhat
+too high, is not. So two more sums, one for each sign, weigh
+
+    +-x / c - psi    a token,    psi = (e - 2) v / c**2 + v / c
+
+of which e**(what it weighs) has mean 1 at most (Bennett, J. Amer. Stat. Assoc. 57, 1962; v is the mean of x**2 that
+honest nodes of the class show). The second term is for the mean itself: of claims that are true of what was drawn with,
+it is the divergence from the policy, about v / 2.
+
+    q4_k_m:  psi = 0.13 of a class that nobody has shown anything of, 0.07 once it knows its v; a token of temperature
+             0.7 then weighs 0.15 on average, so that 25 short rollouts convict
+
+Three shares w, because nobody knows how much is forged: all of a short answer, every tenth token, or a few tokens
+behind a long prefix that was drawn honestly, which speaks for the node all the while.
+
+    float32, w = 0.2:  an honest token weighs -0.22 and one far outside its interval +7.8, so that three of the latter
+                       convict, or four among forty honest ones
+
+The other way round, a node counts as *proven* once its draws weigh less than ln(miss) (Wald, Ann. Math. Statist. 16,
+1945, with the same reset): one that forges a fifth of its tokens passes for honest in one of 1 / miss trials at most.
+"""
+
+from __future__ import annotations
+
+from math import e, log
+from typing import Final
+
+from echo_hub.core.trust.evidence import CLAIM_CUT, Evidence
+from echo_hub.core.trust.numerics import Honest, Shares
+
+WEIGHTS: Final = (0.2, 0.02, 0.002)
+"""Shares of dishonest tokens that are looked for."""
+DISHONEST_DRAWS: Final[Shares] = (0.0, 0.02, 0.05, 0.10, 0.25, 0.58)
+"""How tokens fall that were not drawn by their u: where it lies has nothing to do with their interval. Hand-written
+answers and re-rolls were measured to have 85 to 95 of 100 beyond 0.02, of those that are outside at all."""
+DISHONEST_CLAIMS: Final[Shares] = (0.0, 0.0, 0.02, 0.08, 0.30, 0.60)
+"""How invented log-probabilities fall."""
+
+Sums = tuple[float, ...]
+"""Of draws for each of `WEIGHTS`, then of claims, then of claims that are too low and of those that are too high."""
+NOTHING: Final[Sums] = (0.0,) * (2 * len(WEIGHTS) + 2)
+
+
+def weigh(evidence: Evidence, honest: Honest) -> Sums:
+    """What these tokens weigh against their node, for each of the sums; below zero they speak for it."""
+    allowed = evidence.num_tokens * _bias_allowed(honest.variance)
+    biases = ((sign * evidence.bias / CLAIM_CUT - allowed) / honest.dispersion for sign in (1.0, -1.0))
+    counted = (
+        sum(count * weight for count, weight in zip(counts, log_ratios(shares, dishonest, w), strict=True) if count)
+        / honest.dispersion
+        for counts, shares, dishonest in (
+            (evidence.draws, honest.draws, DISHONEST_DRAWS),
+            (evidence.claims, honest.claims, DISHONEST_CLAIMS),
+        )
+        for w in WEIGHTS
+    )
+    return (*counted, *biases)
+
+
+def _bias_allowed(variance: float) -> float:
+    """psi."""
+    return (e - 2.0) * variance / CLAIM_CUT**2 + variance / CLAIM_CUT
+
+
+def log_ratios(honest: Shares, dishonest: Shares, w: float) -> Shares:
+    """ln(q1 / q0) of each class."""
+    return tuple(log(1.0 - w + w * false / true) for true, false in zip(honest, dishonest, strict=True))
+
+
+def added(sums: Sums, weighed: Sums) -> Sums:
+    """The sums after one more rollout."""
+    return tuple(max(0.0, one + more) for one, more in zip(sums, weighed, strict=True))
+
+
+def alarm(false_alarm: float) -> float:
+    """What a sum reaches when its node is convicted."""
+    return log(len(NOTHING) / false_alarm)
+
+
+def proof_added(proof: float, weighed: Sums) -> float:
+    """What speaks for a node: its draws alone, for they cannot be invented."""
+    return min(0.0, proof + weighed[0])

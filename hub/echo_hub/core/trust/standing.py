@@ -1,0 +1,107 @@
+"""What the hub thinks of one node, and why.
+
+    new ──(enough verified)──> proven ──(doubt, or a hint)──> suspect ──(enough verified)──> proven
+     └────────────┴───────────────(convicted)────────────────────┴──> quarantined ──(pardoned)──> new
+
+All of a new or suspect node's rollouts are checked before anybody trains on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.core.trust.judging import NOTHING, Sums
+from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
+
+
+class StandingState(StrEnum):
+    """How a node stands."""
+
+    NEW = "new"
+    PROVEN = "proven"
+    SUSPECT = "suspect"
+    QUARANTINED = "quarantined"
+
+
+class Decision(StrEnum):
+    """What the log of decisions has."""
+
+    QUARANTINED = "quarantined"
+    RELEASED = "released"
+    """By the hub itself: what it was condemned for proved to be no fault of its own."""
+    PARDONED = "pardoned"
+    """By the operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingRow:
+    """One node's standing, as it is stored."""
+
+    node_id: str
+    state: StandingState = StandingState.NEW
+    numerics: NumericsClass = NOT_SAID
+    num_verified: int = 0
+    """In a row, up to now; long ones count for several (`rate.worth`)."""
+    sums: Sums = NOTHING
+    """What speaks against it: see `judging`."""
+    proof: float = 0.0
+    """What speaks for it, at most 0."""
+    shown: Evidence = NO_EVIDENCE
+    """What its class has learned of it."""
+    num_checked: int = 0
+    num_failed: int = 0
+    checked_at: float | None = None
+    """When a rollout of it was last checked."""
+    reason: str = ""
+    """Why it is suspect or quarantined, for people."""
+    since: float = 0.0
+    """Since when it stands so."""
+
+
+@dataclass(slots=True, eq=False)
+class Standing:
+    """One node's standing as it changes; `Trust` alone changes it."""
+
+    node_id: str
+    state: StandingState = StandingState.NEW
+    numerics: NumericsClass = NOT_SAID
+    num_verified: int = 0
+    sums: Sums = NOTHING
+    proof: float = 0.0
+    shown: Evidence = NO_EVIDENCE
+    num_checked: int = 0
+    num_failed: int = 0
+    checked_at: float | None = None
+    reason: str = ""
+    since: float = 0.0
+    share: float = 1.0
+    """Of its rollouts that are checked."""
+    hints_from: int = 0
+    """After so many checks the learner's hints are heeded."""
+
+    @classmethod
+    def of(cls, row: StandingRow) -> Standing:
+        """From before a restart; its share is still to be set."""
+        return cls(**{name: getattr(row, name) for name in row.__slots__})
+
+    @property
+    def row(self) -> StandingRow:
+        return StandingRow(**{name: getattr(self, name) for name in StandingRow.__slots__})
+
+    @property
+    def is_proven(self) -> bool:
+        """Its rollouts need not wait for their checks."""
+        return self.state is StandingState.PROVEN
+
+    @property
+    def is_quarantined(self) -> bool:
+        return self.state is StandingState.QUARANTINED
+
+    def begin_again(self, state: StandingState, reason: str, now: float) -> None:
+        """All that it has shown so far counts no more."""
+        if state is not self.state:
+            self.since = now
+        self.state, self.reason = state, reason
+        self.num_verified, self.proof, self.share = 0, 0.0, 1.0

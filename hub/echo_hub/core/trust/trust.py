@@ -1,0 +1,442 @@
+"""Who is checked, and what follows: told of what comes in and of what the verifier finds, it decides on nodes.
+
+    received ──> is it checked? ──CheckRollout──> the verifier ──> RolloutChecked ──> judged, node by node
+                    │  new and suspect nodes, and watched ones: always, and its score is held until the verdict
+                    └  other proven ones: one in so many, beside the training
+
+Each verdict weighs on the node that drew the tokens, whoever brought them (`judging`). While more weighs on a node than
+on honest ones but seldom, it is *watched*. From half of what convicts on it is *suspect*: it begins anew, and what of
+its work no step has consumed is checked too. A convicted node is quarantined: it gets no work, and what of its work is
+not consumed is dropped; it stays so until the operator pardons it. Nobody is condemned for what all nodes show
+(`common_faults`).
+
+The verifier is never waited for longer than it says: a check that it abandons counts as none.
+
+With `by_nodes` there is none: nodes check each other (`checking`), and are judged by what two honest engines may differ
+by (`pairs`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from math import log
+from typing import Final
+
+from echo_hub.core.effects import (
+    CheckingCredited,
+    CheckRecorded,
+    LookUpReceipt,
+    StandingRecorded,
+    TellStandby,
+    TrustDecided,
+)
+from echo_hub.core.events import CheckAbandoned, CheckReturned, RolloutChecked
+from echo_hub.core.groups import LeasedRollout
+from echo_hub.core.ledger import Ledger
+from echo_hub.core.nodes.ready import Nodes
+from echo_hub.core.outbox import Outbox
+from echo_hub.core.trust.checking import Checking, Outcome
+from echo_hub.core.trust.common_faults import Cause, CommonFaults
+from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.core.trust.forgetting import Forgetting
+from echo_hub.core.trust.judging import NOTHING, Sums, added, alarm, proof_added, weigh
+from echo_hub.core.trust.numerics import NOT_SAID, Honest, Numerics, NumericsClass, prior
+from echo_hub.core.trust.rate import is_drawn, share_checked, worth
+from echo_hub.core.trust.reasons import CHANGED, DISPROVED, DOUBTFUL, OUTVOTED, not_drawn, what_is_wrong
+from echo_hub.core.trust.screening import standing_out
+from echo_hub.core.trust.settings import TrustSettings
+from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
+from echo_hub.core.trust.status import TrustStatus
+from echo_hub.core.trust.under_check import Check, Held, UnderCheck, can_be_checked
+from echo_shared.messages import Checked, DropReason, StandbyReason
+
+DOUBT: Final = 0.5
+"""A node whose sums have come so far towards a conviction is suspect."""
+WATCHED: Final = 0.1
+"""A node whose sums have come so far is watched, until they are smaller again."""
+
+
+class Trust:
+    """Keeps every node's standing; alone changes it."""
+
+    def __init__(self, settings: TrustSettings, *, ledger: Ledger, nodes: Nodes, out: Outbox) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._nodes = nodes
+        self._out = out
+        self._forgetting = Forgetting(ledger)
+        self._numerics = Numerics()
+        self._faults = CommonFaults()
+        self._standings: dict[str, Standing] = {}
+        self._checking = Checking(
+            secret=settings.secret,
+            deadline_s=settings.check_deadline_s,
+            alarm=alarm(settings.false_alarm),
+            doubt=DOUBT * alarm(settings.false_alarm),
+            standing_of=self._standing,
+            out=out,
+        )
+        """Of use with `by_nodes` alone."""
+        self._under_check = UnderCheck(
+            self._checking if settings.by_nodes else None,
+            ledger=ledger,
+            nodes=nodes,
+            forgetting=self._forgetting,
+            out=out,
+        )
+        self._condemned_for: dict[str, tuple[Cause, ...]] = {}
+        """Of those quarantined since the hub's start: what may yet prove to be at fault instead."""
+        self._alarm = alarm(settings.false_alarm)
+        self._proof = log(settings.miss)
+        self._checked: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._num_abandoned = 0
+        self._num_quarantined = 0
+
+    @property
+    def status(self) -> TrustStatus:
+        """What pages may know."""
+        return TrustStatus(
+            checked=dict(self._checked),
+            failed=dict(self._failed),
+            abandoned=self._num_abandoned,
+            waiting=len(self._under_check),
+            quarantined=self._num_quarantined,
+            checkers=self._checking.num_checkers,
+            opinions=self._checking.num_opinions,
+            disagreements=self._checking.num_disagreements,
+            outvoted=self._checking.num_outvoted,
+            checked_tokens=self._checking.num_tokens,
+            suspended=tuple(f"{numerics} on {kind} {number}" for numerics, kind, number in self._faults.all_suspended),
+        )
+
+    # --- what happens
+
+    def restore(self, rows: Iterable[StandingRow]) -> None:
+        """Standings from before a restart; before any node or rollout."""
+        for row in rows:
+            standing = self._standings[row.node_id] = Standing.of(row)
+            standing.numerics = self._numerics.known(row.numerics)
+            if standing.is_proven:
+                standing.share = self._share(standing)
+                self._numerics.learn(standing.numerics, standing.shown)
+            elif standing.is_quarantined:
+                self._num_quarantined += 1
+                self._nodes.quarantine(standing.node_id)
+
+    @property
+    def due_at(self) -> float:
+        """When a check takes too long."""
+        return self._checking.due_at
+
+    def connected(self, node_id: str, numerics: NumericsClass, now: float, *, kin: Iterable[str] = ()) -> None:
+        """After `Nodes` knows it. `kin`: what nodes of one owner have in common. Of precision, what it said last stands
+        until it says another."""
+        if self._settings.by_nodes:
+            self._checking.connected(node_id, *kin)
+        standing = self._standing(node_id)
+        if standing.is_quarantined:
+            self._tell(standing)
+        if not numerics.precision and numerics == standing.numerics._replace(precision=""):
+            return
+        self._change_engine(standing, numerics, now)
+
+    def disconnected(self, node_id: str) -> None:
+        if self._settings.by_nodes:
+            self._checking.disconnected(node_id)
+
+    def reported(
+        self, node_id: str, precision: str, now: float, *, checks: int = 0, policy_version: int | None = None
+    ) -> None:
+        """What it says of its engine now that it is up; empty = nothing."""
+        if self._settings.by_nodes:
+            self._checking.reported(node_id, checks, policy_version)
+        if precision:
+            standing = self._standing(node_id)
+            if standing.numerics.precision != precision:
+                self._change_engine(standing, standing.numerics._replace(precision=precision), now)
+
+    def received(self, rollout: LeasedRollout) -> None:
+        """It has come in, or had before a restart."""
+        if not self._settings.enabled or not can_be_checked(rollout):
+            return
+        standing = self._standing(rollout.node_id)
+        share, is_blocking = standing.share, not standing.is_proven or self._is_watched(standing)
+        for node_id in rollout.drawn_by:
+            other = self._standing(node_id)
+            share = max(share, other.share)
+            is_blocking = is_blocking or not other.is_proven or self._is_watched(other)
+        if share >= 1.0 or is_drawn(self._settings.secret, rollout.rollout_id, share):
+            self._under_check.begin(rollout, is_blocking=is_blocking)
+
+    def holds(self, scored: Held) -> bool:
+        """Whether what the scorer says has to wait for a verdict, which will return it."""
+        return self._under_check.holds(scored)
+
+    def abandoned(self, event: CheckAbandoned) -> Held | None:
+        """Nobody can say. Returns what was held."""
+        self._checking.forget(event.rollout_id)
+        check = self._under_check.answered(event.rollout_id)
+        self._num_abandoned += check is not None
+        return check.held if check is not None else None
+
+    def checked(self, event: RolloutChecked, now: float) -> Held | None:
+        """The verifier's findings. Returns what was held, if its rollout is still there."""
+        return self._conclude(event.rollout_id, tuple((*span, None) for span in event.spans), now)
+
+    def returned(self, event: CheckReturned, now: float) -> Held | None:
+        """What a node has found of others' work. Returns what was held, if that is now decided."""
+        outcome = self._checking.returned(event.node_id, event.rollout_id, event.finding)
+        return None if outcome is None else self._take(outcome, now)
+
+    def advance(self, now: float) -> Iterable[Held]:
+        """Has nodes asked; returns what was held for checks that are given up."""
+        if not self._settings.by_nodes:
+            return ()
+        return [held for outcome in self._checking.advance(now) if (held := self._take(outcome, now)) is not None]
+
+    def _take(self, outcome: Outcome, now: float) -> Held | None:
+        for node_id, num_tokens in outcome.agreed:
+            self._out.record(CheckingCredited(node_id=node_id, num_tokens=num_tokens))
+        for node_id in outcome.outvoted:
+            self._distrust(node_id, OUTVOTED, now)
+        for node_id in outcome.disproved:
+            self._distrust(node_id, DISPROVED, now)
+        if outcome.spans:
+            return self._conclude(outcome.rollout_id, outcome.spans, now)
+        check = None if outcome.is_known else self._under_check.answered(outcome.rollout_id)
+        if check is None:
+            return None
+        self._num_abandoned += 1
+        rollout = self._ledger.rollouts.get(outcome.rollout_id)
+        if outcome.is_doubtful and rollout is not None and not self._forgetting.is_consumed(rollout):
+            self._forgetting.set_aside(rollout, DOUBTFUL)
+            return None
+        return check.held
+
+    def _distrust(self, node_id: str, reason: str, now: float) -> None:
+        standing = self._standing(node_id)
+        if not standing.is_quarantined:
+            self._begin_again(standing, StandingState.SUSPECT, reason, now)
+            self._out.record(StandingRecorded(row=standing.row))
+
+    def _conclude(
+        self, rollout_id: str, spans: tuple[tuple[str, Evidence, Honest | None], ...], now: float
+    ) -> Held | None:
+        """`spans`: who drew, what is found of it, and, where a node has found it, what honest ones show to that one."""
+        check = self._under_check.answered(rollout_id)
+        if check is None:
+            return None
+        failed: dict[str, Evidence] = {}
+        for node_id, evidence, honest in spans:
+            if self._judge(self._standing(node_id), evidence, check, now, honest):
+                failed[node_id] = evidence
+        self._tell_checked(rollout_id, check, failed)
+        for node_id, evidence in failed.items():
+            self._condemn(self._standing(node_id), evidence, check, rollout_id, now)
+        return check.held if rollout_id in self._ledger.rollouts else None
+
+    def screened(self, evidence: Iterable[tuple[str, Evidence]], now: float) -> None:
+        """What the learner has seen of one step's rollouts, by whoever drew them, under the policy that it trained.
+        Only nodes of like precision are compared."""
+        if not self._settings.enabled:
+            return
+        alike: dict[Honest, list[tuple[str, Evidence]]] = {}
+        for node_id, shown in evidence:
+            alike.setdefault(prior(self._standing(node_id).numerics), []).append((node_id, shown))
+        for among in alike.values():
+            for node_id, weight in standing_out(among, self._alarm * DOUBT).items():
+                reason = f"The learner finds its rollouts unlike others' ({weight:.1f} nats)."
+                self._suspect(self._standing(node_id), reason, now)
+
+    def suspected(self, node_ids: Iterable[str], now: float) -> None:
+        """On account of their rollouts the learner left groups out, or held a step back."""
+        if self._settings.enabled:
+            for node_id in node_ids:
+                self._suspect(self._standing(node_id), "The learner could not train on a rollout of it.", now)
+
+    def pardon(self, node_id: str, now: float) -> None:
+        """The operator lets the node begin anew; harmless for any other."""
+        standing = self._standings.get(node_id)
+        if standing is not None and standing.is_quarantined:
+            self._release(standing, StandingState.NEW, "", now)
+        self._decide(node_id, Decision.PARDONED, "By the operator.", now)
+
+    # --- what follows
+
+    def _is_watched(self, standing: Standing) -> bool:
+        return max(standing.sums) > WATCHED * self._alarm
+
+    def _share(self, standing: Standing) -> float:
+        """Of a proven node's rollouts that are checked."""
+        if self._is_watched(standing):
+            return 1.0
+        return share_checked(standing.num_verified, self._settings.first_checked, self._settings.least_checked)
+
+    def _standing(self, node_id: str) -> Standing:
+        standing = self._standings.get(node_id)
+        if standing is None:
+            standing = self._standings[node_id] = Standing(node_id, numerics=self._numerics.known(NOT_SAID))
+        return standing
+
+    def _change_engine(self, standing: Standing, numerics: NumericsClass, now: float) -> None:
+        """With another engine a node is to prove itself again."""
+        numerics = self._numerics.known(numerics)
+        if standing.is_proven and standing.numerics != numerics:
+            self._begin_again(standing, StandingState.NEW, CHANGED, now)
+            self._out.record(StandingRecorded(row=standing.row))
+        standing.numerics = numerics
+
+    def _judge(self, standing: Standing, evidence: Evidence, check: Check, now: float, honest: Honest | None) -> bool:
+        """Whether this convicts the node; else it counts for it, or makes it suspect. `honest`: see `_conclude`."""
+        by_verifier = honest is None
+        weighed = weigh(evidence, honest or self._numerics.honest(standing.numerics, without=standing.shown))
+        sums = added(standing.sums, weighed)
+        failed = max(sums) >= self._alarm
+        self._checked[str(standing.numerics)] += 1
+        self._failed[str(standing.numerics)] += failed  # Zero as well: every class that was checked is in both.
+        standing.num_checked += 1
+        standing.num_failed += failed
+        standing.checked_at = now
+        if standing.is_quarantined:
+            self._out.record(StandingRecorded(row=standing.row))
+            return failed
+        for cause in _causes(standing, check):
+            self._faults.note(cause, standing.node_id, is_established=standing.is_proven, failed=failed)
+        standing.sums = sums
+        if not failed:
+            self._believe(standing, evidence, weighed, now, learns=by_verifier)
+            self._out.record(StandingRecorded(row=standing.row))
+        return failed
+
+    def _believe(self, standing: Standing, evidence: Evidence, weighed: Sums, now: float, *, learns: bool) -> None:
+        if max(standing.sums) > DOUBT * self._alarm:
+            if standing.is_proven or standing.num_verified:
+                self._begin_again(standing, StandingState.SUSPECT, what_is_wrong(standing, evidence), now)
+                self._under_check.begin_all(standing.node_id)
+            return
+        standing.num_verified += worth(evidence.num_tokens)
+        standing.proof = proof_added(standing.proof, weighed)
+        if not standing.is_proven:
+            if standing.num_verified < self._settings.first_checked or standing.proof > self._proof:
+                return
+            standing.state, standing.reason, standing.since = StandingState.PROVEN, "", now
+            self._checking.changed(standing.node_id)
+        standing.share = self._share(standing)
+        if learns:
+            standing.shown = standing.shown + evidence
+            self._numerics.learn(standing.numerics, evidence)
+
+    def _begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
+        """What its class has learned of it is forgotten too."""
+        self._numerics.unlearn(standing.numerics, standing.shown)
+        standing.shown = NO_EVIDENCE
+        standing.begin_again(state, reason, now)
+        self._checking.changed(standing.node_id)
+
+    def _tell_checked(self, rollout_id: str, check: Check, failed: dict[str, Evidence]) -> None:
+        """Books, node and ledger: what is forged is not trained on, if it is not too late."""
+        checked = Checked.FAILED if check.node_id in failed else Checked.PASSED
+        self._out.record(CheckRecorded(rollout_id=rollout_id, checked=checked))
+        rollout = self._ledger.rollouts.get(rollout_id)
+        if rollout is None:  # It is final: the store knows how.
+            self._out.act(LookUpReceipt(node_id=check.node_id, rollout_id=rollout_id))
+            return
+        self._out.receipt(check.node_id, rollout_id, rollout.state, checked=checked)
+        if failed and not self._forgetting.is_consumed(rollout):
+            is_its_own = check.node_id in failed
+            detail = not_drawn(failed[check.node_id], check.policy_version) if is_its_own else ""
+            self._forgetting.forget_rollout(rollout, DropReason.FORGED, detail, is_its_own=is_its_own)
+
+    def _condemn(self, standing: Standing, evidence: Evidence, check: Check, rollout_id: str, now: float) -> None:
+        if standing.is_quarantined:
+            return
+        reason = what_is_wrong(standing, evidence)
+        causes = _causes(standing, check)
+        common = self._faults.suspended(causes)
+        if common is None:
+            self._condemned_for[standing.node_id] = causes
+            self._quarantine(standing, reason, now)
+            self._decide(standing.node_id, Decision.QUARANTINED, reason, now, rollout_id=rollout_id, evidence=evidence)
+            return
+        self._spare(standing, common, now)
+        for node_id in self._faults.failed(common):
+            other = self._standing(node_id)
+            if other.is_quarantined and common in self._condemned_for.get(node_id, ()):
+                why = f"So many fail ({common[0]} on {common[1]} {common[2]}) that it may not be their fault."
+                self._release(other, StandingState.SUSPECT, why, now)
+                self._decide(node_id, Decision.RELEASED, why, now)
+
+    def _spare(self, standing: Standing, common: Cause, now: float) -> None:
+        """What has failed counts for nothing; but it is asked again only after a while."""
+        standing.sums = NOTHING
+        why = f"It fails as others do, on {common[1]} {common[2]}."
+        self._begin_again(standing, StandingState.SUSPECT, why, now)
+        self._nodes.fail(standing.node_id, now)
+        self._out.record(StandingRecorded(row=standing.row))
+
+    def _suspect(self, standing: Standing, reason: str, now: float) -> None:
+        """Whoever was suspected before and acquitted is suspected again only after twice as many checks: the learner's
+        numerics may be unlike its own all the time."""
+        if not standing.is_quarantined and standing.num_checked >= standing.hints_from:
+            standing.hints_from = 2 * (standing.num_checked + self._settings.first_checked)
+            self._begin_again(standing, StandingState.SUSPECT, reason, now)
+            self._under_check.begin_all(standing.node_id)
+            self._out.record(StandingRecorded(row=standing.row))
+
+    def _quarantine(self, standing: Standing, reason: str, now: float) -> None:
+        self._begin_again(standing, StandingState.QUARANTINED, reason, now)
+        self._num_quarantined += 1
+        self._nodes.quarantine(standing.node_id)
+        self._forgetting.forget_node(standing.node_id, reason)
+        self._out.record(StandingRecorded(row=standing.row))
+        self._tell(standing)
+
+    def _release(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
+        """Out of quarantine, to begin anew."""
+        self._num_quarantined -= 1
+        self._condemned_for.pop(standing.node_id, None)
+        standing.sums = NOTHING
+        self._begin_again(standing, state, reason, now)
+        self._nodes.release_from_quarantine(standing.node_id)
+        self._out.record(StandingRecorded(row=standing.row))
+        self._tell(standing)
+
+    def _tell(self, standing: Standing) -> None:
+        """The node, if it is there."""
+        node = self._nodes.get(standing.node_id)
+        if node is not None and node.connected:
+            node.told = StandbyReason.QUARANTINED if standing.is_quarantined else None
+            detail = standing.reason if standing.is_quarantined else ""
+            self._out.act(TellStandby(node_id=standing.node_id, reason=node.told, detail=detail))
+
+    def _decide(
+        self,
+        node_id: str,
+        decision: Decision,
+        reason: str,
+        now: float,
+        *,
+        rollout_id: str = "",
+        evidence: Evidence | None = None,
+    ) -> None:
+        """For the log."""
+        self._out.record(
+            TrustDecided(
+                node_id=node_id,
+                decision=decision,
+                reason=reason,
+                rollout_id=rollout_id,
+                evidence=evidence,
+                decided_at=now,
+            )
+        )
+
+
+def _causes(standing: Standing, check: Check) -> tuple[Cause, ...]:
+    """What might be at fault in the node's place."""
+    return (
+        (standing.numerics, "version", check.policy_version),
+        (standing.numerics, "group", check.group_id),
+    )

@@ -1,0 +1,115 @@
+"""What an operator shows to be let in: the token that the hub made, or the password that the operator has set.
+
+Both are files in the run's directory that their owner alone may read. Of the password only its Argon2id hash is kept
+(19 MiB, two passes, one lane: https://cheatsheetseries.owasp.org, Password Storage). To verify one takes some 30 ms of
+one processor, so it happens on a thread, one at a time, and few may wait for it: more lanes or more memory would take
+from the hub what they take from whoever guesses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from pathlib import Path
+from typing import Final
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from echo_shared.errors import ConfigError
+from echo_shared.files import write_private
+
+log = logging.getLogger(__name__)
+
+TOKEN_BYTES: Final = 32
+LEAST_CHARACTERS: Final = 10
+MOST_CHARACTERS: Final = 1_024
+MOST_WAITING: Final = 4
+"""Passwords that may wait to be verified; one more is told to come again."""
+_HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
+
+
+class BusyError(Exception):
+    """Too many passwords wait to be verified."""
+
+
+def set_password(path: Path, password: str) -> None:
+    """Keeps the password's hash at `path`. Raises ConfigError when it is too short or too long."""
+    if not LEAST_CHARACTERS <= len(password) <= MOST_CHARACTERS:
+        raise ConfigError(
+            "This password cannot be used.",
+            got=f"{len(password)} characters",
+            do=f"Take {LEAST_CHARACTERS} to {MOST_CHARACTERS:,} characters.",
+        )
+    write_private(path, f"{_HASHER.hash(password)}\n".encode())
+
+
+class Credentials:
+    """One run's token and password. `open` before anything else."""
+
+    def __init__(self, *, token: Path, password: Path) -> None:
+        self._token_path = token
+        self._password_path = password
+        self._waiting = 0
+        self._verifying = asyncio.Lock()
+        self.token = ""
+
+    def open(self) -> None:
+        """Reads the token; makes one where there is none. Raises ConfigError when the file holds none."""
+        try:
+            if not self._token_path.exists():
+                write_private(self._token_path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode())
+            self.token = self._token_path.read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "The operator's token cannot be read.",
+                got=str(error),
+                do=f"Delete {self._token_path}: a new one is made.",
+            ) from error
+        if len(self.token) < TOKEN_BYTES:
+            raise ConfigError(
+                "The operator's token is too short.",
+                got=f"{len(self.token)} characters in {self._token_path}",
+                do="Delete the file: a new one is made.",
+            )
+
+    @property
+    def has_password(self) -> bool:
+        return self._password_path.exists()
+
+    @property
+    def password_set_at(self) -> int:
+        """Changes whenever the password does."""
+        try:
+            return self._password_path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(errors="surrogatepass"), self.token.encode())
+
+    async def is_password(self, given: str) -> bool:
+        """Raises BusyError when too many wait."""
+        if not given or len(given) > MOST_CHARACTERS or not self.has_password:
+            return False
+        if self._waiting >= MOST_WAITING:
+            raise BusyError
+        self._waiting += 1
+        try:
+            async with self._verifying:
+                return await asyncio.to_thread(self._verify, given)
+        finally:
+            self._waiting -= 1
+
+    def _verify(self, given: str) -> bool:
+        try:
+            return _HASHER.verify(self._password_path.read_text(encoding="ascii").strip(), given)
+        except VerificationError:
+            return False
+        except (OSError, ValueError, InvalidHashError) as error:
+            log.warning(
+                "the password's file is of no use (set it again: echo-hub password RUN): %s", type(error).__name__
+            )
+            return False

@@ -1,0 +1,185 @@
+"""Who may see and do what: everything is the operator's, unless `PUBLIC` names it.
+
+An operator comes with `Authorization: Bearer TOKEN`, as scripts and Prometheus do, or with a session's cookie. Opening
+`/?token=TOKEN` begins a session, as the form at /login does. Whatever changes something is a POST; with a session it
+must come from a page of this hub (Origin, Sec-Fetch-Site) and carry the session's form token.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from echo_hub.dashboard.access.credentials import Credentials
+from echo_hub.dashboard.access.sessions import LIFE_S, Session, Sessions
+from echo_hub.dashboard.responses import json_response, see_other
+
+log = logging.getLogger(__name__)
+
+PUBLIC: Final = frozenset(
+    {
+        "/leaderboard",
+        "/api/v1/leaderboard",
+        "/api/v1/events",  # Its events say no more than the leaderboard does.
+        "/healthz",
+        "/readyz",  # To strangers one word.
+        "/static/{name}",
+        "/login",
+        "/node",  # Nodes prove who they are there.
+        "/announce/{passkey}",
+        "/artefacts/{passkey}/{carrier}/{path}",
+    }
+)
+"""The routes that anybody may ask for. Whatever is added to the hub and not to this is the operator's."""
+
+FORM_TOKEN: Final = "form_token"
+_SAFE: Final = frozenset({"GET", "HEAD"})
+_BEARER: Final = "Bearer "
+_CREDENTIALS_S: Final = 1.0
+"""How often the guard looks whether the password has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visits:
+    """What the hub's settings make of a request: where it comes from, and whether it came by TLS."""
+
+    place: Callable[[web.Request], str]
+    """What counts as one address."""
+    is_https: Callable[[web.Request], bool]
+
+
+class Guard:
+    """`name` tells this run's cookie from those of other hubs on the same host, for cookies know no port."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        visits: Visits,
+        *,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.credentials = credentials
+        self.visits = visits
+        self._name = name
+        self._clock = clock
+        self._sessions = Sessions(clock)
+        self._password_set_at = credentials.password_set_at
+        self._looked_at = clock()
+
+    @property
+    def middleware(self) -> Middleware:
+        @web.middleware
+        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._answer(request, handler)
+
+        return guarded
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        if resource is None or resource.canonical in PUBLIC:  # None: there is no such route.
+            return await handler(request)
+        session = self.session(request)
+        if session is None and not self._has_token(request):
+            return self._begun_by_address(request) or _refused(request)
+        if "token" in request.query and request.path == "/":
+            return see_other(request.path)
+        if session is not None and request.method not in _SAFE and not await _is_own_form(request, session):
+            log.warning("a form that is not of this hub's pages was refused: %s", request.path)
+            return json_response({"error": "This form is not from a page of this hub."}, status=403)
+        return await handler(request)
+
+    def is_operator(self, request: web.Request) -> bool:
+        return self.session(request) is not None or self._has_token(request)
+
+    def session(self, request: web.Request) -> Session | None:
+        if self._clock() - self._looked_at >= _CREDENTIALS_S:
+            self._heed_new_password()
+        return self._sessions.find(request.cookies.get(self._cookie(request), ""))
+
+    def begin_session(self, request: web.Request) -> web.Response:
+        """The answer that logs in."""
+        self._heed_new_password()  # Or this session would end with those that the old one began.
+        response = see_other("/")
+        response.set_cookie(
+            self._cookie(request),
+            self._sessions.begin().session_id,
+            max_age=int(LIFE_S),
+            path="/",
+            httponly=True,
+            samesite="Strict",
+            secure=self.visits.is_https(request),
+        )
+        return response
+
+    def end_session(self, request: web.Request) -> web.Response:
+        """The answer that logs out."""
+        if (session := self.session(request)) is not None:
+            self._sessions.end(session.session_id)
+        response = see_other("/login")
+        response.set_cookie(
+            self._cookie(request),
+            "",
+            max_age=0,
+            path="/",
+            httponly=True,
+            samesite="Strict",
+            secure=self.visits.is_https(request),
+        )
+        return response
+
+    def _cookie(self, request: web.Request) -> str:
+        """By TLS one that no page without TLS can set (https://www.rfc-editor.org/rfc/rfc6265bis, `__Host-`)."""
+        return f"{'__Host-' if self.visits.is_https(request) else ''}echo-{self._name}"
+
+    def _has_token(self, request: web.Request) -> bool:
+        given = request.headers.get("Authorization", "")
+        return given.startswith(_BEARER) and self.credentials.is_token(given.removeprefix(_BEARER))
+
+    def _begun_by_address(self, request: web.Request) -> web.Response | None:
+        is_address = request.path == "/" and request.method == "GET"
+        if is_address and self.credentials.is_token(request.query.get("token", "")):
+            return self.begin_session(request)
+        return None
+
+    def _heed_new_password(self) -> None:
+        """Who was let in by another password than the one that holds is out."""
+        self._looked_at = self._clock()
+        if (set_at := self.credentials.password_set_at) != self._password_set_at:
+            self._password_set_at = set_at
+            self._sessions.end_all()
+
+
+def is_from_own_page(request: web.Request) -> bool:
+    """Whether a browser says that one of this hub's pages sent this."""
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site is not None and site != "same-origin":
+        return False
+    try:
+        return (site is not None or origin is not None) and (origin is None or urlsplit(origin).netloc == request.host)
+    except ValueError:
+        return False
+
+
+async def _is_own_form(request: web.Request, session: Session) -> bool:
+    if not is_from_own_page(request):
+        return False
+    given = (await request.post()).get(FORM_TOKEN, "")
+    return isinstance(given, str) and session.is_form_token(given)
+
+
+def _refused(request: web.Request) -> web.Response:
+    if "text/html" in request.headers.get("Accept", ""):
+        return see_other("/login")
+    response = json_response(
+        {"error": "Log in first, or send the operator's token: Authorization: Bearer TOKEN"}, status=401
+    )
+    response.headers["WWW-Authenticate"] = 'Bearer realm="echo-hub"'
+    return response

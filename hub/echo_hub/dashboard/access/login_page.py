@@ -1,0 +1,83 @@
+"""The door: /login asks for the token or the password, /logout ends the session."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import lru_cache
+from math import ceil
+from typing import Final
+
+import jinja2
+from aiohttp import web
+
+from echo_hub.dashboard.access.attempts import Attempts
+from echo_hub.dashboard.access.credentials import BusyError
+from echo_hub.dashboard.access.guard import Guard, is_from_own_page
+from echo_hub.dashboard.responses import plain_html_response, see_other
+from echo_shared.errors import RemoteProtocolError
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES: Final = 8_192
+"""Of a form from a stranger."""
+BODY_S: Final = 10.0
+"""How long it may take to arrive."""
+PAGES_KEPT: Final = 256
+"""As rendered, of the few that there are: whoever guesses sees a page hundreds of times a second."""
+
+
+class LoginPage:
+    def __init__(self, guard: Guard, attempts: Attempts, templates: jinja2.Environment) -> None:
+        self._guard = guard
+        self._attempts = attempts
+        self._template = templates.get_template("login.html")
+        self._rendered = lru_cache(PAGES_KEPT)(self._render)
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """GET /login"""
+        return see_other("/") if self._guard.session(request) is not None else self._page()
+
+    async def log_in(self, request: web.Request) -> web.Response:
+        """POST /login"""
+        if not is_from_own_page(request):
+            return self._page("This form is not from a page of this hub.", status=403)
+        try:
+            place, given = self._guard.visits.place(request), await _secret_of(request)
+        except (RemoteProtocolError, TimeoutError, ValueError):
+            return self._page("This form cannot be read.", status=400)
+        if self._guard.credentials.is_token(given.strip()):
+            return self._guard.begin_session(request)
+        if wait_s := self._attempts.wait_s(place):
+            page = self._page(f"Too many attempts: try again in {ceil(wait_s)} seconds.", status=429)
+            page.headers["Retry-After"] = str(ceil(wait_s))
+            return page
+        try:
+            is_password = await self._guard.credentials.is_password(given)
+        except BusyError:
+            return self._page("Too many people log in at this moment: try again.", status=503)
+        if not is_password:
+            log.warning("a login from %s was refused", place)
+            return self._page("That is not it.", status=403)
+        self._attempts.forget(place)
+        return self._guard.begin_session(request)
+
+    async def log_out(self, request: web.Request) -> web.Response:
+        """POST /logout"""
+        return self._guard.end_session(request)
+
+    def _page(self, refusal: str = "", *, status: int = 200) -> web.Response:
+        return plain_html_response(self._rendered(refusal, self._guard.credentials.has_password), status=status)
+
+    def _render(self, refusal: str, has_password: bool) -> bytes:
+        return self._template.render(room="login", refusal=refusal, has_password=has_password).encode()
+
+
+async def _secret_of(request: web.Request) -> str:
+    """Raises ValueError for what is no form of ours, TimeoutError for one that does not arrive."""
+    length = request.content_length
+    if request.content_type != "application/x-www-form-urlencoded" or length is None or length > MOST_BYTES:
+        raise ValueError("no form of this page")
+    async with asyncio.timeout(BODY_S):
+        given = (await request.post()).get("secret", "")
+    return given if isinstance(given, str) else ""

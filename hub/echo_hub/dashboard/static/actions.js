@@ -1,0 +1,5 @@
+// Asks before a button does what cannot be undone at once. Without this script it is done unasked.
+"use strict";
+document.getElementById("act").addEventListener("submit", (event) => {
+  if (!confirm(event.submitter.dataset.question)) event.preventDefault();
+});

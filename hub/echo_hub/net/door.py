@@ -1,0 +1,203 @@
+"""Who may come in: all that is asked of a node before its connection becomes a websocket.
+
+The first request carries the node's Hello and is answered with the hub's Challenge; the second carries Hello and Proof
+(`echo_shared.credentials`). Version, nonce, signature, invite and bans are checked here. Between the two nothing
+is kept; whoever is turned away has cost the hub one request of a few kilobytes. Who has proven who it is waits for its
+turn (`turnstile`): to take a node in costs many times what all this does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from aiohttp import hdrs, web
+
+import echo_shared
+from echo_hub.config.sections import ServerConfig
+from echo_hub.net.client_address import client_ip, place_of
+from echo_hub.net.invitations import InviteEndedError
+from echo_hub.net.limits import Limits
+from echo_hub.net.nonces import Nonces
+from echo_hub.net.penalties import Penalties
+from echo_hub.net.turnstile import Turnstile
+from echo_shared.codec import decode_from_node, encode
+from echo_shared.credentials import REFUSED_TYPE, Credentials, challenge_header
+from echo_shared.errors import CodecError, EchoError, RefusedError, RemoteProtocolError
+from echo_shared.identity import Identity, node_id
+from echo_shared.messages import Hello, Proof, RefusalCode, Refused
+from echo_shared.sessions import HubSession
+
+NONCE_BYTES: Final = 32
+TURN_S: Final = 10.0
+"""A node waits so long for its turn: less than it waits for an answer."""
+MOST_WAITING: Final = 200
+"""Proven keys that wait for their turn: of nodes that are known or invited, and of strangers."""
+NO_CREDENTIALS: Final = (
+    "This address is for nodes, which say who they are before they connect. A node that gets this answer is older than"
+    " the hub: upgrade it by running its installer again.\n"
+)
+STATUS_OF: Final[Mapping[str, int]] = {
+    RefusalCode.PROTOCOL_VERSION: 426,
+    RefusalCode.BAD_SIGNATURE: 403,
+    RefusalCode.STALE_PROOF: 403,
+    RefusalCode.BAD_TOKEN: 403,
+    RefusalCode.BANNED: 403,
+    RefusalCode.TOO_SOON: 429,
+    RefusalCode.PROTOCOL_ERROR: 400,
+}
+GUESSES: Final = frozenset({RefusalCode.BAD_SIGNATURE, RefusalCode.BAD_TOKEN})
+"""Whoever tries one after the other waits ever longer."""
+_UPGRADE: Final = {hdrs.UPGRADE: "websocket"}
+_NO_STORE: Final = {hdrs.CACHE_CONTROL: "no-store"}
+
+
+class TurnedAway(Exception):
+    """Carries the answer to a request that opens no websocket."""
+
+    def __init__(self, response: web.Response) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """A node that has proven who it is and may join; its session is ready for its Welcome."""
+
+    session: HubSession
+    invite_id: int | None
+    """Of the person who was invited; None: nobody was by name."""
+
+
+class GuestList(Protocol):
+    """Who is who, by their ids."""
+
+    def admit(self, node_id: str) -> None:
+        """Raises RefusedError for a node that may not join."""
+
+    def knows(self, node_id: str) -> bool:
+        """Whether this node's work has been of use before, or it was invited."""
+
+    def find_invite(self, node_id: str, token: str | None) -> int | None:
+        """The invite by which it comes; None: there is none. Raises InviteEndedError for one that has ended."""
+
+
+class Door:
+    """Before every node's websocket."""
+
+    def __init__(self, *, me: Identity, settings: ServerConfig, limits: Limits, penalties: Penalties) -> None:
+        self.refusals: Counter[str] = Counter()
+        """By why."""
+        self._me = me
+        self._settings = settings
+        self._limits = limits
+        self._penalties = penalties
+        self._nonces = Nonces()
+        self._turnstile = Turnstile(rate=settings.joins_per_s, most_waiting=MOST_WAITING)
+
+    async def enter(self, request: web.Request, guests: GuestList) -> Guest:
+        """Raises TurnedAway."""
+        if hdrs.ORIGIN in request.headers:  # A web page, in the browser of somebody who can reach the hub.
+            self.refusals["web_page"] += 1
+            raise TurnedAway(web.Response(status=403, text="Web pages may not connect as nodes.\n"))
+        try:
+            place = place_of(client_ip(request, self._settings.trusted_proxies))
+        except RemoteProtocolError as error:
+            raise TurnedAway(self.refuse(error)) from error
+        try:
+            credentials = Credentials.of_header(request.headers.get(hdrs.AUTHORIZATION, ""))
+            if credentials is None:
+                self.refusals["no_credentials"] += 1
+                raise TurnedAway(web.Response(status=426, text=NO_CREDENTIALS, headers=_UPGRADE))
+            hello = decode_from_node(credentials.hello)
+            if not isinstance(hello, Hello):
+                raise RemoteProtocolError("A node's first word is Hello.", got=hello.type)
+            if not credentials.proof:
+                raise TurnedAway(self._challenge(credentials, hello))
+            self._penalties.check(place, node_id(hello.node_key), now=self._limits.now())
+            session, proof = self._check(credentials, hello)
+            invite_id = self._invite(proof, session.node_id, guests)
+            guests.admit(session.node_id)
+            is_known = invite_id is not None or guests.knows(session.node_id)
+            await self._turn(place, known=is_known)
+            if request.transport is None or request.transport.is_closing():
+                raise TurnedAway(web.Response(status=408))  # Which nobody reads.
+            self._limits.vouch(request, session.node_id, is_known=is_known)
+            return Guest(session=session, invite_id=invite_id)
+        except (RefusedError, RemoteProtocolError) as error:
+            is_guess = error.code in GUESSES and not isinstance(error, InviteEndedError)
+            if isinstance(error, RemoteProtocolError) or is_guess:
+                self._penalties.fault(place, now=self._limits.now())
+            raise TurnedAway(self.refuse(error)) from error
+
+    def refuse(self, error: EchoError) -> web.Response:
+        """The answer that tells a node of an error."""
+        said = refused(error)
+        self.refusals[said.code] += 1
+        status = STATUS_OF.get(said.code, 403)
+        headers = dict(_NO_STORE)
+        if status == 426:
+            headers |= _UPGRADE
+        elif status == 429:  # When there will be room, if nobody else came.
+            headers[hdrs.RETRY_AFTER] = str(math.ceil(MOST_WAITING / self._settings.joins_per_s))
+        return web.Response(status=status, body=encode(said), content_type=REFUSED_TYPE, headers=headers)
+
+    async def _turn(self, place: str, *, known: bool) -> None:
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._turnstile.turn(place, known=known)
+        except TimeoutError as error:
+            raise self._turnstile.too_many() from error
+
+    def _challenge(self, credentials: Credentials, hello: Hello) -> web.Response:
+        session = self._session(self._nonces.make(hello, now=self._limits.now()))
+        session.receive(credentials.hello)
+        headers = {hdrs.WWW_AUTHENTICATE: challenge_header(session.challenge()), **_NO_STORE}
+        return web.Response(status=401, text="Prove it.\n", headers=headers)
+
+    def _check(self, credentials: Credentials, hello: Hello) -> tuple[HubSession, Proof]:
+        if len(credentials.nonce) != NONCE_BYTES:
+            raise CodecError("A nonce has the wrong length.", got=f"{len(credentials.nonce)} bytes")
+        now = self._limits.now()
+        session = self._session(credentials.nonce)
+        session.receive(credentials.hello)
+        self._nonces.check(credentials.nonce, hello, now=now)
+        proof = session.receive(credentials.proof)
+        assert isinstance(proof, Proof)  # The session's state table allows nothing else here.
+        self._nonces.use(credentials.nonce, now=now)
+        return session, proof
+
+    def _session(self, nonce: bytes) -> HubSession:
+        return HubSession(me=self._me, software_version=echo_shared.__version__, nonce=nonce)
+
+    def _invite(self, proof: Proof, node_id: str, guests: GuestList) -> int | None:
+        """Where everybody may join, an invite that has ended is none."""
+        is_open = self._settings.join == "open"
+        given = (proof.invite_token or "").encode()
+        if any(hmac.compare_digest(given, token.encode()) for token in self._settings.invite_tokens):
+            return None
+        try:
+            invite_id = guests.find_invite(node_id, proof.invite_token)
+        except InviteEndedError:
+            if is_open:
+                return None
+            raise
+        if invite_id is None and not is_open:
+            raise RefusedError(
+                "This hub admits only nodes with an invite token.",
+                got="no token" if proof.invite_token is None else "a token that it does not know",
+                do="Ask the hub's operator for one, then: echo-node join URL --token TOKEN",
+                code=RefusalCode.BAD_TOKEN,
+            )
+        return invite_id
+
+
+def refused(error: EchoError) -> Refused:
+    """An error as a node hears of it."""
+    code = error.code if isinstance(error, RefusedError) else RefusalCode.PROTOCOL_ERROR
+    return Refused(code=code, what=error.brief[:2_000], do=(error.do or "")[:2_000])

@@ -1,0 +1,113 @@
+"""Who has broken the protocol waits before it may connect again: a second, twice as long each time.
+
+A fault counts for the node that was proven to have made it, and for the address that it came from: a new key is free.
+An address is shared by others, so its wait stays short, and a node that has worked here before does not wait for what
+its neighbours do. Nobody waits for loopback, where a proxy's clients are that is not trusted. All is in memory, and
+bounded: the oldest faults are forgotten first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from echo_shared.errors import RefusedError
+from echo_shared.messages import RefusalCode
+
+FIRST_S: Final = 1.0
+LONGEST_S: Final = 600.0
+"""For a node."""
+LONGEST_OF_ADDRESS_S: Final = 30.0
+FORGOTTEN_AFTER_S: Final = 1_800.0
+"""Without another fault."""
+MOST_KNOWN: Final = 4_096
+"""Nodes with faults, and as many addresses."""
+MOST_TRUSTED: Final = 16_384
+"""Nodes without."""
+
+
+class Fault(StrEnum):
+    """What a node did on an open connection that an honest one does not."""
+
+    TOO_LARGE = "too_large"
+    BAD_WEBSOCKET = "bad_websocket"
+    NOT_BINARY = "not_binary"
+    NOT_DECODABLE = "not_decodable"
+    OUT_OF_TURN = "out_of_turn"
+    TOO_FAST = "too_fast"
+    """It was read more slowly."""
+    SILENT = "silent"
+    NOT_READING = "not_reading"
+
+
+HARMLESS: Final = frozenset({Fault.TOO_FAST, Fault.SILENT, Fault.NOT_READING})
+"""What a slow machine, a bad line or a closed laptop lid does as well: nobody waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    faults: int
+    until: float
+    """No connection before."""
+    forgotten_at: float
+
+
+class Penalties:
+    """`now` is any clock that only goes forward, in seconds, the same in every call."""
+
+    def __init__(self) -> None:
+        self._nodes: OrderedDict[str, _Record] = OrderedDict()
+        self._places: OrderedDict[str, _Record] = OrderedDict()
+        """By address."""
+        self._trusted: OrderedDict[str, None] = OrderedDict()
+
+    def behaved(self, node_id: str) -> None:
+        """It has said something that is of use."""
+        if node_id not in self._nodes:
+            self._trusted[node_id] = None
+            self._trusted.move_to_end(node_id)
+            if len(self._trusted) > MOST_TRUSTED:
+                self._trusted.popitem(last=False)
+
+    def fault(self, place: str, node_id: str = "", *, now: float) -> None:
+        """Something came from this address that breaks the protocol, and, where it is proven, from this node."""
+        if node_id:
+            self._trusted.pop(node_id, None)
+            _note(self._nodes, node_id, LONGEST_S, now)
+        if not _is_loopback(place):
+            _note(self._places, place, LONGEST_OF_ADDRESS_S, now)
+
+    def check(self, place: str, node_id: str, *, now: float) -> None:
+        """Raises RefusedError when it is too soon for this node to connect."""
+        of_place = 0.0 if node_id in self._trusted else _left(self._places, place, now)
+        wait_s = max(_left(self._nodes, node_id, now), of_place)
+        if wait_s > 0:
+            raise RefusedError(
+                "This node, or another at its address, broke the protocol, and has to wait.",
+                got=f"{wait_s:.0f} s to go",
+                do="Upgrade the node if it is old; it tries again by itself.",
+                code=RefusalCode.TOO_SOON,
+            )
+
+
+def _note(records: OrderedDict[str, _Record], key: str, longest_s: float, now: float) -> None:
+    old = records.pop(key, None)
+    faults = 1 + (old.faults if old is not None and now < old.forgotten_at else 0)
+    wait_s = min(FIRST_S * 2 ** min(faults - 1, 20), longest_s)
+    records[key] = _Record(faults, now + wait_s, now + FORGOTTEN_AFTER_S)
+    if len(records) > MOST_KNOWN:
+        records.popitem(last=False)
+
+
+def _left(records: OrderedDict[str, _Record], key: str, now: float) -> float:
+    return records[key].until - now if key in records else 0.0
+
+
+def _is_loopback(place: str) -> bool:
+    try:
+        return ipaddress.ip_address(place).is_loopback
+    except ValueError:  # A network, or nothing.
+        return False

@@ -1,0 +1,75 @@
+"""What a committed rollout's draws follow from, beside its tokens: for whoever checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+
+from echo_hub.store.reading import StoredPayload, in_parts, read_payloads
+from echo_hub.store.tables import groups, rollouts
+from echo_hub.store.writing import key_of
+from echo_shared.messages import DropReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredDraw:
+    """A committed rollout whose tokens are still kept."""
+
+    stored: StoredPayload
+    index: int
+    turn: int
+    group_seed: int | None
+    """None: its group is of no training."""
+    scorer_failures: int
+    """So often the scorer had failed on this turn when it was leased."""
+
+
+def read_draws(connection: Connection, rollout_ids: Sequence[str]) -> list[StoredDraw]:
+    """In the order asked for; those whose tokens are not kept any more are left out."""
+    found = read_payloads(connection, rollout_ids)
+    group_ids = {stored.group_id for stored in found}
+    seeds = _seeds(connection, group_ids)
+    turns, failures = _turns(connection, group_ids)
+    result = []
+    for stored in found:
+        lease_id, index = key_of(stored.rollout_id)
+        turn = turns[lease_id, index]
+        result.append(
+            StoredDraw(
+                stored=stored,
+                index=index,
+                turn=turn,
+                group_seed=seeds.get(stored.group_id),
+                scorer_failures=sum(failed < lease_id for failed in failures.get((stored.group_id, index, turn), ())),
+            )
+        )
+    return result
+
+
+def _seeds(connection: Connection, group_ids: Iterable[int]) -> dict[int, int]:
+    query = select(groups.c.group_id, groups.c.seed)
+    return {
+        row.group_id: row.seed
+        for part in in_parts(group_ids)
+        for row in connection.execute(query.where(groups.c.group_id.in_(part)))
+    }
+
+
+def _turns(
+    connection: Connection, group_ids: Iterable[int]
+) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int, int], list[int]]]:
+    """The turn of each rollout (lease, index), and the leases of each turn (group, index, turn) that the scorer failed
+    on."""
+    query = select(
+        rollouts.c.lease_id, rollouts.c.index.label("at"), rollouts.c.group_id, rollouts.c.turn, rollouts.c.drop_reason
+    )
+    turns: dict[tuple[int, int], int] = {}
+    failures: dict[tuple[int, int, int], list[int]] = {}
+    for part in in_parts(group_ids):
+        for row in connection.execute(query.where(rollouts.c.group_id.in_(part))):
+            turns[row.lease_id, row.at] = row.turn
+            if row.drop_reason == DropReason.SCORER_FAILED:
+                failures.setdefault((row.group_id, row.at, row.turn), []).append(row.lease_id)
+    return turns, failures

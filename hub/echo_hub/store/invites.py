@@ -1,0 +1,54 @@
+"""Invites, and which nodes came by them, in the store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from echo_hub.store.tables import invites, nodes
+from echo_shared.books import Invite
+
+
+def add_invite(connection: Connection, invite: Invite) -> bool:
+    """Its number is given here. False: one of that name is there and not revoked, and nothing was added."""
+    of_name = select(invites.c.invite_id).where(invites.c.name == invite.name, invites.c.revoked_at.is_(None))
+    if connection.execute(of_name).first() is not None:
+        return False
+    values = asdict(invite)
+    del values["invite_id"]
+    connection.execute(insert(invites), values)
+    return True
+
+
+def read_invites(connection: Connection) -> list[Invite]:
+    """All that were ever made, oldest first."""
+    rows = connection.execute(select(invites).order_by(invites.c.invite_id))
+    return [Invite(**row) for row in rows.mappings()]
+
+
+def read_num_invites(connection: Connection) -> tuple[int, int]:
+    """Made and revoked: one of the two is greater after every change, for none is ever deleted or valid again."""
+    made, revoked = connection.execute(
+        select(func.count(), func.count(invites.c.revoked_at)).select_from(invites)
+    ).one()
+    return made, revoked
+
+
+def revoke_invite(connection: Connection, name: str, now: float) -> None:
+    """All of this name; of those that are revoked already nothing changes."""
+    of_name = invites.c.name == name
+    connection.execute(update(invites).where(of_name, invites.c.revoked_at.is_(None)).values(revoked_at=now))
+
+
+def came_by(connection: Connection) -> dict[str, int]:
+    """The invite of each node that has one, in the order in which they first came."""
+    invited = select(nodes.c.node_id, nodes.c.invite_id).where(nodes.c.invite_id.is_not(None))
+    rows = connection.execute(invited.order_by(nodes.c.first_seen, nodes.c.node_id))
+    return {row.node_id: row.invite_id for row in rows}
+
+
+def nodes_of(connection: Connection, name: str) -> list[str]:
+    """Those that came by invites of this name."""
+    of_name = select(invites.c.invite_id).where(invites.c.name == name)
+    return list(connection.scalars(select(nodes.c.node_id).where(nodes.c.invite_id.in_(of_name))))

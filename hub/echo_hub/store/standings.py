@@ -1,0 +1,104 @@
+"""What the hub thinks of nodes, and its log of decisions, in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from echo_hub.core.effects import TrustDecided
+from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE, Evidence
+from echo_hub.core.trust.judging import NOTHING
+from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
+from echo_hub.store.tables import trust, trust_log
+
+
+def write_standings(connection: Connection, rows: Sequence[StandingRow]) -> None:
+    """The newest of each node stands; safe, for there is one writer."""
+    newest = {row.node_id: row for row in rows}
+    known = set(connection.scalars(select(trust.c.node_id).where(trust.c.node_id.in_(newest))))
+    fresh = [_columns(row) for row in newest.values() if row.node_id not in known]
+    if fresh:
+        connection.execute(insert(trust), fresh)
+    changed = [_columns(row) for row in newest.values() if row.node_id in known]
+    if changed:
+        names = [name for name in changed[0] if name != "node_id"]
+        statement = update(trust).where(trust.c.node_id == bindparam("key"))
+        statement = statement.values({name: bindparam(f"new_{name}") for name in names})
+        connection.execute(
+            statement, [{"key": row["node_id"], **{f"new_{name}": row[name] for name in names}} for row in changed]
+        )
+
+
+def write_decisions(connection: Connection, decisions: Sequence[TrustDecided]) -> None:
+    """Adds to the log. A pardon is then wanted no more."""
+    connection.execute(
+        insert(trust_log),
+        [
+            {
+                "decided_at": one.decided_at,
+                "node_id": one.node_id,
+                "decision": one.decision,
+                "reason": one.reason,
+                "rollout_id": one.rollout_id,
+                "evidence": None if one.evidence is None else _as_json(one.evidence),
+            }
+            for one in decisions
+        ],
+    )
+    pardoned = [one.node_id for one in decisions if one.decision is Decision.PARDONED]
+    if pardoned:
+        connection.execute(update(trust).where(trust.c.node_id.in_(pardoned)).values(pardon_wanted_at=None))
+
+
+def read_standings(connection: Connection) -> tuple[StandingRow, ...]:
+    """Of every node that was ever checked, in the order of their ids."""
+    return tuple(
+        StandingRow(
+            node_id=row.node_id,
+            state=StandingState(row.state),
+            numerics=NumericsClass(*row.numerics),
+            num_verified=row.num_verified,
+            # A test of other sums than today's begins anew.
+            sums=tuple(row.sums) if len(row.sums) == len(NOTHING) else NOTHING,
+            proof=row.proof,
+            shown=_evidence(row.shown),
+            num_checked=row.num_checked,
+            num_failed=row.num_failed,
+            checked_at=row.checked_at,
+            reason=row.reason,
+            since=row.since,
+        )
+        for row in connection.execute(select(trust).order_by(trust.c.node_id))
+    )
+
+
+def want_pardon(connection: Connection, node_ids: Collection[str], now: float) -> None:
+    """Notes it for the hub."""
+    connection.execute(update(trust).where(trust.c.node_id.in_(node_ids)).values(pardon_wanted_at=now))
+
+
+def wanted_pardons(connection: Connection) -> frozenset[str]:
+    """Nodes whose pardon is wanted."""
+    return frozenset(connection.scalars(select(trust.c.node_id).where(trust.c.pardon_wanted_at.is_not(None))))
+
+
+def _columns(row: StandingRow) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in StandingRow.__slots__}
+    return {**values, "numerics": list(row.numerics), "sums": list(row.sums), "shown": _as_json(row.shown)}
+
+
+def _as_json(evidence: Evidence) -> dict[str, Any]:
+    return {**asdict(evidence), "draws": list(evidence.draws), "claims": list(evidence.claims)}
+
+
+def _evidence(stored: dict[str, Any]) -> Evidence:
+    """Of other questions than today's, nothing is taken."""
+    if set(stored) != set(Evidence.__slots__):
+        return NO_EVIDENCE
+    evidence = Evidence(**{**stored, "draws": tuple(stored["draws"]), "claims": tuple(stored["claims"])})
+    same = (len(evidence.draws), len(evidence.claims)) == (len(DRAW_EDGES) + 1, len(CLAIM_EDGES) + 1)
+    return evidence if same else NO_EVIDENCE

@@ -1,0 +1,130 @@
+"""Checks by nodes on their way: what a node is sent of others' rollouts, and what its answer shows of who drew them.
+
+Of a rollout the node is told its tokens and versions alone. What was claimed and where each u lies is read from the
+store again once it has answered: here only names are kept, `MOST_OUT` a node, until it answers or leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from echo_hub.core.effects import SendCheck
+from echo_hub.core.events import CheckAbandoned, CheckReturned
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.pairs import Finding
+from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
+from echo_hub.verify.verifier import Load
+from echo_shared import draws
+from echo_shared.messages import MAX_VERSION_SPANS, CheckLease, CheckResult, FromHub
+from echo_shared.messages.fields import MAX_TOKENS
+from echo_shared.version_spans import Spans, grown
+
+MOST_OUT: Final = 64
+"""Rollouts of which a node's answer is waited for, at most; of more, the oldest ones' answers are not heard."""
+_LOG_RATIOS: Final = (-1e3, 20.0)
+"""Of a token's found and claimed probability: the divergence stays a number, whatever is claimed or found."""
+
+Report = Callable[[CheckReturned | CheckAbandoned], Awaitable[None]]
+
+
+class NodeChecks:
+    """`load`: committed rollouts as they were claimed; `send` gives a node a message, and drops it where there is no
+    such node; `temperature`: of all leases."""
+
+    def __init__(
+        self, *, load: Load, send: Callable[[str, FromHub], object], report: Report, temperature: float
+    ) -> None:
+        self._load = load
+        self._send = send
+        self._report = report
+        self._temperature = temperature
+        self._waiting: asyncio.Queue[SendCheck] = asyncio.Queue()
+        self._out: dict[str, OrderedDict[str, None]] = {}
+
+    def submit(self, action: SendCheck) -> None:
+        """Never waits. The queue holds no more than the coordinator asks of nodes at once."""
+        self._waiting.put_nowait(action)
+
+    async def run(self) -> None:
+        """Sends for ever."""
+        while True:
+            actions = [await self._waiting.get()]
+            while not self._waiting.empty():
+                actions.append(self._waiting.get_nowait())
+            found = await self._load([action.rollout_id for action in actions])
+            for action in actions:
+                drawn = found.get(action.rollout_id)
+                lease = None if drawn is None or isinstance(drawn, str) else self._lease(drawn, action.deadline_s)
+                if lease is None:
+                    await self._report(CheckAbandoned(rollout_id=action.rollout_id))
+                    continue
+                out = self._out.setdefault(action.node_id, OrderedDict())
+                out[action.rollout_id] = None
+                if len(out) > MOST_OUT:
+                    out.popitem(last=False)
+                self._send(action.node_id, lease)
+
+    def _lease(self, drawn: DrawnRollout, deadline_s: float) -> CheckLease | None:
+        """None for what cannot have been drawn, or is more than a message holds."""
+        count = len(drawn.completion_ids)
+        versions: Spans = ()
+        for span in drawn.spans:
+            versions = grown(versions, span.policy_version, span.num_tokens)
+        sizes = (count, len(drawn.behavior_logprobs), sum(span.num_tokens for span in versions))
+        if not count or not len(drawn.prompt_ids) or len(set(sizes)) > 1:
+            return None
+        if len(drawn.prompt_ids) > MAX_TOKENS or len(versions) > MAX_VERSION_SPANS:
+            return None
+        return CheckLease(
+            rollout_id=drawn.rollout_id,
+            prompt_ids=drawn.prompt_ids,
+            completion_ids=drawn.completion_ids,
+            versions=versions,
+            temperature=self._temperature,
+            deadline_s=deadline_s,
+        )
+
+    async def answered(self, node_id: str, result: CheckResult) -> None:
+        """Reports what a node's answer shows; one that nobody has asked for is let be."""
+        out = self._out.get(node_id, OrderedDict())
+        if result.rollout_id not in out:
+            return
+        del out[result.rollout_id]
+        found = await self._load([result.rollout_id]) if len(result.below) else {}
+        drawn = found.get(result.rollout_id)
+        is_whole = isinstance(drawn, DrawnRollout) and len(drawn.completion_ids) == len(result.below)
+        finding = finding_of(drawn, result) if is_whole and isinstance(drawn, DrawnRollout) else None
+        await self._report(CheckReturned(node_id=node_id, rollout_id=result.rollout_id, finding=finding))
+
+    def left(self, node_id: str) -> None:
+        self._out.pop(node_id, None)
+
+
+def finding_of(drawn: DrawnRollout, result: CheckResult) -> Finding:
+    """What a node's answer shows of each that drew a part of the rollout."""
+    u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
+    logprobs = result.logprobs.astype(np.float64)
+    outside = draws.outside(result.below, result.logprobs, u)
+    differences = logprobs - drawn.behavior_logprobs
+    ratios = differences.clip(*_LOG_RATIOS)
+    divergence = np.expm1(ratios) - ratios
+
+    def spans() -> Iterator[NodeEvidence]:
+        start = 0
+        for span in drawn.spans:
+            own = slice(start, start + span.num_tokens)
+            start += span.num_tokens
+            kl = float(divergence[own].sum())
+            yield span.node_id, Evidence.of(outside[own].tolist(), differences[own].tolist(), kl)
+
+    return Finding(
+        spans=tuple(spans()),
+        outside=outside,
+        logprobs=logprobs,
+        num_tokens=len(drawn.prompt_ids) + len(drawn.completion_ids),
+    )

@@ -1,0 +1,82 @@
+"""A committed rollout as the verifier takes it, and its frames. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_hub.core.payload import Span
+from echo_hub.core.trust.evidence import Evidence
+from echo_shared.child import Frame
+
+NodeEvidence = tuple[str, Evidence]
+"""Who drew a span, and what it shows of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnRollout:
+    """One completion, and all that its draws follow from."""
+
+    rollout_id: str
+    prompt_ids: NDArray[np.int32]
+    """[P], all that it was drawn after: of a later turn, the whole conversation before it."""
+    completion_ids: NDArray[np.int32]
+    """[T]"""
+    behavior_logprobs: NDArray[np.float32]
+    """[T] nats, as claimed."""
+    spans: tuple[Span, ...]
+    """Who drew how much of it by which version, in order: of all its tokens."""
+    seed: int
+    """Of its group's turn."""
+    index: int
+
+
+def pack(drawn: DrawnRollout) -> Frame:
+    return {
+        "rollout_id": drawn.rollout_id,
+        "prompt_ids": drawn.prompt_ids,
+        "completion_ids": drawn.completion_ids,
+        "behavior_logprobs": drawn.behavior_logprobs,
+        "spans": [[span.node_id, span.policy_version, span.num_tokens] for span in drawn.spans],
+        "seed": drawn.seed,
+        "index": drawn.index,
+    }
+
+
+def unpack(frame: Frame) -> DrawnRollout:
+    spans = tuple(
+        Span(node_id=node_id, policy_version=version, num_tokens=count) for node_id, version, count in frame["spans"]
+    )
+    return DrawnRollout(**{**frame, "spans": spans})
+
+
+def pack_evidence(spans: tuple[NodeEvidence, ...]) -> list[Frame]:
+    return [
+        {
+            "node_id": node_id,
+            "draws": shown.draws,
+            "claims": shown.claims,
+            "mismatch_kl": shown.mismatch_kl,
+            "bias": shown.bias,
+            "squares": shown.squares,
+        }
+        for node_id, shown in spans
+    ]
+
+
+def unpack_evidence(frames: list[Frame]) -> tuple[NodeEvidence, ...]:
+    return tuple(
+        (
+            frame["node_id"],
+            Evidence(
+                draws=tuple(frame["draws"]),
+                claims=tuple(frame["claims"]),
+                mismatch_kl=frame["mismatch_kl"],
+                bias=frame["bias"],
+                squares=frame["squares"],
+            ),
+        )
+        for frame in frames
+    )

@@ -1,0 +1,317 @@
+"""Keeps the verifier process alive and gives it what is to be checked; loads no torch.
+
+A few rollouts cost about as much as dozens: each version that is among them takes a pass of its own. So whatever waits
+is loaded and handed over together, and what nobody waits for is first kept for company: until something urgent comes,
+`ENOUGH` wait, or the oldest has waited for `COMPANY_S`, or for as many published versions as it has `patience` for.
+
+Every rollout is answered for exactly once, with what it shows of each node that drew some of it, or with the reason why
+that cannot be told.
+
+When the process dies, what it had in hand goes to the next one, one by one: a rollout that ends process after process
+is told from those that were with it, and given up. When processes die for whatever else, all that waits is answered
+with that reason, and after a rest it is tried again: no check is waited for for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.learner import frames
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, pack, unpack_evidence
+from echo_shared.backoff import Restarts
+from echo_shared.child import ChildExited
+from echo_shared.errors import EchoError, LearnerError
+from echo_shared.supervised import Command, SupervisedChild
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING: Final = 16_384
+"""Rollouts that wait at most; more are answered with `TOO_MANY` at once."""
+TOO_MANY: Final = "Too many rollouts wait to be checked."
+NOT_KEPT: Final = "Its tokens are not kept any more."
+TOGETHER: Final = 256
+"""Rollouts that the process has in hand at most."""
+TOKENS_TOGETHER: Final = 2**18
+"""Of their completions, at most, if each were as long as it may be; one is always taken."""
+ENOUGH: Final = 64
+"""More of them cost hardly less each: with the built-in model and three versions among them, one of 4 takes 3.3 ms, one
+of 64 0.6 ms, one of 256 0.5 ms."""
+COMPANY_S: Final = 2.0
+"""A node that goes bad is found out so much later."""
+DEATHS_OF_ONE: Final = 3
+"""Processes that end with a rollout in hand before it is given up; it is by itself from the second on."""
+DEATHS_IN_A_ROW: Final = 5
+RESTART_S: Final = 1.0
+"""Seconds before the first new start, or up to half less; doubled with every further death, up to half a minute."""
+REST_S: Final = 300.0
+"""After so many deaths in a row, or where the process cannot work at all."""
+ANSWER_S: Final = 1_800.0
+"""For one answer more, of a process that yields to the learner."""
+
+Report = Callable[[str, tuple[NodeEvidence, ...], float], Awaitable[None]]
+"""(rollout id, what each span shows of whoever drew it, processor or device seconds that it took)"""
+Cannot = Callable[[str, str], Awaitable[None]]
+"""(rollout id, why it cannot be checked)"""
+Load = Callable[[Sequence[str]], Awaitable[Mapping[str, DrawnRollout | str]]]
+"""Committed rollouts by their ids, or why one cannot be checked; those that are not kept any more are left out."""
+
+
+def verifier_settings(config: HubConfig, learner: LearnerSettings) -> LearnerSettings:
+    """Those of a learner alone in its process, with the verifier's device and threads, and all bits of the base, as
+    the nodes have it."""
+    alone = learner.learner.model_copy(
+        update={
+            "device": config.trust.verifier_device,
+            "threads": config.trust.verifier_threads,
+            "processes": 1,
+            "hosts": 1,
+            "address": "",
+            "base_bits": 0,
+            "gradient_checkpointing": False,
+        }
+    )
+    return learner.model_copy(update={"learner": alone})
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Job:
+    drawn: DrawnRollout
+    deaths: int = 0
+    """Of processes that had it in hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Patient:
+    """Waits for company, but no longer than until then: by the event loop's clock, and by the count of versions."""
+
+    rollout_id: str
+    due_at: float
+    due_with: int
+
+
+class Verifier:
+    """`kept`: adapters that the process keeps at hand. `patience`: published versions, at least 1, for which the tokens
+    of a rollout are surely kept. Its queue is bounded: `MOST_WAITING`."""
+
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        *,
+        run_dir: Path,
+        kept: int,
+        patience: int,
+        load: Load,
+        mode: Literal["process", "off"] = "process",
+        module: str = "echo_hub.verify.worker",
+    ) -> None:
+        self._settings = settings
+        self._mode = mode
+        self._module = module
+        self._run_dir = run_dir
+        self._kept = kept
+        self._patience = patience
+        self._num_published = 0
+        self._load = load
+        self._urgent: deque[str] = deque()
+        self._patient: deque[_Patient] = deque()
+        self._some = asyncio.Event()  # Something waits,
+        self._now = asyncio.Event()  # and is to be taken at once.
+        self._refused: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # Emptied at once, whatever else goes on.
+        self._again: deque[_Job] = deque()
+        self._in_hand: dict[str, _Job] = {}
+        self._child: SupervisedChild | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    def submit(self, rollout_id: str, *, is_urgent: bool) -> None:
+        """Has a committed rollout checked, when its turn comes. One that is not urgent waits for company."""
+        if self._mode == "off":
+            self._refused.put_nowait((rollout_id, "This hub verifies nothing: trust.verifier is off."))
+            return
+        if self._num_waiting >= MOST_WAITING:
+            self._refused.put_nowait((rollout_id, TOO_MANY))
+            return
+        if is_urgent:
+            self._urgent.append(rollout_id)
+        else:
+            due_at = asyncio.get_running_loop().time() + COMPANY_S
+            due_with = self._num_published + self._patience
+            self._patient.append(_Patient(rollout_id=rollout_id, due_at=due_at, due_with=due_with))
+        self._some.set()
+        if is_urgent or self._num_waiting >= min(ENOUGH, self._most_together):
+            self._now.set()
+
+    def published(self) -> None:
+        """Another version is."""
+        self._num_published += 1
+        if self._patient and self._patient[0].due_with <= self._num_published:
+            self.hasten()
+
+    def hasten(self) -> None:
+        """What waits for company goes now."""
+        if self._num_waiting:
+            self._now.set()
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._urgent) + len(self._patient)
+
+    @property
+    def _most_together(self) -> int:
+        return max(1, min(TOGETHER, TOKENS_TOGETHER // self._settings.max_tokens))
+
+    async def run(self, report: Report, cannot: Cannot) -> None:
+        """Checks for ever; each rollout is answered by a call of one of the two."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._refuse(cannot))
+            if self._mode == "process":
+                tasks.create_task(self._check(report, cannot))
+
+    async def _refuse(self, cannot: Cannot) -> None:
+        while True:
+            await cannot(*await self._refused.get())
+
+    async def _check(self, report: Report, cannot: Cannot) -> None:
+        restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
+        try:
+            while True:
+                try:
+                    await self._ask(report, cannot, restarts)
+                    await self._take(cannot)
+                except ChildExited as error:
+                    wait_s = restarts.died()
+                    log.warning("the verifier died (%d in a row): %s", restarts.deaths, error)
+                    if wait_s is None:
+                        await self._rest(error, cannot)
+                        restarts.succeeded()
+                    else:
+                        await self._take_back(error, cannot)
+                        await asyncio.sleep(wait_s)
+                except LearnerError as error:
+                    await self._rest(error, cannot)
+        finally:
+            await self._stop()
+
+    async def _take(self, cannot: Cannot) -> None:
+        """Puts in hand what is next: one that was in hand when a process died, or all that waits, once that is due."""
+        while not self._in_hand:
+            if self._again:
+                jobs = [self._again.popleft()]
+            else:
+                await self._some.wait()
+                if not self._now.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout_at(self._patient[0].due_at):
+                            await self._now.wait()
+                jobs = await self._loaded(self._taken(self._most_together), cannot)
+            self._in_hand = {job.drawn.rollout_id: job for job in jobs}
+
+    def _taken(self, most: int) -> list[str]:
+        """Of what waits: the urgent ones first, then the oldest."""
+        ids: list[str] = []
+        while len(ids) < most and self._num_waiting:
+            ids.append(self._urgent.popleft() if self._urgent else self._patient.popleft().rollout_id)
+        if not self._num_waiting:
+            self._some.clear()
+        if not self._urgent and self._num_waiting < min(ENOUGH, self._most_together):
+            self._now.clear()
+        return ids
+
+    async def _loaded(self, rollout_ids: Sequence[str], cannot: Cannot) -> list[_Job]:
+        found = await self._load(rollout_ids)
+        jobs = []
+        for rollout_id in rollout_ids:
+            drawn = found.get(rollout_id, NOT_KEPT)
+            if isinstance(drawn, str):
+                await cannot(rollout_id, drawn)
+            else:
+                jobs.append(_Job(drawn=drawn))
+        return jobs
+
+    async def _ask(self, report: Report, cannot: Cannot, restarts: Restarts) -> None:
+        """Has all that is in hand checked, by a process that is started where there is none. Raises ChildExited, or
+        LearnerError when the process cannot work at all."""
+        if self._child is None:
+            self._child = await self._start()
+        if not self._in_hand:
+            return
+        await self._child.send({"rollouts": [pack(job.drawn) for job in self._in_hand.values()]})
+        while self._in_hand:
+            answer = await self._child.receive(within_s=ANSWER_S)
+            restarts.succeeded()
+            rollout_id = answer["rollout_id"]
+            del self._in_hand[rollout_id]
+            if "cannot" in answer:
+                await cannot(rollout_id, answer["cannot"])
+            else:
+                await report(rollout_id, unpack_evidence(answer["spans"]), answer["seconds"])
+
+    async def _start(self) -> SupervisedChild:
+        child = await SupervisedChild.start(
+            Command(
+                module=self._module,
+                name="verifying",
+                log=self._run_dir / "logs" / "verifier.log",
+                env={
+                    "OMP_NUM_THREADS": str(self._settings.learner.threads),
+                    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                },
+            ),
+            {"settings": self._settings.model_dump(mode="json"), "run_dir": str(self._run_dir), "kept": self._kept},
+        )
+        if "error" in child.ready:
+            await child.stop()
+            raise frames.unpack_error(child.ready["error"])
+        return child
+
+    async def _stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()  # It holds nothing that is not asked for again.
+            await child.stop()
+
+    async def _take_back(self, error: ChildExited, cannot: Cannot) -> None:
+        """What a process had in hand when it died is asked for again."""
+        had_begun = self._child is not None
+        await self._stop()
+        jobs, self._in_hand = list(self._in_hand.values()), {}
+        for job in jobs:
+            job.deaths += had_begun
+            if job.deaths < DEATHS_OF_ONE:
+                self._again.append(job)
+            else:
+                await cannot(job.drawn.rollout_id, f"The verifier dies of it. {error}")
+
+    async def _rest(self, error: EchoError, cannot: Cannot) -> None:
+        """Answers all that waits, and all that comes for a while."""
+        log.error("nothing can be verified for %.0f s: %s", REST_S, error)
+        why = f"No verifier can be kept at work. {error}"
+        await self._stop()
+        jobs: Iterable[_Job] = (*self._in_hand.values(), *self._again)
+        self._in_hand = {}
+        self._again.clear()
+        for job in jobs:
+            await cannot(job.drawn.rollout_id, why)
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + REST_S
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(ends_at):
+                    await self._some.wait()
+                for rollout_id in self._taken(MOST_WAITING):
+                    await cannot(rollout_id, why)
+            if clock() >= ends_at:
+                return

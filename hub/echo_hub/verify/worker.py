@@ -1,0 +1,311 @@
+"""The verifier process: `python -m echo_hub.verify.worker`, driven by `echo_hub.verify.verifier`.
+
+It re-computes what nodes claim to have drawn, under the versions that they name: one prefill by the learner's own
+packed forward pass, with the base and the adapter as they are published. A rollout that several versions have drawn is
+computed once by each, up to the end of what that one drew, and every span is judged for whoever drew it.
+
+What it is given comes from strangers: a rollout that cannot have been drawn is answered with a reason, and never
+reaches the device. The process is of low priority; it gives the device's memory back whenever it has nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.learner import frames
+from echo_hub.learner.batch import MicroBatch, build_micro_batches
+from echo_hub.learner.objectives.base import k3
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
+from echo_hub.run.directory import RunDirectory
+from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, pack_evidence, unpack
+from echo_shared import draws
+from echo_shared.child import Frame, ParentPipe
+from echo_shared.errors import EchoError, LearnerError
+
+log = logging.getLogger(__name__)
+
+NICENESS: Final = 10
+"""On POSIX; a tenth of what the learner gets where both want the same processor."""
+_LEAST_LOG_RATIO: Final = -1e3
+"""Of a token's true and claimed probability: where the true one is 0, the divergence stays a number."""
+
+
+_Found = NDArray[np.float64]
+"""[3, N]: of each token, how far its u lies outside, true less claimed log-probability in nats, and the estimate of the
+divergence."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Case:
+    """One rollout under examination; `missing` of its tokens are still to be computed."""
+
+    drawn: DrawnRollout
+    missing: int
+    found_3T: NDArray[np.float64]
+    """See `_Found`."""
+    seconds: float = 0.0
+    cannot: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """The tokens `start` to `stop` - 1 of a rollout, all by one version."""
+
+    case: _Case = field(repr=False)
+    policy_version: int
+    start: int
+    stop: int
+
+
+class Examiner:
+    """Made by `open`."""
+
+    def __init__(self, policy: Policy, settings: LearnerSettings, directory: RunDirectory, *, kept: int) -> None:
+        """`policy` is version 0; the adapters of so many versions are `kept` on its device."""
+        self._policy = policy
+        self._settings = settings
+        self._directory = directory
+        self._kept = kept
+        self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
+        self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
+        self._held = 0
+        self._clock = time.process_time if policy.device.type == "cpu" else time.perf_counter
+
+    @classmethod
+    def open(cls, frame: Frame) -> Examiner:
+        """Loads the base. Raises LearnerError when it cannot."""
+        settings = LearnerSettings.model_validate(frame["settings"])
+        torch.set_num_threads(max(1, settings.learner.threads))
+        return cls(Policy.load(settings), settings, RunDirectory(Path(frame["run_dir"])), kept=frame["kept"])
+
+    def examine(self, rollouts: Sequence[DrawnRollout]) -> Iterator[Frame]:
+        """Yields one answer for each rollout, as soon as all of it is computed: version by version, that which is set
+        first."""
+        began = self._clock()
+        pieces = []
+        for drawn in rollouts:
+            if problem := self._problem(drawn):
+                yield {"rollout_id": drawn.rollout_id, "cannot": problem}
+            else:
+                pieces += _pieces(drawn)
+        pieces.sort(key=lambda piece: (piece.policy_version != self._held, piece.policy_version))
+        for version, of_version in groupby(pieces, key=lambda piece: piece.policy_version):
+            try:
+                self._set(version)
+            except LearnerError as error:
+                yield from _refused(list(of_version), f"Version {version} is not at hand any more: {error.got}")
+                continue
+            for part, found in self._computed([piece for piece in of_version if not piece.case.cannot]):
+                ended = self._clock()
+                _spread(ended - began, part)
+                began = ended
+                yield from (
+                    _refused(part, "There is not enough memory for it.") if found is None else _taken(part, found)
+                )
+        if self._policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _problem(self, drawn: DrawnRollout) -> str:
+        """Why it cannot be computed; empty = it can."""
+        count = len(drawn.completion_ids)
+        if not count or not len(drawn.prompt_ids) or len(drawn.behavior_logprobs) != count:
+            return f"{len(drawn.prompt_ids)} tokens of prompt, {count} drawn, {len(drawn.behavior_logprobs)} claims"
+        if sum(span.num_tokens for span in drawn.spans) != count or min(span.num_tokens for span in drawn.spans) < 1:
+            return f"spans of {[span.num_tokens for span in drawn.spans]} tokens for {count}"
+        if not np.isfinite(drawn.behavior_logprobs).all():
+            return "A claimed log-probability is no number."
+        vocabulary = self._policy.vocab_size
+        ids = np.concatenate([drawn.prompt_ids, drawn.completion_ids])
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            return f"ids {ids.min()} to {ids.max()} in a vocabulary of {vocabulary}"
+        return ""
+
+    def _set(self, version: int) -> None:
+        """Raises LearnerError when there is no such adapter any more."""
+        if version == self._held:
+            return
+        adapter = self._base if version == 0 else self._adapters.pop(version, None)
+        if adapter is None:
+            read = self._policy.read_adapter(self._directory.adapter(version))
+            adapter = {name: weight.to(self._policy.device) for name, weight in read.items()}
+        if version:
+            self._adapters[version] = adapter
+            if len(self._adapters) > self._kept:
+                self._adapters.popitem(last=False)
+        self._policy.set_adapter(adapter)
+        self._held = version
+
+    def _computed(
+        self, pieces: Sequence[_Piece], *, each_alone: bool = False
+    ) -> Iterator[tuple[Sequence[_Piece], _Found | None]]:
+        """Pieces and what is found of all their tokens, one after the other; None where there is not enough memory for
+        a single piece."""
+        together, pieces = _by_prompt(pieces)
+        budget = 1 if each_alone else self._settings.learner.micro_batch_tokens
+        done = 0
+        for batch in build_micro_batches(together, micro_batch_tokens=budget):
+            part = pieces[done : done + batch.num_rollouts]
+            done += batch.num_rollouts
+            try:
+                found = self._found(batch, part)
+            except torch.OutOfMemoryError:
+                found = None
+            if found is not None or len(part) == 1:
+                yield part, found
+            else:
+                log.warning("not enough memory for %d rollouts together: they are taken one by one", len(part))
+                torch.cuda.empty_cache()
+                yield from self._computed(part, each_alone=True)
+
+    def _found(self, batch: MicroBatch, pieces: Sequence[_Piece]) -> _Found:
+        device = self._policy.device
+        u_N = torch.from_numpy(_uniforms(pieces))
+        if device.type != "mps":  # It has no float64.
+            u_N = u_N.to(device)
+        outside_N, logprobs_N = self._policy.distances(batch.to(device), u_N)
+        differences_N = logprobs_N - batch.behavior_logprobs_N.to(logprobs_N)
+        divergence_N = k3(differences_N.clamp(min=_LEAST_LOG_RATIO))
+        return torch.stack([outside_N, differences_N, divergence_N]).numpy(force=True)
+
+
+def _pieces(drawn: DrawnRollout) -> list[_Piece]:
+    count = len(drawn.completion_ids)
+    case = _Case(drawn=drawn, missing=count, found_3T=np.empty((3, count)))
+    pieces = []
+    start = 0
+    for version, spans in groupby(drawn.spans, key=lambda span: span.policy_version):
+        stop = start + sum(span.num_tokens for span in spans)
+        pieces.append(_Piece(case=case, policy_version=version, start=start, stop=stop))
+        start = stop
+    return pieces
+
+
+def _by_prompt(pieces: Sequence[_Piece]) -> tuple[list[WeightedGroup], list[_Piece]]:
+    """Those of a prompt together, as the learner packs them; and the pieces in that order."""
+    families: dict[bytes, list[_Piece]] = {}
+    for piece in pieces:
+        families.setdefault(piece.case.drawn.prompt_ids.astype("<i4").tobytes(), []).append(piece)
+    groups = [
+        WeightedGroup(prompt_ids=members[0].case.drawn.prompt_ids, rollouts=tuple(map(_weighted, members)))
+        for members in families.values()
+    ]
+    return groups, [piece for members in families.values() for piece in members]
+
+
+def _weighted(piece: _Piece) -> WeightedRollout:
+    """What is behind the piece is not computed; of what is before it, nothing is asked."""
+    drawn = piece.case.drawn
+    return WeightedRollout(
+        completion_ids=drawn.completion_ids[: piece.stop],
+        loss_mask=np.arange(piece.stop) >= piece.start,
+        behavior_logprobs=drawn.behavior_logprobs[: piece.stop],
+        advantage=0.0,
+        weight=0.0,
+    )
+
+
+def _uniforms(pieces: Sequence[_Piece]) -> NDArray[np.float64]:
+    """Of all their tokens, one after the other."""
+    found = []
+    for seed, members in groupby(pieces, key=lambda piece: piece.case.drawn.seed):
+        of_seed = list(members)
+        u = draws.group_uniforms(seed, [one.case.drawn.index for one in of_seed], max(one.stop for one in of_seed))
+        found += [row[one.start : one.stop] for row, one in zip(u, of_seed, strict=True)]
+    return np.concatenate(found)
+
+
+def _spread(seconds: float, pieces: Sequence[_Piece]) -> None:
+    """Each piece's share of what was spent on them together, by its tokens."""
+    tokens = [len(piece.case.drawn.prompt_ids) + piece.stop for piece in pieces]
+    for piece, own in zip(pieces, tokens, strict=True):
+        piece.case.seconds += seconds * own / sum(tokens)
+
+
+def _taken(pieces: Sequence[_Piece], found_3N: _Found) -> Iterator[Frame]:
+    """Puts what was computed into its places; the answers of those rollouts that are complete by it."""
+    end = 0
+    for piece in pieces:
+        case, count = piece.case, piece.stop - piece.start
+        begin, end = end, end + count
+        case.found_3T[:, piece.start : piece.stop] = found_3N[:, begin:end]
+        case.missing -= count
+        if case.missing == 0 and not case.cannot:
+            yield _answer(case)
+
+
+def _refused(pieces: Sequence[_Piece], why: str) -> Iterator[Frame]:
+    for piece in pieces:
+        if not piece.case.cannot:
+            piece.case.cannot = why
+            yield {"rollout_id": piece.case.drawn.rollout_id, "cannot": why}
+
+
+def _answer(case: _Case) -> Frame:
+    if np.isnan(case.found_3T).any():
+        return {"rollout_id": case.drawn.rollout_id, "cannot": "The policy's logits are no numbers here."}
+    return {
+        "rollout_id": case.drawn.rollout_id,
+        "spans": pack_evidence(tuple(_shown(case))),
+        "seconds": case.seconds,
+    }
+
+
+def _shown(case: _Case) -> Iterator[NodeEvidence]:
+    """The evidence of each span, in order."""
+    start = 0
+    for span in case.drawn.spans:
+        stop = start + span.num_tokens
+        outside, differences, divergence = case.found_3T[:, start:stop].tolist()
+        start = stop
+        yield span.node_id, Evidence.of(outside, differences, sum(divergence))
+
+
+def serve(pipe: ParentPipe) -> int:
+    """Answers requests until the parent is gone; the exit status."""
+    opening = pipe.receive()
+    if opening is None:
+        return 0
+    try:
+        examiner = Examiner.open(opening)
+    except EchoError as error:
+        pipe.send({"error": frames.pack_error(error)})
+        return 1
+    pipe.send({"ready": True})
+    while (request := pipe.receive()) is not None:
+        for answer in examiner.examine([unpack(frame) for frame in request["rollouts"]]):
+            if pipe.closed:
+                return 0
+            pipe.send(answer)
+    return 0
+
+
+def yield_to_others() -> None:
+    """Gives this process a low priority."""
+    me = psutil.Process()
+    if sys.platform == "win32":
+        me.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+    else:
+        me.nice(max(NICENESS, int(me.nice())))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    yield_to_others()
+    sys.exit(serve(ParentPipe()))

@@ -1,0 +1,86 @@
+"""The handshake's frames as HTTP's own authentication headers (RFC 9110, section 11): it is over before an upgrade.
+
+    GET /node, Authorization: Echo hello=…                  ──►
+            ◄── 401, WWW-Authenticate: Echo challenge=…
+    GET /node, Authorization: Echo hello=…, nonce=…, proof=…  ──►
+            ◄── 101, and Welcome is the first frame; or another status, and the body is a Refused
+
+Frames are in base64url without padding. `nonce` is the challenge's own, so that the hub need not remember whom it has
+asked. `Authorization`, in which the invite token travels, no client takes along to another host that it is sent on to.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from typing import Final
+
+from echo_shared.errors import RemoteProtocolError
+
+SCHEME: Final = "Echo"
+MOST_CHARACTERS: Final = 8_000
+"""Of one header. The longest proof takes about half of it; servers and proxies allow a line of 8 KiB."""
+REFUSED_TYPE: Final = "application/vnd.msgpack"
+"""Content type of an answer whose body is a Refused."""
+
+_PARAMETER: Final = re.compile(r"([a-z]{1,16})=([A-Za-z0-9_-]{0,8000})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What a node's request carries: only `hello` in the first one, all three in the second."""
+
+    hello: bytes
+    nonce: bytes = b""
+    proof: bytes = b""
+
+    def header(self) -> str:
+        """The value of `Authorization`."""
+        fields = {"hello": self.hello, "nonce": self.nonce, "proof": self.proof}
+        return _header({name: value for name, value in fields.items() if value})
+
+    @classmethod
+    def of_header(cls, header: str) -> Credentials | None:
+        """None where the header is of another scheme. Raises RemoteProtocolError when it is this one, and broken."""
+        fields = _fields(header)
+        if fields is None:
+            return None
+        if set(fields) not in ({"hello"}, {"hello", "nonce", "proof"}):
+            raise RemoteProtocolError("A node's credentials are incomplete.", got=", ".join(sorted(fields)) or "none")
+        return cls(**fields)
+
+
+def challenge_header(challenge: bytes) -> str:
+    """The value of `WWW-Authenticate` that asks for a proof."""
+    return _header({"challenge": challenge})
+
+
+def challenge_of(header: str) -> bytes | None:
+    """The Challenge's frame in `WWW-Authenticate`; None where a server asks for something else."""
+    fields = _fields(header)
+    return None if fields is None else fields.get("challenge")
+
+
+def _header(fields: dict[str, bytes]) -> str:
+    pairs = (f"{name}={urlsafe_b64encode(value).decode().rstrip('=')}" for name, value in fields.items())
+    return f"{SCHEME} {', '.join(pairs)}"
+
+
+def _fields(header: str) -> dict[str, bytes] | None:
+    scheme, _, rest = header[: MOST_CHARACTERS + 1].partition(" ")
+    if scheme.lower() != SCHEME.lower():
+        return None
+    if len(header) > MOST_CHARACTERS:
+        raise RemoteProtocolError("Credentials are too long.", got=f"{len(header)} characters")
+    fields: dict[str, bytes] = {}
+    for part in rest.split(","):
+        found = _PARAMETER.fullmatch(part.strip(" \t"))
+        if found is None or found[1] in fields:
+            raise RemoteProtocolError("Credentials do not decode.", got=f"{len(header)} characters")
+        try:
+            fields[found[1]] = urlsafe_b64decode(found[2] + "=" * (-len(found[2]) % 4))
+        except binascii.Error as error:
+            raise RemoteProtocolError("Credentials do not decode.", got=f"{found[1]}: {error}") from error
+    return fields

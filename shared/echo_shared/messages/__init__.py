@@ -1,0 +1,172 @@
+"""Every message that hub and node exchange, with the bounds each field must keep.
+
+A message is one MessagePack map (`codec`) whose `type` names its class. Unknown fields are ignored (a newer peer may
+send more); wrong types, missing fields and values out of bounds are a `CodecError` before anything else reads the
+message. Arrays travel as {dtype, shape, data}: raw little-endian bytes, never pickle.
+
+Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`. `FromHub` and `FromNode`, here, are
+all that each side may say.
+"""
+
+from echo_shared.messages.base import (
+    MAX_BATCHED,
+    MAX_FRAME_BYTES,
+    MAX_FRAME_FROM_NODE_BYTES,
+    MAX_GROUP_SIZE,
+    OLDEST_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    Message,
+)
+from echo_shared.messages.checking import MAX_CHECKS, CheckLease, CheckResult
+from echo_shared.messages.handshake import (
+    MAX_COST_PER_HOUR,
+    MAX_POWER_WATTS,
+    Challenge,
+    Goodbye,
+    Hello,
+    Proof,
+    RefusalCode,
+    Refused,
+    Welcome,
+)
+from echo_shared.messages.leases import (
+    MAX_PREFIX_TOKENS,
+    Lease,
+    LeasedPrefix,
+    LeaseReturned,
+    LeaseRevoked,
+    NodeStatus,
+    Standby,
+    StandbyReason,
+)
+from echo_shared.messages.receipts import Checked, DropReason, Receipt, Receipts, ReceiptState, ReceiptsWanted
+from echo_shared.messages.rollouts import (
+    MAX_PARTS_TOKENS,
+    MAX_VERSION_SPANS,
+    FinishReason,
+    Rollout,
+    RolloutPart,
+    RolloutParts,
+    VersionSpan,
+    VersionSpans,
+    rollout_id,
+)
+from echo_shared.messages.spread import (
+    MAX_MESH,
+    MAX_PIECE_BYTES,
+    ArtefactOffer,
+    Fetched,
+    Have,
+    KeyframeWanted,
+    KeysRotated,
+    Links,
+    Mesh,
+    MeshPeer,
+    MeshPeers,
+    Peers,
+    Piece,
+    PolicyPublished,
+    RunKey,
+    RunKeys,
+    SharedMemory,
+    Unwanted,
+    Way,
+)
+
+__all__ = [
+    "MAX_BATCHED",
+    "MAX_CHECKS",
+    "MAX_COST_PER_HOUR",
+    "MAX_FRAME_BYTES",
+    "MAX_FRAME_FROM_NODE_BYTES",
+    "MAX_GROUP_SIZE",
+    "MAX_MESH",
+    "MAX_PARTS_TOKENS",
+    "MAX_PIECE_BYTES",
+    "MAX_POWER_WATTS",
+    "MAX_PREFIX_TOKENS",
+    "MAX_VERSION_SPANS",
+    "OLDEST_PROTOCOL_VERSION",
+    "PROTOCOL_VERSION",
+    "ArtefactOffer",
+    "Challenge",
+    "CheckLease",
+    "CheckResult",
+    "Checked",
+    "DropReason",
+    "Fetched",
+    "FinishReason",
+    "FromHub",
+    "FromNode",
+    "Goodbye",
+    "Have",
+    "Hello",
+    "KeyframeWanted",
+    "KeysRotated",
+    "Lease",
+    "LeaseReturned",
+    "LeaseRevoked",
+    "LeasedPrefix",
+    "Links",
+    "Mesh",
+    "MeshPeer",
+    "MeshPeers",
+    "Message",
+    "NodeStatus",
+    "Peers",
+    "Piece",
+    "PolicyPublished",
+    "Proof",
+    "Receipt",
+    "ReceiptState",
+    "Receipts",
+    "ReceiptsWanted",
+    "RefusalCode",
+    "Refused",
+    "Rollout",
+    "RolloutPart",
+    "RolloutParts",
+    "RunKey",
+    "RunKeys",
+    "SharedMemory",
+    "Standby",
+    "StandbyReason",
+    "Unwanted",
+    "VersionSpan",
+    "VersionSpans",
+    "Way",
+    "Welcome",
+    "rollout_id",
+]
+
+FromHub = (
+    Challenge
+    | Welcome
+    | Refused
+    | PolicyPublished
+    | Peers
+    | KeysRotated
+    | Mesh
+    | Piece
+    | Unwanted
+    | Lease
+    | LeaseRevoked
+    | CheckLease
+    | Standby
+    | Receipts
+)
+FromNode = (
+    Hello
+    | Proof
+    | NodeStatus
+    | Fetched
+    | Have
+    | Links
+    | KeyframeWanted
+    | Rollout
+    | RolloutParts
+    | LeaseReturned
+    | CheckResult
+    | ReceiptsWanted
+    | Goodbye
+)

@@ -1,0 +1,93 @@
+"""What the fields of messages are made of: packed arrays, text that is safe to print, keys and bounded numbers."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Annotated, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
+
+MAX_TOKENS: Final = 131_072
+
+
+def pack_array(array: NDArray[Any]) -> dict[str, Any]:
+    """{dtype, shape, data} of `array`, of any shape, its bytes little-endian and contiguous."""
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return {"dtype": little.dtype.str, "shape": list(little.shape), "data": little.tobytes()}
+
+
+def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
+    """The array [N] in `value`; ValueError unless it has exactly this dtype and at most `max_length` items."""
+    if isinstance(value, np.ndarray):
+        value = pack_array(value)
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data"}:
+        raise ValueError("an array must be a map of dtype, shape and data")
+    shape, data = value["shape"], value["data"]
+    if value["dtype"] != dtype:
+        raise ValueError(f"the array's dtype must be {dtype}")
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 0 <= shape[0] <= max_length:
+        raise ValueError(f"the array's shape must be [n] with n at most {max_length}")
+    if not isinstance(data, bytes) or len(data) != shape[0] * np.dtype(dtype).itemsize:
+        raise ValueError("the array's data does not have the length that its shape says")
+    array = np.frombuffer(data, dtype=dtype)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("the array holds a value that is not finite")
+    return array
+
+
+def _within_one(array: NDArray[Any]) -> NDArray[Any]:
+    if len(array) and not 0.0 <= array.min() <= array.max() <= 1.0:
+        raise ValueError("the array holds a value that is not between 0 and 1")
+    return array
+
+
+TokenIds = Annotated[
+    NDArray[np.int32],
+    PlainValidator(lambda value: unpack_array(value, dtype="<i4", max_length=MAX_TOKENS)),
+    PlainSerializer(pack_array),
+]
+Logprobs = Annotated[
+    NDArray[np.float32],
+    PlainValidator(lambda value: unpack_array(value, dtype="<f4", max_length=MAX_TOKENS)),
+    PlainSerializer(pack_array),
+]
+
+Shares = Annotated[
+    NDArray[np.float32],
+    PlainValidator(lambda value: _within_one(unpack_array(value, dtype="<f4", max_length=MAX_TOKENS))),
+    PlainSerializer(pack_array),
+]
+
+
+_UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode's control, format (text direction among them), surrogate, and line and paragraph separating characters."""
+
+
+def printable(text: str) -> str:
+    """A peer's text as it may go to terminals and logs: what steers those, other than "\\n" and "\\t", becomes "?"."""
+    return "".join(char if char in "\n\t" or unicodedata.category(char) not in _UNPRINTABLE else "?" for char in text)
+
+
+def printable_line(text: str) -> str:
+    """`printable`, on one line."""
+    return printable(text.replace("\n", "?").replace("\t", "?"))
+
+
+Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable_line)]
+Text = Annotated[str, Field(max_length=2_000), AfterValidator(printable)]
+PublicKey = Annotated[bytes, Field(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Field(min_length=64, max_length=64)]
+Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+PolicyVersion = Annotated[int, Field(ge=0, lt=2**31)]
+Lax = Field(strict=False)
+"""MessagePack has no tuples and no enums: these types are made from lists and strings, their items stay strict."""
+
+InfoHash = Annotated[bytes, Field(min_length=20, max_length=20)]
+NodeId = Annotated[str, Field(pattern=r"^[0-9a-z]{1,64}$")]
+PieceIndex = Annotated[int, Field(ge=0, lt=2**20)]
+Peer = Annotated[tuple[Annotated[str, Field(max_length=255)], Annotated[int, Field(ge=1, le=65535)]], Lax]
+RolloutId = Annotated[str, Field(min_length=3, max_length=48, pattern=r"^[0-9]+-[0-9]+$")]

@@ -1,0 +1,75 @@
+"""What became of each rollout, as the hub's books have it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from echo_shared.messages.base import MAX_BATCHED, Message
+from echo_shared.messages.fields import Lax, RolloutId
+
+
+class ReceiptState(StrEnum):
+    """Where a rollout is on its way; TRAINED, EVALUATED and DROPPED are final."""
+
+    LEASED = "leased"
+    RECEIVED = "received"
+    SCORED = "scored"
+    TRAINED = "trained"
+    EVALUATED = "evaluated"
+    """It has shown how good its version is, on a problem that is never trained on."""
+    DROPPED = "dropped"
+
+
+class DropReason(StrEnum):
+    """Why a leased rollout was of no use. Every dropped rollout has exactly one."""
+
+    STALE = "stale"
+    EXPIRED = "expired"
+    DUPLICATE = "duplicate"
+    RETURNED = "returned"
+    REVOKED = "revoked"
+    INVALID = "invalid"
+    SCORER_FAILED = "scorer_failed"
+    NO_ADVANTAGE = "no_advantage"
+    FORGED = "forged"
+    """Computed again, it is not what its policy version draws."""
+    QUARANTINED = "quarantined"
+    """Of a node that is not trusted any more, and not consumed yet."""
+    RUN_ENDED = "run_ended"
+    SCREENED = "screened"
+    """The learner's own forward pass showed that no honest engine gives it, or another of its group."""
+
+
+class Checked(StrEnum):
+    """Whether the hub has computed a rollout again, and what it found of what the rollout's own node drew."""
+
+    NO = "no"
+    PASSED = "passed"
+    FAILED = "failed"
+
+
+class Receipt(Message):
+    """One rollout's state on the hub, as committed in its store."""
+
+    rollout_id: RolloutId
+    state: Annotated[ReceiptState, Lax]
+    drop_reason: Annotated[DropReason, Lax] | None = None
+    checked: Annotated[Checked, Lax] = Checked.NO
+    """Never taken back: a later receipt that says no says nothing of it."""
+
+
+class Receipts(Message):
+    """States that the hub has committed. The first for a rollout is its ack: the node may forget the payload."""
+
+    type: Literal["receipts"] = "receipts"
+    receipts: Annotated[tuple[Receipt, ...], Field(max_length=MAX_BATCHED, strict=False)]
+
+
+class ReceiptsWanted(Message):
+    """The node knows no final state of these rollouts, which the hub has: receipts sent while it was away are lost."""
+
+    type: Literal["receipts_wanted"] = "receipts_wanted"
+    rollout_ids: Annotated[tuple[RolloutId, ...], Field(min_length=1, max_length=MAX_BATCHED, strict=False)]

@@ -1,0 +1,18 @@
+"""`benchmarks.fuzzing.child` with a reader that fails on all that is not empty."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.fuzzing import child
+
+
+def read(data: bytes) -> None:
+    if data:
+        raise ZeroDivisionError
+
+
+if __name__ == "__main__":
+    broken = replace(child.TARGETS["bencode"], read=read)
+    vars(child)["TARGETS"] = {"bencode": broken}
+    child.main()

@@ -1,0 +1,31 @@
+"""The study at the size of a test: dishonest samplers stand out, honest ones with the same numerics show nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import honesty
+from benchmarks.honesty import samplers, short_run
+from benchmarks.progress import Progress
+
+CASES = ("honest, torch f32", "honest, torch f32, weights of 4 bits", *samplers.ATTACKS, honesty.ANOTHER, honesty.COST)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_what_is_dishonest_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_run, "GROUPS", 16)
+    monkeypatch.setattr(honesty, "HONEST_GROUPS", 64)
+    monkeypatch.setattr(honesty, "DISHONEST_GROUPS", 64)
+    monkeypatch.setattr(honesty, "COST_REPEATS", 1)
+    progress = Progress(honesty.plan(), CASES)
+    measured = honesty.measure(0, progress)
+    rows = {row["case"]: row for row in measured.rows}
+    honest = rows["honest, torch f32"]
+    assert honest["u 0.0001"] == honest["claim 0.001"] == 0 and honest["rollouts"] == 512
+    assert rows["honest, torch f32, weights of 4 bits"]["u 0.2"] < 0.005
+    for name in (honesty.ANOTHER, *samplers.ATTACKS):
+        row = rows[name]
+        assert row["u 0.0001"] > 0.002 if not name.startswith(("claims", "-10")) else row["claim 0.05"] > 0.1, name
+    assert rows["wrong answers by hand"]["u 0.05"] > rows["right answers by hand"]["u 0.05"] > 0.03
+    assert {"verified_tokens_per_cpu_s", "cost_of_checking_all"} <= set(measured.headline)

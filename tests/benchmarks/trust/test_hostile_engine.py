@@ -1,0 +1,62 @@
+"""A hostile engine is the real one, asked and told otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from benchmarks.trust.falsifications import FALSIFICATIONS, Problems
+from benchmarks.trust.hostile_engine import ATTACK, FORGED, SHARE, HostileEngine
+from echo_node.backends.base import Engine, EngineEvent, GroupFailed
+from echo_shared.sampling import FinishedRollout, GroupRequest
+from tests.benchmarks.trust.test_falsifications import BASE, request, rollout
+
+
+class _Draws:
+    """An engine that draws a wrong answer first and the right one afterwards."""
+
+    def __init__(self) -> None:
+        self.asked: list[GroupRequest] = []
+        self.cancelled: list[int] = []
+
+    def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
+        for group in groups:
+            self.asked.append(group)
+            finished = rollout("46" if len(self.asked) > 1 else "45")
+            yield [FinishedRollout(**{**_fields(finished), "lease_id": group.lease_id})]
+        yield [GroupFailed(lease_id=self.asked[-1].lease_id, code="x", what="x")]
+
+    def cancel(self, lease_id: int) -> None:
+        self.cancelled.append(lease_id)
+
+
+def _fields(finished: FinishedRollout) -> dict[str, object]:
+    return {name: getattr(finished, name) for name in FinishedRollout.__slots__}
+
+
+def test_leases_of_its_own_are_told_as_the_one_that_was_given(tmp_path: Path) -> None:
+    falsification = FALSIFICATIONS["re-rolled for reward"](1.0)
+    falsification.problems = Problems(Path(BASE))
+    inner, forged = _Draws(), tmp_path / "forged"
+    engine = HostileEngine(cast(Engine, inner), falsification, forged)
+    told = [event for events in engine.sample(iter([request()])) for event in events]
+    assert [event.lease_id for event in told] == [7], "one rollout, and no failure of a lease that nobody gave"
+    assert len({group.lease_id for group in inner.asked}) == 4
+    assert forged.read_text() == "7-0\n"
+    engine.cancel(7)
+    assert set(inner.cancelled) == {group.lease_id for group in inner.asked}
+
+
+def test_the_process_ends_with_its_pipe(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.trust.hostile_engine"]
+    environment = {**os.environ, ATTACK: "copied rollouts", SHARE: "1", FORGED: str(tmp_path / "forged")}
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True, env=environment, timeout=60)
+
+
+def test_the_node_has_the_commands_of_a_node() -> None:
+    command = [sys.executable, "-m", "benchmarks.trust.hostile_node", "join", "--help"]
+    assert "--data-dir" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout

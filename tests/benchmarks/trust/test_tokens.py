@@ -1,0 +1,31 @@
+"""What rows of attacked and honest runs come to."""
+
+from __future__ import annotations
+
+from benchmarks.trust import tokens
+from benchmarks.trust.tokens import CLASSES, HONEST
+
+
+def row(**values: object) -> dict[str, object]:
+    none = {"forged_trained": 0, "trained": 400, "forged_trained_after": 0, "trained_after": 1_000}
+    return {"detected": True, "to_detection": 3, "forged": 10, **none, **values}
+
+
+def test_headlines_are_of_the_worst() -> None:
+    honest = {"false_bans": 1, "verification_share": 0.05}
+    rows = [row(), row(to_detection=40, forged=90, forged_trained=20, trained=600, forged_trained_after=1), honest]
+    assert tokens.headline(rows) == {
+        "worst_rollouts_to_detection": 40,
+        "poisoned_share_trained": 0.02,
+        "poisoned_share_trained_after": 0.0005,
+        "false_bans": 1,
+        "verification_share": 0.05,
+    }
+    assert tokens.headline([]) == {}
+
+
+def test_each_class_makes_the_attacks_that_it_can() -> None:
+    f32, *others = CLASSES
+    assert "claims to be float32" not in f32.attacks and HONEST not in f32.attacks
+    assert all("claims to be float32" in one.attacks for one in others)
+    assert len({planned.name for planned in tokens.plan()}) == len(tokens.plan())

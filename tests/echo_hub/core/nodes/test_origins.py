@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from echo_hub.core.nodes.node import Node
+from echo_hub.core.nodes.origins import ORIGIN_SHARE, Origins
+
+
+def stranger(name: str, origin: str) -> Node:
+    return Node(name, 4, origin=origin)
+
+
+def test_an_origin_has_a_part_of_what_strangers_may_hold_and_one_at_least() -> None:
+    origins = Origins()
+    home = [stranger(str(number), "192.0.2.1") for number in range(4)]
+    assert [origins.enter(node, 2 * ORIGIN_SHARE) for node in home] == [True, True, False, False]
+    assert origins.enter(stranger("x", "192.0.2.2"), 1)
+    assert not origins.enter(stranger("y", "192.0.2.2"), 1)
+
+
+def test_a_place_is_kept_until_it_is_left_and_goes_to_who_waited_longest() -> None:
+    origins = Origins()
+    first, second, third = (stranger(name, "here") for name in "abc")
+    assert origins.enter(first, 4) and origins.enter(first, 4)
+    assert not origins.enter(second, 4) and not origins.enter(third, 4)
+    origins.leave(first)
+    assert not first.has_place
+    assert origins.next_waiting("here") == "b" and origins.enter(second, 4)
+    assert origins.next_waiting("here") == "c" and origins.next_waiting("here") is None
+
+
+def test_who_comes_from_nowhere_shares_with_nobody() -> None:
+    origins = Origins()
+    assert all(origins.enter(stranger(str(number), ""), 1) for number in range(100))

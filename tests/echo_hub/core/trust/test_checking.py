@@ -1,0 +1,523 @@
+"""Who is asked to check whom, and what the answers come to: by hand, and on a coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub.core.effects import (
+    CheckingCredited,
+    CheckRecorded,
+    CheckRollout,
+    RolloutsDropped,
+    ScoreRecorded,
+    SendCheck,
+    SendLease,
+    StandingRecorded,
+    TrustDecided,
+)
+from echo_hub.core.events import (
+    CheckAbandoned,
+    CheckReturned,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    RolloutScored,
+    Tick,
+)
+from echo_hub.core.outbox import Outbox
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
+from echo_hub.core.trust import checking
+from echo_hub.core.trust.checking import Checking, Outcome
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.judging import alarm
+from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.core.trust.pairs import Finding
+from echo_hub.core.trust.settings import TrustSettings
+from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
+from echo_shared.messages import Checked, DropReason, ReceiptState
+
+TORCH = NumericsClass("torch", "f32", "cpu")
+LLAMA = NumericsClass("llama_cpp", "f32", "cpu")
+ALARM = alarm(1e-6)
+DEADLINE_S = 10.0
+
+
+def finding(node_id: str = "d", *, apart: float = 0.0, logprob: float = -0.5, tokens: int = 8) -> Finding:
+    """All tokens lie so far outside, and are claimed to be at -0.5 nats."""
+    outside, logprobs = np.full(tokens, apart), np.full(tokens, logprob)
+    evidence = Evidence.of(outside.tolist(), (logprobs + 0.5).tolist())
+    return Finding(spans=((node_id, evidence),), outside=outside, logprobs=logprobs, num_tokens=tokens + 2)
+
+
+HONEST = finding()
+FORGED = finding(apart=0.4, logprob=-9.0)
+INVENTED = finding(apart=0.7, logprob=-3.0)
+
+
+class Nodes:
+    """Checkers by name, with addresses; `d` draws."""
+
+    def __init__(self, *names: str, state: StandingState = StandingState.PROVEN) -> None:
+        self.standings: dict[str, Standing] = {}
+        self.out = Outbox()
+        self.now = 100.0
+        self.checking = Checking(
+            secret=b"secret",
+            deadline_s=DEADLINE_S,
+            alarm=ALARM,
+            doubt=ALARM / 2,
+            standing_of=self.standing,
+            out=self.out,
+        )
+        self.checking.connected("d", "there")
+        for number, name in enumerate(names):
+            self.join(name, state=state, numerics=(TORCH, LLAMA)[number % 2])
+
+    def standing(self, node_id: str) -> Standing:
+        return self.standings.setdefault(node_id, Standing(node_id, numerics=TORCH))
+
+    def join(self, name: str, *, origin: str = "", room: int = 8, version: int = 5, **values: Any) -> None:
+        for field, value in values.items():
+            setattr(self.standing(name), field, value)
+        self.checking.connected(name, origin or f"at {name}")
+        self.checking.reported(name, room, version)
+
+    def asked(self) -> list[tuple[str, str]]:
+        """Whom the next turn asks, and for what."""
+        self.outcomes = self.checking.advance(self.now)
+        return [(e.node_id, e.rollout_id) for e in self.out.take() if isinstance(e, SendCheck)]
+
+    def want(self, rollout_id: str = "1-0", version: int = 3) -> str:
+        """Who is asked first."""
+        self.checking.want(rollout_id, ("d",), version)
+        ((node_id, _),) = self.asked()
+        return node_id
+
+    def answer(self, node_id: str, found: Finding | None, rollout_id: str = "1-0") -> Outcome | None:
+        return self.checking.returned(node_id, rollout_id, found)
+
+
+@pytest.fixture(autouse=True)
+def lots(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Nothing is looked at twice unless it has to be; or as much as is said."""
+    monkeypatch.setattr(checking, "AUDITED", 0.0)
+    return lambda share: monkeypatch.setattr(checking, "AUDITED", share)
+
+
+# --- whom to ask
+
+
+def test_never_who_drew_it_nor_anybody_of_its_address() -> None:
+    nodes = Nodes("a")
+    nodes.join("d", origin="there", state=StandingState.PROVEN)
+    nodes.join("twin", origin="there", state=StandingState.PROVEN)
+    assert nodes.want() == "a"
+    assert nodes.answer("a", FORGED) is None and nodes.asked() == [], "a second one of another address is needed"
+    nodes.join("b", origin="at a", state=StandingState.PROVEN)
+    assert nodes.asked() == [], "nor of the first one's"
+    nodes.join("c", state=StandingState.PROVEN)
+    assert nodes.asked() == [("c", "1-0")]
+
+
+def test_never_who_came_by_the_same_invite() -> None:
+    nodes = Nodes("a")
+    nodes.join("friend", state=StandingState.PROVEN)
+    nodes.checking.connected("d", "there", "invite 1")
+    nodes.checking.connected("friend", "elsewhere", "invite 1")
+    nodes.checking.connected("a", "at a", "invite 2")
+    assert nodes.want() == "a"
+    assert nodes.answer("a", FORGED) is None and nodes.asked() == []
+
+
+def test_nodes_of_the_hubs_own_host_share_nothing() -> None:
+    nodes = Nodes()
+    nodes.checking.connected("d", "")
+    nodes.checking.connected("a", "")
+    nodes.checking.reported("a", 8, 5)
+    assert nodes.want() == "a"
+
+
+def test_only_who_can_and_has_the_version_and_room() -> None:
+    nodes = Nodes()
+    nodes.join("cannot", room=0, state=StandingState.PROVEN)
+    nodes.join("behind", version=2, state=StandingState.PROVEN)
+    nodes.join("small", room=1, state=StandingState.PROVEN)
+    assert nodes.want("1-0") == "small"
+    nodes.checking.want("2-0", ("d",), 3)
+    assert nodes.asked() == []
+    assert nodes.answer("small", HONEST) is not None
+    assert nodes.asked() == [("small", "2-0")]
+
+
+@pytest.mark.parametrize("state", [StandingState.SUSPECT, StandingState.QUARANTINED])
+def test_nobody_who_is_not_trusted(state: StandingState) -> None:
+    nodes = Nodes("a", state=state)
+    nodes.checking.want("1-0", ("d",), 3)
+    assert nodes.asked() == []
+
+
+def test_new_nodes_only_where_no_proven_one_can_be_asked() -> None:
+    nodes = Nodes("n1", "n2", state=StandingState.NEW)
+    nodes.join("p", room=1, state=StandingState.PROVEN)
+    assert nodes.want("1-0") == "p"
+    nodes.checking.want("2-0", ("d",), 3)
+    assert nodes.asked() == [], "it has no room now, and is waited for"
+    assert nodes.answer("p", FORGED) is None
+    asked = dict(reversed(pair) for pair in nodes.asked())
+    assert asked["2-0"] == "p" and asked["1-0"] in ("n1", "n2")
+
+
+def test_rather_one_of_another_class_and_nobody_knows_which() -> None:
+    nodes = Nodes("t1", "l1", "t2", "l2", "t3")
+    first = {nodes.want(f"{number}-0") for number in range(8)}
+    assert first == {"l1", "l2"}, "the node that drew is of the other class"
+    assert nodes.answer("l1", FORGED, next(r for n, r in _asked_of(nodes, "l1"))) is None
+    ((second, _),) = nodes.asked()
+    assert second in ("t1", "t2", "t3"), "unlike the first, before unlike the drawer"
+
+
+def _asked_of(nodes: Nodes, node_id: str) -> list[tuple[str, str]]:
+    return [(node_id, rollout_id) for rollout_id in sorted(nodes.checking._checkers[node_id].asked_for)]
+
+
+# --- what the answers come to
+
+
+def test_one_acquittal_settles() -> None:
+    nodes = Nodes("a", "b", "c")
+    outcome = nodes.answer(nodes.want(), HONEST)
+    assert outcome is not None and outcome.spans[0][:2] == HONEST.spans[0]
+    assert [tokens for _, tokens in outcome.agreed] == [10] and not outcome.outvoted
+    assert nodes.asked() == []
+
+
+def test_an_accusation_needs_a_second_and_the_milder_of_the_two_counts() -> None:
+    nodes = Nodes("a", "b", "c")
+    first = nodes.want()
+    assert nodes.answer(first, FORGED) is None
+    ((second, _),) = nodes.asked()
+    milder = finding(apart=0.39999, logprob=-9.5)
+    milder.outside[0], milder.logprobs[0] = 0.0, -0.5
+    milder = replace(milder, spans=(("d", Evidence.of(milder.outside.tolist(), (milder.logprobs + 0.5).tolist())),))
+    outcome = nodes.answer(second, milder)
+    assert outcome is not None and outcome.spans[0][1] == milder.spans[0][1]
+    assert {node_id for node_id, _ in outcome.agreed} == {first, second} and not outcome.outvoted
+
+
+def test_a_lying_checker_is_outvoted() -> None:
+    """It accuses; the second acquits, which only who has computed it can; the third agrees with the second."""
+    nodes = Nodes("a", "b", "c")
+    liar = nodes.want()
+    assert nodes.answer(liar, INVENTED) is None
+    ((second, _),) = nodes.asked()
+    assert nodes.answer(second, HONEST) is None
+    ((third, _),) = nodes.asked()
+    outcome = nodes.answer(third, HONEST)
+    assert outcome is not None and outcome.outvoted == (liar,)
+    assert [node_id for node_id, _ in outcome.agreed] == [second, third]
+    assert outcome.spans[0][1] == HONEST.spans[0][1]
+    assert (nodes.checking.num_opinions, nodes.checking.num_disagreements, nodes.checking.num_outvoted) == (3, 1, 1)
+
+
+def test_a_friend_who_acquits_is_outvoted_where_he_is_looked_at(lots: Callable[[float], None]) -> None:
+    """The acquittal stands at once, for nobody is to wait; the two others then disprove it."""
+    nodes = Nodes("a", "b", "c")
+    lots(1.0)
+    friend = nodes.want()
+    outcome = nodes.answer(friend, HONEST)
+    assert outcome is not None and outcome.spans and outcome.agreed == ((friend, 10),)
+    ((second, _),) = nodes.asked()
+    assert nodes.answer(second, FORGED) is None
+    ((third, _),) = nodes.asked()
+    outcome = nodes.answer(third, FORGED)
+    assert outcome is not None and outcome.is_known and not outcome.spans
+    assert (outcome.outvoted, outcome.disproved) == ((friend,), ("d",))
+    assert outcome.agreed == ((second, 10), (third, 10)) and not nodes.checking._cases
+
+
+def test_a_liar_who_disputes_what_is_settled_is_outvoted(lots: Callable[[float], None]) -> None:
+    nodes = Nodes("a", "b", "c")
+    lots(1.0)
+    first = nodes.want()
+    nodes.answer(first, HONEST)
+    ((liar, _),) = nodes.asked()
+    assert nodes.answer(liar, INVENTED) is None
+    ((third, _),) = nodes.asked()
+    outcome = nodes.answer(third, HONEST)
+    assert outcome is not None and (outcome.outvoted, outcome.disproved) == ((liar,), ())
+    assert outcome.agreed == ((third, 10),), "the first was credited before"
+
+
+def test_what_two_agree_on_finds_a_liar(lots: Callable[[float], None]) -> None:
+    """Of a forged rollout, on which two agree, the third says that it was drawn honestly: he cannot tell."""
+    nodes = Nodes("a", "b", "c")
+    lots(1.0)
+    assert nodes.answer(nodes.want(), FORGED) is None
+    ((second, _),) = nodes.asked()
+    outcome = nodes.answer(second, FORGED)
+    assert outcome is not None and outcome.spans, "it is settled"
+    ((third, _),) = nodes.asked()
+    assert nodes.answer(third, HONEST) == Outcome(rollout_id="1-0", is_known=True, outvoted=(third,))
+    assert nodes.asked() == [] and not nodes.checking._cases
+
+
+def test_two_colluders_of_one_address_are_never_both_asked() -> None:
+    nodes = Nodes()
+    for name in ("x", "y"):
+        nodes.join(name, origin="theirs", state=StandingState.PROVEN)
+    accuser = nodes.want()
+    assert nodes.answer(accuser, INVENTED) is None
+    assert nodes.asked() == []
+    nodes.now += DEADLINE_S
+    assert nodes.asked() == []
+    assert nodes.outcomes == [Outcome(rollout_id="1-0", is_doubtful=True)]
+
+
+def test_three_who_all_say_something_else_settle_nothing() -> None:
+    nodes = Nodes("a", "b", "c", "e")
+    answers = [HONEST, INVENTED, finding(apart=0.05, logprob=-7.0)]
+    assert nodes.answer(nodes.want(), answers[1]) is None
+    ((second, _),) = nodes.asked()
+    assert nodes.answer(second, answers[0]) is None
+    ((third, _),) = nodes.asked()
+    assert nodes.answer(third, answers[2]) == Outcome(rollout_id="1-0", is_doubtful=True)
+
+
+# --- who is lost
+
+
+def test_another_is_asked_when_a_checker_leaves_declines_or_takes_too_long() -> None:
+    nodes = Nodes("a", "b", "c", "e")
+    first = nodes.want()
+    nodes.checking.disconnected(first)
+    ((second, _),) = nodes.asked()
+    assert nodes.answer(first, HONEST) is None, "it is not asked any more"
+    assert nodes.answer(second, None) is None
+    ((third, _),) = nodes.asked()
+    nodes.now += DEADLINE_S
+    ((fourth, _),) = nodes.asked()
+    assert len({first, second, third, fourth}) == 4
+    assert nodes.answer(third, HONEST) is None, "too late"
+    assert nodes.answer(fourth, HONEST) is not None
+
+
+def test_who_comes_to_be_suspect_meanwhile_says_nothing() -> None:
+    nodes = Nodes("a", "b")
+    first = nodes.want()
+    nodes.standing(first).state = StandingState.SUSPECT
+    nodes.checking.changed(first)
+    assert nodes.answer(first, HONEST) is None and nodes.checking.num_opinions == 0
+    ((second, _),) = nodes.asked()
+    assert second != first
+
+
+def test_what_is_settled_is_forgotten_when_no_second_can_be_asked(lots: Callable[[float], None]) -> None:
+    nodes = Nodes("a")
+    lots(1.0)
+    outcome = nodes.answer(nodes.want(), HONEST)
+    assert outcome is not None and outcome.spans and nodes.asked() == []
+    nodes.now += DEADLINE_S
+    assert nodes.asked() == [] and nodes.outcomes == [Outcome(rollout_id="1-0", is_known=True)]
+    assert not nodes.checking._cases
+
+
+def test_without_anybody_it_is_given_up() -> None:
+    nodes = Nodes()
+    nodes.checking.want("1-0", ("d",), 3)
+    assert nodes.asked() == [] and nodes.checking.due_at == nodes.now + DEADLINE_S
+    nodes.now = nodes.checking.due_at
+    assert nodes.asked() == [] and nodes.outcomes == [Outcome(rollout_id="1-0")]
+    assert not nodes.checking._cases and not nodes.checking._waiting
+
+
+def test_fresh_keys_by_the_thousand_are_not_asked_while_one_node_is_proven() -> None:
+    """Wherever in the order of their coming it is, and whether they say that they can check or not."""
+    for room in (0, 8):
+        nodes = Nodes()
+        for number in range(1_000):
+            nodes.join(f"new {number}", room=room, state=StandingState.NEW)
+        nodes.join("proven", room=100, state=StandingState.PROVEN)
+        assert [nodes.want(f"{number}-0") for number in range(100)] == ["proven"] * 100
+
+
+def test_who_has_proven_itself_is_asked_from_then_on() -> None:
+    nodes = Nodes("a", "b", "c", state=StandingState.NEW)
+    nodes.standing("b").state = StandingState.PROVEN
+    nodes.checking.changed("b")
+    assert [nodes.want(f"{number}-0") for number in range(4)] == ["b"] * 4
+    nodes.checking.disconnected("b")
+    assert nodes.checking.num_checkers == 2 and "b" not in dict(nodes.asked())
+
+
+def test_what_falls_due_at_once_is_asked_for_in_turns() -> None:
+    nodes = Nodes("a", "b")
+    for name in "ab":
+        nodes.join(name, room=1_000)
+    for number in range(500):
+        nodes.want(f"{number}-0")
+    nodes.now += DEADLINE_S
+    counts = [len(nodes.asked())]
+    while nodes.checking.due_at <= nodes.now:
+        counts.append(len(nodes.asked()))
+    assert max(counts) <= checking.MOST_ASKED and sum(counts) == 500
+
+
+# --- on a coordinator
+
+SETTINGS = TrustSettings(enabled=True, by_nodes=True, secret=b"secret", first_checked=2, check_deadline_s=DEADLINE_S)
+
+
+@pytest.fixture
+def world(bench):
+    """Groups of one; four nodes, of which `d` alone is given work; `d` and the three checkers are as said."""
+
+    def make(*standings: StandingRow, snapshot: CoordinatorSnapshot | None = None):
+        snapshot = snapshot or CoordinatorSnapshot(standings=standings)
+        made = bench(snapshot, trust=SETTINGS, group_size=1)
+        for number, name in enumerate("abc"):
+            join(made, name, capacity=0, checks=8, numerics=(TORCH, LLAMA)[number % 2])
+        return made
+
+    return make
+
+
+def join(bench, name: str, *, capacity: int = 100, checks: int = 0, numerics: NumericsClass = TORCH) -> list[SendLease]:
+    bench.tell(
+        NodeConnected(node_id=name, numerics=numerics, origin=f"at {name}"),
+        NodeReported(node_id=name, capacity=capacity, policy_version=0, precision="f32", checks=checks),
+    )
+    return bench.of(SendLease)
+
+
+def proven(name: str, numerics: NumericsClass = TORCH) -> StandingRow:
+    return StandingRow(
+        node_id=name, state=StandingState.PROVEN, numerics=numerics, num_verified=100, proof=-20.0, num_checked=100
+    )
+
+
+CHECKERS = (proven("a"), proven("b", LLAMA), proven("c"))
+
+
+def arrive(bench, lease: SendLease) -> str:
+    """The one rollout of a lease comes in; who is asked for it."""
+    bench.tell(bench.arrival(lease, lease.indices[0]))
+    assert not bench.of(CheckRollout)
+    (asked,) = bench.of(SendCheck)
+    return asked.node_id
+
+
+def name_of(lease: SendLease) -> str:
+    return f"{lease.lease_id}-{lease.indices[0]}"
+
+
+def answer(bench, node_id: str, lease: SendLease, found: Finding | None) -> str:
+    """A node's answer; who is asked next, if anybody."""
+    bench.tell(CheckReturned(node_id=node_id, rollout_id=name_of(lease), finding=found))
+    return next((asked.node_id for asked in bench.of(SendCheck)), "")
+
+
+def test_a_new_nodes_reward_waits_for_the_word_of_another(world) -> None:
+    bench = world(*CHECKERS)
+    lease = join(bench, "d")[0]
+    checker = arrive(bench, lease)
+    bench.tell(RolloutScored(rollout_id=name_of(lease), reward=1.0))
+    assert not bench.of(ScoreRecorded)
+    assert answer(bench, checker, lease, HONEST) == ""
+    assert bench.of(ScoreRecorded) and bench.of(CheckRecorded)[0].checked is Checked.PASSED
+    assert bench.of(CheckingCredited) == [CheckingCredited(node_id=checker, num_tokens=10)]
+    assert bench.of(StandingRecorded)[-1].row.num_verified == 1
+    status = bench.coordinator.status().trust
+    assert (status.checkers, status.opinions, status.checked_tokens, status.waiting) == (3, 1, 10, 0)
+
+
+def test_two_unlike_nodes_convict_one(world) -> None:
+    bench = world(*CHECKERS)
+    lease = join(bench, "d")[0]
+    first = arrive(bench, lease)
+    second = answer(bench, first, lease, FORGED)
+    assert not bench.of(TrustDecided), "one is only a hint"
+    answer(bench, second, lease, FORGED)
+    assert [(one.node_id, one.decision) for one in bench.of(TrustDecided)] == [("d", Decision.QUARANTINED)]
+    assert ({"a": TORCH, "b": LLAMA, "c": TORCH}[first]) != {"a": TORCH, "b": LLAMA, "c": TORCH}[second]
+    assert bench.of(CheckRecorded)[0].checked is Checked.FAILED
+    assert bench.of(RolloutsDropped)[0].reason is DropReason.FORGED
+
+
+def test_who_lied_as_a_checker_has_to_prove_itself_again(world) -> None:
+    bench = world(*CHECKERS)
+    lease = join(bench, "d")[0]
+    liar = arrive(bench, lease)
+    second = answer(bench, liar, lease, INVENTED)
+    third = answer(bench, second, lease, HONEST)
+    answer(bench, third, lease, HONEST)
+    rows = {record.row.node_id: record.row for record in bench.of(StandingRecorded)}
+    assert rows[liar].state is StandingState.SUSPECT and rows["d"].num_verified == 1
+    assert not bench.of(TrustDecided) and liar not in {one.node_id for one in bench.of(CheckingCredited)}
+
+
+def test_what_one_accuses_and_nobody_can_tell_is_not_trained_on(world) -> None:
+    bench = world(*CHECKERS)
+    lease = join(bench, "d")[0]
+    first = arrive(bench, lease)
+    bench.tell(RolloutScored(rollout_id=name_of(lease), reward=1.0))
+    for other in {"a", "b", "c"} - {first}:
+        bench.tell(NodeDisconnected(node_id=other))
+    assert answer(bench, first, lease, FORGED) == ""
+    assert bench.coordinator.due_at() <= 1_000.0 + DEADLINE_S
+    bench.now += DEADLINE_S
+    bench.tell(Tick())
+    assert bench.of(RolloutsDropped)[0].rollout_ids == (name_of(lease),)
+    assert not bench.of(ScoreRecorded) and not bench.of(TrustDecided)
+    assert bench.coordinator.status().trust.abandoned == 1
+
+
+def test_what_nobody_can_check_goes_on_unchecked(world) -> None:
+    bench = world(*CHECKERS)
+    lease = join(bench, "d")[0]
+    arrive(bench, lease)
+    bench.tell(RolloutScored(rollout_id=name_of(lease), reward=1.0))
+    bench.tell(CheckAbandoned(rollout_id=name_of(lease)))
+    assert bench.of(ScoreRecorded) and not bench.of(CheckRecorded)
+
+
+def test_after_a_restart_what_was_not_checked_is_wanted_anew(world) -> None:
+    """What was asked before is asked again of whoever is there; an answer from before counts for nobody else."""
+    row = RolloutRow(
+        rollout_id="1-0",
+        lease_id=1,
+        node_id="d",
+        group_id=0,
+        index=0,
+        policy_version=0,
+        deadline=1_060.0,
+        state=ReceiptState.RECEIVED,
+        reward=None,
+    )
+    snapshot = CoordinatorSnapshot(
+        next_group_id=1,
+        next_lease_id=2,
+        groups=(GroupRow(group_id=0, seed=1),),
+        rollouts=(row,),
+        standings=CHECKERS,
+    )
+    bench = world(snapshot=snapshot)
+    asked = [e for e in bench.effects if isinstance(e, SendCheck)]
+    assert [one.rollout_id for one in asked] in ([], ["1-0"])
+    bench.tell(*(CheckReturned(node_id=name, rollout_id="1-0", finding=HONEST) for name in "abc"))
+    assert bench.of(CheckRecorded)[0].checked is Checked.PASSED and len(bench.of(CheckingCredited)) == 1
+
+
+def test_in_the_first_minutes_new_nodes_prove_each_other(world) -> None:
+    """Two honest ones, one that forges; nobody is proven. It is convicted by the two, and they prove each other."""
+    bench = world()
+    lease = join(bench, "d")[0]
+    first = arrive(bench, lease)
+    second = answer(bench, first, lease, FORGED)
+    assert first != second and {first, second} <= set("abc")
+    answer(bench, second, lease, FORGED)
+    assert bench.of(TrustDecided)[0].node_id == "d"

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from echo_hub.core.trust.common_faults import KEPT, MOST_NODES, CommonFaults
+from echo_hub.core.trust.numerics import NumericsClass
+
+CAUSE = (NumericsClass("mlx", "f32", "metal"), "version", 7)
+OTHER = (NumericsClass("mlx", "f32", "metal"), "version", 8)
+
+
+def checked(faults: CommonFaults, names: str, *, failed: bool, established: bool = False, cause=CAUSE) -> None:
+    for name in names:
+        faults.note(cause, name, is_established=established, failed=failed)
+
+
+def test_two_nodes_that_fail_are_no_common_fault() -> None:
+    faults = CommonFaults()
+    checked(faults, "ab", failed=True)
+    assert faults.suspended((CAUSE,)) is None and faults.all_suspended == ()
+
+
+def test_three_that_fail_are_one_if_they_are_half_of_those_checked() -> None:
+    faults = CommonFaults()
+    checked(faults, "abc", failed=True)
+    assert faults.suspended((OTHER, CAUSE)) == CAUSE
+    assert faults.failed(CAUSE) == ("a", "b", "c")
+    checked(faults, "def", failed=False)
+    assert faults.all_suspended == (CAUSE,)
+    checked(faults, "g", failed=False)
+    assert faults.suspended((CAUSE,)) is None
+
+
+def test_a_node_counts_once_however_often_it_fails() -> None:
+    faults = CommonFaults()
+    checked(faults, "aaabbb", failed=True)
+    assert faults.suspended((CAUSE,)) is None
+
+
+def test_keys_that_cost_nothing_have_no_vote_where_others_have_one() -> None:
+    faults = CommonFaults()
+    checked(faults, "x", failed=False, established=True)
+    checked(faults, "abcdefgh", failed=True)
+    assert faults.suspended((CAUSE,)) is None
+    checked(faults, "yzw", failed=True, established=True)
+    assert faults.suspended((CAUSE,)) == CAUSE
+
+
+def test_who_was_established_when_it_was_checked_stays_so_for_this_count() -> None:
+    faults = CommonFaults()
+    checked(faults, "xyz", failed=False, established=True)
+    checked(faults, "xyz", failed=True)
+    assert faults.suspended((CAUSE,)) == CAUSE
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    faults = CommonFaults()
+    checked(faults, "abc", failed=True)
+    for number in range(KEPT):
+        checked(faults, "a", failed=False, cause=(CAUSE[0], "group", number))
+    assert faults.suspended((CAUSE,)) is None
+    for number in range(MOST_NODES + 5):
+        faults.note(OTHER, f"n{number}", is_established=False, failed=True)
+    assert len(faults.failed(OTHER)) == MOST_NODES

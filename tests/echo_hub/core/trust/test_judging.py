@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import e, exp, log
+
+import pytest
+
+from echo_hub.core.trust.evidence import CLAIM_CUT, Evidence
+from echo_hub.core.trust.judging import (
+    DISHONEST_CLAIMS,
+    DISHONEST_DRAWS,
+    NOTHING,
+    WEIGHTS,
+    added,
+    alarm,
+    log_ratios,
+    proof_added,
+    weigh,
+)
+from echo_hub.core.trust.numerics import PRIORS, NumericsClass, prior
+
+F32 = PRIORS["f32"]
+COARSE = prior(NumericsClass())
+
+
+def drawn(*draws: int) -> Evidence:
+    return Evidence(draws=draws, claims=(sum(draws), 0, 0, 0, 0, 0))
+
+
+def test_a_token_weighs_the_ratio_of_the_two_hypotheses() -> None:
+    """By hand: w = 0.2, q0 = 5e-5, f = 0.58: ln(0.8 + 0.2 * 0.58 / 5e-5) = ln(2320.8) = 7.7496."""
+    ratios = log_ratios(F32.draws, DISHONEST_DRAWS, 0.2)
+    assert ratios[0] == pytest.approx(-0.22314, abs=1e-5)
+    assert ratios[5] == pytest.approx(7.7497, abs=1e-4)
+
+
+def test_a_rollout_weighs_the_sum_of_its_tokens_for_each_sum() -> None:
+    weighed = weigh(drawn(3, 0, 0, 0, 0, 1), F32)
+    assert weighed[0] == pytest.approx(3 * log(0.8) + log(0.8 + 0.2 * 0.58 / 5e-5))
+    assert weighed[2] == pytest.approx(3 * log(0.998) + log(0.998 + 0.002 * 0.58 / 5e-5))
+    assert weighed[3] == pytest.approx(4 * log(0.8))
+    assert len(weighed) == len(NOTHING) == 2 * len(WEIGHTS) + 2
+
+
+def test_what_varies_more_than_its_tokens_weighs_less() -> None:
+    weighed = weigh(drawn(0, 0, 0, 0, 0, 2), COARSE)
+    assert weighed[0] == pytest.approx(2 * log(0.8 + 0.2 * 0.58 / 0.0003) / 1.5)
+
+
+@pytest.mark.parametrize("honest", [*PRIORS.values(), COARSE], ids=lambda honest: f"{honest.draws[0]}")
+@pytest.mark.parametrize("w", WEIGHTS)
+def test_under_honesty_what_a_token_weighs_has_mean_one(honest, w: float) -> None:
+    """e**weight, which is what bounds false alarms; less where it is tempered."""
+    for shares, dishonest in ((honest.draws, DISHONEST_DRAWS), (honest.claims, DISHONEST_CLAIMS)):
+        ratios = log_ratios(shares, dishonest, w)
+        mean = sum(q * exp(ratio / honest.dispersion) for q, ratio in zip(shares, ratios, strict=True))
+        assert mean == pytest.approx(1.0) if honest.dispersion == 1.0 else mean < 1.0
+
+
+def test_sums_never_fall_below_nothing() -> None:
+    assert added((0.0, 1.0, 5.0), (2.0, -3.0, -1.0)) == (2.0, 0.0, 4.0)
+
+
+def test_the_alarm_bounds_all_sums_together() -> None:
+    """ln(8 / 1e-6) = 15.895."""
+    assert alarm(1e-6) == pytest.approx(15.8950, abs=1e-4)
+
+
+def test_a_bias_of_claims_weighs_what_is_beyond_chance() -> None:
+    """By hand, 8 bits: v = .48 * .001**2 + .3 * .01**2 + .165 * .05**2 + .055 * .1**2 = 9.93e-4; psi = .0812."""
+    honest = PRIORS["q8_0"]
+    variance = 0.48e-6 + 0.3e-4 + 0.165 * 25e-4 + 0.055 * 1e-2
+    psi = (e - 2) * variance * 100 + variance * 10
+    too_high = Evidence.of([0.0] * 10, [-0.05] * 10)
+    weighed = weigh(too_high, honest)
+    assert weighed[-2:] == pytest.approx((-5.0 - 10 * psi, 5.0 - 10 * psi), rel=1e-3)
+
+
+@pytest.mark.parametrize("error", [CLAIM_CUT, 0.05, 0.01])
+@pytest.mark.parametrize("honest", [*PRIORS.values(), COARSE], ids=lambda honest: f"{honest.draws[0]}")
+def test_errors_to_both_sides_convict_nobody_on_average(honest, error: float) -> None:
+    """e**weight of errors as large as the class has them, and of the mean that true claims of its divergence have."""
+    bounds = (1e-3, 0.01, 0.05, CLAIM_CUT, CLAIM_CUT, CLAIM_CUT)
+    variance = sum(share * min(bound, error) ** 2 for share, bound in zip(honest.claims, bounds, strict=True))
+    up = 0.5 - variance / 2 / (2 * error) / sum(honest.claims)
+    for sign in (-2, -1):
+        mean = 0.0
+        for share, bound in zip(honest.claims, bounds, strict=True):
+            size = min(bound, error)
+            for chance, difference in ((up, size), (1 - up, -size)):
+                mean += share * chance * exp(weigh(Evidence.of([0.0], [difference]), honest)[sign])
+        assert mean <= 1.0 + 1e-9
+
+
+@pytest.mark.parametrize("error", [CLAIM_CUT, 0.05, 0.01])
+@pytest.mark.parametrize("honest", [*PRIORS.values(), COARSE], ids=lambda honest: f"{honest.draws[0]}")
+@pytest.mark.parametrize("learned", [0.5, 0.75])
+def test_errors_as_large_as_the_class_has_shown_convict_nobody_on_average(honest, error: float, learned: float) -> None:
+    """A share of the tokens errs by as much as the learned mean square has room for, and the others not at all; the
+    mean of the errors is the one of true claims, to the worse side."""
+    honest = replace(honest, learned_variance=learned * honest.variance)
+    share = min(1.0, honest.variance / error**2)
+    mean = share * error**2 / 2
+    up = 0.5 + mean / (2 * error * share)
+    for sign, chance in ((-2, up), (-1, 1 - up)):
+        likely = ((share * chance, error), (share * (1 - chance), -error), (1 - share, 0.0))
+        weights = ((one, weigh(Evidence.of([0.0], [difference]), honest)[sign]) for one, difference in likely)
+        assert sum(one * exp(weight) for one, weight in weights) <= 1.0 + 1e-9
+
+
+def test_a_class_that_knows_its_scatter_convicts_sooner() -> None:
+    """By hand, four bits: v = 1.6054e-3, psi = (e - 2) * .16054 + .01605 = .1314; of half of that, .0657. A token whose
+    claim is 0.029 too high weighs (.29 - .1314) / 1.5 = .1058, or (.29 - .0657) / 1.5 = .1496."""
+    coarse = PRIORS["q4_k_m"]
+    known = replace(coarse, learned_variance=coarse.variance / 2)
+    too_high = Evidence.of([0.0], [-0.029])
+    assert weigh(too_high, coarse)[-1] == pytest.approx(0.1058, abs=1e-4)
+    assert weigh(too_high, known)[-1] == pytest.approx(0.1496, abs=1e-4)
+    assert weigh(too_high, known)[:-2] == weigh(too_high, coarse)[:-2]
+
+
+def test_three_forged_tokens_convict_and_two_do_not() -> None:
+    assert max(weigh(drawn(0, 0, 0, 0, 0, 3), F32)) > alarm(1e-6)
+    assert max(weigh(drawn(0, 0, 0, 0, 0, 2), F32)) < alarm(1e-6)
+
+
+def test_a_forged_end_behind_a_long_honest_beginning_convicts() -> None:
+    """4,000 tokens that were drawn honestly speak for the node only in the sums that look for many forged ones."""
+    weighed = weigh(drawn(4_000, 0, 0, 0, 0, 12), F32)
+    assert weighed[0] < 0 and max(weighed) > alarm(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "honest", "tokens"), [(4, F32, 3), (5, F32, 3), (4, PRIORS["bf16"], 7), (5, COARSE, 20)]
+)
+def test_invented_log_probabilities_convict(claimed: int, honest, tokens: int) -> None:
+    claims = tuple(tokens if place == claimed else 0 for place in range(6))
+    assert max(weigh(Evidence(draws=(tokens, 0, 0, 0, 0, 0), claims=claims), honest)) > alarm(1e-6)
+
+
+def test_draws_alone_speak_for_a_node_and_only_up_to_now() -> None:
+    weighed = weigh(drawn(10, 0, 0, 0, 0, 0), F32)
+    assert proof_added(-3.0, weighed) == pytest.approx(-3.0 + 10 * log(0.8 + 0.2 * 0.0 / 0.9985))
+    assert proof_added(-3.0, weigh(drawn(0, 0, 0, 0, 0, 1), F32)) == 0.0
+
+
+def test_the_smallest_miss_takes_thirty_one_honest_tokens() -> None:
+    """ln(1e-3) / ln(0.8) = 30.96."""
+    assert proof_added(0.0, weigh(drawn(30, 0, 0, 0, 0, 0), F32)) > log(1e-3)
+    assert proof_added(0.0, weigh(drawn(31, 0, 0, 0, 0, 0), F32)) < log(1e-3)

@@ -1,0 +1,554 @@
+"""Checks and what follows, on a coordinator: who is checked, who is convicted, and what becomes of their work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub.core.effects import (
+    CheckRecorded,
+    CheckRollout,
+    HastenChecks,
+    LookUpReceipt,
+    RevokeLease,
+    RolloutsDropped,
+    RolloutsEvaluated,
+    ScoreRecorded,
+    SendLease,
+    StandingRecorded,
+    StepPlanned,
+    TellStandby,
+    TrustDecided,
+)
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.events import (
+    CheckAbandoned,
+    EvaluationWanted,
+    LearnerReady,
+    NodeConnected,
+    NodePardoned,
+    NodeReported,
+    RolloutChecked,
+    RolloutContinued,
+    RolloutScored,
+    StepDone,
+    Tick,
+)
+from echo_hub.core.payload import RolloutPayload, Span
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
+from echo_hub.core.step_screen import StepScreen
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.core.trust.rate import is_drawn
+from echo_hub.core.trust.settings import TrustSettings
+from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
+from echo_shared.messages import Checked, DropReason, FinishReason, ReceiptState, StandbyReason
+
+SETTINGS = TrustSettings(enabled=True, secret=b"secret", first_checked=2)
+CHECKS_ALL = replace(SETTINGS, least_checked=1.0)
+F32 = NumericsClass("torch", "f32", "cpu")
+HONEST = Evidence(draws=(40, 0, 0, 0, 0, 0), claims=(40, 0, 0, 0, 0, 0))
+FORGED = Evidence(draws=(0, 0, 0, 0, 0, 4), claims=(4, 0, 0, 0, 0, 0))
+DOUBTFUL = Evidence(draws=(0, 0, 0, 0, 0, 1), claims=(1, 0, 0, 0, 0, 0))
+
+
+@pytest.fixture
+def world(bench):
+    """Checks are on; groups of two, two groups a step; `a` proven unless it says otherwise."""
+
+    def make(*standings: StandingRow, **settings: Any):
+        snapshot = settings.pop("snapshot", CoordinatorSnapshot(standings=standings))
+        return bench(snapshot, **{"trust": SETTINGS, "group_size": 1, **settings})
+
+    return make
+
+
+def proven(node_id: str, **values: Any) -> StandingRow:
+    state = StandingState.PROVEN
+    return replace(
+        StandingRow(node_id=node_id, state=state, numerics=F32, num_verified=100, proof=-20.0, num_checked=100),
+        **values,
+    )
+
+
+def join(bench, node_id: str, numerics: NumericsClass = F32, *, capacity: int = 100) -> list[SendLease]:
+    bench.tell(
+        NodeConnected(node_id=node_id, numerics=numerics),
+        NodeReported(node_id=node_id, capacity=capacity, policy_version=0),
+    )
+    return bench.of(SendLease)
+
+
+def arrive(bench, lease: SendLease) -> list[str]:
+    """All of a lease comes in; what is to be checked of it."""
+    bench.tell(*(bench.arrival(lease, index) for index in lease.indices))
+    return [effect.rollout_id for effect in bench.of(CheckRollout)]
+
+
+def name(lease: SendLease, index: int = 0) -> str:
+    return f"{lease.lease_id}-{index}"
+
+
+def score(bench, lease: SendLease) -> None:
+    bench.tell(*(RolloutScored(rollout_id=name(lease, index), reward=1.0) for index in lease.indices))
+
+
+def verdict(bench, lease: SendLease, evidence: Evidence, node_id: str = "", index: int = 0) -> None:
+    spans = ((node_id or lease.node_id, evidence),)
+    bench.tell(RolloutChecked(rollout_id=name(lease, index), spans=spans))
+
+
+def standing_of(bench, node_id: str) -> StandingRow:
+    return [record.row for record in bench.of(StandingRecorded) if record.row.node_id == node_id][-1]
+
+
+def test_without_a_verifier_nothing_is_checked(world) -> None:
+    bench = world(trust=TrustSettings())
+    (lease, *_) = join(bench, "a")
+    assert arrive(bench, lease) == []
+    score(bench, lease)
+    assert bench.of(ScoreRecorded) and bench.coordinator.status().trust.checked == {}
+
+
+def test_a_new_nodes_work_waits_for_its_check(world) -> None:
+    bench = world()
+    (lease, *_) = join(bench, "a")
+    assert arrive(bench, lease) == [name(lease)]
+    score(bench, lease)
+    assert bench.of(ScoreRecorded) == [], "held until the verdict"
+    assert bench.coordinator.status().trust.waiting == 1
+    verdict(bench, lease, HONEST)
+    assert bench.of(CheckRecorded) == [CheckRecorded(rollout_id=name(lease), checked=Checked.PASSED)]
+    assert [record.rollout_id for record in bench.of(ScoreRecorded)] == [name(lease)]
+    assert [receipt.checked for receipt in bench.receipts("a")] == [Checked.PASSED, Checked.NO]
+    assert standing_of(bench, "a").num_verified == 1
+
+
+def test_a_new_nodes_evaluations_wait_for_their_checks_too_but_for_greedy_ones(world) -> None:
+    bench = world(evaluation_problems=1, evaluation_samples=1, run_seed=5)
+    bench.tell(EvaluationWanted(policy_version=0))
+    leases = [lease for lease in join(bench, "a") if EvaluationGroup.of(lease.group_id) is not None]
+    greedy, sampled = leases
+    assert (arrive(bench, greedy), arrive(bench, sampled)) == ([], [name(sampled)])
+    score(bench, greedy)
+    assert bench.of(RolloutsEvaluated)
+    score(bench, sampled)
+    assert not bench.of(RolloutsEvaluated)
+    verdict(bench, sampled, FORGED)
+    assert {record.reason for record in bench.of(RolloutsDropped)} >= {DropReason.FORGED}
+    assert not bench.of(RolloutsEvaluated) and standing_of(bench, "a").state is StandingState.QUARANTINED
+
+
+def test_a_verdict_before_the_score_holds_nothing(world) -> None:
+    bench = world()
+    (lease, *_) = join(bench, "a")
+    arrive(bench, lease)
+    verdict(bench, lease, HONEST)
+    score(bench, lease)
+    assert bench.of(ScoreRecorded)
+
+
+def test_a_check_that_is_abandoned_counts_as_none(world) -> None:
+    bench = world()
+    (lease, *_) = join(bench, "a")
+    arrive(bench, lease)
+    score(bench, lease)
+    bench.tell(CheckAbandoned(rollout_id=name(lease)), CheckAbandoned(rollout_id=name(lease)))
+    assert bench.of(ScoreRecorded) and not bench.of(CheckRecorded)
+    assert bench.coordinator.status().trust.abandoned == 1
+
+
+def test_enough_verified_rollouts_prove_a_node(world) -> None:
+    bench = world()
+    leases = join(bench, "a")
+    for lease, state in zip(leases[:2], [StandingState.NEW, StandingState.PROVEN], strict=True):
+        arrive(bench, lease)
+        verdict(bench, lease, HONEST)
+        assert standing_of(bench, "a").state is state
+    assert standing_of(bench, "a").shown == HONEST, "its class learns from then on"
+
+
+def test_few_tokens_prove_nothing(world) -> None:
+    bench = world()
+    for lease in join(bench, "a")[:3]:
+        arrive(bench, lease)
+        verdict(bench, lease, Evidence(draws=(5, 0, 0, 0, 0, 0), claims=(5, 0, 0, 0, 0, 0)))
+    assert standing_of(bench, "a").state is StandingState.NEW
+
+
+def test_a_proven_nodes_work_is_trained_beside_its_check(world) -> None:
+    bench = world(proven("a"), groups_per_step=32)
+    leases = join(bench, "a")
+    checked = [lease for lease in leases if arrive(bench, lease)]
+    assert 0 < len(checked) < len(leases) / 3
+    score(bench, checked[0])
+    assert bench.of(ScoreRecorded), "its score waits for nothing"
+
+
+def test_a_forged_rollout_convicts_and_is_dropped(world) -> None:
+    bench = world()
+    (lease, *others) = join(bench, "a")
+    arrive(bench, lease)
+    score(bench, lease)
+    verdict(bench, lease, FORGED)
+    assert bench.of(CheckRecorded) == [CheckRecorded(rollout_id=name(lease), checked=Checked.FAILED)]
+    dropped = {record.reason: record.rollout_ids for record in bench.of(RolloutsDropped)}
+    assert dropped[DropReason.FORGED] == (name(lease),)
+    assert dropped[DropReason.QUARANTINED] == tuple(name(other) for other in others)
+    assert {effect.lease_id for effect in bench.of(RevokeLease)} == {other.lease_id for other in others}
+    assert bench.of(ScoreRecorded) == []
+    (decision,) = bench.of(TrustDecided)
+    assert (decision.node_id, decision.decision, decision.evidence) == ("a", Decision.QUARANTINED, FORGED)
+    assert decision.rollout_id == name(lease) and "after 1 checked rollout;" in decision.reason
+    (told,) = bench.of(TellStandby)
+    assert (told.node_id, told.reason) == ("a", StandbyReason.QUARANTINED)
+    assert standing_of(bench, "a").state is StandingState.QUARANTINED
+    status = bench.coordinator.status().trust
+    assert (status.quarantined, status.failed) == (1, {str(F32): 1})
+
+
+def test_who_is_quarantined_gets_no_work_and_its_slots_go_to_others(world) -> None:
+    bench = world()
+    (lease, *_) = join(bench, "a")
+    arrive(bench, lease)
+    verdict(bench, lease, FORGED)
+    assert bench.of(SendLease) == []
+    leases = join(bench, "b")
+    assert {again.group_id for again in leases} >= {lease.group_id}
+    bench.tell(NodeReported(node_id="a", capacity=100, policy_version=0), Tick())
+    assert all(sent.node_id == "b" for sent in bench.of(SendLease))
+    assert join(bench, "a") == []
+    assert [told.reason for told in bench.of(TellStandby)] == [StandbyReason.QUARANTINED], "it is told again"
+
+
+def test_what_is_scored_and_waits_for_a_step_goes_too(world) -> None:
+    bench = world(proven("a"), groups_per_step=32)
+    leases = join(bench, "a")
+    checked = [lease for lease in leases if arrive(bench, lease)]
+    for lease in leases:
+        score(bench, lease)
+    assert bench.coordinator.status().groups_buffered == 32
+    verdict(bench, checked[0], FORGED)
+    status = bench.coordinator.status()
+    assert (status.groups_buffered, status.groups_open, status.in_flight) == (0, 32, 0)
+
+
+def test_what_a_step_has_in_its_batch_stays(world) -> None:
+    bench = world(proven("a"), groups_per_step=32)
+    bench.learner()
+    leases = join(bench, "a")
+    checked = [lease for lease in leases if arrive(bench, lease)]
+    for lease in leases[:32]:
+        score(bench, lease)
+    assert bench.coordinator.status().training_step == 1
+    verdict(bench, checked[0], FORGED)
+    assert not any(record.reason is DropReason.FORGED for record in bench.of(RolloutsDropped))
+    assert standing_of(bench, "a").state is StandingState.QUARANTINED
+    bench.train(1)
+    assert bench.coordinator.status().trained_steps == 1
+
+
+def test_the_verdict_on_what_is_trained_already_is_told_from_the_store(world) -> None:
+    bench = world(proven("a"), groups_per_step=32)
+    bench.learner()
+    leases = join(bench, "a")
+    checked = [lease for lease in leases[:32] if arrive(bench, lease)]
+    for lease in leases[:32]:
+        score(bench, lease)
+    bench.train(1)
+    verdict(bench, checked[0], HONEST)
+    assert bench.of(CheckRecorded) and bench.of(LookUpReceipt) == [
+        LookUpReceipt(node_id="a", rollout_id=name(checked[0]))
+    ]
+
+
+def test_doubt_makes_a_node_suspect_and_its_work_wait(world) -> None:
+    bench = world(proven("a"), groups_per_step=32, trust=replace(SETTINGS, least_checked=0.5))
+    leases = join(bench, "a")
+    checked = [lease for lease in leases[:20] if arrive(bench, lease)]
+    verdict(bench, checked[0], DOUBTFUL)
+    assert standing_of(bench, "a").state is StandingState.PROVEN, "one token says little"
+    verdict(bench, checked[1], DOUBTFUL)
+    assert standing_of(bench, "a").state is StandingState.SUSPECT and standing_of(bench, "a").num_verified == 0
+    assert not bench.of(TrustDecided)
+    assert all(arrive(bench, lease) for lease in leases[20:])
+    score(bench, leases[20])
+    assert not bench.of(ScoreRecorded)
+
+
+def test_who_shows_something_odd_is_watched_until_it_is_outweighed(world) -> None:
+    bench = world(proven("a"), groups_per_step=64)
+    leases = join(bench, "a")
+    first = next(number for number, lease in enumerate(leases) if arrive(bench, lease))
+    verdict(bench, leases[first], DOUBTFUL)
+    watched = leases[first + 1 : first + 11]
+    assert [arrive(bench, lease) for lease in watched] == [[name(lease)] for lease in watched], "all are checked"
+    score(bench, watched[0])
+    assert not bench.of(ScoreRecorded), "and held"
+    for lease in watched:
+        verdict(bench, lease, Evidence(draws=(200, 0, 0, 0, 0, 0), claims=(200, 0, 0, 0, 0, 0)))
+    assert standing_of(bench, "a").state is StandingState.PROVEN
+    rest = leases[first + 11 :]
+    assert len([lease for lease in rest if arrive(bench, lease)]) < len(rest) / 3
+
+
+def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
+    bench = world(proven("a"), groups_per_step=32)
+    leases = join(bench, "a")
+    checked = [lease for lease in leases if arrive(bench, lease)]
+    for lease in leases:
+        score(bench, lease)
+    verdict(bench, checked[0], Evidence(draws=(30, 0, 0, 0, 0, 2), claims=(32, 0, 0, 0, 0, 0)))
+    assert standing_of(bench, "a").state is StandingState.SUSPECT
+    asked = {effect.rollout_id for effect in bench.of(CheckRollout)}
+    assert asked == {name(lease) for lease in leases} - {name(lease) for lease in checked}
+    assert len(bench.of(HastenChecks)) == 1, "checks that were under way now hold their rollouts up as well"
+    assert bench.coordinator.status().groups_buffered == 1, "no step takes the others meanwhile"
+    for rollout_id in (*asked, *map(name, checked[1:])):
+        bench.tell(RolloutChecked(rollout_id=rollout_id, spans=(("a", HONEST),)))
+    assert bench.coordinator.status().groups_buffered == 32
+
+
+def test_a_biased_claim_convicts_however_coarse_the_class(world) -> None:
+    """Each token of four bits claimed a twentieth of a nat too likely: by its size such an error is a common one."""
+    bench = world(groups_per_step=64)
+    biased = Evidence.of([0.0] * 6, [-0.05] * 6)
+    decided: list[TrustDecided] = []
+    for lease in join(bench, "a", F32._replace(precision="q4_k_m"))[:20]:
+        arrive(bench, lease)
+        verdict(bench, lease, biased)
+        decided += bench.of(TrustDecided)
+    assert [each.node_id for each in decided] == ["a"]
+    assert "all too high" in decided[0].reason
+
+
+def test_rounding_to_both_sides_convicts_nobody(world) -> None:
+    bench = world(groups_per_step=64)
+    for lease in join(bench, "a", F32._replace(precision="q4_k_m")):
+        arrive(bench, lease)
+        verdict(bench, lease, Evidence.of([0.0] * 6, [-0.05, 0.03, -0.01, 0.01, -0.03, 0.05]))
+        assert not bench.of(TrustDecided)
+
+
+def test_small_forgeries_add_up(world) -> None:
+    """One token in forty, of which a class of full precision shows none."""
+    bench = world(proven("a"), groups_per_step=64)
+    few = Evidence(draws=(39, 0, 0, 0, 0, 1), claims=(40, 0, 0, 0, 0, 0))
+    verdicts = 0
+    for lease in join(bench, "a"):
+        if arrive(bench, lease):
+            verdict(bench, lease, few)
+            verdicts += 1
+            if bench.of(TrustDecided):
+                break
+    assert bench.of(TrustDecided) and 2 < verdicts < 8
+
+
+def test_who_forged_the_beginning_is_convicted_and_not_who_went_on(world) -> None:
+    bench = world(proven("a"), proven("b"), groups_per_step=32)
+    lease = next(each for each in join(bench, "b") if is_drawn(SETTINGS.secret, name(each), SETTINGS.least_checked))
+    join(bench, "a")
+    payload = RolloutPayload(
+        completion_ids=np.array([5, 7, 9], np.int32),
+        behavior_logprobs=np.full(3, -0.5, np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.1,
+        spans=(Span(node_id="a", policy_version=0, num_tokens=2), Span(node_id="b", policy_version=0, num_tokens=1)),
+    )
+    bench.tell(bench.arrival(lease, 0, payload=payload))
+    bench.tell(RolloutChecked(rollout_id=name(lease), spans=(("a", FORGED), ("b", HONEST))))
+    assert [record.reason for record in bench.of(RolloutsDropped) if name(lease) in record.rollout_ids] == [
+        DropReason.REVOKED
+    ]
+    assert bench.of(CheckRecorded) == [CheckRecorded(rollout_id=name(lease), checked=Checked.PASSED)]
+    assert [decided.node_id for decided in bench.of(TrustDecided)] == ["a"]
+    assert standing_of(bench, "b").num_verified == 101
+
+
+def test_nobody_answers_for_a_beginning_whose_drawer_a_restart_has_lost(world) -> None:
+    bench = world(proven("b"), groups_per_step=32)
+    (lease, *_) = join(bench, "b")
+    bench.tell(replace(bench.arrival(lease, 0), is_unattributed=True))
+    assert [record.reason for record in bench.of(RolloutsDropped)] == [DropReason.RETURNED]
+    assert not bench.of(CheckRollout) and not bench.of(TrustDecided)
+
+
+def test_fresh_keys_of_an_invented_class_suspend_nobodys_verdicts_but_their_own(world) -> None:
+    bench = world(proven("honest"), proven("forger"), group_size=1, groups_per_step=64, trust=CHECKS_ALL)
+    for node_id in "abc":
+        (lease, *_) = join(bench, node_id, NumericsClass("invented", "f0", "toaster"), capacity=1)
+        arrive(bench, lease)
+        verdict(bench, lease, Evidence(draws=(0, 0, 0, 0, 0, 16), claims=(16, 0, 0, 0, 0, 0)))
+    assert bench.coordinator.status().trust.suspended, "their own are"
+    for node_id, numerics in (("forger", F32), ("new", F32)):
+        lease = next(each for each in join(bench, node_id, numerics, capacity=1) if each.node_id == node_id)
+        arrive(bench, lease)
+        verdict(bench, lease, FORGED)
+        assert standing_of(bench, node_id).state is StandingState.QUARANTINED
+
+
+def test_fresh_keys_that_say_the_class_of_others_suspend_no_verdict_on_a_proven_node(world) -> None:
+    bench = world(proven("forger"), group_size=1, groups_per_step=64, trust=CHECKS_ALL)
+    for node_id in "abc":
+        (lease, *_) = join(bench, node_id, capacity=1)
+        arrive(bench, lease)
+        verdict(bench, lease, FORGED)
+    lease = next(each for each in join(bench, "forger", capacity=1) if each.node_id == "forger")
+    arrive(bench, lease)
+    verdict(bench, lease, FORGED)
+    assert standing_of(bench, "forger").state is StandingState.QUARANTINED
+
+
+def test_who_says_another_precision_at_every_report_never_gets_out_of_its_checks(world) -> None:
+    bench = world(groups_per_step=64)
+    leases = join(bench, "a")
+    for number, lease in enumerate(leases[:20]):
+        precision = ("f32", "q4_k_m", "f0")[number % 3]
+        bench.tell(NodeReported(node_id="a", capacity=100, policy_version=0, precision=precision))
+        assert arrive(bench, lease) == [name(lease)]
+        few = Evidence(draws=(39, 0, 0, 0, 0, 1), claims=(40, 0, 0, 0, 0, 0))
+        verdict(bench, lease, few)
+        if bench.of(TrustDecided):
+            break
+    assert standing_of(bench, "a").state is StandingState.QUARANTINED, "what speaks against it stays"
+
+
+def test_never_is_anybody_condemned_for_what_all_nodes_show(world) -> None:
+    bench = world(group_size=1, groups_per_step=16)
+    for node_id in "abc":
+        (lease, *_) = join(bench, node_id)
+        arrive(bench, lease)
+        verdict(bench, lease, FORGED)
+        common = node_id == "c"
+        assert bool(bench.coordinator.status().trust.suspended) is common, "the third makes it common"
+        assert standing_of(bench, node_id).state == ("suspect" if common else "quarantined")
+    assert bench.coordinator.status().trust.quarantined == 0
+    assert {d.node_id for d in bench.of(TrustDecided) if d.decision is Decision.RELEASED} == {"a", "b"}
+    assert any(record.reason is DropReason.FORGED for record in bench.of(RolloutsDropped)), "nobody trains on it"
+    assert f"{F32} on version 0" in bench.coordinator.status().trust.suspended
+
+
+def test_a_pardoned_node_begins_anew(world) -> None:
+    bench = world()
+    (lease, *_) = join(bench, "a")
+    arrive(bench, lease)
+    verdict(bench, lease, FORGED)
+    bench.tell(NodePardoned(node_id="a"), NodePardoned(node_id="never seen"))
+    assert [(d.node_id, d.decision) for d in bench.of(TrustDecided)] == [
+        ("a", Decision.PARDONED),
+        ("never seen", Decision.PARDONED),
+    ]
+    row = standing_of(bench, "a")
+    assert (row.state, row.num_verified, max(row.sums)) == (StandingState.NEW, 0, 0.0)
+    assert [told.reason for told in bench.of(TellStandby)] == [None]
+    (again, *_) = bench.of(SendLease)
+    assert again.node_id == "a" and arrive(bench, again) == [name(again)]
+    assert bench.coordinator.status().trust.quarantined == 0
+
+
+def test_quarantine_survives_a_restart(world) -> None:
+    row = StandingRow(node_id="a", state=StandingState.QUARANTINED, numerics=F32, reason="forged", since=5.0)
+    bench = world(row)
+    assert bench.coordinator.status().trust.quarantined == 1
+    assert join(bench, "a") == []
+    assert [(told.reason, told.detail) for told in bench.of(TellStandby)] == [(StandbyReason.QUARANTINED, "forged")]
+    bench.tell(NodePardoned(node_id="a"))
+    assert bench.of(SendLease)
+
+
+def test_another_engine_is_to_prove_itself_again(world) -> None:
+    bench = world(proven("a"))
+    (lease, *_) = join(bench, "a", F32._replace(precision="q4_k_m"))
+    assert standing_of(bench, "a").state is StandingState.NEW
+    assert arrive(bench, lease) == [name(lease)]
+
+
+def test_the_learners_hint_makes_a_node_suspect(world) -> None:
+    bench = world(proven("a"), proven("b"), groups_per_step=32)
+    leases = join(bench, "a")
+    usual = Evidence(draws=(900, 50, 30, 15, 4, 1), claims=(900, 50, 30, 15, 4, 1))
+    odd = Evidence(draws=(80, 0, 0, 0, 0, 20), claims=(100, 0, 0, 0, 0, 0))
+    bench.coordinator._trust.screened([("b", usual), ("a", odd)], 1_000.0)
+    assert all(arrive(bench, lease) == [name(lease)] for lease in leases[:5])
+    for lease in leases[:5]:
+        verdict(bench, lease, HONEST)
+    assert standing_of(bench, "a").state is StandingState.PROVEN, "acquitted"
+    bench.coordinator._trust.screened([("b", usual), ("a", odd)], 1_000.0)
+    bench.tell(Tick())
+    assert not bench.of(StandingRecorded), "and not suspected again at once"
+
+
+def test_the_turn_of_an_episode_goes_on_after_its_check(world) -> None:
+    bench = world(multi_turn=True)
+    (lease, *_) = join(bench, "a")
+    arrive(bench, lease)
+    bench.tell(RolloutContinued(rollout_id=name(lease), observation_ids=np.array([9], np.int32)))
+    assert not [sent for sent in bench.of(SendLease) if sent.turn == 1]
+    verdict(bench, lease, HONEST)
+    assert [sent.turn for sent in bench.of(SendLease) if sent.group_id == lease.group_id] == [1]
+
+
+def test_what_was_built_on_a_forged_turn_goes_with_it(world) -> None:
+    bench = world(proven("a"), proven("b"), multi_turn=True, groups_per_step=32)
+    leases = join(bench, "a")
+    checked = next(lease for lease in leases if arrive(bench, lease))
+    bench.tell(RolloutContinued(rollout_id=name(checked), observation_ids=np.array([9], np.int32)))
+    (second,) = [sent for sent in bench.of(SendLease) if (sent.group_id, sent.turn) == (checked.group_id, 1)]
+    join(bench, "b")
+    verdict(bench, checked, FORGED)
+    ends = {name_: record.reason for record in bench.of(RolloutsDropped) for name_ in record.rollout_ids}
+    assert ends[name(checked)] is DropReason.FORGED and name(second) in ends
+    again = [sent for sent in bench.of(SendLease) if sent.group_id == checked.group_id]
+    assert [(sent.node_id, sent.turn, sent.seed) for sent in again] == [("b", 0, checked.seed)]
+
+
+def test_what_had_come_in_before_a_restart_is_checked(world) -> None:
+    rows = tuple(
+        RolloutRow(
+            rollout_id=f"{lease}-0",
+            lease_id=lease,
+            node_id="a",
+            group_id=lease,
+            index=0,
+            policy_version=0,
+            deadline=2_000.0,
+            state=ReceiptState.RECEIVED,
+            num_tokens=2,
+            reward=None,
+            checked=checked,
+        )
+        for lease, checked in ((1, Checked.NO), (2, Checked.PASSED))
+    )
+    groups = tuple(GroupRow(group_id=group_id, seed=5) for group_id in (1, 2))
+    bench = world(snapshot=CoordinatorSnapshot(next_group_id=3, next_lease_id=3, groups=groups, rollouts=rows))
+    assert [effect.rollout_id for effect in bench.of(CheckRollout)] == ["1-0"]
+
+
+def test_whom_the_learner_could_not_train_on_is_suspect(world) -> None:
+    bench = world(proven("a"), groups_per_step=2)
+    bench.tell(LearnerReady(policy_version=0))
+    leases = join(bench, "a")[:2]
+    for lease in leases:
+        for rollout_id in arrive(bench, lease):
+            bench.tell(RolloutChecked(rollout_id=rollout_id, spans=((lease.node_id, HONEST),)))
+        score(bench, lease)
+    assert bench.of(StepPlanned)
+    bench.tell(StepDone(step=1, metrics={}, screen=StepScreen(left_out=(1,), suspects=(1,))))
+    assert standing_of(bench, "a").state is StandingState.SUSPECT
+
+
+def test_what_waits_for_a_check_takes_room_in_its_nodes_window(world) -> None:
+    bench = world(groups_per_step=64, first_window=4)
+    leases = join(bench, "a")
+    assert len(leases) == 4
+    for lease in leases:
+        arrive(bench, lease)
+        score(bench, lease)
+        assert not bench.of(SendLease), "nothing more before the first verdict"
+    verdict(bench, leases[0], HONEST)
+    assert len(bench.of(SendLease)) == 2, "one that is through, and one more for it"
+    bench.tell(CheckAbandoned(rollout_id=name(leases[1])))
+    assert bench.of(SendLease), "nor is anybody held up by a check that is given up"

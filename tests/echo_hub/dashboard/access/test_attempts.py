@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_hub.dashboard.access import attempts
+from echo_hub.dashboard.access.attempts import BURST, EVERY_S, Attempts
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_few_at_once_then_one_now_and_then() -> None:
+    clock = Clock()
+    tried = Attempts(clock)
+    assert [tried.wait_s("192.0.2.1") for _ in range(BURST)] == [0.0] * BURST
+    assert tried.wait_s("192.0.2.1") == tried.wait_s("192.0.2.1") == EVERY_S, "what is refused does not count"
+    assert tried.wait_s("192.0.2.2") == 0.0
+    clock.now += EVERY_S
+    assert (tried.wait_s("192.0.2.1"), tried.wait_s("192.0.2.1")) == (0.0, EVERY_S)
+    tried.forget("192.0.2.1")
+    assert tried.wait_s("192.0.2.1") == 0.0
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "MOST_PLACES", 3)
+    tried = Attempts(Clock())
+    for number in range(10):
+        tried.wait_s(f"192.0.2.{number}")
+    assert len(tried._free_at) == 3

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from echo_hub.dashboard.access.sessions import LIFE_S, MOST, Session, Sessions
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_session_ends_by_itself_and_at_logout() -> None:
+    clock = Clock()
+    sessions = Sessions(clock)
+    first, second = sessions.begin(), sessions.begin()
+    assert sessions.find(first.session_id) is first
+    assert sessions.find("") is None and sessions.find("another") is None
+    sessions.end(first.session_id)
+    assert sessions.find(first.session_id) is None
+    clock.now += LIFE_S
+    assert sessions.find(second.session_id) is None
+
+
+def test_the_oldest_makes_room() -> None:
+    sessions = Sessions(Clock())
+    opened = [sessions.begin().session_id for _ in range(MOST + 3)]
+    assert [session_id for session_id in opened if sessions.find(session_id) is None] == opened[:3]
+    sessions.end_all()
+    assert not any(sessions.find(session_id) for session_id in opened)
+
+
+def test_a_form_token_is_another_each_time_and_good_for_its_session_alone() -> None:
+    sessions = Sessions(Clock())
+    mine, others = sessions.begin(), sessions.begin()
+    tokens = {mine.form_token() for _ in range(20)}
+    assert len(tokens) == 20 and all(mine.is_form_token(token) for token in tokens)
+    assert not any(others.is_form_token(token) for token in tokens)
+    for wrong in ("", "00", "xyz", "é", mine.form_secret.hex(), mine.form_token()[:-2], mine.form_token() + "00"):
+        assert not mine.is_form_token(wrong)
+
+
+def test_ids_and_secrets_are_random() -> None:
+    sessions = [Sessions(Clock()).begin() for _ in range(50)]
+    assert len({session.session_id for session in sessions}) == len({s.form_secret for s in sessions}) == 50
+    assert all(isinstance(session, Session) and len(session.session_id) >= 43 for session in sessions)

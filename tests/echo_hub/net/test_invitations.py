@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from echo_hub.net.invitations import Invitations, InviteEndedError, hash_of, new_token
+from echo_shared.books import Invite
+
+ADA = Invite(invite_id=1, name="Ada", token_hash=hash_of("ada"), max_keys=2, created_at=0.0, expires_at=10.0)
+BOB = Invite(invite_id=2, name="Bob", token_hash=hash_of("bob"), max_keys=1, created_at=0.0, expires_at=20.0)
+
+
+class Clock:
+    now = 5.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_tokens_are_long_and_no_two_are_alike() -> None:
+    first, second = new_token(), new_token()
+    assert first != second and len(first) >= 43
+    assert hash_of("a\udcff") != hash_of("a"), "whatever a node sends has a hash"
+
+
+def test_a_token_that_is_nobodys_is_no_invite() -> None:
+    invitations = Invitations([ADA])
+    assert [invitations.find("a", token) for token in (None, "", "Ada", ADA.token_hash)] == [None] * 4
+
+
+def test_an_invite_is_for_so_many_keys_of_one_person() -> None:
+    clock = Clock()
+    invitations = Invitations([ADA, BOB], {"old": 1}, clock)
+    assert invitations.find("a", "ada") == 1
+    invitations.take("a", 1)
+    invitations.take("a", 1)
+    with pytest.raises(InviteEndedError, match="for Ada is used up: 2 keys have"):
+        invitations.find("b", "ada")
+    with pytest.raises(InviteEndedError, match="used up"):
+        invitations.take("b", 1)
+    assert [invitations.find(key, token) for key in ("a", "old") for token in ("ada", None, "wrong")] == [1] * 6
+    assert [invitations.has(key) for key in ("a", "old", "b")] == [True, True, False]
+
+
+def test_one_that_expired_admits_only_who_came_before() -> None:
+    clock = Clock()
+    invitations = Invitations([ADA], clock=clock)
+    invitations.take("a", 1)
+    clock.now = 10.0
+    invitations.take("a", 1)
+    assert invitations.find("a", "ada") == 1
+    with pytest.raises(InviteEndedError, match="for Ada expired on"):
+        invitations.find("b", "ada")
+
+
+def test_one_that_is_revoked_admits_nobody() -> None:
+    invitations = Invitations([ADA], {"a": 1}, Clock())
+    invitations.renew([replace(ADA, revoked_at=4.0)])
+    assert invitations.find("a", None) is None and invitations.find("a", "wrong") is None
+    assert not invitations.has("a")
+    for key in ("a", "b"):
+        with pytest.raises(InviteEndedError, match="for Ada has been revoked"):
+            invitations.find(key, "ada")
+    with pytest.raises(InviteEndedError, match="revoked"):
+        invitations.take("a", 1)
+
+
+def test_a_key_that_comes_by_another_invite_leaves_its_place_in_the_first() -> None:
+    invitations = Invitations([replace(ADA, max_keys=1), BOB], {"a": 1}, Clock())
+    assert invitations.find("a", "bob") == 2
+    invitations.take("a", 2)
+    assert (invitations.find("a", None), invitations.find("b", "ada")) == (2, 1)
+    invitations.take("b", 1)
+    assert invitations.find("b", "bob") == 1, "the other one is used up, its own is not revoked"

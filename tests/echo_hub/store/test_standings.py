@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import select, update
+
+from echo_hub.core.effects import CheckRecorded, RolloutsDropped, StandingRecorded, TrustDecided
+from echo_hub.core.payload import Span
+from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
+from echo_hub.store.store import Store
+from echo_hub.store.tables import trust, trust_log
+from echo_shared.messages import Checked, DropReason
+
+ROW = StandingRow(
+    node_id="a",
+    state=StandingState.PROVEN,
+    numerics=NumericsClass("torch", "bf16", "cuda"),
+    num_verified=7,
+    sums=(0.5, 0.0, 1.25, 0.0, 0.0, 2.0, 0.25, 0.0),
+    proof=-8.5,
+    shown=Evidence.of([0.0, 0.3], [0.0, -2.0], 0.125),
+    num_checked=9,
+    num_failed=1,
+    checked_at=12.5,
+    reason="why",
+    since=3.0,
+)
+
+
+def decided(decision: Decision, **values: Any) -> TrustDecided:
+    return TrustDecided(**{"node_id": "a", "decision": decision, "reason": "r", "decided_at": 5.0, **values})
+
+
+def test_a_standing_comes_back_as_it_was_and_the_newest_stands(store: Store) -> None:
+    quarantined = StandingRow(node_id="b", state=StandingState.QUARANTINED, reason="forged")
+    store.apply([StandingRecorded(row=StandingRow(node_id="a")), StandingRecorded(row=quarantined)], now=1.0)
+    assert store.snapshot().standings == (StandingRow(node_id="a"), quarantined)
+    store.apply([StandingRecorded(row=StandingRow(node_id="a", num_verified=1)), StandingRecorded(row=ROW)], now=2.0)
+    assert store.snapshot().standings == (ROW, quarantined)
+
+
+def test_of_evidence_that_answers_other_questions_nothing_is_taken(store: Store) -> None:
+    store.apply([StandingRecorded(row=ROW)], now=1.0)
+    with store.engine.begin() as connection:
+        stored = dict(connection.scalars(select(trust.c.shown)).one())
+        del stored["squares"]
+        connection.execute(update(trust).values(shown=stored))
+    assert store.snapshot().standings == (replace(ROW, shown=NO_EVIDENCE),)
+
+
+def test_a_pardon_is_wanted_until_it_is_decided(store: Store) -> None:
+    store.apply([StandingRecorded(row=ROW)], now=1.0)
+    store.want_pardon(["a", "never seen"], now=2.0)
+    assert store.wanted_pardons() == {"a"}
+    store.apply([StandingRecorded(row=ROW)], now=3.0)
+    store.apply([decided(Decision.QUARANTINED)], now=3.0)
+    assert store.wanted_pardons() == {"a"}
+    store.apply([decided(Decision.PARDONED)], now=4.0)
+    assert store.wanted_pardons() == frozenset()
+
+
+def test_every_decision_stays_in_the_log_with_its_evidence(store: Store) -> None:
+    evidence = Evidence.of([0.3], [0.0])
+    store.apply([decided(Decision.QUARANTINED, rollout_id="1-0", evidence=evidence)], now=1.0)
+    store.apply([decided(Decision.PARDONED), decided(Decision.QUARANTINED, decided_at=9.0)], now=1.0)
+    with store.engine.connect() as connection:
+        rows = connection.execute(select(trust_log).order_by(trust_log.c.number)).all()
+    assert [(row.decision, row.decided_at) for row in rows] == [
+        ("quarantined", 5.0),
+        ("pardoned", 5.0),
+        ("quarantined", 9.0),
+    ]
+    assert rows[0].evidence == {
+        "draws": [0, 0, 0, 0, 0, 1],
+        "claims": [1, 0, 0, 0, 0, 0],
+        "mismatch_kl": 0.0,
+        "bias": 0.0,
+        "squares": 0.0,
+    }
+    assert (rows[0].rollout_id, rows[1].evidence) == ("1-0", None)
+
+
+def test_what_a_check_found_is_in_the_receipt_whatever_state_the_rollout_is_in(store: Store, records: Any) -> None:
+    store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0", "1-1")], now=1.0)
+    store.apply([CheckRecorded(rollout_id="1-0", checked=Checked.PASSED)], now=2.0)
+    store.apply([RolloutsDropped(rollout_ids=("1-1",), reason=DropReason.FORGED)], now=2.0)
+    store.apply([CheckRecorded(rollout_id="1-1", checked=Checked.FAILED)], now=3.0)
+    assert [receipt.checked for receipt in store.receipts("a", ["1-0", "1-1"])] == [Checked.PASSED, Checked.FAILED]
+    (row,) = store.snapshot().rollouts
+    assert (row.rollout_id, row.checked, row.drawn_by) == ("1-0", Checked.PASSED, ())
+
+
+def test_of_a_leased_rollout_it_is_known_whether_another_node_held_it_before(store: Store, records: Any) -> None:
+    store.apply([*records.opened(0, 1), records.leased(1, 0, 0, 1), records.leased(2, 1, 0)], now=1.0)
+    store.apply([RolloutsDropped(rollout_ids=("1-0", "1-1", "2-0"), reason=DropReason.RETURNED)], now=2.0)
+    store.apply([records.leased(3, 0, 0, node_id="b"), records.leased(4, 0, 1), records.leased(5, 1, 1)], now=3.0)
+    store.apply([records.leased(6, 1, 0, node_id="b", turn=1)], now=4.0)
+    rows = {row.rollout_id: row.others_held for row in store.snapshot().rollouts}
+    assert rows == {"3-0": True, "4-1": False, "5-1": False, "6-0": False}
+
+
+def test_who_else_drew_a_rollout_is_known_after_a_restart(store: Store, records: Any) -> None:
+    (received,) = records.received("1-0")
+    spans = tuple(Span(node_id=node_id, policy_version=0, num_tokens=1) for node_id in ("b", "c", "b", "a"))
+    received = replace(received, payload=replace(received.payload, spans=spans))
+    store.apply([*records.opened(0), records.leased(1, 0, 0), received], now=1.0)
+    (row,) = store.snapshot().rollouts
+    assert row.drawn_by == ("b", "c")

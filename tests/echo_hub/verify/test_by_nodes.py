@@ -1,0 +1,153 @@
+"""What a node is sent of others' rollouts, and what its answer shows: with the draws computed by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub.core.effects import SendCheck
+from echo_hub.core.events import CheckAbandoned, CheckReturned
+from echo_hub.core.payload import Span
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.verify.by_nodes import MOST_OUT, NodeChecks, finding_of
+from echo_hub.verify.drawn import DrawnRollout
+from echo_shared import draws
+from echo_shared.messages import CheckLease, CheckResult, VersionSpan
+
+DRAWN = DrawnRollout(
+    rollout_id="1-0",
+    prompt_ids=np.array([7, 8], np.int32),
+    completion_ids=np.array([1, 2, 3], np.int32),
+    behavior_logprobs=np.array([-0.5, -0.5, -1.5], np.float32),
+    spans=(
+        Span(node_id="x", policy_version=4, num_tokens=1),
+        Span(node_id="y", policy_version=4, num_tokens=1),
+        Span(node_id="y", policy_version=5, num_tokens=1),
+    ),
+    seed=7,
+    index=3,
+)
+U = draws.uniforms(7, 3, 3)
+"""0.482, 0.724, 0.050"""
+
+
+def result(below: list[float], logprobs: list[float], rollout_id: str = "1-0") -> CheckResult:
+    return CheckResult(
+        rollout_id=rollout_id, below=np.array(below, np.float32), logprobs=np.array(logprobs, np.float32)
+    )
+
+
+def test_each_who_drew_is_shown_what_is_his() -> None:
+    """The first token's interval holds its u; the second's ends at 0.7, 0.024 below; the third's begins 0.25 above,
+    and what is claimed of it is a nat off."""
+    found = finding_of(DRAWN, result([0.4, 0.7 - np.exp(-0.5), 0.3], [-0.5, -0.5, -0.5]))
+    assert found.outside == pytest.approx([0.0, 0.7241355726 - 0.7, 0.3 - 0.0502540394], abs=1e-6)
+    (x, first), (y, second), (also_y, third) = found.spans
+    assert (x, y, also_y) == ("x", "y", "y") and found.num_tokens == 5
+    assert (first.draws, first.claims) == ((1, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0))
+    assert second.draws == (0, 0, 0, 1, 0, 0)
+    assert third.draws == (0, 0, 0, 0, 0, 1) and third.claims == (0, 0, 0, 0, 1, 0)
+    assert third.mismatch_kl == pytest.approx(np.e - 2)
+
+
+def test_whatever_is_said_the_evidence_is_of_numbers() -> None:
+    wild = replace(DRAWN, behavior_logprobs=np.array([-1e30, 0.0, -5.0], np.float32))
+    found = finding_of(wild, result([1.0, 0.0, 0.5], [0.0, -1e4, -1e4]))
+    assert all(np.isfinite(evidence.mismatch_kl) for _, evidence in found.spans)
+    assert sum((evidence for _, evidence in found.spans), Evidence.of([], [])).num_tokens == 3
+
+
+class World:
+    def __init__(self) -> None:
+        self.found: dict[str, DrawnRollout | str] = {"1-0": DRAWN}
+        self.sent: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self.reported: asyncio.Queue[Any] = asyncio.Queue()
+        self.checks = NodeChecks(
+            load=self._load,
+            send=lambda node_id, message: self.sent.put_nowait((node_id, message)),
+            report=self.reported.put,
+            temperature=0.7,
+        )
+
+    async def _load(self, rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
+        return {rollout_id: self.found[rollout_id] for rollout_id in rollout_ids if rollout_id in self.found}
+
+    async def ask(self, node_id: str = "a", rollout_id: str = "1-0") -> CheckLease:
+        self.checks.submit(SendCheck(node_id=node_id, rollout_id=rollout_id, deadline_s=9.0))
+        to, lease = await self.sent.get()
+        assert to == node_id and isinstance(lease, CheckLease)
+        return lease
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    running = asyncio.create_task(made.checks.run())
+    yield made
+    running.cancel()
+
+
+async def test_a_node_is_told_the_tokens_and_who_drew_by_what_and_nothing_else(world: World) -> None:
+    lease = await world.ask()
+    assert lease.versions == (
+        VersionSpan(policy_version=4, num_tokens=2),
+        VersionSpan(policy_version=5, num_tokens=1),
+    )
+    assert (lease.prompt_ids.tolist(), lease.completion_ids.tolist()) == ([7, 8], [1, 2, 3])
+    assert (lease.temperature, lease.deadline_s) == (0.7, 9.0)
+    said = set(lease.model_dump()) - {"type", "rollout_id", "temperature", "deadline_s"}
+    assert said == {"prompt_ids", "completion_ids", "versions"}
+
+
+async def test_an_answer_is_heard_once_and_only_from_who_was_asked(world: World) -> None:
+    await world.ask()
+    answer = result([0.4, 0.2, 0.3], [-0.5, -0.5, -0.5])
+    await world.checks.answered("b", answer)
+    await world.checks.answered("a", answer)
+    await world.checks.answered("a", answer)
+    event = world.reported.get_nowait()
+    assert isinstance(event, CheckReturned) and event.node_id == "a" and event.finding is not None
+    assert world.reported.empty()
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+async def test_an_answer_of_another_length_tells_nothing(world: World, count: int) -> None:
+    await world.ask()
+    await world.checks.answered("a", result([0.1] * count, [-1.0] * count))
+    assert world.reported.get_nowait() == CheckReturned(node_id="a", rollout_id="1-0", finding=None)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        "It was drawn greedily.",
+        replace(DRAWN, completion_ids=np.zeros(2, np.int32)),
+        replace(DRAWN, prompt_ids=np.zeros(0, np.int32)),
+        replace(DRAWN, prompt_ids=np.zeros(131_073, np.int32)),
+    ],
+)
+async def test_what_cannot_be_checked_by_anybody_is_said_at_once(world: World, found: Any) -> None:
+    world.found = {} if found is None else {"1-0": found}
+    world.checks.submit(SendCheck(node_id="a", rollout_id="1-0", deadline_s=9.0))
+    assert await world.reported.get() == CheckAbandoned(rollout_id="1-0")
+    assert world.sent.empty()
+
+
+async def test_who_never_answers_and_who_has_left_is_forgotten(world: World) -> None:
+    names = [f"{number}-0" for number in range(1, MOST_OUT + 3)]
+    world.found = {name: replace(DRAWN, rollout_id=name) for name in names}
+    for name in names:
+        await world.ask(rollout_id=name)
+    nothing = [result([], [], name) for name in (names[0], names[1], names[2], names[-1])]
+    for one in nothing[:3]:
+        await world.checks.answered("a", one)
+    assert world.reported.get_nowait().rollout_id == names[2] and world.reported.empty()
+    world.checks.left("a")
+    await world.checks.answered("a", nothing[3])
+    assert world.reported.empty()

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import numpy as np
+
+from echo_hub.core.payload import Span
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.verify.drawn import DrawnRollout, pack, pack_evidence, unpack, unpack_evidence
+from echo_shared.child import HEADER_BYTES, pack_frame, unpack_frame
+
+
+def test_a_rollout_comes_through_a_frame_as_it_was() -> None:
+    drawn = DrawnRollout(
+        rollout_id="3-1",
+        prompt_ids=np.array([1, 2], np.int32),
+        completion_ids=np.array([5, 6, 7], np.int32),
+        behavior_logprobs=np.array([-0.5, -1.5, -2.5], np.float32),
+        spans=(Span(node_id="a", policy_version=1, num_tokens=2), Span(node_id="b", policy_version=4, num_tokens=1)),
+        seed=2**64 - 1,
+        index=1,
+    )
+    found = unpack(unpack_frame(pack_frame(pack(drawn))[HEADER_BYTES:]))
+    for name in DrawnRollout.__slots__:
+        one, other = getattr(found, name), getattr(drawn, name)
+        if isinstance(other, np.ndarray):
+            assert (one.tolist(), one.dtype) == (other.tolist(), other.dtype)
+        else:
+            assert one == other
+
+
+def test_evidence_comes_through_a_frame_as_it_was() -> None:
+    spans = (("a", Evidence.of([0.0, 0.3], [0.0, -7.0], 1.5)), ("b", Evidence.of([], [])))
+    found = unpack_evidence(unpack_frame(pack_frame({"spans": pack_evidence(spans)})[HEADER_BYTES:])["spans"])
+    assert found == spans

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from echo_hub.config.sections import HubConfig, LearnerConfig, TrustConfig
+from echo_hub.core.payload import Span
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.verify import verifier
+from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
+from echo_hub.verify.verifier import NOT_KEPT, TOO_MANY, Verifier, verifier_settings
+from tests.echo_hub.verify.conftest import VERSIONS, Versions
+
+ODD = "tests.echo_hub.verify.odd_worker"
+
+
+@dataclass(slots=True)
+class Told:
+    """What a verifier has said of rollouts."""
+
+    of: dict[str, tuple[NodeEvidence, ...] | str] = field(default_factory=dict)
+    seconds: float = 0.0
+    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def report(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
+        self.seconds += seconds
+        await self._note(rollout_id, spans)
+
+    async def cannot(self, rollout_id: str, why: str) -> None:
+        await self._note(rollout_id, why)
+
+    async def _note(self, rollout_id: str, what: tuple[NodeEvidence, ...] | str) -> None:
+        assert rollout_id not in self.of, "told twice"
+        async with self.news:
+            self.of[rollout_id] = what
+            self.news.notify_all()
+
+    async def all_of(self, rollout_ids: Sequence[str]) -> None:
+        await self.reached(lambda: all(rollout_id in self.of for rollout_id in rollout_ids))
+
+    async def reached(self, condition: object) -> None:
+        assert callable(condition)
+        async with asyncio.timeout(120), self.news:
+            await self.news.wait_for(condition)
+
+
+@asynccontextmanager
+async def working(checker: Verifier) -> AsyncIterator[Told]:
+    told = Told()
+    task = asyncio.create_task(checker.run(told.report, told.cannot))
+    try:
+        yield told
+    finally:
+        pid = checker.pid
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert pid is None or not psutil.pid_exists(pid)
+
+
+def made(
+    versions: Versions,
+    run_dir: Path,
+    rollouts: Sequence[DrawnRollout],
+    *,
+    module: str = "echo_hub.verify.worker",
+    loads: list[int] | None = None,
+) -> Verifier:
+    kept = {one.rollout_id: one for one in rollouts}
+
+    async def load(rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
+        if loads is not None:
+            loads.append(len(rollout_ids))
+        return {rollout_id: kept[rollout_id] for rollout_id in rollout_ids if rollout_id in kept}
+
+    return Verifier(versions.settings, run_dir=run_dir, kept=2, patience=3, load=load, module=module)
+
+
+def of_one_token(rollout_id: str) -> DrawnRollout:
+    return DrawnRollout(
+        rollout_id=rollout_id,
+        prompt_ids=np.array([3], np.int32),
+        completion_ids=np.array([4], np.int32),
+        behavior_logprobs=np.array([-1.0], np.float32),
+        spans=(Span(node_id="a", policy_version=0, num_tokens=1),),
+        seed=1,
+        index=0,
+    )
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier, "RESTART_S", 0.01)
+    monkeypatch.setattr(verifier, "REST_S", 0.05)
+
+
+def test_the_hubs_side_loads_no_torch() -> None:
+    script = "import echo_hub.verify.verifier, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert {"torch", "transformers", "peft"}.isdisjoint(run.stdout.split())
+
+
+async def test_a_real_process_tells_honest_rollouts_from_others(versions: Versions) -> None:
+    honest = [one for version in range(VERSIONS + 1) for one in versions.drawn(version, 2 * version, 2 * version + 1)]
+    others = [
+        replace(one, rollout_id=f"{one.rollout_id}-other", completion_ids=np.flip(one.completion_ids))
+        for one in honest
+        if len(one.completion_ids) > 3
+    ]
+    lost = [replace(honest[0], rollout_id="99-0", spans=(replace(honest[0].spans[0], policy_version=9),))]
+    ids = [one.rollout_id for one in (*honest, *others, *lost)]
+    checker = made(versions, versions.directory.root, [*honest, *others, *lost])
+    async with working(checker) as told:
+        assert checker.pid is None, "there is nothing to check yet"
+        for rollout_id in (*ids, "77-0"):
+            checker.submit(rollout_id, is_urgent=True)
+        await told.all_of([*ids, "77-0"])
+        assert checker.pid is not None
+        if sys.platform != "win32":
+            assert psutil.Process(checker.pid).nice() >= 10, "it yields to the learner"
+    assert told.of["77-0"] == NOT_KEPT
+    assert "Version 9" in str(told.of["99-0"])
+    for group, clean in ((honest, True), (others, False)):
+        for one in group:
+            spans = told.of[one.rollout_id]
+            assert not isinstance(spans, str)
+            ((node_id, shown),) = spans
+            assert node_id == "a" and isinstance(shown, Evidence)
+            assert (shown.draws[0] == shown.num_tokens == len(one.completion_ids)) == clean
+    assert told.seconds > 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP")
+async def test_a_process_that_is_killed_takes_no_request_with_it(versions: Versions) -> None:
+    first, *rest = [one for version in (0, 1, 2) for one in versions.drawn(version, 3 * version, 3 * version + 1)]
+    ids = [one.rollout_id for one in rest]
+    checker = made(versions, versions.directory.root, [first, *rest])
+    async with working(checker) as told:
+        checker.submit(first.rollout_id, is_urgent=True)
+        await told.all_of([first.rollout_id])
+        killed = checker.pid
+        assert killed is not None
+        os.kill(killed, signal.SIGSTOP)  # It answers nothing of what it is given.
+        for rollout_id in ids:
+            checker.submit(rollout_id, is_urgent=True)
+        asyncio.get_running_loop().call_soon(os.kill, killed, signal.SIGKILL)
+        await told.all_of(ids)
+        assert checker.pid != killed
+    assert not any(isinstance(spans, str) for spans in told.of.values())
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_rollout_that_kills_is_found_out_and_the_others_are_checked(versions: Versions, tmp_path: Path) -> None:
+    ids = [*(f"{number}-0" for number in range(6)), "deadly-1", *(f"{number}-0" for number in range(6, 9)), "deadly-2"]
+    checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in ids], module=ODD)
+    async with working(checker) as told:
+        for rollout_id in ids:
+            checker.submit(rollout_id, is_urgent=True)
+        await told.all_of(ids)
+        checker.submit("later-0", is_urgent=True)
+        await told.all_of(["later-0"])
+    given_up = {rollout_id for rollout_id, spans in told.of.items() if isinstance(spans, str)}
+    assert given_up == {"deadly-1", "deadly-2", "later-0"}
+    assert "dies of it" in str(told.of["deadly-1"]) and told.of["later-0"] == NOT_KEPT
+    assert told.seconds == 9 * 0.5
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("trouble", ["no_base", "dies_at_once"])
+async def test_where_no_process_can_work_all_are_told_and_later_it_is_tried_again(
+    versions: Versions, tmp_path: Path, trouble: str
+) -> None:
+    (tmp_path / trouble).touch()
+    ids = [f"{number}-0" for number in range(5)]
+    checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in (*ids, "9-0")], module=ODD)
+    async with working(checker) as told:
+        for rollout_id in ids:
+            checker.submit(rollout_id, is_urgent=True)
+        await told.all_of(ids)
+        assert all("No verifier can be kept at work" in str(spans) for spans in told.of.values())
+        (tmp_path / trouble).unlink()
+        while all(isinstance(spans, str) for spans in told.of.values()):
+            told.of.pop("9-0", None)
+            checker.submit("9-0", is_urgent=True)
+            await told.all_of(["9-0"])
+    starts = len((tmp_path / "starts").read_text())
+    assert starts == 2 if trouble == "no_base" else starts == verifier.DEATHS_IN_A_ROW + 1
+
+
+async def test_more_than_may_wait_are_told_at_once(
+    versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "MOST_WAITING", 3)
+    ids = [f"{number}-0" for number in range(7)]
+    checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in ids], module=ODD)
+    for rollout_id in ids:
+        checker.submit(rollout_id, is_urgent=True)
+    async with working(checker) as told:
+        await told.all_of(ids)
+    assert [rollout_id for rollout_id in ids if told.of[rollout_id] == TOO_MANY] == ids[3:]
+
+
+async def test_what_waits_is_handed_over_together(versions: Versions, tmp_path: Path) -> None:
+    ids = [f"{number}-0" for number in range(verifier.TOGETHER + 4)]
+    loads: list[int] = []
+    checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in ids], module=ODD, loads=loads)
+    for rollout_id in ids:
+        checker.submit(rollout_id, is_urgent=True)
+    async with working(checker) as told:
+        await told.all_of(ids)
+    assert loads == [verifier.TOGETHER, 4]
+    assert (tmp_path / "requests").read_text().split() == [str(verifier.TOGETHER), "4"]
+
+
+@pytest.mark.parametrize("comes", ["something urgent", "a third version", "enough", "the end of its time"])
+async def test_what_is_not_urgent_waits_for_company(
+    versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: str
+) -> None:
+    monkeypatch.setattr(verifier, "COMPANY_S", 0.05 if comes == "the end of its time" else 1e6)
+    ids = [f"{number}-0" for number in range(verifier.ENOUGH - 1)]
+    last = f"{verifier.ENOUGH}-0"
+    checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in (*ids, last, "now-0")], module=ODD)
+    async with working(checker) as told:
+        checker.hasten()
+        checker.published()
+        checker.submit("now-0", is_urgent=True)
+        await told.all_of(["now-0"])
+        for rollout_id in ids:
+            checker.submit(rollout_id, is_urgent=False)
+        checker.published()
+        checker.published()
+        if comes == "a third version":
+            checker.published()
+        elif comes != "the end of its time":
+            checker.submit(last, is_urgent=comes == "something urgent")
+            ids.append(last)
+        await told.all_of(ids)
+    assert (tmp_path / "requests").read_text().split() == ["1", str(len(ids))]
+
+
+async def test_the_urgent_ones_go_first(versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier, "TOGETHER", 2)
+    monkeypatch.setattr(verifier, "COMPANY_S", 0.05)
+    ids = [f"{number}-0" for number in range(5)]
+    checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in ids], module=ODD)
+    for number, rollout_id in enumerate(ids):
+        checker.submit(rollout_id, is_urgent=number in (3, 4))
+    async with working(checker) as told:
+        await told.all_of(ids)
+    assert list(told.of) == ["3-0", "4-0", "0-0", "1-0", "2-0"]
+
+
+async def test_a_hub_that_verifies_nothing_says_so(versions: Versions, tmp_path: Path) -> None:
+    checker = Verifier(versions.settings, run_dir=tmp_path, kept=1, patience=1, load=None, mode="off")  # type: ignore[arg-type]
+    async with working(checker) as told:
+        checker.submit("1-0", is_urgent=True)
+        await told.all_of(["1-0"])
+    assert "trust.verifier is off" in str(told.of["1-0"])
+
+
+def test_its_settings_are_a_lone_learners_with_the_whole_base(versions: Versions) -> None:
+    many = LearnerConfig(processes=2, device="cuda", base_bits=4, threads=8, gradient_checkpointing=True)
+    config = HubConfig(trust=TrustConfig(verifier_device="cpu", verifier_threads=2))
+    found = verifier_settings(config, versions.settings.model_copy(update={"learner": many})).learner
+    assert (found.device, found.threads, found.processes, found.base_bits) == ("cpu", 2, 1, 0)
+    assert (found.gradient_checkpointing, found.precision) == (False, "auto")

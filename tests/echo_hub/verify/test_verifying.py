@@ -1,0 +1,40 @@
+"""Checks by the odd process of the verifier's own tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from echo_hub.core.events import CheckAbandoned, RolloutChecked
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.verify.drawn import DrawnRollout
+from echo_hub.verify.verifier import Verifier
+from echo_hub.verify.verifying import Finding, Verifying
+from tests.echo_hub.verify.conftest import Versions
+from tests.echo_hub.verify.test_verifier import ODD, of_one_token
+
+
+async def test_each_check_becomes_an_event_and_its_time_is_counted(versions: Versions, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+
+    async def load(rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
+        return {rollout_id: of_one_token(rollout_id) for rollout_id in rollout_ids if rollout_id != "gone"}
+
+    found = asyncio.Queue[Finding]()
+    checker = Verifier(versions.settings, run_dir=tmp_path, kept=1, patience=1, load=load, module=ODD)
+    verifying = Verifying(checker, report=found.put)
+    working = asyncio.create_task(verifying.run())
+    for rollout_id in ("1-0", "gone"):
+        verifying.submit(rollout_id, is_urgent=True)
+    events = {event.rollout_id: event for event in [await found.get() for _ in range(2)]}
+    working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working
+    shown = (("a", Evidence.of([0.0], [0.0])),)
+    assert events == {
+        "1-0": RolloutChecked(rollout_id="1-0", spans=shown),
+        "gone": CheckAbandoned(rollout_id="gone"),
+    }
+    assert (verifying.seconds, verifying.num_abandoned) == (0.5, 1)

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from echo_hub.core.payload import Span
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.learner.policy import Policy
+from echo_hub.run.directory import RunDirectory
+from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence
+from echo_hub.verify.worker import Examiner
+from echo_shared import draws
+from echo_shared.errors import LearnerError
+from echo_shared.sampling import Prefix
+from tests.echo_hub.verify.conftest import MAX_TOKENS, Versions, as_drawn
+
+Made = Callable[..., Examiner]
+
+
+@pytest.fixture
+def made(versions: Versions) -> Made:
+    def make(*, kept: int = 3, directory: RunDirectory = versions.directory) -> Examiner:
+        return Examiner(Policy.load(versions.settings), versions.settings, directory, kept=kept)
+
+    return make
+
+
+def answers(examiner: Examiner, rollouts: Sequence[DrawnRollout]) -> dict[str, tuple[NodeEvidence, ...] | str]:
+    """What it says of each, once."""
+    found = list(examiner.examine(rollouts))
+    assert sorted(frame["rollout_id"] for frame in found) == sorted(one.rollout_id for one in rollouts)
+    return {frame["rollout_id"]: frame.get("cannot") or unpack_evidence(frame["spans"]) for frame in found}
+
+
+def is_clean(shown: Evidence) -> bool:
+    return shown.draws[0] == shown.claims[0] == shown.num_tokens > 0 and shown.mismatch_kl < 1e-6
+
+
+def by_hand(versions: Versions, drawn: DrawnRollout, version: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Distances and log-probabilities [T], from all logits of the one sequence."""
+    ids = np.concatenate([drawn.prompt_ids, drawn.completion_ids]).astype(np.int64)
+    with versions.policy.holding(versions.policy.read_adapter(versions.directory.adapter(version))), torch.no_grad():
+        logits_TV = versions.policy.model(input_ids=torch.from_numpy(ids)[None]).logits[0].numpy()
+    count = len(drawn.completion_ids)
+    u = draws.uniforms(drawn.seed, drawn.index, count)
+    return draws.distance(
+        logits_TV[-count - 1 : -1], drawn.completion_ids, u, temperature=versions.settings.temperature
+    )
+
+
+def test_honest_draws_show_nothing_whatever_is_computed_together(versions: Versions, made: Made) -> None:
+    rollouts = [one for version in (0, 1, 2) for one in versions.drawn(version, *range(10 * version, 10 * version + 5))]
+    for spans in answers(made(), rollouts).values():
+        assert not isinstance(spans, str)
+        ((node_id, shown),) = spans
+        assert node_id == "a" and is_clean(shown)
+
+
+def test_what_it_shows_is_what_the_definition_says(versions: Versions, made: Made) -> None:
+    """Claimed to be of another version, with other claims: many tokens in many classes."""
+    rollouts = [
+        replace(
+            one,
+            behavior_logprobs=one.behavior_logprobs - np.float32(0.1),
+            spans=(replace(one.spans[0], policy_version=2),),
+        )
+        for one in versions.drawn(1, *range(6))
+    ]
+    for rollout_id, spans in answers(made(), rollouts).items():
+        (drawn,) = [one for one in rollouts if one.rollout_id == rollout_id]
+        outside, logprobs = by_hand(versions, drawn, 2)
+        expected = Evidence.of(outside.tolist(), (logprobs - drawn.behavior_logprobs).tolist())
+        ((_, shown),) = spans
+        assert isinstance(shown, Evidence)
+        assert (shown.draws, shown.claims) == (expected.draws, expected.claims)
+        difference = logprobs - drawn.behavior_logprobs
+        assert shown.mismatch_kl == pytest.approx((np.expm1(difference) - difference).sum(), rel=1e-3)
+
+
+def going_on(versions: Versions, number: int) -> list[DrawnRollout]:
+    """Completions of which a drew 2 tokens by version 1, b 3 more by version 1, and c the rest by version 2."""
+    request = versions.request(number, size=32)
+    parts = [("a", 1, 2), ("b", 1, 3), ("c", 2, 0)]
+    long = [rollout for rollout in versions.draw(1, [request]) if len(rollout.completion_ids) >= 6]
+    prefixes = [Prefix(index=one.index, ids=one.completion_ids[:5], logprobs=one.behavior_logprobs[:5]) for one in long]
+    again = versions.request(number, prefixes=prefixes)
+    spans = [Span(node_id=node_id, policy_version=version, num_tokens=count) for node_id, version, count in parts]
+    found = [as_drawn(rollout, again, *spans) for rollout in versions.draw(2, [again])]
+    assert len(found) > 2
+    return found
+
+
+def test_every_span_is_judged_under_its_version_for_who_drew_it(versions: Versions, made: Made) -> None:
+    for spans in answers(made(), going_on(versions, 50)).values():
+        assert [node_id for node_id, _ in spans] == ["a", "b", "c"]
+        assert all(isinstance(shown, Evidence) and is_clean(shown) for _, shown in spans)
+        assert [shown.num_tokens for _, shown in spans if isinstance(shown, Evidence)][:2] == [2, 3]
+
+
+@pytest.mark.parametrize(("forger", "place"), [("a", 1), ("b", 3), ("c", 5)])
+def test_a_forged_span_is_held_against_its_node_alone(versions: Versions, made: Made, forger: str, place: int) -> None:
+    """A later node's tokens follow from the forged ones; it drew them honestly, and so it is shown."""
+    forged = []
+    for one in going_on(versions, 51):
+        claims = one.behavior_logprobs.copy()
+        claims[place] = -30.0
+        forged.append(replace(one, behavior_logprobs=claims))
+    for spans in answers(made(), forged).values():
+        assert {node_id: isinstance(shown, Evidence) and is_clean(shown) for node_id, shown in spans} == {
+            node_id: node_id != forger for node_id in "abc"
+        }
+
+
+def test_tokens_of_another_version_lie_outside(versions: Versions, made: Made) -> None:
+    rollouts = [
+        replace(one, spans=(replace(one.spans[0], policy_version=version),))
+        for version in (0, 3)
+        for one in versions.drawn(1, *range(20 * version, 20 * version + 10))
+    ]
+    found = answers(made(), rollouts)
+    total = Evidence.of([], [])
+    for spans in found.values():
+        ((_, shown),) = spans
+        assert isinstance(shown, Evidence)
+        total += shown
+    assert sum(total.draws[2:]) > 0.1 * total.num_tokens and total.claims[0] < 0.1 * total.num_tokens
+
+
+def test_a_version_that_is_gone_is_told_and_the_others_are_checked(versions: Versions, made: Made) -> None:
+    gone = [replace(one, spans=(replace(one.spans[0], policy_version=9),)) for one in versions.drawn(1, 0)]
+    partly = [
+        replace(one, spans=(*one.spans[:2], replace(one.spans[2], policy_version=9))) for one in going_on(versions, 52)
+    ]
+    here = versions.drawn(2, 1)
+    found = answers(made(), [*gone, *partly, *here])
+    assert all("Version 9 is not at hand" in str(found[one.rollout_id]) for one in (*gone, *partly))
+    assert all(not isinstance(found[one.rollout_id], str) for one in here)
+
+
+def test_what_cannot_have_been_drawn_never_reaches_the_model(versions: Versions, made: Made) -> None:
+    honest = versions.drawn(1, 0)
+    one = honest[0]
+    count = len(one.completion_ids)
+    wrong = [
+        replace(one, completion_ids=np.full(count, 40, np.int32)),
+        replace(one, completion_ids=np.full(count, -1, np.int32)),
+        replace(one, behavior_logprobs=np.full(count, np.nan, np.float32)),
+        replace(one, behavior_logprobs=np.full(count, -np.inf, np.float32)),
+        replace(one, behavior_logprobs=one.behavior_logprobs[:-1]),
+        replace(one, completion_ids=one.completion_ids[:0], behavior_logprobs=one.behavior_logprobs[:0], spans=()),
+        replace(one, prompt_ids=one.prompt_ids[:0]),
+        replace(one, spans=()),
+        replace(one, spans=(replace(one.spans[0], num_tokens=count + 1),)),
+        replace(one, spans=(one.spans[0], replace(one.spans[0], num_tokens=0))),
+    ]
+    wrong = [replace(each, rollout_id=f"wrong-{number}") for number, each in enumerate(wrong)]
+    found = answers(made(), [*wrong, *honest[1:]])
+    assert all(isinstance(found[each.rollout_id], str) for each in wrong)
+    assert all(not isinstance(found[each.rollout_id], str) for each in honest[1:])
+
+
+def test_a_claim_as_low_as_can_be_leaves_numbers(versions: Versions, made: Made) -> None:
+    lowest = np.finfo(np.float32).min
+    (one, *_) = versions.drawn(1, 0)
+    forged = replace(one, behavior_logprobs=np.full(len(one.completion_ids), lowest, np.float32))
+    (((_, shown),),) = answers(made(), [forged]).values()
+    assert isinstance(shown, Evidence)
+    assert shown.claims[-1] == len(one.completion_ids) and np.isfinite(shown.mismatch_kl)
+
+
+def test_few_adapters_are_kept_and_others_read_again(versions: Versions, made: Made, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.adapter(1).parent.mkdir()
+    for version in (1, 2, 3):
+        directory.adapter(version).symlink_to(versions.directory.adapter(version))
+    rollouts = {version: versions.drawn(version, 10 * version) for version in (0, 1, 2, 3)}
+    examiner = made(kept=2, directory=directory)
+    for version in (3, 1, 0, 2, 1, 3, 2):
+        assert all(not isinstance(spans, str) for spans in answers(examiner, rollouts[version]).values()), version
+    for version in (1, 2, 3):
+        directory.adapter(version).unlink()
+    told = {version: isinstance(answers(examiner, rollouts[version])[f"{10 * version}-0"], str) for version in rollouts}
+    assert told == {0: False, 1: True, 2: False, 3: False}, "the two that were used last are at hand"
+
+
+class Crowded(Policy):
+    """One whose device has no memory for several rollouts at once, and none at all for those of `too_long` tokens."""
+
+    too_long = 1_000
+
+    def distances(self, batch: Any, u_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if batch.num_rollouts > 1 or len(batch.input_ids_T) >= self.too_long:
+            raise torch.OutOfMemoryError("no memory left")
+        return super().distances(batch, u_N)
+
+
+def test_without_memory_for_many_they_are_taken_one_by_one(versions: Versions) -> None:
+    rollouts = [*versions.drawn(1, 0, 1), *versions.drawn(2, 2)]
+    examiner = Examiner(Crowded.load(versions.settings), versions.settings, versions.directory, kept=2)
+    plain = Examiner(Policy.load(versions.settings), versions.settings, versions.directory, kept=2)
+    assert all(not isinstance(spans, str) for spans in answers(examiner, rollouts).values())
+    Crowded.too_long = MAX_TOKENS
+    try:
+        told = {name for name, spans in answers(examiner, rollouts).items() if isinstance(spans, str)}
+    finally:
+        Crowded.too_long = 1_000
+    longest = {one.rollout_id for one in rollouts if len(one.prompt_ids) + len(one.completion_ids) - 1 >= MAX_TOKENS}
+    assert told == longest
+    assert 0 < len(longest) < len(rollouts)
+    assert all(not isinstance(spans, str) for spans in answers(plain, rollouts).values())
+
+
+def test_the_time_is_shared_out_among_them(versions: Versions, made: Made) -> None:
+    found = list(made().examine([*versions.drawn(1, 0, 1), *going_on(versions, 53)]))
+    assert all(frame["seconds"] > 0 for frame in found)
+
+
+def test_what_is_set_is_computed_first(versions: Versions, made: Made) -> None:
+    examiner = made()
+    list(examiner.examine(versions.drawn(2, 0)))
+    mixed = [*versions.drawn(1, 1), *versions.drawn(2, 2), *versions.drawn(3, 3)]
+    assert [frame["rollout_id"].partition("-")[0] for frame in examiner.examine(mixed)] == ["2"] * 4 + ["1"] * 4 + [
+        "3"
+    ] * 4
+
+
+def test_a_model_that_gives_no_numbers_judges_nobody(versions: Versions) -> None:
+    class Broken(Policy):
+        def distances(self, batch: Any, u_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            outside_N, logprobs_N = super().distances(batch, u_N)
+            return outside_N * np.nan, logprobs_N
+
+    examiner = Examiner(Broken.load(versions.settings), versions.settings, versions.directory, kept=2)
+    assert set(map(type, answers(examiner, versions.drawn(1, 0)).values())) == {str}
+
+
+def test_a_base_that_is_not_there_is_told(versions: Versions, tmp_path: Path) -> None:
+    settings = versions.settings.model_copy(update={"base_dir": tmp_path / "nothing"})
+    with pytest.raises(LearnerError, match="cannot be loaded"):
+        Examiner.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path), "kept": 1})
