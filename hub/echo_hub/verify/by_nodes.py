@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from echo_hub.core.effects import SendCheck
 from echo_hub.core.events import CheckAbandoned, CheckReturned
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.pairs import Finding
-from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
+from echo_hub.verify.drawn import DrawnRollout
 from echo_hub.verify.verifier import Load
 from echo_shared import draws
 from echo_shared.messages import MAX_VERSION_SPANS, CheckLease, CheckResult, FromHub
@@ -114,16 +114,9 @@ def finding_of(drawn: DrawnRollout, result: CheckResult) -> Finding:
     ratios = differences.clip(*_LOG_RATIOS)
     divergence = np.expm1(ratios) - ratios
 
-    def spans() -> Iterator[NodeEvidence]:
-        start = 0
-        for span in drawn.spans:
-            own = slice(start, start + span.num_tokens)
-            start += span.num_tokens
-            kl = float(divergence[own].sum())
-            yield span.node_id, Evidence.of(outside[own].tolist(), differences[own].tolist(), kl)
-
+    shown = Evidence.of_spans(outside, differences, divergence, [span.num_tokens for span in drawn.spans])
     return Finding(
-        spans=tuple(spans()),
+        spans=tuple(zip((span.node_id for span in drawn.spans), shown, strict=True)),
         outside=outside,
         logprobs=logprobs,
         num_tokens=len(drawn.prompt_ids) + len(drawn.completion_ids),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +53,7 @@ def unpack(frame: Frame) -> DrawnRollout:
     return DrawnRollout(**{**frame, "spans": spans})
 
 
-def pack_evidence(spans: tuple[NodeEvidence, ...]) -> list[Frame]:
+def pack_evidence(spans: Iterable[NodeEvidence]) -> list[Frame]:
     return [
         {
             "node_id": node_id,

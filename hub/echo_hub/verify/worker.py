@@ -34,7 +34,7 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_hub.run.directory import RunDirectory
-from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, pack_evidence, unpack
+from echo_hub.verify.drawn import DrawnRollout, pack_evidence, unpack
 from echo_shared import draws
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
@@ -238,16 +238,18 @@ def _spread(seconds: float, pieces: Sequence[_Piece]) -> None:
         piece.case.seconds += seconds * own / sum(tokens)
 
 
-def _taken(pieces: Sequence[_Piece], found_3N: _Found) -> Iterator[Frame]:
+def _taken(pieces: Sequence[_Piece], found_3N: _Found) -> list[Frame]:
     """Puts what was computed into its places; the answers of those rollouts that are complete by it."""
     end = 0
+    complete = []
     for piece in pieces:
         case, count = piece.case, piece.stop - piece.start
         begin, end = end, end + count
         case.found_3T[:, piece.start : piece.stop] = found_3N[:, begin:end]
         case.missing -= count
         if case.missing == 0 and not case.cannot:
-            yield _answer(case)
+            complete.append(case)
+    return _answers(complete)
 
 
 def _refused(pieces: Sequence[_Piece], why: str) -> Iterator[Frame]:
@@ -257,24 +259,24 @@ def _refused(pieces: Sequence[_Piece], why: str) -> Iterator[Frame]:
             yield {"rollout_id": piece.case.drawn.rollout_id, "cannot": why}
 
 
-def _answer(case: _Case) -> Frame:
-    if np.isnan(case.found_3T).any():
-        return {"rollout_id": case.drawn.rollout_id, "cannot": "The policy's logits are no numbers here."}
-    return {
-        "rollout_id": case.drawn.rollout_id,
-        "spans": pack_evidence(tuple(_shown(case))),
-        "seconds": case.seconds,
-    }
-
-
-def _shown(case: _Case) -> Iterator[NodeEvidence]:
-    """The evidence of each span, in order."""
-    start = 0
-    for span in case.drawn.spans:
-        stop = start + span.num_tokens
-        outside, differences, divergence = case.found_3T[:, start:stop].tolist()
-        start = stop
-        yield span.node_id, Evidence.of(outside, differences, sum(divergence))
+def _answers(cases: Sequence[_Case]) -> list[Frame]:
+    """What each span shows, in order; of all cases together, for most are short."""
+    answers: list[Frame] = []
+    told = []
+    for case in cases:
+        if np.isnan(case.found_3T).any():
+            answers.append({"rollout_id": case.drawn.rollout_id, "cannot": "The policy's logits are no numbers here."})
+        else:
+            told.append(case)
+    if not told:
+        return answers
+    outside_N, differences_N, divergence_N = np.concatenate([case.found_3T for case in told], axis=1)
+    counts = [span.num_tokens for case in told for span in case.drawn.spans]
+    shown = iter(Evidence.of_spans(outside_N, differences_N, divergence_N, counts))
+    for case in told:
+        found = [(span.node_id, next(shown)) for span in case.drawn.spans]
+        answers.append({"rollout_id": case.drawn.rollout_id, "spans": pack_evidence(found), "seconds": case.seconds})
+    return answers
 
 
 def serve(pipe: ParentPipe) -> int:

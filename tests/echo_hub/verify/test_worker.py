@@ -76,7 +76,7 @@ def test_what_it_shows_is_what_the_definition_says(versions: Versions, made: Mad
     for rollout_id, spans in answers(made(), rollouts).items():
         (drawn,) = [one for one in rollouts if one.rollout_id == rollout_id]
         outside, logprobs = by_hand(versions, drawn, 2)
-        expected = Evidence.of(outside.tolist(), (logprobs - drawn.behavior_logprobs).tolist())
+        expected = Evidence.of(outside, logprobs - drawn.behavior_logprobs)
         ((_, shown),) = spans
         assert isinstance(shown, Evidence)
         assert (shown.draws, shown.claims) == (expected.draws, expected.claims)

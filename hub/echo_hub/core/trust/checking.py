@@ -129,8 +129,6 @@ class Checking:
         self._proven: list[_Checker] = []
         """Of them those that may be asked; `_new`: as well, where no proven one can be."""
         self._new: list[_Checker] = []
-        self._kin: dict[str, frozenset[str]] = {}
-        """What nodes that were ever here have in common with others: their address, the invite by which they came."""
         self._cases: dict[str, _Case] = {}
         self._waiting: OrderedDict[str, None] = OrderedDict()
         """Those of them for which somebody is to be asked."""
@@ -154,8 +152,7 @@ class Checking:
 
     # --- nodes
 
-    def connected(self, node_id: str, *kin: str) -> None:
-        self._kin[node_id] = frozenset(filter(None, kin))
+    def connected(self, node_id: str) -> None:
         if node_id not in self._checkers:
             self._checkers[node_id] = _Checker(node_id)
 
@@ -313,7 +310,7 @@ class Checking:
     def _choice(self, case: _Case) -> _Checker | None:
         """Whom to ask next; None: nobody, for now."""
         involved = {*case.drawers, *case.asked}
-        kin = frozenset().union(*(self._kin.get(node_id, frozenset()) for node_id in involved))
+        kin = frozenset().union(*(self._standing_of(node_id).kin for node_id in involved))
         before = [opinion.numerics for opinion in case.opinions]
         drawn_by = {self._standing_of(node_id).numerics for node_id in case.drawers}
         start = int.from_bytes(self._lot(case.rollout_id, ""))
@@ -322,12 +319,15 @@ class Checking:
             for place in range(start, start + min(LOOKED_AT, len(pool))):
                 checker = pool[place % len(pool)]
                 node_id = checker.node_id
-                if checker.policy_version < case.policy_version or node_id in involved or kin & self._kin[node_id]:
+                if checker.policy_version < case.policy_version or node_id in involved:
+                    continue
+                standing = self._standing_of(node_id)
+                if kin & standing.kin:
                     continue
                 is_there = True
                 if len(checker.asked_for) >= checker.room:
                     continue
-                numerics = self._standing_of(node_id).numerics
+                numerics = standing.numerics
                 rank = before.count(numerics), numerics in drawn_by, self._lot(case.rollout_id, node_id)
                 if best is None or rank < best[0]:
                     best = rank, checker

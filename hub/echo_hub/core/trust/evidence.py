@@ -13,10 +13,12 @@ its own honest shares (`DESIGN.md` section 6).
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass
-from math import fsum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 DRAW_EDGES: Final = (1e-4, 0.005, 0.02, 0.05, 0.2)
 """A token counts in the first class whose edge is not below its distance, in cumulative probability; the last class has
@@ -48,17 +50,35 @@ class Evidence:
         return sum(self.draws)
 
     @classmethod
-    def of(cls, distances: list[float], differences: list[float], mismatch_kl: float = 0.0) -> Evidence:
-        """Of tokens whose draws lie so far outside, and whose true log-probabilities are so many nats above what is
-        claimed."""
-        cut = [max(-CLAIM_CUT, min(CLAIM_CUT, difference)) for difference in differences]
-        return cls(
-            draws=_counted(distances, DRAW_EDGES),
-            claims=_counted([abs(difference) for difference in differences], CLAIM_EDGES),
-            mismatch_kl=mismatch_kl,
-            bias=fsum(cut),
-            squares=fsum(one * one for one in cut),
+    def of(cls, distances: ArrayLike, differences: ArrayLike, mismatch_kl: float = 0.0) -> Evidence:
+        """Of one span: see `of_spans`."""
+        distances_N, differences_N = np.asarray(distances, np.float64), np.asarray(differences, np.float64)
+        (found,) = cls.of_spans(distances_N, differences_N, np.zeros_like(distances_N), [len(distances_N)])
+        return replace(found, mismatch_kl=mismatch_kl)
+
+    @classmethod
+    def of_spans(
+        cls,
+        distances_N: NDArray[np.float64],
+        differences_N: NDArray[np.float64],
+        divergence_N: NDArray[np.float64],
+        num_tokens: Sequence[int],
+    ) -> list[Evidence]:
+        """Of spans one behind the other, of so many tokens each: how far each draw lies outside, by how many nats its
+        true log-probability is above what is claimed, and the estimate of the divergence; no NaN."""
+        count = len(num_tokens)
+        spans_N = np.repeat(np.arange(count), num_tokens)
+        cut_N = differences_N.clip(-CLAIM_CUT, CLAIM_CUT)
+        fields = zip(
+            _counted(distances_N, DRAW_EDGES, spans_N, count),
+            _counted(np.abs(differences_N), CLAIM_EDGES, spans_N, count),
+            *(np.bincount(spans_N, summed, count).tolist() for summed in (divergence_N, cut_N, cut_N * cut_N)),
+            strict=True,
         )
+        return [
+            cls(draws=tuple(draws), claims=tuple(claims), mismatch_kl=kl, bias=bias, squares=squares)
+            for draws, claims, kl, bias, squares in fields
+        ]
 
     def __add__(self, other: Evidence) -> Evidence:
         return Evidence(
@@ -80,11 +100,14 @@ class Evidence:
         )
 
 
-def _counted(values: list[float], edges: tuple[float, ...]) -> tuple[int, ...]:
-    counts = [0] * (len(edges) + 1)
-    for value in values:
-        counts[bisect_left(edges, value)] += 1
-    return tuple(counts)
+def _counted(
+    values_N: NDArray[np.float64], edges: tuple[float, ...], spans_N: NDArray[np.intp], num_spans: int
+) -> list[list[int]]:
+    """Of each span, how many values are in each class."""
+    classes = len(edges) + 1
+    places_N = spans_N * classes + np.searchsorted(edges, values_N)
+    counts: list[list[int]] = np.bincount(places_N, minlength=num_spans * classes).reshape(-1, classes).tolist()
+    return counts
 
 
 NO_EVIDENCE: Final = Evidence.of([], [])

@@ -55,7 +55,7 @@ def together(one: Honest, other: Honest) -> Honest:
 def apart(one: Finding, other: Finding) -> Evidence:
     """How far two findings of one rollout lie apart, as evidence against either."""
     logprobs = np.maximum(one.logprobs, FLOOR) - np.maximum(other.logprobs, FLOOR)
-    return Evidence.of(np.abs(one.outside - other.outside).tolist(), logprobs.tolist())
+    return Evidence.of(np.abs(one.outside - other.outside), logprobs)
 
 
 def _apart(one: Shares, other: Shares, edges: tuple[float, ...]) -> Shares:

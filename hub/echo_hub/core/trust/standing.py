@@ -80,6 +80,8 @@ class Standing:
     """Of its rollouts that are checked."""
     hints_from: int = 0
     """After so many checks the learner's hints are heeded."""
+    kin: frozenset[str] = frozenset()
+    """What nodes of one owner have in common: an address, the invite by which they came."""
 
     @classmethod
     def of(cls, row: StandingRow) -> Standing:
@@ -89,6 +91,11 @@ class Standing:
     @property
     def row(self) -> StandingRow:
         return StandingRow(**{name: getattr(self, name) for name in StandingRow.__slots__})
+
+    @property
+    def has_shown_anything(self) -> bool:
+        """More is thought of it than of a node that nobody knows."""
+        return self.num_checked > 0 or self.hints_from > 0 or self.state is not StandingState.NEW
 
     @property
     def is_proven(self) -> bool:

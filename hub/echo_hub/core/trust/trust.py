@@ -41,12 +41,13 @@ from echo_hub.core.trust.common_faults import Cause, CommonFaults
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
 from echo_hub.core.trust.judging import NOTHING, Sums, added, alarm, proof_added, weigh
-from echo_hub.core.trust.numerics import NOT_SAID, Honest, Numerics, NumericsClass, prior
+from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass, prior
 from echo_hub.core.trust.rate import is_drawn, share_checked, worth
 from echo_hub.core.trust.reasons import CHANGED, DISPROVED, DOUBTFUL, OUTVOTED, not_drawn, what_is_wrong
 from echo_hub.core.trust.screening import standing_out
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
+from echo_hub.core.trust.standings import Standings
 from echo_hub.core.trust.status import TrustStatus
 from echo_hub.core.trust.under_check import Check, Held, UnderCheck, can_be_checked
 from echo_shared.messages import Checked, DropReason, StandbyReason
@@ -68,13 +69,13 @@ class Trust:
         self._forgetting = Forgetting(ledger)
         self._numerics = Numerics()
         self._faults = CommonFaults()
-        self._standings: dict[str, Standing] = {}
+        self._standings = Standings(self._numerics)
         self._checking = Checking(
             secret=settings.secret,
             deadline_s=settings.check_deadline_s,
             alarm=alarm(settings.false_alarm),
             doubt=DOUBT * alarm(settings.false_alarm),
-            standing_of=self._standing,
+            standing_of=self._standings.of,
             out=out,
         )
         """Of use with `by_nodes` alone."""
@@ -116,8 +117,7 @@ class Trust:
     def restore(self, rows: Iterable[StandingRow]) -> None:
         """Standings from before a restart; before any node or rollout."""
         for row in rows:
-            standing = self._standings[row.node_id] = Standing.of(row)
-            standing.numerics = self._numerics.known(row.numerics)
+            standing = self._standings.restore(row)
             if standing.is_proven:
                 standing.share = self._share(standing)
                 self._numerics.learn(standing.numerics, standing.shown)
@@ -133,9 +133,9 @@ class Trust:
     def connected(self, node_id: str, numerics: NumericsClass, now: float, *, kin: Iterable[str] = ()) -> None:
         """After `Nodes` knows it. `kin`: what nodes of one owner have in common. Of precision, what it said last stands
         until it says another."""
+        standing = self._standings.connected(node_id, kin)
         if self._settings.by_nodes:
-            self._checking.connected(node_id, *kin)
-        standing = self._standing(node_id)
+            self._checking.connected(node_id)
         if standing.is_quarantined:
             self._tell(standing)
         if not numerics.precision and numerics == standing.numerics._replace(precision=""):
@@ -145,6 +145,7 @@ class Trust:
     def disconnected(self, node_id: str) -> None:
         if self._settings.by_nodes:
             self._checking.disconnected(node_id)
+        self._standings.disconnected(node_id)
 
     def reported(
         self, node_id: str, precision: str, now: float, *, checks: int = 0, policy_version: int | None = None
@@ -153,7 +154,7 @@ class Trust:
         if self._settings.by_nodes:
             self._checking.reported(node_id, checks, policy_version)
         if precision:
-            standing = self._standing(node_id)
+            standing = self._standings.of(node_id)
             if standing.numerics.precision != precision:
                 self._change_engine(standing, standing.numerics._replace(precision=precision), now)
 
@@ -161,10 +162,10 @@ class Trust:
         """It has come in, or had before a restart."""
         if not self._settings.enabled or not can_be_checked(rollout):
             return
-        standing = self._standing(rollout.node_id)
+        standing = self._standings.of(rollout.node_id)
         share, is_blocking = standing.share, not standing.is_proven or self._is_watched(standing)
         for node_id in rollout.drawn_by:
-            other = self._standing(node_id)
+            other = self._standings.of(node_id)
             share = max(share, other.share)
             is_blocking = is_blocking or not other.is_proven or self._is_watched(other)
         if share >= 1.0 or is_drawn(self._settings.secret, rollout.rollout_id, share):
@@ -216,7 +217,7 @@ class Trust:
         return check.held
 
     def _distrust(self, node_id: str, reason: str, now: float) -> None:
-        standing = self._standing(node_id)
+        standing = self._standings.of(node_id)
         if not standing.is_quarantined:
             self._begin_again(standing, StandingState.SUSPECT, reason, now)
             self._out.record(StandingRecorded(row=standing.row))
@@ -230,11 +231,11 @@ class Trust:
             return None
         failed: dict[str, Evidence] = {}
         for node_id, evidence, honest in spans:
-            if self._judge(self._standing(node_id), evidence, check, now, honest):
+            if self._judge(self._standings.of(node_id), evidence, check, now, honest):
                 failed[node_id] = evidence
         self._tell_checked(rollout_id, check, failed)
         for node_id, evidence in failed.items():
-            self._condemn(self._standing(node_id), evidence, check, rollout_id, now)
+            self._condemn(self._standings.of(node_id), evidence, check, rollout_id, now)
         return check.held if rollout_id in self._ledger.rollouts else None
 
     def screened(self, evidence: Iterable[tuple[str, Evidence]], now: float) -> None:
@@ -244,17 +245,17 @@ class Trust:
             return
         alike: dict[Honest, list[tuple[str, Evidence]]] = {}
         for node_id, shown in evidence:
-            alike.setdefault(prior(self._standing(node_id).numerics), []).append((node_id, shown))
+            alike.setdefault(prior(self._standings.of(node_id).numerics), []).append((node_id, shown))
         for among in alike.values():
             for node_id, weight in standing_out(among, self._alarm * DOUBT).items():
                 reason = f"The learner finds its rollouts unlike others' ({weight:.1f} nats)."
-                self._suspect(self._standing(node_id), reason, now)
+                self._suspect(self._standings.of(node_id), reason, now)
 
     def suspected(self, node_ids: Iterable[str], now: float) -> None:
         """On account of their rollouts the learner left groups out, or held a step back."""
         if self._settings.enabled:
             for node_id in node_ids:
-                self._suspect(self._standing(node_id), "The learner could not train on a rollout of it.", now)
+                self._suspect(self._standings.of(node_id), "The learner could not train on a rollout of it.", now)
 
     def pardon(self, node_id: str, now: float) -> None:
         """The operator lets the node begin anew; harmless for any other."""
@@ -273,12 +274,6 @@ class Trust:
         if self._is_watched(standing):
             return 1.0
         return share_checked(standing.num_verified, self._settings.first_checked, self._settings.least_checked)
-
-    def _standing(self, node_id: str) -> Standing:
-        standing = self._standings.get(node_id)
-        if standing is None:
-            standing = self._standings[node_id] = Standing(node_id, numerics=self._numerics.known(NOT_SAID))
-        return standing
 
     def _change_engine(self, standing: Standing, numerics: NumericsClass, now: float) -> None:
         """With another engine a node is to prove itself again."""
@@ -362,7 +357,7 @@ class Trust:
             return
         self._spare(standing, common, now)
         for node_id in self._faults.failed(common):
-            other = self._standing(node_id)
+            other = self._standings.of(node_id)
             if other.is_quarantined and common in self._condemned_for.get(node_id, ()):
                 why = f"So many fail ({common[0]} on {common[1]} {common[2]}) that it may not be their fault."
                 self._release(other, StandingState.SUSPECT, why, now)

@@ -50,7 +50,7 @@ DEADLINE_S = 10.0
 def finding(node_id: str = "d", *, apart: float = 0.0, logprob: float = -0.5, tokens: int = 8) -> Finding:
     """All tokens lie so far outside, and are claimed to be at -0.5 nats."""
     outside, logprobs = np.full(tokens, apart), np.full(tokens, logprob)
-    evidence = Evidence.of(outside.tolist(), (logprobs + 0.5).tolist())
+    evidence = Evidence.of(outside, logprobs + 0.5)
     return Finding(spans=((node_id, evidence),), outside=outside, logprobs=logprobs, num_tokens=tokens + 2)
 
 
@@ -74,17 +74,21 @@ class Nodes:
             standing_of=self.standing,
             out=self.out,
         )
-        self.checking.connected("d", "there")
+        self.connect("d", "there")
         for number, name in enumerate(names):
             self.join(name, state=state, numerics=(TORCH, LLAMA)[number % 2])
 
     def standing(self, node_id: str) -> Standing:
         return self.standings.setdefault(node_id, Standing(node_id, numerics=TORCH))
 
+    def connect(self, name: str, *kin: str) -> None:
+        self.standing(name).kin = frozenset(filter(None, kin))
+        self.checking.connected(name)
+
     def join(self, name: str, *, origin: str = "", room: int = 8, version: int = 5, **values: Any) -> None:
         for field, value in values.items():
             setattr(self.standing(name), field, value)
-        self.checking.connected(name, origin or f"at {name}")
+        self.connect(name, origin or f"at {name}")
         self.checking.reported(name, room, version)
 
     def asked(self) -> list[tuple[str, str]]:
@@ -127,17 +131,17 @@ def test_never_who_drew_it_nor_anybody_of_its_address() -> None:
 def test_never_who_came_by_the_same_invite() -> None:
     nodes = Nodes("a")
     nodes.join("friend", state=StandingState.PROVEN)
-    nodes.checking.connected("d", "there", "invite 1")
-    nodes.checking.connected("friend", "elsewhere", "invite 1")
-    nodes.checking.connected("a", "at a", "invite 2")
+    nodes.connect("d", "there", "invite 1")
+    nodes.connect("friend", "elsewhere", "invite 1")
+    nodes.connect("a", "at a", "invite 2")
     assert nodes.want() == "a"
     assert nodes.answer("a", FORGED) is None and nodes.asked() == []
 
 
 def test_nodes_of_the_hubs_own_host_share_nothing() -> None:
     nodes = Nodes()
-    nodes.checking.connected("d", "")
-    nodes.checking.connected("a", "")
+    nodes.connect("d", "")
+    nodes.connect("a", "")
     nodes.checking.reported("a", 8, 5)
     assert nodes.want() == "a"
 
@@ -203,7 +207,7 @@ def test_an_accusation_needs_a_second_and_the_milder_of_the_two_counts() -> None
     ((second, _),) = nodes.asked()
     milder = finding(apart=0.39999, logprob=-9.5)
     milder.outside[0], milder.logprobs[0] = 0.0, -0.5
-    milder = replace(milder, spans=(("d", Evidence.of(milder.outside.tolist(), (milder.logprobs + 0.5).tolist())),))
+    milder = replace(milder, spans=(("d", Evidence.of(milder.outside, milder.logprobs + 0.5)),))
     outcome = nodes.answer(second, milder)
     assert outcome is not None and outcome.spans[0][1] == milder.spans[0][1]
     assert {node_id for node_id, _ in outcome.agreed} == {first, second} and not outcome.outvoted
