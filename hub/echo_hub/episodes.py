@@ -64,6 +64,7 @@ def drawn_rollout(draw: StoredDraw, problems: Problems, *, run_seed: int) -> Dra
         spans=stored.payload.spans,
         seed=turn_seed(group_seed, draw.turn, draw.scorer_failures),
         index=draw.index,
+        is_greedy=about is not None and about.greedy,
     )
 
 

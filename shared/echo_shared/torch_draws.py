@@ -41,6 +41,12 @@ def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tupl
     return _in_chunks(_interval, logits_RV, tokens_R, temperature_R)
 
 
+def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Tensor:
+    """By how much each token is less probable than the most likely one [R], 0 for a greedy choice; as in `distance`."""
+    short_R, _ = _in_chunks(_shortfall, logits_RV, tokens_R, temperature_R)
+    return short_R
+
+
 def most_likely(logits_RV: Tensor, _u_R: Tensor, _temperature_R: Tensor) -> tuple[Tensor, Tensor]:
     """The most likely token of each row [R], and its log-probability [R] in nats: the greedy counterpart of `draw`."""
     logprobs_R, tokens_R = logits_RV.float().log_softmax(dim=-1).max(dim=-1)
@@ -96,6 +102,14 @@ def _interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tup
     below_R1, _, totals_R1, top_R1 = _edges(logits_RV, tokens_R, temperature_R)
     logprobs_R = _logprobs(logits_RV, tokens_R[:, None], temperature_R, top_R1, totals_R1)
     return (below_R1 / totals_R1).squeeze(1), logprobs_R
+
+
+def _shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    """And the most likely ones' probabilities [R]."""
+    weights_RV, _ = _weights(logits_RV, temperature_R)
+    totals_R = weights_RV.sum(dim=1)
+    own_R = weights_RV.gather(1, tokens_R[:, None]).squeeze(1)
+    return (1.0 - own_R) / totals_R, totals_R.reciprocal()
 
 
 def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

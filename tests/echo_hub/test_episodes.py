@@ -141,4 +141,6 @@ def test_a_later_turn_is_checked_behind_the_whole_conversation() -> None:
 def test_evaluations_are_checked_where_they_are_drawn() -> None:
     sampled = EvaluationGroup(policy_version=2, greedy=False, number=11).group_id
     found = checked(stored_draw(sampled))
-    assert isinstance(found, DrawnRollout) and found.seed == evaluation_seed(9, 11)
+    assert isinstance(found, DrawnRollout) and found.seed == evaluation_seed(9, 11) and not found.is_greedy
+    chosen = checked(stored_draw(EvaluationGroup(policy_version=2, greedy=True, number=11).group_id))
+    assert isinstance(chosen, DrawnRollout) and chosen.is_greedy

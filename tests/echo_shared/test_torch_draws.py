@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from echo_shared import draws, torch_draws
 
@@ -162,6 +163,21 @@ def test_distances_in_logits_that_are_no_numbers_are_none(vocabulary: int, value
     halves = torch.full((2,), 0.5, dtype=torch.float64)
     outside, logprobs = torch_draws.distance(logits, torch.tensor([1, 1]), halves, torch.ones_like(halves))
     assert outside.isnan().tolist() == logprobs.isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 1_025, 151_936])
+def test_a_choice_is_as_far_off_as_it_is_less_likely_than_the_likeliest(vocabulary: int) -> None:
+    rng = np.random.default_rng(vocabulary)
+    logits = (rng.standard_normal((9, vocabulary)) * 4).astype(np.float32)
+    tokens = rng.integers(0, vocabulary, 9)
+    tokens[:4] = logits[:4].argmax(axis=1)
+    logits[4, tokens[4]] = -np.inf if vocabulary > 1 else 0.0
+    probabilities = softmax(logits.astype(np.float64) / 0.7, axis=1)
+    expected = probabilities.max(axis=1) - probabilities[np.arange(9), tokens]
+    temperatures = torch.full((9,), 0.7, dtype=torch.float64)
+    found = torch_draws.shortfall(torch.from_numpy(logits), torch.from_numpy(tokens), temperatures)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12)
+    assert (found[:4] == 0.0).all()
 
 
 @pytest.mark.parametrize("vocabulary", [1, 100, 1_024, 5_000])

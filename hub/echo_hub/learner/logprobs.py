@@ -93,9 +93,16 @@ def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: T
 
 @torch.no_grad()
 def distances(
-    hidden_NH: Tensor, head: nn.Linear, ids_N: Tensor, u_N: Tensor, *, temperature: float
+    hidden_NH: Tensor,
+    head: nn.Linear,
+    ids_N: Tensor,
+    u_N: Tensor,
+    greedy_N: Tensor | None = None,
+    *,
+    temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """`torch_draws.distance` of `ids_N` under softmax(head(hidden) / temperature): [N] and [N], float64.
+    """`torch_draws.distance` of `ids_N` under softmax(head(hidden) / temperature): [N] and [N], float64; but of greedy
+    choices `torch_draws.shortfall`.
 
     `u_N` is float64, on the device of `hidden_NH`, or on the CPU where that has no float64.
     """
@@ -104,8 +111,12 @@ def distances(
     found = []
     for part in _parts(len(ids_N), chunk):
         logits = _logits(hidden_NH[part], head.weight, head.bias, out=buffer)
-        u = u_N[part]
-        found.append(torch_draws.distance(logits, ids_N[part].to(u.device), u, torch.full_like(u, temperature)))
+        u, ids = u_N[part], ids_N[part].to(u_N.device)
+        temperatures = torch.full_like(u, temperature)
+        away, true = torch_draws.distance(logits, ids, u, temperatures)
+        if greedy_N is not None:
+            away = torch.where(greedy_N[part], torch_draws.shortfall(logits, ids, temperatures), away)
+        found.append((away, true))
     outside, logprobs = zip(*found, strict=True)
     return torch.cat(outside), torch.cat(logprobs)
 

@@ -5,12 +5,16 @@
 Source: LoRA (arXiv 2106.09685, eq. 3). PEFT's own layer writes B A x, its scaled copy and the sum to memory one after
 the other, and two gradients of x that are then added; here each is added into what is there already. Besides x, only
 A x [tokens, rank] is kept for the backward pass: about a third less for a whole model, in the same time.
+
+Who only computes, and much by one adapter, may have W + s B A added up first (`merge`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
+import torch
 from peft import LoraConfig
 from peft.tuners import lora
 from torch import Tensor, nn
@@ -26,17 +30,48 @@ def use_in(config: LoraConfig) -> None:
 class LoraLinear(lora.Linear):
     """PEFT's layer with one adapter, without dropout; what PEFT does with it beside the computation is unchanged."""
 
+    merged_OI: Tensor | None = None
+    """See `merge`."""
+
+    @property
+    def linear(self) -> nn.Linear:
+        """The base's layer."""
+        return cast("nn.Linear", self.base_layer)
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer's outputs [..., O] for its inputs `x` [..., I]."""
         if self.disable_adapters or self.merged:
             result: Tensor = self.base_layer(x, *args, **kwargs)
             return result
+        base = self.linear
+        if self.merged_OI is not None:
+            return nn.functional.linear(x.to(self.merged_OI.dtype), self.merged_OI, base.bias)
         (name,) = self.active_adapters
-        base = self.base_layer
         computed: Tensor = _LoraLinear.apply(  # type: ignore[no-untyped-call]
             x, base.weight, base.bias, self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
         )
         return computed
+
+
+@torch.no_grad()
+def merge(model: nn.Module) -> None:
+    """Adds the adapter, as it is now, to the weights of all such layers, each in a matrix beside its base. They compute
+    with that from then on, without a graph, and see a change of the adapter only when this is called again."""
+    for layer in _layers(model):
+        (name,) = layer.active_adapters
+        weight = layer.linear.weight
+        if layer.merged_OI is None:
+            layer.merged_OI = torch.empty_like(weight)
+        torch.add(weight, layer.get_delta_weight(name).to(weight.dtype), out=layer.merged_OI)
+
+
+def merged_bytes(model: nn.Module) -> int:
+    """What `merge` takes beside the model."""
+    return sum(layer.linear.weight.nbytes for layer in _layers(model))
+
+
+def _layers(model: nn.Module) -> Iterator[LoraLinear]:
+    return (module for module in model.modules() if isinstance(module, LoraLinear))
 
 
 class _LoraLinear(Function):

@@ -131,12 +131,17 @@ class Policy:
             )
 
     @torch.no_grad()
-    def distances(self, batch: MicroBatch, u_N: Tensor) -> tuple[Tensor, Tensor]:
-        """How far each drawn token's u lies from where the policy would have drawn it, and its true log-probability:
-        `echo_shared.draws.distance`, float64 [N] and [N]."""
+    def distances(self, batch: MicroBatch, u_N: Tensor, *, greedy_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """How far each token is from what the policy would have drawn, and its true log-probability, float64 [N] and
+        [N]: see `logprobs.distances`."""
         with self.autocast():
             return distances(
-                self._predicting_states(batch), self._head, batch.target_ids_N, u_N, temperature=self._temperature
+                self._predicting_states(batch),
+                self._head,
+                batch.target_ids_N,
+                u_N,
+                greedy_N,
+                temperature=self._temperature,
             )
 
     @property
@@ -200,6 +205,12 @@ class Policy:
         """Takes over weights of `read_adapter` or `published`."""
         for name, parameter in self.parameters.items():
             parameter.copy_(weights[name])
+
+    def merge_adapter(self, *, most_bytes: int) -> None:
+        """Computes with the adapter as it is now, without a graph, until the next call, and faster: see `lora.merge`.
+        Not where that would round it, or take more memory."""
+        if self._dtype is torch.float32 and lora.merged_bytes(self.model) <= most_bytes:
+            lora.merge(self.model)
 
     @contextmanager
     def holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:

@@ -32,6 +32,8 @@ class DrawnRollout:
     seed: int
     """Of its group's turn."""
     index: int
+    is_greedy: bool = False
+    """Each token is the most likely one; neither seed nor claims mean anything."""
 
 
 def pack(drawn: DrawnRollout) -> Frame:
@@ -43,6 +45,7 @@ def pack(drawn: DrawnRollout) -> Frame:
         "spans": [[span.node_id, span.policy_version, span.num_tokens] for span in drawn.spans],
         "seed": drawn.seed,
         "index": drawn.index,
+        "is_greedy": drawn.is_greedy,
     }
 
 

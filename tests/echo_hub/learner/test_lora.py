@@ -69,6 +69,24 @@ def test_gradients_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x, a, b: layer(x), (x, a, b))
 
 
+def test_merged_it_computes_the_same_until_it_is_merged_anew() -> None:
+    model = make(ours=True)
+    before = model(X).detach()
+    base = model.base_model.model.up.base_layer.weight.clone()
+    lora.merge(model)
+    torch.testing.assert_close(model(X), before, atol=1e-12, rtol=1e-12)
+    with torch.no_grad():
+        model.base_model.model.up.lora_B["default"].weight.zero_()
+    torch.testing.assert_close(model(X), before, atol=1e-12, rtol=1e-12)
+    lora.merge(model)
+    after = model(X)
+    assert not torch.allclose(after, before)
+    assert torch.equal(model.base_model.model.up.base_layer.weight, base)
+    assert lora.merged_bytes(model) == (12 * 8 + 8 * 12) * 8
+    with model.disable_adapter():
+        assert not torch.allclose(model(X), after)
+
+
 def test_the_adapter_can_be_switched_off() -> None:
     model = make(ours=True)
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import Evidence
@@ -19,6 +20,8 @@ from echo_hub.verify.worker import Examiner
 from echo_shared import draws
 from echo_shared.errors import LearnerError
 from echo_shared.sampling import Prefix
+from echo_shared.torch_draws import most_likely
+from echo_shared.torch_sampler import sample_groups
 from tests.echo_hub.verify.conftest import MAX_TOKENS, Versions, as_drawn
 
 Made = Callable[..., Examiner]
@@ -43,16 +46,19 @@ def is_clean(shown: Evidence) -> bool:
     return shown.draws[0] == shown.claims[0] == shown.num_tokens > 0 and shown.mismatch_kl < 1e-6
 
 
-def by_hand(versions: Versions, drawn: DrawnRollout, version: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Distances and log-probabilities [T], from all logits of the one sequence."""
+def all_logits(versions: Versions, drawn: DrawnRollout, version: int) -> NDArray[np.float32]:
+    """[T, V] before each token of its completion, of the one sequence."""
     ids = np.concatenate([drawn.prompt_ids, drawn.completion_ids]).astype(np.int64)
     with versions.policy.holding(versions.policy.read_adapter(versions.directory.adapter(version))), torch.no_grad():
-        logits_TV = versions.policy.model(input_ids=torch.from_numpy(ids)[None]).logits[0].numpy()
-    count = len(drawn.completion_ids)
-    u = draws.uniforms(drawn.seed, drawn.index, count)
-    return draws.distance(
-        logits_TV[-count - 1 : -1], drawn.completion_ids, u, temperature=versions.settings.temperature
-    )
+        logits_TV: NDArray[np.float32] = versions.policy.model(input_ids=torch.from_numpy(ids)[None]).logits[0].numpy()
+    return logits_TV[-len(drawn.completion_ids) - 1 : -1]
+
+
+def by_hand(versions: Versions, drawn: DrawnRollout, version: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Distances and log-probabilities [T], from all logits of the one sequence."""
+    u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
+    logits_TV = all_logits(versions, drawn, version)
+    return draws.distance(logits_TV, drawn.completion_ids, u, temperature=versions.settings.temperature)
 
 
 def test_honest_draws_show_nothing_whatever_is_computed_together(versions: Versions, made: Made) -> None:
@@ -133,6 +139,43 @@ def test_tokens_of_another_version_lie_outside(versions: Versions, made: Made) -
     assert sum(total.draws[2:]) > 0.1 * total.num_tokens and total.claims[0] < 0.1 * total.num_tokens
 
 
+def greedy(versions: Versions, version: int, *numbers: int) -> list[DrawnRollout]:
+    """The most likely completion of each prompt."""
+    requests = {number: versions.request(number, size=1) for number in numbers}
+    with versions.policy.holding(versions.policy.read_adapter(versions.directory.adapter(version))):
+        drawn = list(sample_groups(versions.policy.model, list(requests.values()), most_likely))
+    span = Span(node_id="a", policy_version=version, num_tokens=0)
+    return [replace(as_drawn(one, requests[one.group_id], span), is_greedy=True) for one in drawn]
+
+
+def test_a_greedy_choice_shows_nothing_beside_others_that_were_drawn(versions: Versions, made: Made) -> None:
+    """Of its claims nothing is said: they are of a temperature near 0."""
+    chosen = [replace(one, behavior_logprobs=one.behavior_logprobs * 0) for one in greedy(versions, 1, *range(6))]
+    rollouts = [*versions.drawn(1, 30), *chosen]
+    found = answers(made(), rollouts)
+    for one in rollouts:
+        ((_, shown),) = found[one.rollout_id]
+        assert isinstance(shown, Evidence) and shown.draws[0] == shown.num_tokens == len(one.completion_ids)
+        assert shown.num_claims == (0 if one.is_greedy else shown.num_tokens)
+        assert not one.is_greedy or shown == shown.without_claims
+
+
+def test_any_other_choice_shows_how_much_less_likely_it_is(versions: Versions, made: Made) -> None:
+    rollouts = [
+        replace(one, spans=(replace(one.spans[0], policy_version=2),)) for one in greedy(versions, 1, *range(12))
+    ]
+    found = answers(made(), rollouts)
+    total = Evidence.of([], [])
+    for one in rollouts:
+        probabilities_TV = softmax(all_logits(versions, one, 2) / versions.settings.temperature, axis=-1)
+        own = probabilities_TV[np.arange(len(one.completion_ids)), one.completion_ids]
+        expected = Evidence.of(probabilities_TV.max(axis=-1) - own, np.zeros(len(own)))
+        ((_, shown),) = found[one.rollout_id]
+        assert isinstance(shown, Evidence) and shown.draws == expected.draws
+        total += shown
+    assert total.draws[0] > 0 and sum(total.draws[2:]) > 0
+
+
 def test_a_version_that_is_gone_is_told_and_the_others_are_checked(versions: Versions, made: Made) -> None:
     gone = [replace(one, spans=(replace(one.spans[0], policy_version=9),)) for one in versions.drawn(1, 0)]
     partly = [
@@ -195,10 +238,10 @@ class Crowded(Policy):
 
     too_long = 1_000
 
-    def distances(self, batch: Any, u_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def distances(self, batch: Any, u_N: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if batch.num_rollouts > 1 or len(batch.input_ids_T) >= self.too_long:
             raise torch.OutOfMemoryError("no memory left")
-        return super().distances(batch, u_N)
+        return super().distances(batch, u_N, **options)
 
 
 def test_without_memory_for_many_they_are_taken_one_by_one(versions: Versions) -> None:
@@ -233,8 +276,8 @@ def test_what_is_set_is_computed_first(versions: Versions, made: Made) -> None:
 
 def test_a_model_that_gives_no_numbers_judges_nobody(versions: Versions) -> None:
     class Broken(Policy):
-        def distances(self, batch: Any, u_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            outside_N, logprobs_N = super().distances(batch, u_N)
+        def distances(self, batch: Any, u_N: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            outside_N, logprobs_N = super().distances(batch, u_N, **options)
             return outside_N * np.nan, logprobs_N
 
     examiner = Examiner(Broken.load(versions.settings), versions.settings, versions.directory, kept=2)

@@ -49,6 +49,16 @@ class Evidence:
     def num_tokens(self) -> int:
         return sum(self.draws)
 
+    @property
+    def num_claims(self) -> int:
+        """Of a greedy choice none counts."""
+        return sum(self.claims)
+
+    @property
+    def without_claims(self) -> Evidence:
+        """What the draws alone show."""
+        return Evidence(draws=self.draws, claims=NO_EVIDENCE.claims)
+
     @classmethod
     def of(cls, distances: ArrayLike, differences: ArrayLike, mismatch_kl: float = 0.0) -> Evidence:
         """Of one span: see `of_spans`."""

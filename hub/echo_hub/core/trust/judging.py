@@ -57,7 +57,7 @@ NOTHING: Final[Sums] = (0.0,) * (2 * len(WEIGHTS) + 2)
 
 def weigh(evidence: Evidence, honest: Honest) -> Sums:
     """What these tokens weigh against their node, for each of the sums; below zero they speak for it."""
-    allowed = evidence.num_tokens * _bias_allowed(honest.variance)
+    allowed = evidence.num_claims * _bias_allowed(honest.variance)
     biases = ((sign * evidence.bias / CLAIM_CUT - allowed) / honest.dispersion for sign in (1.0, -1.0))
     counted = (
         sum(count * weight for count, weight in zip(counts, log_ratios(shares, dishonest, w), strict=True) if count)

@@ -49,7 +49,7 @@ from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
 from echo_hub.core.trust.standings import Standings
 from echo_hub.core.trust.status import TrustStatus
-from echo_hub.core.trust.under_check import Check, Held, UnderCheck, can_be_checked
+from echo_hub.core.trust.under_check import Check, Held, UnderCheck
 from echo_shared.messages import Checked, DropReason, StandbyReason
 
 DOUBT: Final = 0.5
@@ -160,7 +160,7 @@ class Trust:
 
     def received(self, rollout: LeasedRollout) -> None:
         """It has come in, or had before a restart."""
-        if not self._settings.enabled or not can_be_checked(rollout):
+        if not self._settings.enabled or not self._under_check.can_check(rollout):
             return
         standing = self._standings.of(rollout.node_id)
         share, is_blocking = standing.share, not standing.is_proven or self._is_watched(standing)
@@ -284,9 +284,13 @@ class Trust:
         standing.numerics = numerics
 
     def _judge(self, standing: Standing, evidence: Evidence, check: Check, now: float, honest: Honest | None) -> bool:
-        """Whether this convicts the node; else it counts for it, or makes it suspect. `honest`: see `_conclude`."""
-        by_verifier = honest is None
-        weighed = weigh(evidence, honest or self._numerics.honest(standing.numerics, without=standing.shown))
+        """Whether this convicts the node; else it counts for it, or makes it suspect. `honest`: see `_conclude`.
+        Greedy choices are outside more seldom and farther than draws: their class learns nothing of them."""
+        learns = honest is None and evidence.num_claims > 0
+        if honest is None:
+            learned = self._numerics.honest(standing.numerics, without=standing.shown)
+            honest = learned if learns else prior(standing.numerics)
+        weighed = weigh(evidence, honest)
         sums = added(standing.sums, weighed)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
@@ -301,7 +305,7 @@ class Trust:
             self._faults.note(cause, standing.node_id, is_established=standing.is_proven, failed=failed)
         standing.sums = sums
         if not failed:
-            self._believe(standing, evidence, weighed, now, learns=by_verifier)
+            self._believe(standing, evidence, weighed, now, learns=learns)
             self._out.record(StandingRecorded(row=standing.row))
         return failed
 

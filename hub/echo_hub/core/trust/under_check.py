@@ -32,12 +32,6 @@ class Check:
     """What the scorer has said of it meanwhile."""
 
 
-def can_be_checked(rollout: LeasedRollout) -> bool:
-    """Not what the hub draws itself, and nothing greedy: where two ids are about as likely, rounding decides."""
-    about = EvaluationGroup.of(rollout.group_id)
-    return rollout.node_id != HUB_NODE_ID and (about is None or not about.greedy)
-
-
 class UnderCheck:
     """By nodes where there is a `checking`, else by the verifier."""
 
@@ -53,6 +47,12 @@ class UnderCheck:
 
     def __len__(self) -> int:
         return len(self._checks)
+
+    def can_check(self, rollout: LeasedRollout) -> bool:
+        """Not what the hub draws itself. A node that checks is not asked for the most likely ids."""
+        about = EvaluationGroup.of(rollout.group_id)
+        is_drawn = about is None or not about.greedy
+        return rollout.node_id != HUB_NODE_ID and (is_drawn or self._checking is None)
 
     def begin(self, rollout: LeasedRollout, *, is_blocking: bool) -> None:
         """Once for each rollout, but after a restart."""
@@ -72,7 +72,7 @@ class UnderCheck:
         is_any_hastened = False
         for rollout in self._ledger.rollouts.values():
             has_come_in = node_id in rollout.drawers and rollout.state is not ReceiptState.LEASED
-            if not has_come_in or self._forgetting.is_consumed(rollout) or not can_be_checked(rollout):
+            if not has_come_in or self._forgetting.is_consumed(rollout) or not self.can_check(rollout):
                 continue
             check = self._checks.get(rollout.rollout_id)
             if not rollout.is_checked:

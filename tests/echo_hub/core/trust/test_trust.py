@@ -127,19 +127,43 @@ def test_a_new_nodes_work_waits_for_its_check(world) -> None:
     assert standing_of(bench, "a").num_verified == 1
 
 
-def test_a_new_nodes_evaluations_wait_for_their_checks_too_but_for_greedy_ones(world) -> None:
-    bench = world(evaluation_problems=1, evaluation_samples=1, run_seed=5)
+def evaluated(world, **settings: Any):
+    """A new node, and its leases of the greedy and the sampled completion of a held-out problem."""
+    bench = world(evaluation_problems=1, evaluation_samples=1, run_seed=5, **settings)
     bench.tell(EvaluationWanted(policy_version=0))
-    leases = [lease for lease in join(bench, "a") if EvaluationGroup.of(lease.group_id) is not None]
-    greedy, sampled = leases
-    assert (arrive(bench, greedy), arrive(bench, sampled)) == ([], [name(sampled)])
-    score(bench, greedy)
-    assert bench.of(RolloutsEvaluated)
-    score(bench, sampled)
+    greedy, sampled = (lease for lease in join(bench, "a") if EvaluationGroup.of(lease.group_id) is not None)
+    return bench, greedy, sampled
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_new_nodes_evaluations_wait_for_their_checks_too(world, which: int) -> None:
+    bench, *leases = evaluated(world)
+    lease = leases[which]
+    assert arrive(bench, lease) == [name(lease)]
+    score(bench, lease)
     assert not bench.of(RolloutsEvaluated)
-    verdict(bench, sampled, FORGED)
+    verdict(bench, lease, FORGED)
     assert {record.reason for record in bench.of(RolloutsDropped)} >= {DropReason.FORGED}
     assert not bench.of(RolloutsEvaluated) and standing_of(bench, "a").state is StandingState.QUARANTINED
+
+
+def test_nodes_that_check_are_not_asked_for_the_most_likely_ids(world) -> None:
+    bench, greedy, sampled = evaluated(world, trust=replace(SETTINGS, by_nodes=True))
+    arrive(bench, greedy)
+    assert bench.coordinator.status().trust.waiting == 0
+    arrive(bench, sampled)
+    assert bench.coordinator.status().trust.waiting == 1
+
+
+def test_of_greedy_choices_its_class_learns_nothing(world) -> None:
+    """They are outside of nothing but where two ids are about as likely: beside them all that is drawn looks bad."""
+    for evidence, learned in ((HONEST.without_claims, 0), (HONEST, HONEST.num_tokens)):
+        bench = world(replace(proven("a"), num_verified=0), evaluation_problems=1, evaluation_samples=1, run_seed=5)
+        bench.tell(EvaluationWanted(policy_version=0))
+        lease = next(lease for lease in join(bench, "a") if EvaluationGroup.of(lease.group_id) is not None)
+        assert arrive(bench, lease) == [name(lease)]
+        verdict(bench, lease, evidence)
+        assert standing_of(bench, "a").shown.num_tokens == learned
 
 
 def test_a_verdict_before_the_score_holds_nothing(world) -> None:

@@ -6,7 +6,7 @@ from echo_hub.core.effects import CheckRollout, HastenChecks
 from echo_hub.core.events import RolloutScored
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.trust.forgetting import Forgetting
-from echo_hub.core.trust.under_check import UnderCheck, can_be_checked
+from echo_hub.core.trust.under_check import UnderCheck
 
 
 class Desk:
@@ -72,6 +72,6 @@ def test_of_another_node_nothing_is_checked(desk: Desk) -> None:
 
 def test_what_the_hub_draws_itself_is_not_checked(desk: Desk) -> None:
     rollout = desk.ledger.rollouts[desk.scored[0]]
-    assert can_be_checked(rollout)
+    assert desk.under_check.can_check(rollout)
     rollout.node_id = HUB_NODE_ID
-    assert not can_be_checked(rollout)
+    assert not desk.under_check.can_check(rollout)
