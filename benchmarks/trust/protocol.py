@@ -20,7 +20,7 @@ import aiohttp
 import msgpack
 import numpy as np
 import websockets
-from websockets.http11 import Response
+from websockets.asyncio.client import ClientConnection
 
 from benchmarks.trust.site import Site
 from benchmarks.trust.stranger import Stranger, completion, part, parts
@@ -172,10 +172,10 @@ async def captured_handshake(victim: Victim) -> str:
     node = await victim.stranger()
     repeated = await node.ask(node.credentials)
     await node.close()
-    if not isinstance(repeated, Response):
+    if isinstance(repeated, ClientConnection):
         repeated.transport.abort()
         raise Unnoticed("a second connection under the captured proof")
-    return f"refused with status {repeated.status_code}"
+    return "the hub hangs up" if repeated is None else f"refused with status {repeated.status_code}"
 
 
 async def stolen_name(victim: Victim) -> str:

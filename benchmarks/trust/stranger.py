@@ -84,15 +84,17 @@ class Stranger:
         word is in `refused`; where it only hangs up, none is."""
         hello = self.session.hello()
         asked = await self.ask(Credentials(hello=hello))
+        if asked is None:
+            self.ended = True
+            return self
         assert isinstance(asked, Response), "no websocket without a proof"
         challenge = self.session.receive(challenge_of(asked.headers["WWW-Authenticate"]) or b"")
         assert isinstance(challenge, Challenge)
         proof = self.session.proof(name="stranger", invite_token=None, backend="llama_cpp", device="cpu", swarm_port=0)
         changed = msgpack.packb({**msgpack.unpackb(proof), **changes}, unicode_errors="surrogatepass")
         self.credentials = Credentials(hello=hello, nonce=challenge.nonce, proof=changed)
-        try:
-            opened = await self.ask(self.credentials)
-        except InvalidMessage:  # The hub has hung up.
+        opened = await self.ask(self.credentials)
+        if opened is None:
             self.ended = True
             return self
         if isinstance(opened, Response):
@@ -105,14 +107,16 @@ class Stranger:
         await self.until(lambda: self.welcome is not None or self.ended)
         return self
 
-    async def ask(self, credentials: Credentials) -> ClientConnection | Response:
-        """What the hub answers to a request for a websocket with these."""
+    async def ask(self, credentials: Credentials) -> ClientConnection | Response | None:
+        """What the hub answers to a request for a websocket with these; None where it hangs up."""
         headers = {"Authorization": credentials.header()}
         url = self.url.replace("http", "ws", 1) + "/node"
         try:
             return await connect(url, max_size=None, additional_headers=headers, local_addr=self._whence)
         except InvalidStatus as error:
             return error.response
+        except InvalidMessage:
+            return None
 
     async def close(self) -> None:
         if self._reader is not None:
