@@ -10,6 +10,7 @@ import asyncio
 import gzip
 import hashlib
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -19,7 +20,7 @@ from aiohttp import web
 
 PLOTLY: Final = "plotly.min.js"
 CONTENT_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-
+PIECE_BYTES: Final = 65_536
 
 _STYLE_OF_MAPS: Final = re.compile(rb'!document\.getElementById\("[0-9a-f]{64}"\)')
 """Whether the style element of plotly's maps is still to be made: never. The pages' policy refuses it, and they have no
@@ -68,7 +69,8 @@ class Assets:
             body = loaded.compressed
             headers["Content-Encoding"] = "gzip"
         content_type = CONTENT_TYPES[self._paths[name].suffix]
-        return web.Response(body=body, headers=headers, content_type=content_type, charset="utf-8")
+        headers["Content-Length"] = str(len(body))
+        return web.Response(body=_in_pieces(body), headers=headers, content_type=content_type, charset="utf-8")
 
     async def _load_once(self, name: str) -> _Loaded:
         """However many ask for it at once: each answer would hold a copy of its own else."""
@@ -77,6 +79,12 @@ class Assets:
             loading = asyncio.create_task(asyncio.to_thread(_load, self._paths[name]), name=f"loading {name}")
             self._loaded[name] = loading
         return await asyncio.shield(loading)  # Who goes away does not take it from the others.
+
+
+async def _in_pieces(body: bytes) -> AsyncIterator[memoryview]:
+    """All of it, handed over at once, would wait in memory once for each client that does not read it."""
+    for start in range(0, len(body), PIECE_BYTES):
+        yield memoryview(body)[start : start + PIECE_BYTES]
 
 
 def _load(path: Path) -> _Loaded:

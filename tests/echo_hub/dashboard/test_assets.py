@@ -6,10 +6,10 @@ import re
 from importlib.metadata import distribution
 from pathlib import Path
 
-from aiohttp import ClientSession
-from aiohttp.test_utils import make_mocked_request
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer, make_mocked_request
 
-from echo_hub.dashboard.assets import Assets
+from echo_hub.dashboard.assets import PIECE_BYTES, PLOTLY, Assets
 
 
 def packaged_plotly() -> bytes:
@@ -36,9 +36,39 @@ async def test_plotly_is_served_from_its_package_and_kept_by_the_browser(hub: Cl
 
 async def test_however_many_ask_at_once_a_file_is_in_memory_once() -> None:
     assets = Assets()
-    asked = make_mocked_request("GET", "/static/echo.css", match_info={"name": "echo.css"})
+    asked = make_mocked_request("GET", f"/static/{PLOTLY}", match_info={"name": PLOTLY})
     answers = await asyncio.gather(*(assets.serve(asked) for _ in range(8)))
-    assert len({id(answer.body) for answer in answers}) == 1
+    pieces = [piece for answer in answers async for piece in answer.body._value]
+    assert len({id(piece.obj) for piece in pieces}) == 1
+    assert max(map(len, pieces)) == PIECE_BYTES
+
+
+async def test_of_a_file_that_nobody_reads_a_few_pieces_wait() -> None:
+    assets, asked = Assets(), asyncio.get_running_loop().create_future()
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        asked.set_result(request.transport)
+        return await assets.serve(request)
+
+    app = web.Application()
+    app.router.add_get("/static/{name}", serve)
+    async with TestServer(app) as server:
+        _, writer = await asyncio.open_connection(server.host, server.port, limit=1_024)
+        writer.write(f"GET /static/{PLOTLY} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        transport = await asked
+        async with asyncio.timeout(20.0):
+            while not transport.get_write_buffer_size():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+        assert 0 < transport.get_write_buffer_size() <= 4 * PIECE_BYTES
+        writer.transport.abort()
+
+
+async def test_who_asks_only_about_a_file_gets_its_length(hub: ClientSession) -> None:
+    async with hub.head(f"/static/{PLOTLY}", headers={"Accept-Encoding": "identity"}) as response:
+        assert response.headers["Content-Length"] == str(len(without_style_of_maps(packaged_plotly())))
+        assert await response.read() == b""
 
 
 async def test_an_address_without_the_right_version_is_asked_for_again(hub: ClientSession) -> None:
