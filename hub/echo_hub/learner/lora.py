@@ -6,20 +6,23 @@ Source: LoRA (arXiv 2106.09685, eq. 3). PEFT's own layer writes B A x, its scale
 the other, and two gradients of x that are then added; here each is added into what is there already. Besides x, only
 A x [tokens, rank] is kept for the backward pass: about a third less for a whole model, in the same time.
 
-Who only computes, and much by one adapter, may have W + s B A added up first (`merge`).
+Who only computes may have several adapters take part in one pass, each for tokens of its own (`computing_by`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
-import torch
 from peft import LoraConfig
 from peft.tuners import lora
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+
+Part = tuple[Tensor, Tensor, int]
+"""A [R, I] and B [O, R] of an adapter, and how many tokens it computes."""
 
 
 def use_in(config: LoraConfig) -> None:
@@ -30,8 +33,8 @@ def use_in(config: LoraConfig) -> None:
 class LoraLinear(lora.Linear):
     """PEFT's layer with one adapter, without dropout; what PEFT does with it beside the computation is unchanged."""
 
-    merged_OI: Tensor | None = None
-    """See `merge`."""
+    parts: tuple[Part, ...] = ()
+    """See `computing_by`."""
 
     @property
     def linear(self) -> nn.Linear:
@@ -44,34 +47,52 @@ class LoraLinear(lora.Linear):
             result: Tensor = self.base_layer(x, *args, **kwargs)
             return result
         base = self.linear
-        if self.merged_OI is not None:
-            return nn.functional.linear(x.to(self.merged_OI.dtype), self.merged_OI, base.bias)
         (name,) = self.active_adapters
+        if self.parts:
+            return _by_parts(x, base, self.parts, self.scaling[name])
         computed: Tensor = _LoraLinear.apply(  # type: ignore[no-untyped-call]
             x, base.weight, base.bias, self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
         )
         return computed
 
 
-@torch.no_grad()
-def merge(model: nn.Module) -> None:
-    """Adds the adapter, as it is now, to the weights of all such layers, each in a matrix beside its base. They compute
-    with that from then on, without a graph, and see a change of the adapter only when this is called again."""
-    for layer in _layers(model):
-        (name,) = layer.active_adapters
-        weight = layer.linear.weight
-        if layer.merged_OI is None:
-            layer.merged_OI = torch.empty_like(weight)
-        torch.add(weight, layer.get_delta_weight(name).to(weight.dtype), out=layer.merged_OI)
+def layers(model: nn.Module) -> dict[str, LoraLinear]:
+    """All such layers of a model, by their names in PEFT's files."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
 
 
-def merged_bytes(model: nn.Module) -> int:
-    """What `merge` takes beside the model."""
-    return sum(layer.linear.weight.nbytes for layer in _layers(model))
+@contextmanager
+def computing_by(
+    layers: Mapping[str, LoraLinear], adapters: Sequence[tuple[Mapping[str, Tensor], int]]
+) -> Iterator[None]:
+    """For as long as the block runs, the layers compute the first so many tokens by the first of `adapters`, as many as
+    it says by the next, and so on up to the last token; without a graph. Weights are by PEFT's names.
+
+    A pass of its own for each adapter costs as much as a larger one where their tokens are few: S-LoRA (arXiv
+    2311.03285) does the same for serving.
+    """
+    for name, layer in layers.items():
+        dtype = layer.linear.weight.dtype
+        weights = ((of[f"{name}.lora_A.weight"], of[f"{name}.lora_B.weight"], count) for of, count in adapters)
+        layer.parts = tuple((a_RI.to(dtype), b_OR.to(dtype), count) for a_RI, b_OR, count in weights)
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            layer.parts = ()
 
 
-def _layers(model: nn.Module) -> Iterator[LoraLinear]:
-    return (module for module in model.modules() if isinstance(module, LoraLinear))
+def _by_parts(x: Tensor, base: nn.Linear, parts: Sequence[Part], scaling: float) -> Tensor:
+    """x [..., I] to outputs [..., O]."""
+    x_TI = x.to(base.weight.dtype).flatten(0, -2)
+    y_TO = nn.functional.linear(x_TI, base.weight, base.bias)
+    begin = 0
+    for a_RI, b_OR, count in parts:
+        own = slice(begin, begin + count)
+        y_TO[own].addmm_(x_TI[own] @ a_RI.T, b_OR.T, alpha=scaling)
+        begin += count
+    y: Tensor = y_TO.unflatten(0, x.shape[:-1])
+    return y
 
 
 class _LoraLinear(Function):

@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +65,7 @@ class Policy:
         self._temperature = settings.temperature
         self._packs_up_to = 0
         """Tokens of the longest row that may be packed; longer ones are computed each by itself."""
+        self._layers = lora.layers(model)
 
     @classmethod
     def load(cls, settings: LearnerSettings, ranks: Ranks = ALONE) -> Policy:
@@ -131,10 +132,21 @@ class Policy:
             )
 
     @torch.no_grad()
-    def distances(self, batch: MicroBatch, u_N: Tensor, *, greedy_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """How far each token is from what the policy would have drawn, and its true log-probability, float64 [N] and
-        [N]: see `logprobs.distances`."""
-        with self.autocast():
+    def distances(
+        self,
+        batch: MicroBatch,
+        u_N: Tensor,
+        *,
+        greedy_N: Tensor | None = None,
+        adapters: Sequence[tuple[Mapping[str, Tensor], int]],
+    ) -> tuple[Tensor, Tensor]:
+        """How far each token is from what was to be drawn, and its true log-probability, float64 [N] and [N]: see
+        `logprobs.distances`. `adapters`: by weights of `read_adapter` or `published`, and how many positions T are
+        computed by each, one after the other; several only if `takes_several`."""
+        if len(adapters) == 1:
+            self.set_adapter(adapters[0][0])
+            adapters = ()
+        with self.autocast(), lora.computing_by(self._layers, adapters):
             return distances(
                 self._predicting_states(batch),
                 self._head,
@@ -143,6 +155,11 @@ class Policy:
                 greedy_N,
                 temperature=self._temperature,
             )
+
+    def takes_several(self, batch: MicroBatch) -> bool:
+        """Whether one pass can compute it by several adapters: its positions have to stay in their order, and all
+        adapted layers know how."""
+        return batch.rows.longest <= self._packs_up_to and 2 * len(self._layers) == len(self.parameters)
 
     @property
     def vocab_size(self) -> int:
@@ -205,12 +222,6 @@ class Policy:
         """Takes over weights of `read_adapter` or `published`."""
         for name, parameter in self.parameters.items():
             parameter.copy_(weights[name])
-
-    def merge_adapter(self, *, most_bytes: int) -> None:
-        """Computes with the adapter as it is now, without a graph, until the next call, and faster: see `lora.merge`.
-        Not where that would round it, or take more memory."""
-        if self._dtype is torch.float32 and lora.merged_bytes(self.model) <= most_bytes:
-            lora.merge(self.model)
 
     @contextmanager
     def holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:

@@ -1,8 +1,9 @@
 """The verifier process: `python -m echo_hub.verify.worker`, driven by `echo_hub.verify.verifier`.
 
 It re-computes what nodes claim to have drawn, under the versions that they name: one prefill by the learner's own
-packed forward pass, with the base and the adapter as they are published. A rollout that several versions have drawn is
-computed once by each, up to the end of what that one drew, and every span is judged for whoever drew it.
+packed forward pass, with the base and the adapters as they are published: rollouts of several versions in one pass. One
+that several versions have drawn is computed once by each, up to the end of what that one drew, and every span is judged
+for whoever drew it.
 
 What it is given comes from strangers: a rollout that cannot have been drawn is answered with a reason, and never
 reaches the device. The process is of low priority; it gives the device's memory back whenever it has nothing to do.
@@ -43,9 +44,6 @@ log = logging.getLogger(__name__)
 
 NICENESS: Final = 10
 """On POSIX; a tenth of what the learner gets where both want the same processor."""
-MERGED_BYTES: Final = 2**28
-"""Where that is enough, the adapter is added to a copy of the base's weights: by itself it takes a fifth of a small
-base's time, and a few per cent of a large one's."""
 _LEAST_LOG_RATIO: Final = -1e3
 """Of a token's true and claimed probability: where the true one is 0, the divergence stays a number."""
 
@@ -77,6 +75,10 @@ class _Piece:
     stop: int
 
 
+_Adapters = dict[int, Mapping[str, Tensor]]
+"""By version."""
+
+
 class Examiner:
     """Made by `open`."""
 
@@ -88,7 +90,6 @@ class Examiner:
         self._kept = kept
         self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
         self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
-        self._held = 0
         self._clock = time.process_time if policy.device.type == "cpu" else time.perf_counter
 
     @classmethod
@@ -99,8 +100,7 @@ class Examiner:
         return cls(Policy.load(settings), settings, RunDirectory(Path(frame["run_dir"])), kept=frame["kept"])
 
     def examine(self, rollouts: Sequence[DrawnRollout]) -> Iterator[Frame]:
-        """Yields one answer for each rollout, as soon as all of it is computed: version by version, that which is set
-        first."""
+        """Yields one answer for each rollout, as soon as all of it is computed, the oldest versions first."""
         began = self._clock()
         pieces = []
         for drawn in rollouts:
@@ -108,20 +108,18 @@ class Examiner:
                 yield {"rollout_id": drawn.rollout_id, "cannot": problem}
             else:
                 pieces += _pieces(drawn)
-        pieces.sort(key=lambda piece: (piece.policy_version != self._held, piece.policy_version))
-        for version, of_version in groupby(pieces, key=lambda piece: piece.policy_version):
+        pieces.sort(key=_version)
+        adapters: _Adapters = {}
+        for version, of_version in groupby(pieces, key=_version):
             try:
-                self._set(version)
+                adapters[version] = self._adapter(version)
             except LearnerError as error:
                 yield from _refused(list(of_version), f"Version {version} is not at hand any more: {error.got}")
-                continue
-            for part, found in self._computed([piece for piece in of_version if not piece.case.cannot]):
-                ended = self._clock()
-                _spread(ended - began, part)
-                began = ended
-                yield from (
-                    _refused(part, "There is not enough memory for it.") if found is None else _taken(part, found)
-                )
+        for part, found in self._computed([piece for piece in pieces if not piece.case.cannot], adapters):
+            ended = self._clock()
+            _spread(ended - began, part)
+            began = ended
+            yield from _refused(part, "There is not enough memory for it.") if found is None else _taken(part, found)
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -140,24 +138,21 @@ class Examiner:
             return f"ids {ids.min()} to {ids.max()} in a vocabulary of {vocabulary}"
         return ""
 
-    def _set(self, version: int) -> None:
+    def _adapter(self, version: int) -> Mapping[str, Tensor]:
         """Raises LearnerError when there is no such adapter any more."""
-        if version == self._held:
-            return
-        adapter = self._base if version == 0 else self._adapters.pop(version, None)
+        if version == 0:
+            return self._base
+        adapter = self._adapters.pop(version, None)
         if adapter is None:
             read = self._policy.read_adapter(self._directory.adapter(version))
             adapter = {name: weight.to(self._policy.device) for name, weight in read.items()}
-        if version:
-            self._adapters[version] = adapter
-            if len(self._adapters) > self._kept:
-                self._adapters.popitem(last=False)
-        self._policy.set_adapter(adapter)
-        self._policy.merge_adapter(most_bytes=MERGED_BYTES)
-        self._held = version
+        self._adapters[version] = adapter
+        if len(self._adapters) > self._kept:
+            self._adapters.popitem(last=False)
+        return adapter
 
     def _computed(
-        self, pieces: Sequence[_Piece], *, each_alone: bool = False
+        self, pieces: Sequence[_Piece], adapters: _Adapters, *, each_alone: bool = False
     ) -> Iterator[tuple[Sequence[_Piece], _Found | None]]:
         """Pieces and what is found of all their tokens, one after the other; None where there is not enough memory for
         a single piece."""
@@ -167,8 +162,13 @@ class Examiner:
         for batch in build_micro_batches(together, micro_batch_tokens=budget):
             part = pieces[done : done + batch.num_rollouts]
             done += batch.num_rollouts
+            by_version = [list(of_version) for _, of_version in groupby(part, key=_version)]
+            if len(by_version) > 1 and not self._policy.takes_several(batch):
+                for of_version in by_version:
+                    yield from self._computed(of_version, adapters)
+                continue
             try:
-                found = self._found(batch, part)
+                found = self._found(batch, part, [(adapters[_version(of[0])], _positions(of)) for of in by_version])
             except torch.OutOfMemoryError:
                 found = None
             if found is not None or len(part) == 1:
@@ -176,9 +176,11 @@ class Examiner:
             else:
                 log.warning("not enough memory for %d rollouts together: they are taken one by one", len(part))
                 torch.cuda.empty_cache()
-                yield from self._computed(part, each_alone=True)
+                yield from self._computed(part, adapters, each_alone=True)
 
-    def _found(self, batch: MicroBatch, pieces: Sequence[_Piece]) -> _Found:
+    def _found(
+        self, batch: MicroBatch, pieces: Sequence[_Piece], adapters: Sequence[tuple[Mapping[str, Tensor], int]]
+    ) -> _Found:
         device = self._policy.device
         u_N = torch.from_numpy(_uniforms(pieces))
         if device.type != "mps":  # It has no float64.
@@ -186,7 +188,7 @@ class Examiner:
         greedy_N = _greedy(pieces)
         if greedy_N is not None:
             greedy_N = greedy_N.to(u_N.device)
-        outside_N, logprobs_N = self._policy.distances(batch.to(device), u_N, greedy_N=greedy_N)
+        outside_N, logprobs_N = self._policy.distances(batch.to(device), u_N, greedy_N=greedy_N, adapters=adapters)
         differences_N = logprobs_N - batch.behavior_logprobs_N.to(logprobs_N)
         divergence_N = k3(differences_N.clamp(min=_LEAST_LOG_RATIO))
         return torch.stack([outside_N, differences_N, divergence_N]).numpy(force=True)
@@ -205,15 +207,29 @@ def _pieces(drawn: DrawnRollout) -> list[_Piece]:
 
 
 def _by_prompt(pieces: Sequence[_Piece]) -> tuple[list[WeightedGroup], list[_Piece]]:
-    """Those of a prompt together, as the learner packs them; and the pieces in that order."""
-    families: dict[bytes, list[_Piece]] = {}
+    """Those of a version and a prompt together, as the learner packs them; and the pieces in that order."""
+    families: dict[tuple[int, bytes], list[_Piece]] = {}
     for piece in pieces:
-        families.setdefault(piece.case.drawn.prompt_ids.astype("<i4").tobytes(), []).append(piece)
+        families.setdefault((piece.policy_version, _prompt(piece)), []).append(piece)
     groups = [
         WeightedGroup(prompt_ids=members[0].case.drawn.prompt_ids, rollouts=tuple(map(_weighted, members)))
         for members in families.values()
     ]
     return groups, [piece for members in families.values() for piece in members]
+
+
+def _positions(of_version: Sequence[_Piece]) -> int:
+    """What they take of a micro-batch: a prompt once, and all but the last token of what is computed behind it."""
+    prompts = sum(len(next(same).case.drawn.prompt_ids) for _, same in groupby(of_version, key=_prompt))
+    return prompts + sum(piece.stop - 1 for piece in of_version)
+
+
+def _version(piece: _Piece) -> int:
+    return piece.policy_version
+
+
+def _prompt(piece: _Piece) -> bytes:
+    return piece.case.drawn.prompt_ids.astype("<i4").tobytes()
 
 
 def _weighted(piece: _Piece) -> WeightedRollout:

@@ -69,22 +69,35 @@ def test_gradients_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x, a, b: layer(x), (x, a, b))
 
 
-def test_merged_it_computes_the_same_until_it_is_merged_anew() -> None:
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    return {
+        name.replace(".default.", "."): parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def test_several_adapters_compute_each_its_own_tokens() -> None:
     model = make(ours=True)
-    before = model(X).detach()
-    base = model.base_model.model.up.base_layer.weight.clone()
-    lora.merge(model)
-    torch.testing.assert_close(model(X), before, atol=1e-12, rtol=1e-12)
+    other = {name: 2.0 * weight for name, weight in weights_of(model).items()}
+    none = {name: 0.0 * weight for name, weight in weights_of(model).items()}
+    x = X[:1]
+    own = model(x).detach()
+    torch.manual_seed(0)
+    expected = torch.cat([Two()(x)[:, :1], computed_by(other, x)[:, 1:4], own[:, 4:]], dim=1)
+    with torch.no_grad(), lora.computing_by(lora.layers(model), [(none, 1), (other, 3), (weights_of(model), 1)]):
+        torch.testing.assert_close(model(x), expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(model(x), own, atol=0, rtol=0)
+
+
+def computed_by(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    model = make(ours=True)
     with torch.no_grad():
-        model.base_model.model.up.lora_B["default"].weight.zero_()
-    torch.testing.assert_close(model(X), before, atol=1e-12, rtol=1e-12)
-    lora.merge(model)
-    after = model(X)
-    assert not torch.allclose(after, before)
-    assert torch.equal(model.base_model.model.up.base_layer.weight, base)
-    assert lora.merged_bytes(model) == (12 * 8 + 8 * 12) * 8
-    with model.disable_adapter():
-        assert not torch.allclose(model(X), after)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(weights[name.replace(".default.", ".")])
+    found: torch.Tensor = model(x).detach()
+    return found
 
 
 def test_the_adapter_can_be_switched_off() -> None:

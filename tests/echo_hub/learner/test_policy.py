@@ -118,7 +118,7 @@ def test_the_distances_of_draws_come_with_the_log_probabilities(
     policy = policy if packed else unpacked(policy)
     for batch in build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=64):
         u_N = torch.rand(len(batch.target_ids_N), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        outside_N, logprobs_N = policy.distances(batch, u_N)
+        outside_N, logprobs_N = policy.distances(batch, u_N, adapters=[(policy.published(), len(batch.input_ids_T))])
         torch.testing.assert_close(logprobs_N.float(), policy.logprobs(batch).detach(), atol=1e-5, rtol=1e-5)
         assert (outside_N >= 0).all() and (outside_N + logprobs_N.exp() <= 1 + 1e-6).all()
 

@@ -62,7 +62,7 @@ def by_hand(versions: Versions, drawn: DrawnRollout, version: int) -> tuple[NDAr
 
 
 def test_honest_draws_show_nothing_whatever_is_computed_together(versions: Versions, made: Made) -> None:
-    rollouts = [one for version in (0, 1, 2) for one in versions.drawn(version, *range(10 * version, 10 * version + 5))]
+    rollouts = [one for version in (2, 0, 1) for one in versions.drawn(version, *range(10 * version, 10 * version + 5))]
     for spans in answers(made(), rollouts).values():
         assert not isinstance(spans, str)
         ((node_id, shown),) = spans
@@ -265,13 +265,32 @@ def test_the_time_is_shared_out_among_them(versions: Versions, made: Made) -> No
     assert all(frame["seconds"] > 0 for frame in found)
 
 
-def test_what_is_set_is_computed_first(versions: Versions, made: Made) -> None:
-    examiner = made()
-    list(examiner.examine(versions.drawn(2, 0)))
-    mixed = [*versions.drawn(1, 1), *versions.drawn(2, 2), *versions.drawn(3, 3)]
-    assert [frame["rollout_id"].partition("-")[0] for frame in examiner.examine(mixed)] == ["2"] * 4 + ["1"] * 4 + [
-        "3"
-    ] * 4
+def test_several_versions_take_one_pass_and_a_prompt_that_they_share_is_computed_by_each(versions: Versions) -> None:
+    passes: list[list[int]] = []
+
+    class Counted(Policy):
+        def distances(self, batch: Any, u_N: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            passes.append([count for _, count in options["adapters"]])
+            assert sum(passes[-1]) == len(batch.input_ids_T)
+            return super().distances(batch, u_N, **options)
+
+    settings = versions.settings.model_copy(
+        update={"learner": versions.settings.learner.model_copy(update={"micro_batch_tokens": 10_000})}
+    )
+    mixed = [
+        replace(one, rollout_id=f"{version} {one.rollout_id}")
+        for version in (2, 0, 1)
+        for one in versions.drawn(version, 1, 2)
+    ]
+    examiner = Examiner(Counted.load(settings), settings, versions.directory, kept=2)
+    found = answers(examiner, mixed)
+    assert all(not isinstance(spans, str) and is_clean(spans[0][1]) for spans in found.values())
+    assert [len(counts) for counts in passes] == [3]
+    passes.clear()
+    examiner._policy._packs_up_to = 0
+    again = answers(examiner, mixed)
+    assert all(not isinstance(spans, str) and is_clean(spans[0][1]) for spans in again.values())
+    assert [len(counts) for counts in passes] == [1, 1, 1], "a model that takes each row by itself"
 
 
 def test_a_model_that_gives_no_numbers_judges_nobody(versions: Versions) -> None:
