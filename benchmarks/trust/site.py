@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import http.client
 import socket
 import sqlite3
 import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import psutil
 
 from benchmarks.processes import RunFailed, hub_process, node_process
+from benchmarks.trust.bystander import Bystander, opened
 from benchmarks.trust.hostile_engine import ATTACK, FORGED, SHARE
 from echo_hub.config.file import load_config
 from echo_hub.main import make_run
 from echo_hub.run.directory import RunDirectory
 from echo_shared.messages.fields import printable
-from echo_shared.process_memory import own_bytes
 
 LOOK_S: Final = 0.05
-HEALTH_WITHIN_S: Final = 60.0
-BYSTANDER: Final = "127.0.0.2"
-"""Whoever asks how the hub is: not the attacker, whose address has limits."""
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "run": {"name": "trust"},
     "training": {"steps": 100_000},
@@ -70,6 +64,7 @@ class Site:
     scratch: Path
     processes: ExitStack
     hub: subprocess.Popen[str]
+    bystander: Bystander
     trust: ssl.SSLContext | None = None
     """Whose certificates are good, where the hub speaks TLS itself."""
     _num_nodes: int = field(default=0)
@@ -123,49 +118,21 @@ class Site:
                 return float(times.user + times.system)
         return 0.0
 
-    def _connection(self, host: str, port: int | None) -> http.client.HTTPConnection:
-        whence = (BYSTANDER, 0)
-        if self.trust is None:
-            return http.client.HTTPConnection(host, port, timeout=HEALTH_WITHIN_S, source_address=whence)
-        return http.client.HTTPSConnection(
-            host, port, timeout=HEALTH_WITHIN_S, source_address=whence, context=self.trust
-        )
-
     @contextmanager
     def watched(self) -> Iterator[Health]:
         """Looks at the hub for as long as the block takes."""
-        health, over = Health(), threading.Event()
-        before, logs = own_bytes(self.hub.pid), self.logs()
-        watcher = threading.Thread(target=self._watch, args=(health, over, before))
-        watcher.start()
+        health, logs = Health(), self.logs()
+        self.bystander.begin(self.hub.pid)
         try:
             yield health
         finally:
-            over.set()
-            watcher.join()
+            seen = self.bystander.end()
+            health.stall_s, health.growth_bytes = seen.stall_s, seen.growth_bytes
             for path in self.logs():
                 said = path.read_bytes()[logs.get(path, 0) :]
                 health.log_bytes += len(said)
                 text = said.decode(errors="surrogateescape")
                 health.is_log_plain = health.is_log_plain and printable(text) == text
-
-    def _watch(self, health: Health, over: threading.Event, before: int) -> None:
-        address = urlsplit(self.url)
-        assert address.hostname is not None
-        while True:
-            began_at = time.monotonic()
-            connection = self._connection(address.hostname, address.port)
-            try:
-                connection.request("GET", "/healthz")
-                connection.getresponse().read()
-            except (OSError, http.client.HTTPException):
-                health.stall_s = max(health.stall_s, HEALTH_WITHIN_S)  # No answer at all is the worst of all.
-            finally:
-                connection.close()
-            health.stall_s = max(health.stall_s, time.monotonic() - began_at)
-            health.growth_bytes = max(health.growth_bytes, own_bytes(self.hub.pid) - before)
-            if over.wait(LOOK_S):
-                return
 
 
 def free_port() -> int:
@@ -189,4 +156,5 @@ def open_site(scratch: Path, *, seed: int, sections: Mapping[str, Mapping[str, A
     trust = ssl.create_default_context(cafile=certificate) if certificate else None
     with ExitStack() as processes:
         hub, url = processes.enter_context(hub_process(run.root, scratch / "hub.log", verbose=True))
-        yield Site(url=url, run=run, scratch=scratch, processes=processes, hub=hub, trust=trust)
+        bystander = processes.enter_context(opened(url, authority=certificate or None))
+        yield Site(url=url, run=run, scratch=scratch, processes=processes, hub=hub, bystander=bystander, trust=trust)
