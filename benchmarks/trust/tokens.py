@@ -73,9 +73,10 @@ class NumericsClass:
 
     @property
     def attacks(self) -> tuple[str, ...]:
-        """Those that a node of this class can make."""
-        own = ("claims to be float32",)
-        return tuple(one for one in FALSIFICATIONS if one != HONEST and (self.name != "f32" or one not in own))
+        """Those that a node of this class can make. Half precision is not told from float32, whose class may keep its
+        cache in it."""
+        as_fine = ("claims to be float32",) if self.name in ("f32", "f16") else ()
+        return tuple(one for one in FALSIFICATIONS if one != HONEST and one not in as_fine)
 
 
 CLASSES: Final = (

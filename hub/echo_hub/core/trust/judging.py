@@ -24,6 +24,13 @@ it is the divergence from the policy, about v / 2.
     q4_k_m:  psi = 0.13 of a class that nobody has shown anything of, 0.07 once it knows its v; a token of temperature
              0.7 then weighs 0.15 on average, so that 25 short rollouts convict
 
+Whoever computes in fewer bits than it says draws and claims nearly what it should, but nearly all of its claims are off
+by more than rounding of the precision that it names. So in classes that hardly round one more sum weighs every token's
+claim, w = 1, as if f were what the coarsest honest engine shows.
+
+    q8_0 that says float32:  a token weighs 1.1 on average, so that 16 tokens convict; one of f16, which an engine that
+                             says float32 may well keep its cache in, weighs -0.4
+
 Three shares w, because nobody knows how much is forged: all of a short answer, every tenth token, or a few tokens
 behind a long prefix that was drawn honestly, which speaks for the node all the while.
 
@@ -40,7 +47,7 @@ from math import e, log
 from typing import Final
 
 from echo_hub.core.trust.evidence import CLAIM_CUT, Evidence
-from echo_hub.core.trust.numerics import Honest, Shares
+from echo_hub.core.trust.numerics import COARSEST, Honest, Shares
 
 WEIGHTS: Final = (0.2, 0.02, 0.002)
 """Shares of dishonest tokens that are looked for."""
@@ -50,23 +57,30 @@ answers and re-rolls were measured to have 85 to 95 of 100 beyond 0.02, of those
 DISHONEST_CLAIMS: Final[Shares] = (0.0, 0.0, 0.02, 0.08, 0.30, 0.60)
 """How invented log-probabilities fall."""
 
+FINE: Final = 0.9
+"""Classes whose honest claims are right to a thousandth so often are not to be coarse. Those of others may differ among
+themselves by as much as their precision's name leaves open: kernels, caches."""
+
 Sums = tuple[float, ...]
-"""Of draws for each of `WEIGHTS`, then of claims, then of claims that are too low and of those that are too high."""
-NOTHING: Final[Sums] = (0.0,) * (2 * len(WEIGHTS) + 2)
+"""Of draws for each of `WEIGHTS`, then of claims, then of claims as coarse as can be, then of claims that are too low
+and of those that are too high."""
+NOTHING: Final[Sums] = (0.0,) * (2 * len(WEIGHTS) + 3)
 
 
 def weigh(evidence: Evidence, honest: Honest) -> Sums:
     """What these tokens weigh against their node, for each of the sums; below zero they speak for it."""
     allowed = evidence.num_claims * _bias_allowed(honest.variance)
     biases = ((sign * evidence.bias / CLAIM_CUT - allowed) / honest.dispersion for sign in (1.0, -1.0))
+    coarser = COARSEST.claims if honest.claims[0] > FINE else honest.claims
+    tests = [
+        *((evidence.draws, honest.draws, DISHONEST_DRAWS, w) for w in WEIGHTS),
+        *((evidence.claims, honest.claims, DISHONEST_CLAIMS, w) for w in WEIGHTS),
+        (evidence.claims, honest.claims, coarser, 1.0),
+    ]
     counted = (
         sum(count * weight for count, weight in zip(counts, log_ratios(shares, dishonest, w), strict=True) if count)
         / honest.dispersion
-        for counts, shares, dishonest in (
-            (evidence.draws, honest.draws, DISHONEST_DRAWS),
-            (evidence.claims, honest.claims, DISHONEST_CLAIMS),
-        )
-        for w in WEIGHTS
+        for counts, shares, dishonest, w in tests
     )
     return (*counted, *biases)
 

@@ -96,7 +96,7 @@ _FOUR: Final = Honest(
     claims=(0.40, 0.30, 0.19, 0.09, 0.019, 0.001),
     dispersion=1.5,
 )
-_COARSE: Final = Honest(
+COARSEST: Final = Honest(
     draws=(0.9582, 0.011, 0.014, 0.010, 0.0065, 0.0003),
     claims=(0.28, 0.26, 0.22, 0.18, 0.055, 0.005),
     dispersion=1.5,
@@ -121,7 +121,7 @@ other, and none, counts as the coarsest, four bits rounded to nearest: whoever l
 
 def prior(numerics: NumericsClass) -> Honest:
     """What honest nodes of the class show, before any of them was seen."""
-    return PRIORS.get(numerics.precision.lower(), _COARSE)
+    return PRIORS.get(numerics.precision.lower(), COARSEST)
 
 
 class Numerics:

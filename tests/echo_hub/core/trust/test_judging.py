@@ -17,7 +17,8 @@ from echo_hub.core.trust.judging import (
     proof_added,
     weigh,
 )
-from echo_hub.core.trust.numerics import PRIORS, NumericsClass, prior
+from echo_hub.core.trust.numerics import COARSEST, PRIORS, Numerics, NumericsClass, prior
+from echo_hub.core.trust.pairs import together
 
 F32 = PRIORS["f32"]
 COARSE = prior(NumericsClass())
@@ -39,7 +40,7 @@ def test_a_rollout_weighs_the_sum_of_its_tokens_for_each_sum() -> None:
     assert weighed[0] == pytest.approx(3 * log(0.8) + log(0.8 + 0.2 * 0.58 / 5e-5))
     assert weighed[2] == pytest.approx(3 * log(0.998) + log(0.998 + 0.002 * 0.58 / 5e-5))
     assert weighed[3] == pytest.approx(4 * log(0.8))
-    assert len(weighed) == len(NOTHING) == 2 * len(WEIGHTS) + 2
+    assert len(weighed) == len(NOTHING) == 2 * len(WEIGHTS) + 3
 
 
 def test_what_varies_more_than_its_tokens_weighs_less() -> None:
@@ -57,13 +58,51 @@ def test_under_honesty_what_a_token_weighs_has_mean_one(honest, w: float) -> Non
         assert mean == pytest.approx(1.0) if honest.dispersion == 1.0 else mean < 1.0
 
 
+@pytest.mark.parametrize("honest", PRIORS.values(), ids=lambda honest: f"{honest.claims[0]}")
+def test_nor_is_a_class_convicted_of_being_coarse(honest) -> None:
+    ratios = log_ratios(honest.claims, COARSEST.claims, 1.0)
+    assert sum(q * exp(ratio) for q, ratio in zip(honest.claims, ratios, strict=True)) == pytest.approx(1.0)
+    assert sum(q * ratio for q, ratio in zip(honest.claims, ratios, strict=True)) < 0.0
+
+
+def by_shares(shares, tokens: int) -> Evidence:
+    """So many tokens whose claims fall as in this class, and whose draws are all right."""
+    claims = [round(share * tokens) for share in shares]
+    return Evidence(draws=(sum(claims), 0, 0, 0, 0, 0), claims=tuple(claims))
+
+
+def test_fewer_bits_than_a_node_says_convict_it() -> None:
+    """By hand, a token of q8_0 as float32: .48 ln(.28/.975) + .3 ln(.26/.02) + .165 ln(.22/.0036) + .05 ln(.18/.001) +
+    .0045 ln(.055/.0003) + .0005 ln(.005/.0001) = 1.135."""
+    assert weigh(by_shares(PRIORS["q8_0"].claims, 10_000), F32)[6] / 10_000 == pytest.approx(1.135, abs=1e-3)
+    for claimed in ("q8_0", "q4_k_m", "bf16"):
+        assert max(weigh(by_shares(PRIORS[claimed].claims, 20), F32)) > alarm(1e-6)
+
+
+def test_a_cache_of_half_precision_does_not_convict_who_says_float32() -> None:
+    """Nor where all others have shown no error at all."""
+    numerics, f32 = Numerics(), NumericsClass("llama_cpp", "f32", "cpu")
+    numerics.known(f32)
+    numerics.learn(f32, drawn(10**6, 0, 0, 0, 0, 0))
+    for honest in (F32, numerics.honest(f32)):
+        assert weigh(by_shares(PRIORS["f16"].claims, 10_000), honest)[6] < 0.0
+
+
+def test_where_nothing_is_coarser_there_is_nothing_to_look_for() -> None:
+    numerics, q8 = Numerics(), NumericsClass("llama_cpp", "q8_0", "cpu")
+    numerics.known(q8)
+    numerics.learn(q8, drawn(10**6, 0, 0, 0, 0, 0))  # Exact engines say that they are coarse.
+    for honest in (COARSE, together(F32, COARSE), together(PRIORS["q4_k_m"], PRIORS["q4_k_m"]), numerics.honest(q8)):
+        assert weigh(by_shares(COARSE.claims, 100), honest)[6] == 0.0
+
+
 def test_sums_never_fall_below_nothing() -> None:
     assert added((0.0, 1.0, 5.0), (2.0, -3.0, -1.0)) == (2.0, 0.0, 4.0)
 
 
 def test_the_alarm_bounds_all_sums_together() -> None:
-    """ln(8 / 1e-6) = 15.895."""
-    assert alarm(1e-6) == pytest.approx(15.8950, abs=1e-4)
+    """ln(9 / 1e-6) = 16.0127."""
+    assert alarm(1e-6) == pytest.approx(16.0127, abs=1e-4)
 
 
 def test_a_bias_of_claims_weighs_what_is_beyond_chance() -> None:
@@ -131,7 +170,7 @@ def test_a_forged_end_behind_a_long_honest_beginning_convicts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("claimed", "honest", "tokens"), [(4, F32, 3), (5, F32, 3), (4, PRIORS["bf16"], 7), (5, COARSE, 20)]
+    ("claimed", "honest", "tokens"), [(4, F32, 4), (5, F32, 3), (4, PRIORS["bf16"], 7), (5, COARSE, 20)]
 )
 def test_invented_log_probabilities_convict(claimed: int, honest, tokens: int) -> None:
     claims = tuple(tokens if place == claimed else 0 for place in range(6))

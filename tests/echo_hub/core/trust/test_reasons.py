@@ -25,8 +25,9 @@ def test_a_rollouts_fault_is_counted_in_tokens() -> None:
     [
         (0, "Its tokens are not drawn as leased: 20.0"),
         (3, "Its log-probabilities are not its policy's: 20.0"),
-        (6, "Its log-probabilities are not its policy's, but all too low: 20.0"),
-        (7, "Its log-probabilities are not its policy's, but all too high: 20.0"),
+        (6, "Its log-probabilities are not its policy's: 20.0"),
+        (7, "Its log-probabilities are not its policy's, but all too low: 20.0"),
+        (8, "Its log-probabilities are not its policy's, but all too high: 20.0"),
     ],
 )
 def test_a_nodes_fault_is_what_weighs_most(heaviest: int, said: str) -> None:
