@@ -69,8 +69,8 @@ class Problems:
 class Falsification:
     """An honest node; attacks change one of its methods. `share`: of the rollouts, those that are altered."""
 
-    forges_all = False
-    """Whether what is told is forged although it is what the engine has drawn."""
+    draws_otherwise = False
+    """Whether the engine itself draws other than was leased, so that all that it draws is forged."""
     has_policies = True
     """Else the engine draws by the base model alone, whatever version it says."""
 
@@ -90,8 +90,8 @@ class Falsification:
         """What the engine draws for this lease."""
         return (request,)
 
-    def told(self, rollout: FinishedRollout, request: GroupRequest) -> Sequence[EngineEvent]:
-        """What the node is told that was drawn. `request`: as it was leased."""
+    def told(self, rollout: FinishedRollout, request: GroupRequest, _number: int) -> Sequence[EngineEvent]:
+        """What the node is told that was drawn. `request`: as leased; `_number`: which of `asked` it is."""
         self.num_told += 1
         is_altered = int(self.num_told * self._share) > int((self.num_told - 1) * self._share)
         return [self.altered(rollout, request) if is_altered else rollout]
@@ -146,13 +146,11 @@ class HandWrittenLater(HandWritten):
 
 
 class Rerolled(Falsification):
-    """Draws each completion with several seeds and sends the one with the best reward."""
-
-    forges_all = True
+    """Draws each completion with several seeds and sends the one with the best reward, if it can that of the lease."""
 
     def __init__(self, share: float = 1.0) -> None:
         super().__init__(share)
-        self._seen: dict[tuple[int, int], list[FinishedRollout]] = {}
+        self._seen: dict[tuple[int, int], dict[int, FinishedRollout]] = {}
 
     def asked(self, request: GroupRequest) -> Sequence[GroupRequest]:
         return [
@@ -160,14 +158,14 @@ class Rerolled(Falsification):
             for number in range(REROLLS)
         ]
 
-    def told(self, rollout: FinishedRollout, request: GroupRequest) -> Sequence[EngineEvent]:
-        drawn = self._seen.setdefault((request.lease_id, rollout.index), [])
-        drawn.append(rollout)
+    def told(self, rollout: FinishedRollout, request: GroupRequest, number: int) -> Sequence[EngineEvent]:
+        drawn = self._seen.setdefault((request.lease_id, rollout.index), {})
+        drawn[number] = rollout
         if len(drawn) < REROLLS:
             return ()
         del self._seen[request.lease_id, rollout.index]
         self.num_told += 1
-        return [max(drawn, key=lambda one: self.known.is_right(one, request))]
+        return [max((drawn[each] for each in range(REROLLS)), key=lambda one: self.known.is_right(one, request))]
 
 
 class Copied(Falsification):
@@ -192,8 +190,6 @@ class Copied(Falsification):
 class FailuresOnly(Falsification):
     """Sends what earned nothing, and gives back the rest."""
 
-    forges_all = True
-
     def altered(self, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
         if not self.known.is_right(rollout, request):
             return rollout
@@ -203,7 +199,7 @@ class FailuresOnly(Falsification):
 class OtherTemperature(Falsification):
     """Draws, and claims, at `factor` times the temperature."""
 
-    forges_all = True
+    draws_otherwise = True
 
     def __init__(self, factor: float, share: float = 1.0) -> None:
         super().__init__(share)
@@ -216,14 +212,14 @@ class OtherTemperature(Falsification):
 class OldVersion(Falsification):
     """Draws by the base model, the oldest version of all, whatever version it says."""
 
-    forges_all = True
+    draws_otherwise = True
     has_policies = False
 
 
 class OtherPrecision(Falsification):
     """Says that the engine computes in float32, whatever it does."""
 
-    forges_all = True
+    draws_otherwise = True
 
     def __init__(self, share: float = 1.0) -> None:
         super().__init__(share)
@@ -233,7 +229,7 @@ class OtherPrecision(Falsification):
 class SmallerModel(Falsification):
     """Leaves out the model's last layer, and with it all adapters, which do not fit."""
 
-    forges_all = True
+    draws_otherwise = True
     has_policies = False
 
     def base(self, base_dir: Path, scratch: Path) -> Path:
@@ -278,7 +274,7 @@ class Accuses(Falsification):
         super().__init__(share)
         self._num_found = 0
 
-    def told(self, rollout: FinishedRollout, _request: GroupRequest) -> Sequence[EngineEvent]:
+    def told(self, rollout: FinishedRollout, _request: GroupRequest, _number: int) -> Sequence[EngineEvent]:
         return [rollout]
 
     def found(self, intervals: Intervals) -> Intervals:

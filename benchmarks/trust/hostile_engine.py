@@ -48,6 +48,8 @@ class HostileEngine:
         self._falsification = falsification
         self._forged = forged
         self._leased: dict[int, GroupRequest] = {}
+        self._drawn: dict[tuple[int, int], FinishedRollout] = {}
+        """What was drawn as it was leased, by lease and index."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         self._falsification.problems = Problems(base_dir)
@@ -74,17 +76,26 @@ class HostileEngine:
                 yield replace(other, lease_id=request.lease_id + number * _APART)
 
     def _told(self, event: EngineEvent) -> list[EngineEvent]:
-        lease_id = event.lease_id % _APART
+        number, lease_id = divmod(event.lease_id, _APART)
         if not isinstance(event, FinishedRollout):
-            return [event] if lease_id == event.lease_id else []
+            return [event] if number == 0 else []
         own = replace(event, lease_id=lease_id)
-        told = list(self._falsification.told(own, self._leased[lease_id]))
-        forged = [one for one in told if isinstance(one, FinishedRollout)]
-        if not self._falsification.forges_all:
-            forged = [one for one in forged if one is not own]
+        if number == 0:
+            self._drawn[lease_id, own.index] = own
+        told = list(self._falsification.told(own, self._leased[lease_id], number))
         with self._forged.open("a") as file:
-            file.writelines(f"{rollout_id(one.lease_id, one.index)}\n" for one in forged)
+            for one in told:
+                if isinstance(one, FinishedRollout) and self._is_forged(one):
+                    file.write(f"{rollout_id(one.lease_id, one.index)}\n")
         return told
+
+    def _is_forged(self, told: FinishedRollout) -> bool:
+        drawn = self._drawn.pop((told.lease_id, told.index))
+        return (
+            self._falsification.draws_otherwise
+            or not np.array_equal(told.completion_ids, drawn.completion_ids)
+            or not np.array_equal(told.behavior_logprobs, drawn.behavior_logprobs)
+        )
 
     def cancel(self, lease_id: int) -> None:
         request = self._leased.get(lease_id)

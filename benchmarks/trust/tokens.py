@@ -166,10 +166,11 @@ def _row(site: Site, case: str, node: RunningNode, ended_at: float) -> dict[str,
         node_id,
     )
     forged_ids = set(node.forged.read_text().split())
-    forged = [(at, consumed_at) for one, at, consumed_at in received if one in forged_ids]
-    first_at, over_at = forged[0][0] if forged else ended_at, since if detected else ended_at
+    forged = [one for one in received if one[0] in forged_ids]
+    counted = received if case.endswith(GIVES_BACK) else forged
+    first_at, over_at = counted[0][1] if counted else ended_at, since if detected else ended_at
     until = [at for _, at, _ in received if first_at <= at <= over_at]
-    consumed = [at for _, at in forged if at is not None]
+    consumed = [at for _, _, at in forged if at is not None]
     (count,) = site.rows("SELECT count(*) FROM rollouts WHERE received_at BETWEEN ? AND ?", first_at, over_at)[0]
     return {
         "case": case,

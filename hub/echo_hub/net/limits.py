@@ -307,15 +307,19 @@ class Limits:
         """`context`: it speaks TLS."""
         return Connection(self, inner, context)
 
+    def admits(self, host: str) -> bool:
+        """Whether one more connection from this address is within the rates."""
+        if host in self._proxies or self._connections.take(place_of(host), now=self.now()):
+            return True
+        self.cuts[Cut.TOO_FAST] += 1
+        return False
+
     def opened(self, connection: Connection) -> bool:
         """Whether there is room for it, or some could be made."""
         peer = connection.transport.get_extra_info("peername")
         host = str(peer[0]) if peer else ""
         connection.is_proxy = host in self._proxies
         account = None if connection.is_proxy else Account(place_of(host))
-        if account is not None and not self._connections.take(account.place, now=self.now()):
-            self.cuts[Cut.TOO_FAST] += 1
-            return False
         if not self._has_room(account):
             return False
         self._all[connection] = None

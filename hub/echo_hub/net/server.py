@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -21,16 +20,13 @@ from echo_hub.net import limits
 from echo_hub.net.certificate import Certificate
 from echo_hub.net.descriptors import room_for
 from echo_hub.net.limits import Limits
+from echo_hub.net.listening import ACCEPTED_AT_ONCE, listen
 from echo_hub.net.peer_log import PeerLog
 from echo_shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 SHUTDOWN_S: Final = 3.0
-ACCEPTED_AT_ONCE: Final = 32
-"""Connections in one turn of the event loop, so that those that are open get theirs."""
-WAITING_IN_SYSTEM: Final = 1_024
-"""Connections that the system keeps for the hub, as far as it may: who finds no room tries again after a second."""
 Dress = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 
 
@@ -70,9 +66,9 @@ class Server:
         await self._runner.setup()
         context = certificate.load() if certificate else None
         self._runner.speak_tls(context)  # Not the site: within the limits, from a connection's first packet on.
-        site = web.TCPSite(self._runner, self._settings.host, self._settings.port, backlog=ACCEPTED_AT_ONCE)
         try:
-            await site.start()
+            for one in await listen(self._settings.host, self._settings.port, self.limits.admits):
+                await web.SockSite(self._runner, one, backlog=ACCEPTED_AT_ONCE).start()
         except OSError as error:
             await self._runner.cleanup()
             in_use = error.errno == errno.EADDRINUSE
@@ -84,7 +80,6 @@ class Server:
                 else "Correct server.host and server.port.",
             ) from error
         self.port = self._runner.addresses[0][1]
-        _keep_waiting(site)
         self._allow_connections()
         self._sweeping = asyncio.create_task(self._sweep(), name="connections' deadlines")
         if certificate is not None:
@@ -121,15 +116,6 @@ class Server:
         self.limits.end_handshakes()
         if self._runner is not None:
             await self._runner.cleanup()
-
-
-def _keep_waiting(site: web.TCPSite) -> None:
-    """The event loop takes one figure for what it accepts at once and for what waits."""
-    server = site._server
-    assert isinstance(server, asyncio.Server), "the site has started"
-    for listening in server.sockets:
-        with socket.fromfd(listening.fileno(), listening.family, listening.type) as same:
-            same.listen(WAITING_IN_SYSTEM)
 
 
 def address(settings: ServerConfig, port: int) -> str:

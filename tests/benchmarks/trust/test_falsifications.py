@@ -86,25 +86,25 @@ def claims(event: EngineEvent) -> list[float]:
     ],
 )
 def test_one_rollout(name: str, answer: str, claimed: list[float]) -> None:
-    (told,) = opened(name).told(rollout("45"), request())
+    (told,) = opened(name).told(rollout("45"), request(), 0)
     assert (text(told), claims(told)) == (answer, claimed)
 
 
 def test_what_is_too_long_is_cut() -> None:
-    (told,) = opened("hand-written answers").told(rollout("45"), request("99999+9999999="))
+    (told,) = opened("hand-written answers").told(rollout("45"), request("99999+9999999="), 0)
     assert isinstance(told, FinishedRollout)
     assert len(told.completion_ids) == 6 == len(told.behavior_logprobs) and told.finish_reason is FinishReason.LENGTH
 
 
 def test_a_share_of_rollouts_is_falsified_and_no_more() -> None:
     some = opened("hand-written answers", 0.25)
-    told = [text(one) for _ in range(40) for one in some.told(rollout("45"), request())]
+    told = [text(one) for _ in range(40) for one in some.told(rollout("45"), request(), 0)]
     assert told.count("46") == 10 and told.count("45") == 30
 
 
 def test_who_turns_is_honest_at_first() -> None:
     later = opened("hand-written later")
-    told = [text(one) for _ in range(TURNS_AFTER + 2) for one in later.told(rollout("45"), request())]
+    told = [text(one) for _ in range(TURNS_AFTER + 2) for one in later.told(rollout("45"), request(), 0)]
     assert told == ["45"] * TURNS_AFTER + ["46"] * 2
 
 
@@ -112,19 +112,25 @@ def test_the_best_of_several_draws_is_told() -> None:
     best = opened("re-rolled for reward")
     asked = best.asked(request())
     assert len({one.seed for one in asked}) == REROLLS == len(asked) and asked[0].seed == 5
-    told = [best.told(rollout(drawn), request()) for drawn in ("45", "46", "44", "43")]
+    told = [best.told(rollout(drawn), request(), number) for number, drawn in enumerate(("45", "46", "44", "43"))]
     assert [len(each) for each in told] == [0, 0, 0, 1] and text(told[-1][0]) == "46"
+
+
+def test_what_was_leased_is_told_where_no_other_draw_is_better() -> None:
+    best = opened("re-rolled for reward")
+    told = [best.told(rollout("4" + str(number)), request(), number) for number in (3, 2, 1, 0)]
+    assert text(told[-1][0]) == "40"
 
 
 def test_what_earns_something_is_given_back() -> None:
     failures = opened("failures only")
-    assert isinstance(failures.told(rollout("46"), request())[0], GroupFailed)
-    assert text(failures.told(rollout("45"), request())[0]) == "45"
+    assert isinstance(failures.told(rollout("46"), request(), 0)[0], GroupFailed)
+    assert text(failures.told(rollout("45"), request(), 0)[0]) == "45"
 
 
 def test_a_copy_is_of_the_rollout_before() -> None:
     copied = opened("copied rollouts")
-    assert [text(copied.told(rollout(drawn), request())[0]) for drawn in ("45", "46", "47")] == ["45", "45", "46"]
+    assert [text(copied.told(rollout(drawn), request(), 0)[0]) for drawn in ("45", "46", "47")] == ["45", "45", "46"]
 
 
 def test_what_the_engine_is_asked_and_given(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 Both are files in the run's directory that their owner alone may read. Of the password only its Argon2id hash is kept
 (19 MiB, two passes, one lane: https://cheatsheetseries.owasp.org, Password Storage). To verify one takes some 30 ms of
 one processor, so it happens on a thread, one at a time, and few may wait for it: more lanes or more memory would take
-from the hub what they take from whoever guesses.
+from the hub what they take from whoever guesses. The thread is always the same one: what the hash has needed stays with
+the thread's share of the heap.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import hmac
 import logging
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +55,7 @@ class Credentials:
         self._token_path = token
         self._password_path = password
         self._waiting = 0
-        self._verifying = asyncio.Lock()
+        self._verifier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="password")
         self.token = ""
 
     def open(self) -> None:
@@ -98,8 +100,7 @@ class Credentials:
             raise BusyError
         self._waiting += 1
         try:
-            async with self._verifying:
-                return await asyncio.to_thread(self._verify, given)
+            return await asyncio.get_running_loop().run_in_executor(self._verifier, self._verify, given)
         finally:
             self._waiting -= 1
 

@@ -1,0 +1,74 @@
+"""Listening sockets that turn connections away before anything is made of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from echo_hub.net.listening import TURNED_AWAY_AT_ONCE, Listening, listen
+
+
+@pytest.fixture
+def clients():
+    opened: list[socket.socket] = []
+    yield opened
+    for one in opened:
+        one.close()
+
+
+async def listening(admits: Callable[[str], bool]) -> Listening:
+    (one,) = await listen("127.0.0.1", 0, admits)
+    one.setblocking(False)
+    return one
+
+
+async def test_who_is_over_the_rates_is_closed_and_who_waits_behind_is_next(clients):
+    asked: list[str] = []
+
+    def admits(host: str) -> bool:
+        asked.append(host)
+        return host == "127.0.0.2"
+
+    with await listening(admits) as one:
+        for host in ("127.0.0.1", "127.0.0.1", "127.0.0.2"):
+            clients.append(socket.create_connection(one.getsockname(), timeout=30, source_address=(host, 0)))
+        connection, address = one.accept()
+        with connection:
+            assert address == clients[2].getsockname()
+        assert asked == ["127.0.0.1", "127.0.0.1", "127.0.0.2"]
+        assert [client.recv(1) for client in clients[:2]] == [b"", b""]
+        with pytest.raises(BlockingIOError):
+            one.accept()
+
+
+async def test_a_flood_takes_no_whole_turn_of_the_event_loop(clients):
+    num_asked = 0
+
+    def admits(_host: str) -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return False
+
+    with await listening(admits) as one:
+        for _ in range(TURNED_AWAY_AT_ONCE + 3):
+            clients.append(socket.create_connection(one.getsockname(), timeout=30))
+        for expected in (TURNED_AWAY_AT_ONCE, TURNED_AWAY_AT_ONCE + 3):
+            with pytest.raises(BlockingIOError):
+                one.accept()
+            assert num_asked == expected
+
+
+async def test_an_address_that_cannot_be_had_leaves_nothing_open(clients):
+    with await listening(lambda _host: True) as one, pytest.raises(OSError, match="in use"):
+        await listen("127.0.0.1", one.getsockname()[1], lambda _host: True)
+
+
+async def test_a_host_of_several_addresses_has_a_socket_for_each():
+    opened = await listen("", 0, lambda _host: True)
+    families = {one.family for one in opened}
+    for one in opened:
+        one.close()
+    assert socket.AF_INET in families
+    assert len(families) == len(opened)
