@@ -24,6 +24,8 @@ from echo_hub.run.directory import RunDirectory
 from echo_shared.messages.fields import printable
 
 LOOK_S: Final = 0.05
+ELSEWHERE: Final = ("nice", "-n", "19")
+"""Nodes have machines of their own, so they get what hub, learner and verifier leave of this one."""
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "run": {"name": "trust"},
     "training": {"steps": 100_000},
@@ -78,7 +80,9 @@ class Site:
         forged.touch()
         falsified = {ATTACK: attack, SHARE: str(share), FORGED: str(forged)} if attack else {}
         arguments = ["--swarm-host", "127.0.0.1", *options]
-        process = self.processes.enter_context(node_process(self.url, home, arguments, module=module, env=falsified))
+        process = self.processes.enter_context(
+            node_process(self.url, home, arguments, module=module, within=ELSEWHERE, env=falsified)
+        )
         return RunningNode(name=home.name, process=process, forged=forged)
 
     @property

@@ -5,6 +5,9 @@ the other, a few at once. All nodes are `echo-node` processes with real engines;
 draw (`falsifications`), and write down what they have forged. Then the honest nodes work on alone until they have
 returned `HONEST_ROLLOUTS` more: none of them may be in quarantine.
 
+`to_detection` of a row counts all rollouts of the node from its first forged one on, `forged_to_detection` those of
+them that were forged: a node that draws again for a better reward forges few once the model mostly has the best one.
+
 What the model has learned from it is said in two ways:
 
 - `forged_trained` of a row is how many of its `forged` rollouts a step has consumed: how much of it gets through.
@@ -35,8 +38,9 @@ from echo_hub.config.sections import TrustConfig
 HONEST: Final = "honest"
 GIVES_BACK: Final = "failures only"
 """Forges nothing: what it gives back others draw from the same seeds, token for token, so the model learns the same. It
-is detected when the hub has counted `RETURNED` of its rollouts as given back, for which it makes a node rest."""
-RETURNED: Final = 8
+is detected when the hub has counted `RETURNED` of its rollouts as given back, for each of which it makes a node rest,
+twice as long every time."""
+RETURNED: Final = 4
 ROLLOUTS: Final = 256
 """A node is given up as undetected after so many."""
 WITHIN_S: Final = 150.0
@@ -120,6 +124,7 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if attacked:
         total = {name: sum(row[name] for row in attacked) for name in _SUMS}
         found["worst_rollouts_to_detection"] = max(row["to_detection"] for row in attacked)
+        found["worst_forged_to_detection"] = max(row["forged_to_detection"] for row in attacked)
         found["poisoned_share_trained"] = total["forged_trained"] / max(1, total["trained"])
         found["poisoned_share_trained_after"] = total["forged_trained_after"] / max(1, total["trained_after"])
     if honest:
@@ -176,6 +181,7 @@ def _row(site: Site, case: str, node: RunningNode, ended_at: float) -> dict[str,
         "case": case,
         "detected": detected,
         "to_detection": len(until),
+        "forged_to_detection": sum(at <= over_at for _, at, _ in forged),
         "rollouts": len(received),
         "checked": checked,
         "forged": len(forged),
@@ -196,8 +202,9 @@ def _trained(site: Site, begin: float, end: float) -> int:
 
 def _honest(site: Site, one: NumericsClass, honest: Sequence[RunningNode]) -> dict[str, Any]:
     """Waits until all of them are checked as seldom as any node is, and then until they have returned so many more.
-    Raises RunFailed. `verification_share`: of the learner's processor time in this last part, what verifying took; all
-    else is of the whole run."""
+    Raises RunFailed. `verification_share`: of the learner's processor time in this last part, what verifying took;
+    `verifier_ms` and `learner_ms` are theirs for a rollout that was returned, checked or not; all else is of the whole
+    run."""
     until = time.monotonic() + HONEST_WITHIN_S
     names = [node.name for node in honest]
     of_them = f"JOIN nodes USING (node_id) WHERE nodes.name IN ({', '.join('?' for _ in names)})"
@@ -218,6 +225,7 @@ def _honest(site: Site, one: NumericsClass, honest: Sequence[RunningNode]) -> di
     begun, before = returned(), {module: site.processor_s(module) for module in (VERIFIER, LEARNER)}
     wait(lambda: returned() >= begun + HONEST_ROLLOUTS)
     spent = {module: site.processor_s(module) - before[module] for module in (VERIFIER, LEARNER)}
+    since = returned() - begun
     checks = dict(site.rows(f"SELECT checked, count(*) FROM rollouts {of_them} GROUP BY checked", *names))
     return {
         "case": one.case(HONEST),
@@ -225,5 +233,7 @@ def _honest(site: Site, one: NumericsClass, honest: Sequence[RunningNode]) -> di
         "checked": checks.get("passed", 0) + checks.get("failed", 0),
         "failed": checks.get("failed", 0),
         "false_bans": first("SELECT sum(state = 'quarantined') FROM trust"),
+        "verifier_ms": spent[VERIFIER] / since * 1e3,
+        "learner_ms": spent[LEARNER] / since * 1e3,
         "verification_share": spent[VERIFIER] / spent[LEARNER],
     }

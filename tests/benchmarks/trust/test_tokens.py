@@ -8,14 +8,19 @@ from benchmarks.trust.tokens import CLASSES, HONEST
 
 def row(**values: object) -> dict[str, object]:
     none = {"forged_trained": 0, "trained": 400, "forged_trained_after": 0, "trained_after": 1_000}
-    return {"detected": True, "to_detection": 3, "forged": 10, **none, **values}
+    return {"detected": True, "to_detection": 3, "forged_to_detection": 3, "forged": 10, **none, **values}
 
 
 def test_headlines_are_of_the_worst() -> None:
     honest = {"false_bans": 1, "verification_share": 0.05}
-    rows = [row(), row(to_detection=40, forged=90, forged_trained=20, trained=600, forged_trained_after=1), honest]
+    rows = [
+        row(),
+        row(to_detection=40, forged_to_detection=30, forged=90, forged_trained=20, trained=600, forged_trained_after=1),
+        honest,
+    ]
     assert tokens.headline(rows) == {
         "worst_rollouts_to_detection": 40,
+        "worst_forged_to_detection": 30,
         "poisoned_share_trained": 0.02,
         "poisoned_share_trained_after": 0.0005,
         "false_bans": 1,

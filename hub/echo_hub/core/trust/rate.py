@@ -9,6 +9,9 @@ is looked at oftener, and less often only as it goes on: half of its rollouts wh
 What a rollout shows grows with its tokens, so a long one counts for several of those (`worth`): with completions of 512
 tokens a node's first eight do.
 
+A check waits for company, which makes it cheap, but of a node no more than one for every `PATIENCE` that were verified
+(`patience`): how much a fast one can send that turns follows from how long it was honest.
+
 Which ones follows from the rollout's id and a secret of the hub: the same after a restart, and nothing that a node
 could know before it sends.
 """
@@ -22,6 +25,7 @@ SHORT: Final = 64
 """Tokens. Of longer rollouts each so many count as one more verified."""
 MOST_WORTH: Final = 8
 """Rollouts for which one counts at most: who forges some of his rollouts only is found by their number."""
+PATIENCE: Final = 16
 _ALL: Final = 2**64
 
 
@@ -33,6 +37,11 @@ def worth(num_tokens: int) -> int:
 def share_checked(num_verified: int, first: int, least: float) -> float:
     """With what probability the next rollout of a proven node is checked."""
     return max(least, first / num_verified) if num_verified > first else 1.0
+
+
+def patience(num_verified: int) -> int:
+    """How many checks of a node may wait for company."""
+    return num_verified // PATIENCE
 
 
 def is_drawn(secret: bytes, rollout_id: str, share: float) -> bool:

@@ -42,7 +42,7 @@ from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
 from echo_hub.core.trust.judging import NOTHING, Sums, added, alarm, proof_added, weigh
 from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass, prior
-from echo_hub.core.trust.rate import is_drawn, share_checked, worth
+from echo_hub.core.trust.rate import is_drawn, patience, share_checked, worth
 from echo_hub.core.trust.reasons import CHANGED, DISPROVED, DOUBTFUL, OUTVOTED, not_drawn, what_is_wrong
 from echo_hub.core.trust.screening import standing_out
 from echo_hub.core.trust.settings import TrustSettings
@@ -169,7 +169,7 @@ class Trust:
             share = max(share, other.share)
             is_blocking = is_blocking or not other.is_proven or self._is_watched(other)
         if share >= 1.0 or is_drawn(self._settings.secret, rollout.rollout_id, share):
-            self._under_check.begin(rollout, is_blocking=is_blocking)
+            self._under_check.begin(rollout, is_blocking=is_blocking, patience=patience(standing.num_verified))
 
     def holds(self, scored: Held) -> bool:
         """Whether what the scorer says has to wait for a verdict, which will return it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from echo_hub.core.effects import CheckRollout, HastenChecks
@@ -44,6 +45,8 @@ class UnderCheck:
         self._forgetting = forgetting
         self._out = out
         self._checks: dict[str, Check] = {}
+        self._patient: Counter[str] = Counter()
+        """Checks of each node that wait for company."""
 
     def __len__(self) -> int:
         return len(self._checks)
@@ -54,8 +57,9 @@ class UnderCheck:
         is_drawn = about is None or not about.greedy
         return rollout.node_id != HUB_NODE_ID and (is_drawn or self._checking is None)
 
-    def begin(self, rollout: LeasedRollout, *, is_blocking: bool) -> None:
-        """Once for each rollout, but after a restart."""
+    def begin(self, rollout: LeasedRollout, *, is_blocking: bool, patience: int = 0) -> None:
+        """Once for each rollout, but after a restart. What does not block waits for company, as long as no more than
+        `patience` of its node do."""
         rollout.is_checked = True
         check = Check(rollout.node_id, rollout.group_id, rollout.policy_version, is_blocking)
         self._checks[rollout.rollout_id] = check
@@ -63,8 +67,12 @@ class UnderCheck:
             self._block(rollout)
         if self._checking is not None:
             self._checking.want(rollout.rollout_id, rollout.drawers, rollout.policy_version)
-        else:
-            self._out.act(CheckRollout(rollout_id=rollout.rollout_id, is_urgent=is_blocking))
+            return
+        self._out.act(CheckRollout(rollout_id=rollout.rollout_id, is_urgent=is_blocking))
+        if not is_blocking:
+            self._patient[rollout.node_id] += 1
+            if self._patient[rollout.node_id] > patience:
+                self._hasten()
 
     def begin_all(self, node_id: str) -> None:
         """What the node has drawn any of, has come in and is not consumed is checked, and blocks until it is. O(what is
@@ -81,7 +89,7 @@ class UnderCheck:
                 check.is_blocking = is_any_hastened = True
                 self._block(rollout)
         if is_any_hastened and self._checking is None:
-            self._out.act(HastenChecks())
+            self._hasten()
 
     def holds(self, scored: Held) -> bool:
         """Whether what the scorer says has to wait for the answer; `Check.held` keeps it until then."""
@@ -94,12 +102,18 @@ class UnderCheck:
     def answered(self, rollout_id: str) -> Check | None:
         """It blocks no longer. None: it is not under check."""
         check = self._checks.pop(rollout_id, None)
+        if check is not None:
+            self._patient.pop(check.node_id, None)  # They go together.
         if check is not None and check.is_blocking:
             self._nodes.wait_for_check(check.node_id, -1)
             rollout = self._ledger.rollouts.get(rollout_id)
             if rollout is not None:
                 self._forgetting.release(rollout)
         return check
+
+    def _hasten(self) -> None:
+        self._patient.clear()
+        self._out.act(HastenChecks())
 
     def _block(self, rollout: LeasedRollout) -> None:
         """Its score is held until the verdict, and its node waits for that."""

@@ -212,6 +212,17 @@ def test_a_proven_nodes_work_is_trained_beside_its_check(world) -> None:
     assert bench.of(ScoreRecorded), "its score waits for nothing"
 
 
+def test_how_many_checks_of_a_node_wait_for_company_follows_from_what_it_has_shown(world) -> None:
+    bench = world(proven("a", num_verified=64), groups_per_step=64, trust=replace(SETTINGS, least_checked=0.5))
+    num_waiting, found = 0, []
+    for lease in join(bench, "a"):
+        num_waiting += len(arrive(bench, lease))
+        if bench.of(HastenChecks):
+            found.append(num_waiting)
+            num_waiting = 0
+    assert found and set(found) == {64 // 16 + 1}
+
+
 def test_a_forged_rollout_convicts_and_is_dropped(world) -> None:
     bench = world()
     (lease, *others) = join(bench, "a")

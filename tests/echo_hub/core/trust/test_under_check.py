@@ -65,6 +65,18 @@ def test_all_of_a_node_that_has_come_in_is_checked_and_blocks(desk: Desk) -> Non
     assert not any(desk.ledger.rollouts[name].is_checked for name in desk.leased)
 
 
+def test_no_more_of_a_node_wait_for_company_than_it_is_worth(desk: Desk) -> None:
+    def hastened(rollout_id: str, *, is_blocking: bool = False) -> int:
+        desk.under_check.begin(desk.ledger.rollouts[rollout_id], is_blocking=is_blocking, patience=1)
+        return len(desk.actions(HastenChecks))
+
+    first, second, third = desk.scored[:3]
+    assert [hastened(first), hastened(second), hastened(third)] == [0, 1, 0]
+    desk.under_check.answered(third)
+    assert [hastened(first), hastened(second, is_blocking=True)] == [0, 0], "an urgent one does not wait"
+    assert hastened(third) == 1
+
+
 def test_of_another_node_nothing_is_checked(desk: Desk) -> None:
     desk.under_check.begin_all("b")
     assert not desk.actions(CheckRollout) and len(desk.under_check) == 0
