@@ -2,7 +2,7 @@
 
 - The protocol, the network, TLS, pages, members, checkers, scorers, and a node, attacked by hand: see `attacking`.
 - Forged tokens and claims, by class of numerics, and honest nodes of each: see `tokens`.
-- What hostile rollouts cost the model: see `accuracy`.
+- What hostile rollouts cost the model: see `accuracy`. What the defence costs where nobody attacks: see `objectives`.
 
 `attacks_tried` and `attacks_detected` count every attack of every class of numerics once. `stall_s_worst` is the
 longest that the hub's `/healthz` took during any attack by hand on it, `rss_growth_mb_worst` what its memory grew by,
@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
-from benchmarks.trust import accuracy, attacking, tokens
+from benchmarks.trust import accuracy, attacking, objectives, tokens
 
 DESCRIPTION: Final = "Attacks on hub and nodes: what is detected, how soon, and what it costs the model and the hub"
 
 
 def plan() -> list[Planned]:
-    return [*attacking.plan(), *tokens.plan(), *accuracy.plan()]
+    return [*attacking.plan(), *tokens.plan(), *accuracy.plan(), *objectives.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -32,10 +32,16 @@ def measure(seed: int, progress: Progress) -> Measurement:
         attacks = attacking.measure(Path(scratch), progress, seed=seed)
         forged = tokens.measure(Path(scratch), progress, seed=seed)
         runs = accuracy.measure(Path(scratch), progress, seed=seed)
+        undisturbed = objectives.measure(progress, seed=seed)
     tried = [*attacks, *(row for row in forged if "detected" in row)]
     return Measurement(
-        headline={**headline(tried), **tokens.headline(forged), **accuracy.headline(runs)},
-        rows=[*attacks, *forged, *runs],
+        headline={
+            **headline(tried),
+            **tokens.headline(forged),
+            **accuracy.headline(runs),
+            **objectives.headline(undisturbed),
+        },
+        rows=[*attacks, *forged, *runs, *undisturbed],
     )
 
 
