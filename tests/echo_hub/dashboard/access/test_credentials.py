@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import stat
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,10 @@ async def test_few_passwords_wait_and_the_loop_for_none(tmp_path: Path) -> None:
 
     turning = asyncio.create_task(turn())
     asked = [shown.is_password(PASSWORD) for _ in range(MOST_WAITING + 3)]
+    before = set(threading.enumerate())
     answers = await asyncio.gather(*asked, return_exceptions=True)
     turning.cancel()
+    assert len(set(threading.enumerate()) - before) == 1, "each thread would keep what a hash needs"
     assert answers[:MOST_WAITING] == [True] * MOST_WAITING
     assert [type(answer) for answer in answers[MOST_WAITING:]] == [BusyError] * 3
     assert turns > 100, "the loop went on while they were verified"
