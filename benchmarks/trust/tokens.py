@@ -49,14 +49,14 @@ WARM_UP_S: Final = 120.0
 HONEST_ROLLOUTS: Final = 10_000
 STEADY_FROM: Final = TrustConfig().first_checked / TrustConfig().least_checked
 """Verified rollouts of a node from which on no smaller share of its work is checked."""
-HONEST_WITHIN_S: Final = 400.0
+HONEST_WITHIN_S: Final = 900.0
 HONEST_NODES: Final = 2
 AT_ONCE: Final = 3
 VERIFIER: Final = "echo_hub.verify.worker"
 LEARNER: Final = "echo_hub.learner.worker"
 LOOK_S: Final = 0.25
-CASE_SECONDS: Final = 8.0
-HONEST_SECONDS: Final = 60.0
+CASE_SECONDS: Final = 24.0
+HONEST_SECONDS: Final = 90.0
 _SUMS: Final = ("forged_trained", "trained", "forged_trained_after", "trained_after")
 
 

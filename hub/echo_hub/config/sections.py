@@ -298,7 +298,7 @@ class TrustConfig(Section):
     """Where it computes: auto, cpu, cuda, cuda:1, mps. It may be the learner's, if the base model fits there twice."""
     verifier_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of the verifier."""
-    least_checked: Annotated[float, Field(ge=0, le=1)] = 0.05
+    least_checked: Annotated[float, Field(ge=0, le=1)] = 0.03
     """Of a proven node's rollouts, this share is checked in the long run."""
     first_checked: Annotated[int, Field(ge=1, le=4096)] = 64
     """At least so many of a node's first rollouts are all checked, before anybody trains on them; after that a share

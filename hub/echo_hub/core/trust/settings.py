@@ -16,7 +16,7 @@ class TrustSettings:
     """What one node may take for that."""
     secret: bytes = b""
     """Which rollouts are checked follows from it: no node may know it."""
-    least_checked: float = 0.05
+    least_checked: float = 0.03
     """Of a proven node's rollouts, so many are checked in the long run."""
     first_checked: int = 64
     """A node's first rollouts, so many at least, are all checked, before anybody trains on them."""
