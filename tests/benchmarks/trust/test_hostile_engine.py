@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 from benchmarks.trust.falsifications import FALSIFICATIONS, Problems
 from benchmarks.trust.hostile_engine import ATTACK, FORGED, SHARE, HostileEngine
 from echo_node.backends.base import Engine, EngineEvent, GroupFailed
@@ -17,16 +19,17 @@ from tests.benchmarks.trust.test_falsifications import BASE, request, rollout
 
 
 class _Draws:
-    """An engine that draws a wrong answer first and the right one afterwards."""
+    """An engine that draws this answer first and the right one afterwards."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: str) -> None:
+        self.first = first
         self.asked: list[GroupRequest] = []
         self.cancelled: list[int] = []
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         for group in groups:
             self.asked.append(group)
-            finished = rollout("46" if len(self.asked) > 1 else "45")
+            finished = rollout("46" if len(self.asked) > 1 else self.first)
             yield [FinishedRollout(**{**_fields(finished), "lease_id": group.lease_id})]
         yield [GroupFailed(lease_id=self.asked[-1].lease_id, code="x", what="x")]
 
@@ -38,15 +41,16 @@ def _fields(finished: FinishedRollout) -> dict[str, object]:
     return {name: getattr(finished, name) for name in FinishedRollout.__slots__}
 
 
-def test_leases_of_its_own_are_told_as_the_one_that_was_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first", "written"), [("45", "7-0\n"), ("46", "")])
+def test_leases_of_its_own_are_told_as_the_one_that_was_given(tmp_path: Path, first: str, written: str) -> None:
     falsification = FALSIFICATIONS["re-rolled for reward"](1.0)
     falsification.problems = Problems(Path(BASE))
-    inner, forged = _Draws(), tmp_path / "forged"
+    inner, forged = _Draws(first), tmp_path / "forged"
     engine = HostileEngine(cast(Engine, inner), falsification, forged)
     told = [event for events in engine.sample(iter([request()])) for event in events]
     assert [event.lease_id for event in told] == [7], "one rollout, and no failure of a lease that nobody gave"
     assert len({group.lease_id for group in inner.asked}) == 4
-    assert forged.read_text() == "7-0\n"
+    assert forged.read_text() == written, "what was drawn as leased is not forged"
     engine.cancel(7)
     assert set(inner.cancelled) == {group.lease_id for group in inner.asked}
 
