@@ -33,7 +33,7 @@ from benchmarks.processes import RunFailed, ended
 from benchmarks.progress import Planned, Progress
 from benchmarks.trust.falsifications import FALSIFICATIONS
 from benchmarks.trust.site import RunningNode, Site, open_site
-from echo_hub.config.sections import TrustConfig
+from echo_hub.config.sections import TrainingConfig, TrustConfig
 
 HONEST: Final = "honest"
 GIVES_BACK: Final = "failures only"
@@ -44,6 +44,9 @@ RETURNED: Final = 4
 ROLLOUTS: Final = 256
 """A node is given up as undetected after so many."""
 WITHIN_S: Final = 150.0
+SLOWLY: Final = {"training": {"learning_rate": TrainingConfig().learning_rate / 4}}
+"""The attacks on a class take some 400 steps. At the default rate the model would learn in a fifth of them all that there
+is; where everybody is sure of the next token, what anybody draws or claims shows little, and does little."""
 WARM_UP_STEPS: Final = 3
 WARM_UP_S: Final = 120.0
 HONEST_ROLLOUTS: Final = 10_000
@@ -106,7 +109,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
     for one in CLASSES:
         attacks = [attack for attack in one.attacks if progress.wants(one.case(attack))]
         if attacks or progress.wants(one.case(HONEST)):
-            with open_site(scratch / f"tokens-{one.name}", seed=seed) as site:
+            with open_site(scratch / f"tokens-{one.name}", seed=seed, sections=SLOWLY) as site:
                 honest = [site.node(one.options) for _ in range(HONEST_NODES)]
                 site.wait_for_step(WARM_UP_STEPS, within_s=WARM_UP_S)
                 rows += _attacked(site, one, attacks, progress)

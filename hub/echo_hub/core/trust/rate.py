@@ -25,7 +25,7 @@ SHORT: Final = 64
 """Tokens. Of longer rollouts each so many count as one more verified."""
 MOST_WORTH: Final = 8
 """Rollouts for which one counts at most: who forges some of his rollouts only is found by their number."""
-PATIENCE: Final = 16
+PATIENCE: Final = 32
 _ALL: Final = 2**64
 
 

@@ -220,7 +220,7 @@ def test_how_many_checks_of_a_node_wait_for_company_follows_from_what_it_has_sho
         if bench.of(HastenChecks):
             found.append(num_waiting)
             num_waiting = 0
-    assert found and set(found) == {64 // 16 + 1}
+    assert found and set(found) == {64 // 32 + 1}
 
 
 def test_a_forged_rollout_convicts_and_is_dropped(world) -> None:
