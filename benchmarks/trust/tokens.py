@@ -45,8 +45,8 @@ ROLLOUTS: Final = 256
 """A node is given up as undetected after so many."""
 WITHIN_S: Final = 150.0
 SLOWLY: Final = {"training": {"learning_rate": TrainingConfig().learning_rate / 4}}
-"""The attacks on a class take some 400 steps. At the default rate the model would learn in a fifth of them all that there
-is; where everybody is sure of the next token, what anybody draws or claims shows little, and does little."""
+"""The attacks on a class take some 400 steps. At the default rate the model would learn in a fifth of them all that
+there is; where everybody is sure of the next token, what anybody draws or claims shows little, and does little."""
 WARM_UP_STEPS: Final = 3
 WARM_UP_S: Final = 120.0
 HONEST_ROLLOUTS: Final = 10_000
