@@ -370,12 +370,8 @@ async def fresh_keys(victim: Victim) -> Noticed:
     joining = asyncio.create_task(honest())
     await asyncio.gather(*(one() for _ in range(FRESH_KEYS)))
     config = load_config(victim.site.run.config, {}).training
-    return _stormed(
-        counts,
-        held=_most_at_once(taken),
-        quota=config.groups_per_step * config.group_size // UNPROVEN_SHARE,
-        honest_s=await joining,
-    )
+    most_of_all = (config.max_staleness + 1) * config.groups_per_step * config.group_size
+    return _stormed(counts, held=_most_at_once(taken), quota=most_of_all // UNPROVEN_SHARE, honest_s=await joining)
 
 
 async def odd_names(victim: Victim) -> str:

@@ -11,7 +11,7 @@ them that were forged: a node that draws again for a better reward forges few on
 What the model has learned from it is said in two ways:
 
 - `forged_trained` of a row is how many of its `forged` rollouts a step has consumed: how much of it gets through.
-- `poisoned_share_trained` is how much of what the hub has trained on was forged: the sum over all attacks of
+- `poisoned_share_trained` is how much of what the hub has trained on was forged: the sum over all attacks that forge of
   `forged_trained`, divided by that of `trained`. Those are all rollouts, of all nodes, that steps have consumed from
   the attack's first forged one to its detection, or to its end where it was not detected. Each hostile node is one of
   five that are about equally fast; what share of all rollouts it gives meanwhile is its `fleet_share`. In a larger
@@ -125,7 +125,7 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     honest = [row for row in rows if "false_bans" in row]
     found: dict[str, Any] = {}
     if attacked:
-        total = {name: sum(row[name] for row in attacked) for name in _SUMS}
+        total = {name: sum(row[name] for row in attacked if row["forged"]) for name in _SUMS}
         found["worst_rollouts_to_detection"] = max(row["to_detection"] for row in attacked)
         found["worst_forged_to_detection"] = max(row["forged_to_detection"] for row in attacked)
         found["poisoned_share_trained"] = total["forged_trained"] / max(1, total["trained"])

@@ -15,6 +15,7 @@ def test_headlines_are_of_the_worst() -> None:
     honest = {"false_bans": 1, "verification_share": 0.05}
     rows = [
         row(),
+        row(forged=0, trained=9_999),
         row(to_detection=40, forged_to_detection=30, forged=90, forged_trained=20, trained=600, forged_trained_after=1),
         honest,
     ]
