@@ -6,17 +6,21 @@ made less what is freed, so that, while as much is freed as is made, they become
 
 Nearly all of what a hub lets go of is freed by reference counts; what is left over, cycles, is almost always young. So
 the young are looked through every `EVERY` events, and what has survived is taken from the collector (`gc.freeze`, which
-costs nothing). Cycles that were old when they were let go of, as of a connection that has ended (some 6 KB), stay until
-everything is looked through. That a hub has grown is no reason to: it has come to know more nodes. It is done
+costs nothing). Cycles that were old when they were let go of, as of a connection that was cut off with requests waiting
+on it, stay until everything is looked through. It is done
 
-    at a quiet moment          if memory has grown by `LEAST_GROWTH` since the last time: nobody waits for an answer
-    while there is work        only when memory has grown by more than the machine has left, or by `MOST_GROWTH`
+    where it is soon done      whenever memory has grown by `SMALL_GROWTH` since the last time: of a hub that knows few
+                               nodes, so that strangers cannot have it keep much
+    at a quiet moment          if memory has grown by `LEAST_GROWTH`: nobody waits for an answer
+    while there is work        only when memory has grown by more than the machine has left, or by `MOST_GROWTH`: that a
+                               hub has grown is no reason by itself, for it has come to know more nodes
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import time
 from types import TracebackType
 from typing import Final, Self
 
@@ -24,6 +28,10 @@ from echo_shared.process_memory import left_bytes, own_bytes
 
 EVERY: Final = 500
 """Events, each of which leaves behind some ten objects."""
+SOON_S: Final = 0.1
+"""Of processor."""
+SMALL_GROWTH: Final = 2**25
+"""Bytes."""
 LEAST_GROWTH: Final = 2**28
 """Bytes: for less it is not worth holding anybody up."""
 MOST_GROWTH: Final = 2**32
@@ -36,7 +44,8 @@ class Garbage:
     def __init__(self) -> None:
         self._num_handled = 0
         self._bytes = 0
-        """The process's memory when everything was last looked through."""
+        """The process's memory when everything was last looked through, and how long that took."""
+        self._took_s = 0.0
 
     def __enter__(self) -> Self:
         self._look_through()
@@ -52,7 +61,8 @@ class Garbage:
             return
         self._num_handled = 0
         grown = self._grown_bytes
-        if grown >= LEAST_GROWTH and grown >= min(left_bytes(), MOST_GROWTH):
+        is_soon_done = self._took_s <= SOON_S and grown >= SMALL_GROWTH
+        if is_soon_done or (grown >= LEAST_GROWTH and grown >= min(left_bytes(), MOST_GROWTH)):
             self._look_through()
         else:
             gc.collect(1)
@@ -68,7 +78,9 @@ class Garbage:
         return own_bytes(os.getpid()) - self._bytes
 
     def _look_through(self) -> None:
+        began_at = time.thread_time()
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+        self._took_s = time.thread_time() - began_at
         self._bytes = own_bytes(os.getpid())

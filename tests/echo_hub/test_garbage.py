@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from math import inf
 
 import pytest
 
 from echo_hub import garbage
-from echo_hub.garbage import EVERY, LEAST_GROWTH, MOST_GROWTH, Garbage
+from echo_hub.garbage import EVERY, LEAST_GROWTH, MOST_GROWTH, SMALL_GROWTH, Garbage
 
 
 class Knot:
@@ -48,8 +49,13 @@ class Memory:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.own, self.left = 2**30, 2**40
+        self._monkeypatch = monkeypatch
+        self.is_soon_looked_through(False)
         monkeypatch.setattr(garbage, "own_bytes", lambda pid: self.own)
         monkeypatch.setattr(garbage, "left_bytes", lambda: self.left)
+
+    def is_soon_looked_through(self, is_soon: bool) -> None:
+        self._monkeypatch.setattr(garbage, "SOON_S", inf if is_soon else -1.0)
 
 
 @pytest.fixture
@@ -95,6 +101,20 @@ def test_who_works_is_held_up_only_where_memory_runs_short(memory: Memory) -> No
         memory.own += 1
         collector.handled(EVERY)
         assert dead() is None
+
+
+def test_a_small_hub_lets_go_of_what_strangers_have_left_behind_while_it_works(memory: Memory) -> None:
+    memory.is_soon_looked_through(True)
+    with Garbage() as collector:
+        dead = old_knot(collector)
+        memory.own += SMALL_GROWTH - 1
+        collector.handled(EVERY)
+        assert dead() is not None, "it is not worth it"
+        memory.own += 1
+        collector.handled(EVERY)
+        assert dead() is None
+        dead = old_knot(collector)
+        assert dead() is not None, "since then it has not grown"
 
 
 def test_a_process_in_a_container_is_not_let_grow_without_end(memory: Memory) -> None:
