@@ -28,7 +28,7 @@ from echo_shared.process_memory import left_bytes, own_bytes
 
 EVERY: Final = 500
 """Events, each of which leaves behind some ten objects."""
-SOON_S: Final = 0.1
+SOON_S: Final = 0.2
 """Of processor."""
 SMALL_GROWTH: Final = 2**25
 """Bytes."""
