@@ -413,7 +413,10 @@ class Limits:
             self._count(connection, self._account_of(request, connection))
             if connection.account is not None and not self._requests.take(connection.account.place, now=self.now()):
                 self.cuts[Cut.TOO_FAST_REQUESTS] += 1
-                raise web.HTTPTooManyRequests(text="Too many requests. Try again soon.\n", headers=_LATER)
+                refusal = web.HTTPTooManyRequests(text="Too many requests. Try again soon.\n", headers=_LATER)
+                if not connection.is_proxy:
+                    refusal.force_close()  # What waits behind it would cost an answer each.
+                raise refusal
             return await handler(request)
         finally:
             if connection in self._all:
