@@ -26,7 +26,7 @@ WARM_UP_S: Final = 120.0
 NODE_OPTIONS: Final = ("--backend", "llama_cpp", "--precision", "f32")
 MOST_LOG_BYTES: Final = 256 * 1024
 """That one attack may add to all logs of the hub and of its processes."""
-HUB_SECONDS: Final = 8.0
+HUB_SECONDS: Final = 10.0
 TLS_SECONDS: Final = 20.0
 OWN_HUB_SECONDS: Final = 45.0
 NODE_SECONDS: Final = 5.0
