@@ -113,7 +113,8 @@ class Resources:
 
 
 class Hub:
-    """Made by `echo_hub.opening`; `open` its port, then `serve`. `ending.finished` is set when the run is over."""
+    """Made by `echo_hub.opening`, in its event loop; `open` its port, then `serve`. `ending.finished` is set when the run
+    is over."""
 
     def __init__(self, config: HubConfig, directory: RunDirectory, opened: Resources) -> None:
         self.config = config
@@ -122,10 +123,10 @@ class Hub:
         self.run_id = opened.run_id
         self.server = Server(config.server)
         self.ending = RunEnding(last_version=config.training.steps, evaluated=opened.evaluated)
-        self.notable = NotableLog()
         self.partials = opened.partials
         self._opened = opened
         self._changes = Changes()
+        self.notable = NotableLog(partial(asyncio.get_running_loop().call_soon_threadsafe, self._changes.notify))
         # In this order: each is given what it needs of those before it.
         self._driver = Driver(coordinator=opened.coordinator, store=opened.store, clock=time.time)
         self._gateway = Gateway(me=opened.me, settings=config.server, limits=self.server.limits)

@@ -16,11 +16,13 @@ from benchmarks.capacity.paced_engine import TOKEN_S
 
 pytestmark = pytest.mark.timeout(600)
 
-S = 5
-"""The staleness bound."""
+S = 50
+"""The staleness bound: what a killed node had drawn is still of use ten seconds later, however fast steps are."""
+STEPS = 9
+"""At least; the run goes on until the killed node's completions have been gone on with."""
 SETTINGS: dict[str, dict[str, object]] = {
     "training": {
-        "steps": 9,
+        "steps": 10_000,
         "groups_per_step": 2,
         "group_size": 4,
         "lora_rank": 4,
@@ -67,18 +69,17 @@ async def test_a_run_trains_on_completions_of_several_versions(
     await first.printed("Policy version 2 is here")  # A busy hub shows itself every few seconds, and a step takes one.
     await first.kill()
     await slow_node(site, url, "first")
-    view = await until(url, lambda view: view["state"] == "finished")
+    view = await until(url, lambda view: view["rollouts_gone_on"] > 0 and view["trained_step"] >= STEPS)
     status, said = await hub.end()
     assert status == 0, said
 
     accounting = view["accounting"]
     ends = accounting["trained"] + accounting["evaluated"] + sum(accounting["dropped"].values())
-    assert accounting["leased"] == ends + accounting["in_flight"] and accounting["trained"] == 9 * 2 * 4
-    assert view["rollouts_gone_on"] > 0, "what the killed node had drawn"
+    assert accounting["leased"] == ends + accounting["in_flight"] and accounting["trained"] >= STEPS * 2 * 4
     assert "invalid" not in accounting["dropped"], "no honest node is refused"
     database = books(run)
     rollouts = trained(database)
-    assert len(rollouts) == accounting["trained"]
+    assert len(rollouts) >= accounting["trained"]
     mixed = 0
     for step, tokens, spans in rollouts:
         versions = [version for _, version, _ in spans]
@@ -87,7 +88,9 @@ async def test_a_run_trains_on_completions_of_several_versions(
         assert 0 <= step - 1 - versions[0] <= S, "the oldest token"
         mixed += len(set(versions)) > 1
     assert mixed > 0
-    steps = database.execute("SELECT step, group_ids, staleness, metrics FROM steps ORDER BY step").fetchall()
+    steps = database.execute(
+        "SELECT step, group_ids, staleness, metrics FROM steps WHERE trained_at IS NOT NULL ORDER BY step"
+    ).fetchall()
     for step, _, staleness, metrics in steps:
         of_step = [spans for taken, _, spans in rollouts if taken == step]
         oldest = max(step - 1 - spans[0][1] for spans in of_step)

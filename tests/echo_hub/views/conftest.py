@@ -88,10 +88,11 @@ class Hub:
             training=TrainingConfig(steps=2, groups_per_step=2, group_size=2, max_staleness=3),
             server=ServerConfig(port=1),
         )
-        self.notable = NotableLog()
+        self.changes = Changes()
+        self.notable = NotableLog(self.changes.notify)
         store = driven.store
         self.pages = HubPages(
-            changes=Changes(),
+            changes=self.changes,
             store=store,
             run=RunViews(
                 self.config,

@@ -43,10 +43,12 @@ async def test_rollouts_are_counted_from_the_hubs_start(hub: Any) -> None:
 async def test_the_log_is_on_the_page(hub: Any) -> None:
     log = logging.getLogger("test.pages")
     log.addHandler(hub.notable)
+    before = hub.pages.changes.number
     log.warning("the learner died")
     log.removeHandler(hub.notable)
     (event,) = (await hub.pages.run_view()).events
     assert (event.text, event.warning) == ("the learner died", True)
+    assert hub.pages.changes.number > before, "who waits for news is told, if nothing else happens either"
 
 
 async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
