@@ -113,8 +113,8 @@ class Resources:
 
 
 class Hub:
-    """Made by `echo_hub.opening`, in its event loop; `open` its port, then `serve`. `ending.finished` is set when the run
-    is over."""
+    """Made by `echo_hub.opening`, in its event loop; `open` its port, then `serve`. `ending.finished` is set when
+    the run is over."""
 
     def __init__(self, config: HubConfig, directory: RunDirectory, opened: Resources) -> None:
         self.config = config
