@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 from benchmarks.trust.protocol import Unnoticed, Victim
 from benchmarks.trust.stranger import Stranger
-from echo_hub.net.limits import MOST_HELD_BYTES
 from echo_shared.messages import MAX_FRAME_BYTES
 from echo_shared.process_memory import own_bytes
 from echo_shared.swarm import read_torrent
@@ -34,6 +33,8 @@ LARGE: Final[Mapping[str, int]] = {
     "/static/plotly.min.js": 4,
 }
 """The largest answers that anybody can have, and how many of them each client asks for."""
+MOST_GROWTH_BYTES: Final = 100_000_000
+"""Of the hub's memory, by what strangers do."""
 UPGRADE: Final = (
     b"GET /node HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -175,9 +176,9 @@ async def unread_answers(victim: Victim) -> str:
 
 
 def bounded(growth_bytes: int, how: str) -> str:
-    """Raises Unnoticed where it is more than the hub may hold of what nobody reads, and as much again for copies."""
+    """Raises Unnoticed where it is more than strangers may cost the hub."""
     said = f"{growth_bytes / 1e6:.0f} MB more in memory; {how}"
-    if growth_bytes > 2 * MOST_HELD_BYTES:
+    if growth_bytes > MOST_GROWTH_BYTES:
         raise Unnoticed(said)
     return said
 

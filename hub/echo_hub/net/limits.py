@@ -57,7 +57,7 @@ IDLE_S: Final = 75.0
 SWEEP_S: Final = 5.0
 MOST_OF_NODE: Final = 32
 """Connections of one node: a websocket, and fetching."""
-MOST_HELD_BYTES: Final = 32 * 2**20
+MOST_HELD_BYTES: Final = 24 * 2**20
 """Of answers that strangers have not read yet."""
 UNKNOWN_SHARE: Final = 0.75
 """Of all connections: when nodes hold so many, one that is not known finds no room."""

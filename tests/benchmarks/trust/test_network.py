@@ -6,13 +6,12 @@ import pytest
 
 from benchmarks.trust import network
 from benchmarks.trust.protocol import Unnoticed
-from echo_hub.net.limits import MOST_HELD_BYTES
 
 
 def test_what_is_held_for_nobody_is_bounded() -> None:
-    assert network.bounded(2 * MOST_HELD_BYTES, "cut off").endswith("; cut off")
+    assert network.bounded(network.MOST_GROWTH_BYTES, "cut off").endswith("; cut off")
     with pytest.raises(Unnoticed, match="MB more in memory"):
-        network.bounded(2 * MOST_HELD_BYTES + 1, "cut off")
+        network.bounded(network.MOST_GROWTH_BYTES + 1, "cut off")
 
 
 async def test_a_connection_that_stays_is_said() -> None:
