@@ -44,8 +44,9 @@ class Garbage:
     def __init__(self) -> None:
         self._num_handled = 0
         self._bytes = 0
-        """The process's memory when everything was last looked through, and how long that took."""
+        """The process's memory when everything was last looked through."""
         self._took_s = 0.0
+        """Processor seconds that this took."""
 
     def __enter__(self) -> Self:
         self._look_through()

@@ -47,7 +47,7 @@ ENOUGH: Final = 64
 """More of them cost little less each: with the built-in model and three versions among them, one of 4 takes 2.1 ms, one
 of 24 0.7 ms, one of 64 0.5 ms, one of 256 0.4 ms."""
 COMPANY_S: Final = 6.0
-"""A node that goes bad is found out so much later; one that is fast, after so many rollouts (`core.trust.rate`)."""
+"""A node that goes bad is found out so much later, or once too many of its checks wait (`core.trust.rate.patience`)."""
 DEATHS_OF_ONE: Final = 3
 """Processes that end with a rollout in hand before it is given up; it is by itself from the second on."""
 DEATHS_IN_A_ROW: Final = 5
