@@ -10,10 +10,9 @@ import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Final
 
 import aiohttp
@@ -38,6 +37,7 @@ FRESH_KEYS: Final = 2_000
 AT_ONCE: Final = 64
 STORM_S: Final = 90.0
 """Keys that have not been tried by then are not tried any more."""
+COUNT_S: Final = 0.1
 ELSEWHERE: Final = "127.0.0.3"
 """Where somebody honest joins from meanwhile."""
 HONEST_WITHIN_S: Final = 5.0
@@ -319,10 +319,21 @@ async def given_back(victim: Victim) -> str:
     return _expect(given <= 32, f"{given} rollouts in all; told: {node.standby and node.standby.reason}")
 
 
-def _most_at_once(taken: Sequence[tuple[float, int, float]]) -> int:
-    """The most that was held at any time. `taken`: when, how many rollouts, and for how many seconds."""
-    changes = sorted(change for at, count, for_s in taken for change in ((at, count), (at + for_s, -count)))
-    return max(accumulate((count for _, count in changes), initial=0))
+async def _most_held(site: Site, keys: Collection[str], over: asyncio.Event) -> tuple[int, int]:
+    """The most rollouts within their deadlines, at any time until it is over, that all nodes held, and these keys:
+    by the hub's books, as of the last lease."""
+    query = (
+        "WITH out AS (SELECT node_id, leased_at, deadline FROM rollouts WHERE state = ?)"
+        " SELECT node_id, count(*) FROM out WHERE deadline > (SELECT max(leased_at) FROM out) GROUP BY node_id"
+    )
+    most_of_all = most_of_keys = 0
+    while not over.is_set():
+        held: dict[str, int] = dict(await asyncio.to_thread(site.rows, query, ReceiptState.LEASED.value))
+        most_of_all = max(most_of_all, sum(held.values()))
+        most_of_keys = max(most_of_keys, sum(number for node_id, number in held.items() if node_id in keys))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), COUNT_S)
+    return most_of_all, most_of_keys
 
 
 def _stormed(counts: Counter[str], *, held: int, quota: int, honest_s: float) -> Noticed:
@@ -335,9 +346,10 @@ def _stormed(counts: Counter[str], *, held: int, quota: int, honest_s: float) ->
 async def fresh_keys(victim: Victim) -> Noticed:
     """A new key for each lease, none of which comes back, and an honest node of elsewhere that joins meanwhile."""
     loop = asyncio.get_running_loop()
-    taken: list[tuple[float, int, float]] = []
-    counts: Counter[str] = Counter(joined=0)
-    limit, under_way, until = asyncio.Semaphore(AT_ONCE), asyncio.Event(), loop.time() + STORM_S
+    keys: set[str] = set()
+    counts: Counter[str] = Counter(joined=0, leased=0)
+    limit, under_way, over = asyncio.Semaphore(AT_ONCE), asyncio.Event(), asyncio.Event()
+    until = loop.time() + STORM_S
 
     async def one() -> None:
         async with limit:
@@ -345,12 +357,14 @@ async def fresh_keys(victim: Victim) -> Noticed:
                 counts["not tried"] += 1
                 return
             try:
-                node = await Stranger(victim.url).join()
+                node = Stranger(victim.url)
+                keys.add(node.me.node_id)
+                await node.join()
                 counts["joined" if not node.ended else "turned away"] += 1
                 if not node.ended:
                     await node.report(4096)
                     await node.heard()
-                taken.extend((loop.time(), len(lease.indices), lease.deadline_s) for lease in node.leases.values())
+                counts["leased"] += node.num_leased
                 await node.close()
             except (OSError, websockets.WebSocketException):
                 counts["not answered"] += 1
@@ -367,11 +381,13 @@ async def fresh_keys(victim: Victim) -> Noticed:
         await node.close()
         return joined_s
 
-    joining = asyncio.create_task(honest())
+    joining, counting = asyncio.create_task(honest()), asyncio.create_task(_most_held(victim.site, keys, over))
     await asyncio.gather(*(one() for _ in range(FRESH_KEYS)))
+    over.set()
     config = load_config(victim.site.run.config, {}).training
-    most_of_all = (config.max_staleness + 1) * config.groups_per_step * config.group_size
-    return _stormed(counts, held=_most_at_once(taken), quota=most_of_all // UNPROVEN_SHARE, honest_s=await joining)
+    most_of_all, held = await counting
+    quota = max(config.groups_per_step * config.group_size, most_of_all) // UNPROVEN_SHARE
+    return _stormed(counts, held=held, quota=quota, honest_s=await joining)
 
 
 async def odd_names(victim: Victim) -> str:
