@@ -319,16 +319,20 @@ async def given_back(victim: Victim) -> str:
     return _expect(given <= 32, f"{given} rollouts in all; told: {node.standby and node.standby.reason}")
 
 
-async def _most_held(site: Site, keys: Collection[str], over: asyncio.Event) -> tuple[int, int]:
-    """The most rollouts within their deadlines, at any time until it is over, that all nodes held, and these keys:
-    by the hub's books, as of the last lease."""
+def _held(site: Site) -> dict[str, int]:
+    """By node: rollouts within their deadlines, by the hub's books, as of the last lease."""
     query = (
         "WITH out AS (SELECT node_id, leased_at, deadline FROM rollouts WHERE state = ?)"
         " SELECT node_id, count(*) FROM out WHERE deadline > (SELECT max(leased_at) FROM out) GROUP BY node_id"
     )
+    return dict(site.rows(query, ReceiptState.LEASED.value))
+
+
+async def _most_held(site: Site, keys: Collection[str], over: asyncio.Event) -> tuple[int, int]:
+    """The most rollouts that all nodes held at any time until it is over, and the most that these keys did."""
     most_of_all = most_of_keys = 0
     while not over.is_set():
-        held: dict[str, int] = dict(await asyncio.to_thread(site.rows, query, ReceiptState.LEASED.value))
+        held = await asyncio.to_thread(_held, site)
         most_of_all = max(most_of_all, sum(held.values()))
         most_of_keys = max(most_of_keys, sum(number for node_id, number in held.items() if node_id in keys))
         with suppress(TimeoutError):

@@ -7,17 +7,10 @@ moments, so who only holds connections loses them to who has something to say. W
 reading its answer for longest does; where none reads, the newest is closed. The last quarter of all connections is for
 strangers and for nodes that are known: whose work was of use, or that come by an invite. Fresh keys have the others.
 
-Where the hub speaks TLS, its handshake comes first: a connection counts from its first packet on, its handshake waits
-for a turn (`turnstile`), because it costs more than a request, and must be done within HANDSHAKE_S; for one too many
-under way the oldest makes room. New connections and strangers' requests have a rate, too, in all and for each address
-(`address_rate`).
-
-    UNREAD ──request──► ANSWERING ──handler is done──► BETWEEN ──next request──► ANSWERING
-    at most HEAD_S      body within BODY_S;            the answer goes out, then it is idle:
-    and HEAD_BYTES      what is sent moves             something moves within IDLE_S
-
-What a client reads slowly goes on for as long as some of it arrives; a client that reads nothing is cut off. What waits
-in memory for strangers to read it has a limit, too: beyond it, the one that has read its answer for longest is cut off.
+For one TLS handshake too many under way, the oldest makes room, too. New connections and strangers' requests have a
+rate, in all and for each address (`address_rate`). What waits in memory for strangers to read it has a limit: beyond
+it, the one that has read its answer for longest is cut off. How long a connection may do nothing is its own
+(`connection`).
 
 Connections from a trusted proxy are its clients': each request counts for the address that the proxy names, the
 connection for nobody, and it may be idle.
@@ -30,8 +23,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from enum import Enum, StrEnum
+from dataclasses import replace
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -39,21 +31,16 @@ from aiohttp import hdrs, web
 from echo_hub.config.sections import ServerConfig
 from echo_hub.net.address_rate import AddressRate
 from echo_hub.net.client_address import client_ip, place_of
-from echo_hub.net.progress import Progress, progress
+from echo_hub.net.connection import READ_BYTES, Account, Connection, Cut, Stage
 from echo_hub.net.turnstile import Turnstile
 from echo_shared.errors import RefusedError, RemoteProtocolError
 from echo_shared.messages import RefusalCode
 
-HANDSHAKE_S: Final = 10.0
 HANDSHAKES_PER_S: Final = 250.0
 MOST_HANDSHAKES: Final = 1_024
 """That wait for their turn."""
 MOST_UNDER_WAY: Final = 256
 """Handshakes that have begun, each of which holds about 300 KB. At their rate of turns one has a second at least."""
-HEAD_S: Final = 20.0
-HEAD_BYTES: Final = 16_384
-BODY_S: Final = 30.0
-IDLE_S: Final = 75.0
 SWEEP_S: Final = 5.0
 MOST_OF_NODE: Final = 32
 """Connections of one node: a websocket, and fetching."""
@@ -61,197 +48,11 @@ MOST_HELD_BYTES: Final = 24 * 2**20
 """Of answers that strangers have not read yet."""
 UNKNOWN_SHARE: Final = 0.75
 """Of all connections: when nodes hold so many, one that is not known finds no room."""
-READ_BYTES: Final = 256 * 1024
-"""At once, of what one connection has received."""
 
 _LATER: Final = {hdrs.RETRY_AFTER: "1"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """What answers a request."""
-
-
-class Cut(StrEnum):
-    """Why a connection was closed, or a request turned away."""
-
-    TOO_MANY = "too_many"
-    TOO_MANY_STRANGERS = "too_many_strangers"
-    TOO_MANY_OF_ADDRESS = "too_many_of_address"
-    TOO_MANY_OF_NODE = "too_many_of_node"
-    TOO_MANY_UNKNOWN = "too_many_unknown"
-    TOO_FAST = "too_fast"
-    """The limit for all addresses together, or for one, as in the next two."""
-    TOO_FAST_REQUESTS = "too_fast_requests"
-    TOO_MANY_HANDSHAKES = "too_many_handshakes"
-    HANDSHAKE_TOO_LATE = "handshake_too_late"
-    HEAD_TOO_LATE = "head_too_late"
-    BODY_TOO_LATE = "body_too_late"
-    NOT_READING = "not_reading"
-    TOO_MUCH_HELD = "too_much_held"
-    IDLE = "idle"
-    """No fault: not counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """An address, and the node there that has shown who it is; no node, for strangers."""
-
-    place: str
-    node_id: str = ""
-
-
-class Stage(Enum):
-    HANDSHAKE = "handshake"
-    UNREAD = "unread"
-    ANSWERING = "answering"
-    BETWEEN = "between"
-
-
-class Connection(asyncio.BufferedProtocol):
-    """Stands between a transport and the HTTP library's own protocol, which it makes once there is room for it."""
-
-    def __init__(
-        self, limits: Limits, make: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None = None
-    ) -> None:
-        self.stage = Stage.HANDSHAKE if context else Stage.UNREAD
-        self.is_proxy = False
-        self.account: Account | None = None
-        """For whom it counts; None = for nobody but all."""
-        self.transport: asyncio.Transport
-        self._since = 0.0
-        """When it came into its stage, or last moved."""
-        self._seen: Progress | None = None
-        self._request: web.Request | None = None
-        """The one that is being answered."""
-        self._limits = limits
-        self._make = make
-        self._context = context
-        self._handshake: asyncio.Task[None] | None = None
-        self._inner: asyncio.Protocol | None = None
-        self._early = b""
-        """What came with the end of the handshake, before this end knew that it was over."""
-        self._num_read = 0
-        """Bytes since its last request."""
-        self._is_paused = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport, self._since = transport, self._limits.now()
-        if not self._limits.opened(self):
-            transport.abort()
-        elif self._context is None:
-            self._begin()
-        else:
-            transport.pause_reading()
-            self._handshake = asyncio.create_task(self._shake_hands(self._context), name="TLS handshake")
-
-    def _begin(self) -> None:
-        self._inner = self._make()
-        self._inner.connection_made(self.transport)
-        if self._early:
-            self._inner.data_received(self._early)
-            self._early = b""
-
-    async def _shake_hands(self, context: ssl.SSLContext) -> None:
-        """Until it is done, whoever closes the connection closes `transport`, and this ends by it."""
-        socket, loop = self.transport, asyncio.get_running_loop()
-        try:
-            await self._limits.handshakes.turn("" if self.account is None else self.account.place)
-            if socket.is_closing():  # It has made room for another.
-                return
-            self._limits.began_handshake(self)
-            secure = await loop.start_tls(
-                socket, self, context, server_side=True, ssl_handshake_timeout=2 * HANDSHAKE_S
-            )
-        except RefusedError:
-            self._limits.cut(self, Cut.TOO_MANY_HANDSHAKES)
-        except OSError:  # It was no TLS, or its other end is gone: ssl.SSLError is one, too.
-            self._limits.closed(self)
-            socket.abort()
-        else:
-            if secure is None or socket.is_closing():
-                self._limits.closed(self)
-                return
-            self._limits.ended_handshake(self)
-            self.transport, self.stage, self._since = secure, Stage.UNREAD, self._limits.now()
-            self._begin()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Of one buffer for all connections: what is read is handed on before the next one reads."""
-        return self._limits.buffer[: READ_BYTES if self._may_send_more else max(1, HEAD_BYTES - self._num_read)]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        data = bytes(self._limits.buffer[:nbytes])
-        self._num_read += nbytes
-        if self._inner is None:
-            self._early += data
-            return
-        self._inner.data_received(data)
-        if not self._may_send_more and self._num_read >= HEAD_BYTES and not self.transport.is_closing():
-            self.transport.pause_reading()  # Until its request is there, if it ever is.
-            self._is_paused = True
-
-    @property
-    def _may_send_more(self) -> bool:
-        """Than the head of a request: a node, and whoever has a body to send, which the library reads as it is used."""
-        if self.account is not None and self.account.node_id:
-            return True
-        return self._request is not None and not self._request.content.is_eof()
-
-    def began(self, request: web.Request, now: float) -> None:
-        """Its other end has sent a request."""
-        self.stage, self._request = Stage.ANSWERING, request
-        self._since, self._seen = now, None
-        self.go_on_reading()
-
-    def go_on_reading(self) -> None:
-        """What has been read has been of use."""
-        self._num_read = 0
-        if self._is_paused and not self.transport.is_closing():
-            self._is_paused = False
-            self.transport.resume_reading()
-
-    def answered(self, now: float) -> None:
-        """The request's handler is done; its answer may still be on its way."""
-        self.stage, self._request = Stage.BETWEEN, None
-        self._since, self._seen = now, None
-
-    def overdue(self, now: float) -> Cut | None:
-        """Why it is to be closed; called again and again, as what has moved since the last call counts."""
-        if self.stage is Stage.HANDSHAKE:
-            return Cut.HANDSHAKE_TOO_LATE if now - self._since > HANDSHAKE_S else None
-        if self.stage is Stage.UNREAD:
-            return Cut.HEAD_TOO_LATE if now - self._since > HEAD_S and not self.is_proxy else None
-        if self._request is not None and not self._request.content.is_eof():
-            return Cut.BODY_TOO_LATE if now - self._since > BODY_S else None
-        if self.stage is Stage.ANSWERING and self.account is not None and self.account.node_id:
-            return None  # A websocket: the gateway has deadlines of its own.
-        seen, self._seen = self._seen, progress(self.transport)
-        if self._seen != seen:
-            self._since = now
-        if now - self._since <= IDLE_S:
-            return None
-        if self._seen is not None:
-            return Cut.NOT_READING
-        return Cut.IDLE if self.stage is Stage.BETWEEN and not self.is_proxy else None
-
-    def eof_received(self) -> bool | None:
-        return None if self._inner is None else self._inner.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._limits.closed(self)
-        if self._inner is not None:
-            self._inner.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """More waits to be sent than the transport likes: an answer is written at once, whatever its size."""
-        self._limits.holds(self, self.transport.get_write_buffer_size())
-        if self._inner is not None:
-            self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._limits.holds(self, 0)
-        if self._inner is not None:
-            self._inner.resume_writing()
 
 
 class Limits:

@@ -17,7 +17,8 @@ from aiohttp import web
 from echo_hub.config.sections import ServerConfig
 from echo_hub.net import limits
 from echo_hub.net.client_address import place_of
-from echo_hub.net.limits import BODY_S, HANDSHAKE_S, HEAD_BYTES, HEAD_S, IDLE_S, MOST_OF_NODE, Cut
+from echo_hub.net.connection import BODY_S, HANDSHAKE_S, HEAD_BYTES, HEAD_S, IDLE_S, Cut
+from echo_hub.net.limits import MOST_OF_NODE
 from echo_hub.net.server import Server
 from echo_shared.errors import RefusedError
 from tests.echo_hub.net.certificates import Authority
