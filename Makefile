@@ -48,7 +48,7 @@ constraints:
 	$(PYTHON) -m venv build/constraints
 	grep '^torch==' constraints.txt > build/torch.txt
 	build/constraints/bin/python -m pip install -c build/torch.txt ".[hub,cpu,cuda,mlx,quantized,benchmarks,dev]"
-	{ head -n 1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude echo-swarm --exclude pip | sed 's/+.*//' | tr 'A-Z_' 'a-z-' | grep -v '^nvidia-\|^cuda-\|^triton' | LC_ALL=C sort -t = -k 1,1; } > build/constraints.txt
+	{ head -n 1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude echo-swarm --exclude pip | sed 's/+.*//' | tr 'A-Z_' 'a-z-' | grep -v '^nvidia-[^m]\|^cuda-\|^triton' | LC_ALL=C sort -t = -k 1,1; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/constraints build/torch.txt
 

@@ -19,7 +19,7 @@ import benchmarks
 from benchmarks.measurement import Measurement, conditions
 from benchmarks.progress import NoSuchCase, Progress, as_text
 
-NOT_BENCHMARKS = {"__main__", "fuzzing", "measurement", "processes", "progress"}
+NOT_BENCHMARKS = {"__main__", "driven_hub", "fuzzing", "measurement", "processes", "progress"}
 
 
 def names() -> list[str]:

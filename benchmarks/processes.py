@@ -59,6 +59,7 @@ def node_process(
         "OMP_NUM_THREADS": "1",
         "ECHO_NODE_EXIT_WITH_STDIN": "true",
         "ECHO_NODE_BENCH_SECONDS": "0",
+        "ECHO_NODE_MANNERS__PRIORITY": "normal",
         **(env or {}),
     }
     command = [*within, sys.executable, "-m", module, *arguments]

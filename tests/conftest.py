@@ -25,6 +25,8 @@ hypothesis.settings.register_profile("tests", deadline=None)  # No test asserts 
 hypothesis.settings.load_profile("tests")
 
 DEADLINE_S = 240.0
+FOR_NODES = {"ECHO_NODE_BENCH_SECONDS": "0", "ECHO_NODE_MANNERS__PRIORITY": "normal"}
+"""Nodes share this machine with their hub and with other tests: at the lowest priority they would get no turn."""
 OPERATORS: dict[str, dict[str, str]] = {}
 """What is sent to the hubs of this test to be let in as the operator, by their addresses."""
 
@@ -117,7 +119,7 @@ class Site:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={"ECHO_NODE_BENCH_SECONDS": "0", **env, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+            env={**FOR_NODES, **env, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         )
         self._stack.push_async_callback(_end_for_sure, process)
         running = Running(process)

@@ -20,8 +20,8 @@ PACKAGES = {
 }
 ROOMS = ("echo_hub.core.nodes", "echo_hub.core.spread", "echo_hub.core.trust.evidence", "echo_node.config")
 """Rooms of their own; else a room is a folder below a package, with its subfolders, or a package's root modules."""
-WIRING = ("echo_hub", "echo_node")
-"""The root modules of both sides import any room of their side; no room imports them."""
+WIRING = ("echo_hub", "echo_node", "echo_node.commands")
+"""The root modules of both sides, and what a command does, import any room of their side; no room imports them."""
 ARROWS: dict[str, set[str]] = {
     "echo_hub.config": {"echo_hub.tasks"},
     "echo_hub.run": {"echo_hub.config"},
@@ -63,7 +63,7 @@ ARROWS: dict[str, set[str]] = {
     "echo_node.core": set(),
     "echo_node.host": {"echo_node.core"},
     "echo_node.lending": {"echo_node.host"},
-    "echo_node.config": {"echo_node.host", "echo_node.lending"},
+    "echo_node.config": {"echo_node.core", "echo_node.host", "echo_node.lending"},
     "echo_node.backends": {"echo_node.host", "echo_node.lending"},
     "echo_node.engine": {"echo_node.backends", "echo_node.config", "echo_node.core", "echo_node.host"},
     "echo_node.net": {"echo_node.core", "echo_node.host"},

@@ -169,6 +169,7 @@ async def _start(site: _Site) -> None:
         "ECHO_NODE_STREAM_S": str(STREAM_S),
         "ECHO_NODE_EXIT_WITH_STDIN": "true",
         "ECHO_NODE_BENCH_SECONDS": "0",
+        "ECHO_NODE_MANNERS__PRIORITY": "normal",
     }
     with (site.scratch / f"{home.name}.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(

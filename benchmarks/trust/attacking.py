@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.backends.cases import lacks
+from benchmarks.driven_hub import DrivenHub
 from benchmarks.processes import node_process
 from benchmarks.progress import Planned, Progress
 from benchmarks.trust import checkers, going_on, members, network, pages, protocol, scorers, tls, towards_nodes
-from benchmarks.trust.driven_hub import DrivenHub
 from benchmarks.trust.protocol import Attack, Noticed, Unnoticed, Victim
 from benchmarks.trust.site import Site, open_site
 

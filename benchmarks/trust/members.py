@@ -18,7 +18,7 @@ from urllib.parse import quote_from_bytes
 import aiohttp
 from yarl import URL
 
-from benchmarks.trust.driven_hub import DrivenHub
+from benchmarks.driven_hub import DrivenHub
 from benchmarks.trust.protocol import Unnoticed, Victim
 from benchmarks.trust.site import open_site
 from benchmarks.trust.stranger import Stranger

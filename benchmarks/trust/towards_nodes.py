@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 
-from benchmarks.trust.driven_hub import DrivenHub, make_lease, write_adapter
+from benchmarks.driven_hub import DrivenHub, make_lease, write_adapter
 from benchmarks.trust.protocol import Unnoticed
 from echo_shared.identity import Identity
 from echo_shared.messages import (

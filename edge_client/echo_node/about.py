@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from echo_node.core.manners import Hold
 from echo_node.engine.choosing import EngineChooser
 from echo_node.host.hubs import Joining
 from echo_node.net.client import Introduction
@@ -49,7 +50,9 @@ class About:
             power_watts=self.power_watts,
         )
 
-    def snapshot(self, welcomed: Welcomed | None, *, connected: bool, now: float) -> NodeSnapshot:
+    def snapshot(
+        self, welcomed: Welcomed | None, holds: tuple[Hold, ...], *, connected: bool, now: float
+    ) -> NodeSnapshot:
         """For the user. `now` is the event loop's time."""
         about: dict[str, Any] = {
             "pid": os.getpid(),
@@ -59,6 +62,7 @@ class About:
             "device": self.chooser.choice.device,
             "hub": self.joining.address.origin,
             "connected": connected,
+            "holds": {hold.reason.value: hold.sentence for hold in holds},
         }
         if welcomed is None:
             return NodeSnapshot(**about, activity="connecting")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from echo_node.core.manners import MannersConfig
 from echo_node.host.paths import HOME_VARIABLE
 from echo_node.lending.pairing import HelperAddress
 from echo_shared.errors import ConfigError
@@ -21,9 +22,11 @@ PrecisionName = Literal["auto", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", 
 
 
 class NodeConfig(BaseSettings):
-    """All settings; config.toml holds them at its top level."""
+    """All settings; config.toml holds them at its top level, but for the table [manners]."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, env_prefix="ECHO_NODE_")
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, env_prefix="ECHO_NODE_", env_nested_delimiter="__"
+    )
 
     name: Annotated[str, Field(max_length=64)] = ""
     """Shown on the hub's pages; empty = one made from the node's id."""
@@ -68,6 +71,8 @@ class NodeConfig(BaseSettings):
     """Allow an unencrypted connection to a hub on another machine."""
     reconnect_first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Wait before the first attempt to connect again; later ones wait longer, up to a minute."""
+    manners: MannersConfig = MannersConfig()
+    """When the node leaves the machine to its owner."""
     exit_with_stdin: bool = False
     """Stop when standard input ends: for a program that starts a node and must not leave it behind."""
 

@@ -29,7 +29,9 @@ from echo_node.core.events import (
     EngineReady,
     Event,
     FetchFailed,
+    FinishRequested,
     GroupFailed,
+    Holding,
     LeaseCancelled,
     PolicyPrepared,
     RolloutFinished,
@@ -38,7 +40,9 @@ from echo_node.core.events import (
     SpoolFailed,
     Tick,
 )
+from echo_node.core.manners import Manners
 from echo_node.core.standby import sentence
+from echo_node.core.yielding import YIELD_S
 from echo_node.engine.choosing import PROBE_S, EngineChooser
 from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import (
@@ -55,8 +59,11 @@ from echo_node.host.artefact_files import content_here
 from echo_node.host.control import control_server
 from echo_node.host.hubs import Joining
 from echo_node.host.paths import Paths
+from echo_node.host.pause import PauseFile, pause_for
+from echo_node.host.sensors.machine import MachineSensors, Sensors
 from echo_node.host.signals import stop_signals
 from echo_node.opening import Opening
+from echo_node.owner_watch import EngineNow, OwnerWatch
 from echo_node.panel import NodeSnapshot, Panel
 from echo_node.shell import RunShell
 from echo_shared.errors import EchoError, RefusedError
@@ -110,8 +117,9 @@ class Daemon:
         joining: Joining,
         panel: Panel,
         probe_s: float = PROBE_S,
+        sensors: Sensors | None = None,
     ) -> None:
-        """`probe_s`: see `EngineChooser`."""
+        """`probe_s`: see `EngineChooser`. `sensors`: this machine's, unless given."""
         self._paths = paths
         self._config = config
         self._joining = joining
@@ -126,6 +134,15 @@ class Daemon:
             power_watts=config.power_watts,
         )
         self._inbox: asyncio.Queue[Incoming] = asyncio.Queue(INBOX_EVENTS)
+        self._watch = OwnerWatch(
+            Manners(config.manners),
+            sensors or MachineSensors(paths.data_dir),
+            PauseFile(paths.pause_file),
+            engine=self._engine_now,
+            deliver=self._inbox.put,
+        )
+        self._holding: Holding | None = None
+        """What the watch has told last."""
         self._connections: Connections | None = None
         self._welcomed: Welcomed | None = None
         self._is_connected = False
@@ -133,6 +150,7 @@ class Daemon:
         self._ended_by: EchoError | None = None
         self._running: asyncio.Task[Any] | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._finishing: asyncio.Task[None] | None = None
 
     @property
     def connections(self) -> Connections:
@@ -144,6 +162,7 @@ class Daemon:
         """Raises the EchoError that made it end, if one did; CancelledError after a second request to stop."""
         self._running = asyncio.current_task()
         await self._chooser.decide()
+        await self._watch.look()
         try:
             async with open_connections(self._config, self._about) as self._connections:
                 try:
@@ -170,17 +189,24 @@ class Daemon:
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
         now = asyncio.get_running_loop().time()
-        return self._about.snapshot(self._welcomed, connected=self._is_connected, now=now)
+        return self._about.snapshot(self._welcomed, self._watch.holds, connected=self._is_connected, now=now)
 
     async def _run_connected(self) -> None:
         if self._config.exit_with_stdin:
             self._watch_stdin()
-        verbs = {"status": self._status_verb, "stop": self._stop_verb}
+        verbs = {
+            "status": self._status_verb,
+            "stop": self._stop_verb,
+            "pause": self._pause_verb,
+            "resume": self._resume_verb,
+            "finish": self._finish_verb,
+        }
         with stop_signals(lambda name: self.request_stop(f"got {name}")):
             async with control_server(self._paths.control_file, verbs), asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._connection(), name="connection"),
                     group.create_task(self._ticks(), name="ticks"),
+                    group.create_task(self._watch.run(), name="owner watch"),
                     group.create_task(self.connections.receiver.run(), name="receiver"),
                     group.create_task(self.connections.tell_links(), name="links"),
                 ]
@@ -201,13 +227,16 @@ class Daemon:
         ticks = 0
         while True:
             shell = self._shell
-            if not self._inbox.full():
-                self._inbox.put_nowait(Tick(progress={} if shell is None else dict(shell.fetching)))
+            self._tick()
             if shell is not None and ticks % COUNT_EVERY_TICKS == 0:
                 await shell.writer.refresh()
             self._panel.update(self.snapshot())
             ticks += 1
             await asyncio.sleep(TICK_S)
+
+    def _tick(self) -> None:
+        if not self._inbox.full():
+            self._inbox.put_nowait(Tick(progress={} if self._shell is None else dict(self._shell.fetching)))
 
     # --- what comes in
 
@@ -245,6 +274,8 @@ class Daemon:
         self.connections.mesh.set_peers(welcome.mesh)
         self.connections.receiver.say_all()
         self.connections.links_are_news.set()
+        if self._holding is not None:
+            await self._tell_shell(self._holding)
         await self._tell_shell(welcome)
 
     async def _take_peers(self, news: Peers) -> None:
@@ -259,6 +290,18 @@ class Daemon:
     async def _take_standby(self, news: Standby) -> None:
         log.info("%s", sentence(news))
         await self._tell_shell(news)
+
+    async def _take_holding(self, event: Holding) -> None:
+        self._holding = event
+        await self._tell_shell(event)
+        # An owner who is waited for is not to wait for the next tick.
+        asyncio.get_running_loop().call_later(YIELD_S, self._tick)
+
+    async def _take_finish(self, event: FinishRequested) -> None:
+        if self._shell is None:
+            self._is_over = True
+        else:
+            await self._tell_shell(event)
 
     async def _take_unwanted(self, news: Unwanted) -> None:
         if self._shell is not None:
@@ -329,6 +372,10 @@ class Daemon:
         """The engine runs elsewhere now, which the hub is to know."""
         await self.connections.introduce()
 
+    def _engine_now(self) -> EngineNow:
+        pid = None if self._shell is None else self._shell.engine_pid
+        return EngineNow(on_gpu=self._chooser.choice.device != "cpu", pid=pid)
+
     def _make_engine(self, files: EngineFiles) -> EngineSupervisor:
         parts = EngineParts(
             chooser=self._chooser,
@@ -336,6 +383,7 @@ class Daemon:
             speeds=SpeedBook(self._paths.speeds),
             settings=settings_of(self._config),
             limits=limits_of(self._config, self._chooser.hardware),
+            priority=self._config.manners.priority,
             bench_seconds=self._config.bench_seconds,
             deliver=self._inbox.put,
         )
@@ -343,10 +391,26 @@ class Daemon:
 
     # --- the user
 
-    def _status_verb(self) -> Mapping[str, Any]:
+    def _status_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         return asdict(self.snapshot())
 
-    def _stop_verb(self) -> Mapping[str, Any]:
+    def _pause_verb(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        pause = pause_for(arguments.get("length"))
+        self._watch.change(pause)
+        return {"until": pause.until}
+
+    def _resume_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._watch.change(None)
+        return {}
+
+    def _finish_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._finishing is None:
+            log.info("Finishing what is held, then stopping.")
+            event = FinishRequested(reason="asked to finish by echo-node")
+            self._finishing = asyncio.ensure_future(self._inbox.put(event))
+        return {"pid": os.getpid(), "held_rollouts": self.snapshot().held_rollouts}
+
+    def _stop_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._stopping is None:
             self.request_stop("asked to by echo-node")
         return {"pid": os.getpid()}
@@ -374,6 +438,8 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
     Standby: Daemon._take_standby,
     ConnectionEnded: Daemon._take_end,
     Disconnected: Daemon._take_loss,
+    Holding: Daemon._take_holding,
+    FinishRequested: Daemon._take_finish,
     DrainRequested: Daemon._drain,
     **dict.fromkeys(
         (

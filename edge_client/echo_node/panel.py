@@ -51,6 +51,8 @@ class NodeSnapshot:
     """What the node asks of the hub's operator, in US dollars, while it is active; 0 = it is a gift."""
     standby: str = ""
     """Why the hub gives it no work, in a sentence; empty = nothing is known to keep it from that."""
+    holds: Mapping[str, str] = field(default_factory=dict)
+    """Why the node leaves the machine to its owner, as sentences by `HoldReason`; empty = it does not."""
     problem: str | None = None
 
 
@@ -156,6 +158,7 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
     passed, failed = counts.get("checked:passed", 0), counts.get("checked:failed", 0)
     if passed or failed:
         result.append(("checked", f"{passed} found to be drawn honestly, {failed} not"))
+    result += [("held back", sentence) for sentence in snapshot.holds.values()]
     if snapshot.standby:
         result.append(("work", snapshot.standby))
     if snapshot.cost_per_hour:

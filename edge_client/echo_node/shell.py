@@ -18,11 +18,13 @@ from echo_node.core.effects import (
     CancelLease,
     DropPolicy,
     Effect,
+    EndEngine,
     FetchArtefact,
     ForgetLease,
     RecordReceipts,
     RemoveArtefact,
     ResendSpooled,
+    ResumeEngine,
     ScoreCompletion,
     Send,
     SpoolLease,
@@ -30,6 +32,7 @@ from echo_node.core.effects import (
     StartEngine,
     Stop,
     SubmitGroup,
+    SuspendEngine,
 )
 from echo_node.core.events import ArtefactReady, Event, FetchFailed
 from echo_node.core.work import WorkLoop
@@ -147,6 +150,12 @@ class RunShell:
             case StartEngine(after_s=after_s, max_width=max_width):
                 self._engine = self._parts.make_engine(self._engine_files())
                 self._start(self._engine.run(after_s, max_width), name="engine")
+            case EndEngine():
+                self._start(self._running_engine.end(), name="engine's end")
+            case SuspendEngine():
+                self._running_engine.suspend()
+            case ResumeEngine():
+                self._running_engine.resume()
             case AddPolicy() | DropPolicy() | SubmitGroup() | CancelLease() | ScoreCompletion():
                 await self._tell_engine(effect)
             case Stop():
@@ -155,8 +164,7 @@ class RunShell:
                 assert_never(effect)
 
     async def _tell_engine(self, effect: AddPolicy | DropPolicy | SubmitGroup | CancelLease | ScoreCompletion) -> None:
-        engine = self._engine
-        assert engine is not None, "the work loop uses the engine after StartEngine only"
+        engine = self._running_engine
         match effect:
             case AddPolicy(policy_version=version):
                 await engine.add_policy(version, None if version == 0 else self.fetcher.directory(version))
@@ -170,6 +178,16 @@ class RunShell:
                 await engine.score(completion)
             case _:
                 assert_never(effect)
+
+    @property
+    def engine_pid(self) -> int | None:
+        """None = no engine's process runs."""
+        return None if self._engine is None else self._engine.pid
+
+    @property
+    def _running_engine(self) -> EngineSupervisor:
+        assert self._engine is not None, "the work loop uses the engine after StartEngine only"
+        return self._engine
 
     def _engine_files(self) -> EngineFiles:
         base_dir = self.fetcher.directory(None)

@@ -176,6 +176,7 @@ async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
                 "OMP_NUM_THREADS": "1",
                 "ECHO_NODE_EXIT_WITH_STDIN": "true",
                 "ECHO_NODE_BENCH_SECONDS": "0",
+                "ECHO_NODE_MANNERS__PRIORITY": "normal",  # Beside the learner on this machine, nodes would get no turn.
             },
             start_new_session=True,  # Ctrl-C in the terminal is this process's to handle.
         )

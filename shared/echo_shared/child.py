@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Final
 
 import msgpack
 import numpy as np
+import psutil
 
 from echo_shared.errors import EchoError
 
@@ -148,6 +149,7 @@ class Child:
         self._header: bytes | None = None
         self._seen_ended = False
         self._over = False
+        self._suspended = False
 
     @classmethod
     async def start(
@@ -261,16 +263,54 @@ class Child:
             return ""  # Somebody has deleted it: what it said is gone.
         return next((line.strip() for line in reversed(said) if line.strip()), "")
 
+    def suspend(self) -> None:
+        """Stops it and all that it has started where they are, until `resume`; `stop` and `kill` end it even so."""
+        self._suspended = True
+        if sys.platform == "win32":
+            for process in self._family():
+                with contextlib.suppress(psutil.Error):
+                    process.suspend()
+        else:
+            self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets what was suspended go on. Harmless when it runs, or has ended."""
+        self._suspended = False
+        if sys.platform == "win32":
+            for process in self._family():
+                with contextlib.suppress(psutil.Error):
+                    process.resume()
+        else:
+            self._signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """Ends it and, on POSIX, all that it has started, at once; `receive` then tells. Harmless when it has ended."""
-        if self._over:
-            return
-        # PermissionError: what macOS says of a group in which all have ended.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if sys.platform == "win32":
-                self._process.kill()
-            else:
-                os.killpg(self.pid, signal.SIGKILL)
+        if sys.platform == "win32":
+            if not self._over:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+        else:
+            self._signal(signal.SIGKILL)
+
+    if sys.platform == "win32":
+
+        def _family(self) -> list[psutil.Process]:
+            """Itself first: it then starts no more of the others."""
+            if self._over:
+                return []
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(self.pid)
+                return [process, *process.children(recursive=True)]
+            return []
+
+    else:
+
+        def _signal(self, number: signal.Signals) -> None:
+            """To it and all that it has started. Harmless when it has ended."""
+            if not self._over:
+                # PermissionError: what macOS says of a group in which all have ended.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, number)
 
     def terminate(self) -> None:
         """Asks it to end, by SIGTERM (on Windows it ends it); `stop` waits for that. Harmless when it has ended."""
@@ -278,12 +318,15 @@ class Child:
             self._process.terminate()
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Closes its input, which asks it to end; kills it after `timeout_s`. Harmless when it has ended."""
+        """Closes its input, which asks it to end; kills it after `timeout_s`. Harmless when it has ended.
+
+        One that is suspended is killed at once.
+        """
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(0.0 if self._suspended else timeout_s):
                     await self._end()
         finally:
             self.kill()

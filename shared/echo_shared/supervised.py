@@ -87,6 +87,7 @@ class SupervisedChild:
         self._used_bytes = 0
         self._kernel_kills = process_memory.kernel_kills()
         self._stopped = False
+        self._suspended = False
 
     @classmethod
     async def start(
@@ -152,6 +153,8 @@ class SupervisedChild:
                 raise self._with_reason(error) from error
             if self._stopped:
                 continue  # Read on, for it may wait at a full pipe, until its end is told.
+            if self._suspended and frame is None:
+                continue
             passed_s = min(clock() - began, self._limits.look_s)
             waited_s += passed_s
             self._silent_s = 0.0 if frame is not None else self._silent_s + passed_s
@@ -208,6 +211,17 @@ class SupervisedChild:
             self._child.terminate()
         else:
             self._child.kill()
+
+    def suspend(self) -> None:
+        """Stops it where it is, and all that it has started; it is not expected to say anything until `resume`."""
+        self._suspended = True
+        self._child.suspend()
+
+    def resume(self) -> None:
+        """Lets it go on. Harmless when it is not suspended, or has ended."""
+        self._suspended = False
+        self._silent_s = 0.0
+        self._child.resume()
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """Closes its input, which asks it to end; kills it after `timeout_s`. Harmless when it has ended.

@@ -16,11 +16,13 @@ import pytest
 from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
+from echo_node.core.manners import MannersConfig
 from echo_node.daemon import FOR_THE_CLIENT, HANDLERS, Daemon, Incoming
 from echo_node.host import control
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Hubs, Joining
 from echo_node.host.paths import Paths
+from echo_node.host.sensors.machine import Sensors
 from echo_node.host.spool import Spool
 from echo_node.net.mesh import Mesh
 from echo_node.panel import PlainPanel
@@ -68,7 +70,7 @@ class Node:
         self.paths = Paths.find(data_dir)
         self.stream_s = 5.0
 
-    def daemon(self, url: str, *, probe_s: float = 60.0, **joining: Any) -> Daemon:
+    def daemon(self, url: str, *, probe_s: float = 60.0, sensors: Sensors | None = None, **joining: Any) -> Daemon:
         address = HubAddress.parse(url, insecure=False)
         options = {"pinned": Hubs(self.paths).at(address.origin), "invite_token": None, "patient": False, **joining}
         config = NodeConfig(
@@ -79,6 +81,7 @@ class Node:
             swarm_host="127.0.0.1",
             reconnect_first_s=0.05,
             name="tester",
+            manners=MannersConfig(priority="normal"),
         )
         me = key_file.load_or_create(self.paths.identity_key)
         return Daemon(
@@ -88,11 +91,13 @@ class Node:
             joining=Joining(address=address, **options),
             panel=PlainPanel(),
             probe_s=probe_s,
+            sensors=sensors,
         )
 
     @asynccontextmanager
-    async def running(self, url: str, *, probe_s: float = 60.0, **joining: Any) -> AsyncIterator[Daemon]:
-        daemon = self.daemon(url, probe_s=probe_s, **joining)
+    async def running(self, url: str, **options: Any) -> AsyncIterator[Daemon]:
+        """`options`: as for `daemon`."""
+        daemon = self.daemon(url, **options)
         task = asyncio.create_task(daemon.run())
         try:
             yield daemon

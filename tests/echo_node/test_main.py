@@ -116,8 +116,24 @@ def test_the_commands_are_these() -> None:
         "leave",
         "bench",
         "doctor",
+        "pause",
+        "resume",
+        "finish",
     }
     assert {group.name for group in app.registered_groups} == {"id", "service"}
+
+
+def test_a_pause_without_a_node_is_kept_for_the_next_one(home: Path) -> None:
+    answer = json.loads(invoke("pause", "--for", "2h", "--json"))
+    assert not answer["running"] and json.loads((home / "pause.json").read_text()) == {"until": answer["until"]}
+    assert "No node is running here. One that is started is paused until" in invoke("pause", "--for", "30m")
+    assert "No longer paused. No node is running here" in invoke("resume")
+    assert not (home / "pause.json").exists()
+    assert json.loads(invoke("resume", "--json")) == {"running": False}
+    with pytest.raises(ConfigError, match="no length of time"):
+        invoke("pause", "--for", "soon")
+    with pytest.raises(ConnectError):
+        invoke("finish")
 
 
 def test_errors_are_text_on_standard_error_with_status_1() -> None:

@@ -173,6 +173,26 @@ async def test_one_that_falls_silent_is_ended(start: Starter) -> None:
     assert error.got == "no sign of life in 1 s"
 
 
+async def test_one_that_is_suspended_is_not_missed_and_goes_on_where_it_was(start: Starter) -> None:
+    child = await start(Limits(silent_s=0.3, beat_s=0.02, look_s=0.05))
+    await child.send({"do": "answer later"})
+    child.suspend()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await child.receive()
+    assert psutil.Process(child.pid).status() == psutil.STATUS_STOPPED
+    child.resume()
+    assert await child.receive(within_s=20.0) == {"answer": "late"}
+
+
+async def test_one_that_is_suspended_is_ended_at_once(start: Starter) -> None:
+    child = await start()
+    child.suspend()
+    async with asyncio.timeout(5.0):
+        await child.stop(timeout_s=1_000.0)
+    assert (await end_of(child)).death is Death.STOPPED
+
+
 async def test_one_that_lives_and_does_not_get_on_is_ended(start: Starter) -> None:
     child = await start(Limits(stalled_s=0.1, beat_s=0.02, look_s=0.05))
     await child.send({"do": "hang"})

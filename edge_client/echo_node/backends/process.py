@@ -22,6 +22,7 @@ from echo_node.backends.frames import (
     score_to_frame,
 )
 from echo_node.backends.registry import BackendChoice
+from echo_node.host.priority import Priority
 from echo_shared.child import ChildExited, Death, Frame
 from echo_shared.errors import BackendError
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
@@ -99,6 +100,7 @@ class EngineChild:
         log: Path,
         settings: EngineSettings,
         limits: Limits,
+        priority: Priority = "normal",
     ) -> EngineChild:
         """Starts a worker and waits until its model is loaded. `choice` decides the device.
 
@@ -110,6 +112,7 @@ class EngineChild:
             "derived_dir": str(derived_dir),
             "settings": {**asdict(settings), "device": choice.device},
             "beat_s": limits.beat_s,
+            "priority": priority,
         }
         try:
             child = await SupervisedChild.start(Command(module=WORKER, name="engine's", log=log), opening, limits)
@@ -219,6 +222,18 @@ class EngineChild:
         self._recent.append((tokens, busy_s))
         while len(self._recent) > 1 and sum(seconds for _, seconds in self._recent) > _RATE_WINDOW_S:
             self._recent.popleft()
+
+    def suspend(self) -> None:
+        """Stops all of its threads where they are; what it is told meanwhile, it reads after `resume`."""
+        self._child.suspend()
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        self._child.resume()
+
+    async def end(self) -> None:
+        """Ends the worker by force; who reads `events` is told that it was stopped."""
+        await self._child.stop(timeout_s=0.0)
 
     async def stop(self) -> None:
         """Ends the worker, if need be by force. Harmless when it has ended; who reads `events` is told."""

@@ -30,6 +30,7 @@ from echo_node.backends.frames import (
     score_from_frame,
 )
 from echo_node.backends.policies import Policies
+from echo_node.host.priority import die_with_parent, give_way
 from echo_shared import process_memory
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import BackendError, EchoError
@@ -241,6 +242,7 @@ def serve(pipe: ParentPipe) -> None:
     frame = pipe.receive()
     if frame is None:
         return
+    give_way(frame["priority"])  # Before there are threads: each has the priority of the one that starts it.
     base_dir = Path(frame["base_dir"])
     with Heartbeat(pipe, frame["beat_s"]) as heartbeat:
         engine = registry.make_engine(frame["backend"])
@@ -254,6 +256,7 @@ def serve(pipe: ParentPipe) -> None:
 def main() -> None:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     process_memory.go_first()
+    die_with_parent()
     pipe = ParentPipe()
     try:
         serve(pipe)

@@ -41,6 +41,21 @@ class StartEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuspendEngine:
+    """Stop every thread of the engine where it is; its memory stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeEngine:
+    """Let a suspended engine go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndEngine:
+    """End the engine's process at once, started or not, suspended or not; answer EngineLost, as `stopped`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddPolicy:
     """Make a version known to the engine, before any group that names it. Version 0 is the base itself."""
 
@@ -131,6 +146,9 @@ Effect = (
     | AbandonFetch
     | RemoveArtefact
     | StartEngine
+    | SuspendEngine
+    | ResumeEngine
+    | EndEngine
     | AddPolicy
     | DropPolicy
     | SubmitGroup

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from echo_node.core.manners import Hold
 from echo_shared.messages import (
     CheckLease,
     Fetched,
@@ -20,8 +21,8 @@ from echo_shared.messages import (
 from echo_shared.sampling import DrawnPart, FinishedRollout
 from echo_shared.scoring import Scored
 
-LossCause = Literal["died", "out_of_memory", "replaced"]
-"""Why an engine is gone; `replaced`: it was ended for one on a better device."""
+LossCause = Literal["died", "out_of_memory", "stopped"]
+"""Why an engine is gone; `stopped`: the node ended it, for one on a better device or for the machine's owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,22 @@ class SpoolFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What keeps the node from using the machine, from now on; nothing = it may go on."""
+
+    holds: tuple[Hold, ...]
+    keep_memory_s: float
+    """See `MannersConfig`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishRequested:
+    """The user wants the node to end what it holds, and then to stop."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
     """The user or the machine wants the node to stop."""
 
@@ -167,6 +184,8 @@ Event = (
     | GroupFailed
     | Spooled
     | SpoolFailed
+    | Holding
+    | FinishRequested
     | DrainRequested
     | Tick
 )

@@ -49,7 +49,9 @@ from echo_node.core.events import (
     EngineReady,
     Event,
     FetchFailed,
+    FinishRequested,
     GroupFailed,
+    Holding,
     LeaseCancelled,
     PolicyPrepared,
     RolloutFinished,
@@ -63,6 +65,7 @@ from echo_node.core.hub_talk import HubTalk
 from echo_node.core.pace import Pace
 from echo_node.core.policies import OnDisk, Policies
 from echo_node.core.standby import sentence
+from echo_node.core.yielding import YIELD_S, Yielding
 from echo_shared.messages import (
     MAX_BATCHED,
     MAX_CHECKS,
@@ -87,7 +90,13 @@ DRAIN_S: Final = 3.0
 LAST_WORDS_S: Final = 2.0
 """How long the return of a lease waits for what the engine has drawn of it."""
 
-HoldBack = Literal["the engine is not up", "the spool cannot be written", "the node is leaving", "groups keep failing"]
+HoldBack = Literal[
+    "the engine is not up",
+    "the spool cannot be written",
+    "the node is leaving",
+    "groups keep failing",
+    "the machine is its owner's",
+]
 
 
 class WorkLoop:
@@ -107,6 +116,7 @@ class WorkLoop:
         self._base = BaseModel(jitter)
         self._policies = Policies(on_disk=on_disk, jitter=jitter)
         self._engine = EngineLife(jitter)
+        self._yielding = Yielding()
         self._pace = Pace()
         self._precision = ""
         """Of the engine's weights, once it has been up."""
@@ -123,6 +133,8 @@ class WorkLoop:
         self._unacked = set(unacked)
         self._spooling: set[str] = set()
         self._spool_works = True
+        self._finishing = ""
+        """Why the node stops once it holds nothing; empty = it does not."""
         self._drain_by: float | None = None
         self._stopped = False
         self.standby = ""
@@ -135,9 +147,12 @@ class WorkLoop:
         HANDLERS[type(event)](self, event, now)
         for lease_id in [lease_id for lease_id, leaving in self._leaving.items() if now >= leaving.by]:
             self._let_leave(lease_id)
+        self._effects += self._yielding.due(now, is_up=self._engine.is_up, is_told=not self._leaving)
         self._reconcile(now)
         self._effects += self._policies.declined()
         self._effects += self._talk.report(self.status(now), now)
+        if self._finishing and not self._held.leases:
+            self._begin_drain(self._finishing, now)
         self._finish_drain(now)
         return tuple(self._effects)
 
@@ -155,15 +170,20 @@ class WorkLoop:
 
     @property
     def _may_check(self) -> bool:
-        return self._checks.can_score and self._drain_by is None
+        return self._checks.can_score and not (self._is_leaving or self._yielding.holds)
+
+    @property
+    def _is_leaving(self) -> bool:
+        return bool(self._finishing) or self._drain_by is not None
 
     def held_back_by(self, now: float) -> tuple[HoldBack, ...]:
         """Why the node asks for no work at this moment; empty when it wants some."""
         reasons: dict[HoldBack, bool] = {
             "the engine is not up": not self._engine.is_up,
             "the spool cannot be written": not self._spool_works,
-            "the node is leaving": self._drain_by is not None,
+            "the node is leaving": self._is_leaving,
             "groups keep failing": self._engine.is_resting(now),
+            "the machine is its owner's": bool(self._yielding.holds) or self._yielding.is_still,
         }
         return tuple(reason for reason, holds in reasons.items() if holds)
 
@@ -218,7 +238,7 @@ class WorkLoop:
         indices = tuple(sorted(pending))
         refusal = self._refusal(len(pending))
         if refusal is not None:
-            self._effects += self._talk.send(LeaseReturned(lease_id=event.lease_id, indices=indices, reason=refusal))
+            self._effects += self._talk.say(LeaseReturned(lease_id=event.lease_id, indices=indices, reason=refusal))
             return
         if event.offer is not None:
             self._offered(self._policies.offered(event.policy_version, event.offer))
@@ -229,8 +249,10 @@ class WorkLoop:
 
     def _refusal(self, num_rollouts: int) -> str | None:
         """Why so many more are not taken."""
-        if self._drain_by is not None:
+        if self._is_leaving:
             return "the node is leaving"
+        if self._yielding.holds:
+            return "the machine is its owner's"
         if self.held_rollouts + num_rollouts > MAX_BATCHED:
             return "the node holds enough work"
         return None
@@ -265,7 +287,7 @@ class WorkLoop:
             if not self._policies.fetched(event.policy_version, event.fetched):
                 return
         elif self._base.arrived(event.fetched):
-            self._effects.append(StartEngine(after_s=0.0))
+            self._effects += self._yielding.start(StartEngine(after_s=0.0))
         self._effects += self._talk.send(event.fetched)
 
     def _fetch_failed(self, event: FetchFailed, now: float) -> None:
@@ -281,6 +303,7 @@ class WorkLoop:
 
     def _engine_lost(self, event: EngineLost, now: float) -> None:
         self._policies.engine_lost()
+        self._yielding.lost()
         self._effects += self._checks.engine_lost()
         for lease_id in list(self._leaving):
             self._let_leave(lease_id)
@@ -295,7 +318,7 @@ class WorkLoop:
             case _:
                 assert_never(ending.blame)
         if self._drain_by is None:
-            self._effects.append(ending.start)
+            self._effects += self._yielding.start(ending.start)
 
     def _policy_prepared(self, event: PolicyPrepared, now: float) -> None:
         self._policies.prepared(event.policy_version)
@@ -342,19 +365,33 @@ class WorkLoop:
     def _spool_failed(self, event: SpoolFailed, now: float) -> None:
         self._spool_works = False
 
+    def _holding(self, event: Holding, now: float) -> None:
+        if self._yielding.hold(event.holds, keep_memory_s=event.keep_memory_s):
+            self._stop_work("the machine's owner needs it", now, within_s=YIELD_S)
+
+    def _finish(self, event: FinishRequested, now: float) -> None:
+        self._finishing = event.reason
+
     def _drain(self, event: DrainRequested, now: float) -> None:
+        self._begin_drain(event.reason, now)
+
+    def _begin_drain(self, reason: str, now: float) -> None:
         if self._drain_by is None:
             self._drain_by = now + DRAIN_S
-            self._effects += self._checks.give_up()
-            # Before the leases go back, or the hub would lease them to this node again.
-            self._effects += self._talk.report(self.status(now), now)
-            self._give_back([lease.lease_id for lease in self._held.leases], event.reason, now)
+            self._stop_work(reason, now, within_s=LAST_WORDS_S)
+
+    def _stop_work(self, reason: str, now: float, *, within_s: float) -> None:
+        """Gives back all that it holds; `status` says already why it takes nothing."""
+        self._effects += self._checks.give_up()
+        # Before the leases go back, or the hub would lease them to this node again.
+        self._effects += self._talk.report(self.status(now), now)
+        self._give_back([lease.lease_id for lease in self._held.leases], reason, now, within_s=within_s)
 
     def _tick(self, event: Tick, now: float) -> None:
         self._policies.progressed(event.progress)
         self._checks.overdue(now)
         self._effects += self._base.due(now)
-        self._give_back(self._held.overdue(now), "its deadline has passed", now)
+        self._give_back(self._held.overdue(now), "its deadline has passed", now, within_s=LAST_WORDS_S)
 
     # --- what follows from the state
 
@@ -366,7 +403,10 @@ class WorkLoop:
                 reason = f"the node cannot get policy version {lease.policy_version}"
                 self._return(self._held.let_go(lease.lease_id, reason))
         leased = self._held.versions | self._checks.versions
-        self._effects += self._policies.reconcile(leased=leased, engine_up=self._engine.is_up, now=now)
+        engine_up = self._engine.is_up and not self._yielding.is_still
+        self._effects += self._policies.reconcile(leased=leased, engine_up=engine_up, now=now)
+        if not engine_up:
+            return
         self._move_on(now)
         for request in self._held.start(self._policies.version_for):
             prefixes = self._drawn.prefixes(request.lease_id, request.indices)
@@ -396,10 +436,12 @@ class WorkLoop:
                 self._held.move(lease.lease_id)
                 self._effects.append(CancelLease(lease_id=lease.lease_id))
 
-    def _activity(self) -> Literal["preparing", "waiting", "fetching", "sampling", "draining"]:
+    def _activity(self) -> Literal["preparing", "waiting", "fetching", "sampling", "paused", "draining"]:
         if self._drain_by is not None:
             return "draining"
-        if not self._engine.is_up:
+        if self._yielding.holds:
+            return "paused"
+        if not self._engine.is_up or self._yielding.is_still:
             return "preparing"
         if self._held.any_running:
             return "sampling"
@@ -420,13 +462,13 @@ class WorkLoop:
             for message in self._drawn.take_unsent():
                 self._effects += self._talk.send(message)
 
-    def _give_back(self, lease_ids: Iterable[int], reason: str, now: float) -> None:
+    def _give_back(self, lease_ids: Iterable[int], reason: str, now: float, *, within_s: float) -> None:
         """Returns leases: those that run once the engine has told what it drew, if there is a hub to send that to."""
         for lease_id in lease_ids:
             if lease_id in self._leaving:
-                continue
-            if self._talk.connected and self._held.is_running(lease_id):
-                self._leaving[lease_id] = _Leaving(reason, now + LAST_WORDS_S)
+                self._leaving[lease_id].by = min(self._leaving[lease_id].by, now + within_s)
+            elif self._talk.connected and self._held.is_running(lease_id):
+                self._leaving[lease_id] = _Leaving(reason, now + within_s)
                 self._effects.append(CancelLease(lease_id=lease_id))
             else:
                 self._return(self._held.let_go(lease_id, reason))
@@ -451,7 +493,7 @@ class WorkLoop:
             self._effects.append(CancelLease(lease_id=unfinished.lease_id))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Leaving:
     """A lease that the engine was told to cancel."""
 
@@ -481,6 +523,8 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     GroupFailed: WorkLoop._group_failed,
     Spooled: WorkLoop._spooled,
     SpoolFailed: WorkLoop._spool_failed,
+    Holding: WorkLoop._holding,
+    FinishRequested: WorkLoop._finish,
     DrainRequested: WorkLoop._drain,
     Tick: WorkLoop._tick,
 }

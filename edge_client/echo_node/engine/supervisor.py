@@ -30,7 +30,8 @@ from echo_node.core.events import (
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.widths import Place, Widths
-from echo_node.host.hardware import Hardware
+from echo_node.host.hardware import Hardware, sensible_threads
+from echo_node.host.priority import Priority
 from echo_shared.child import ChildExited
 from echo_shared.errors import BackendError
 from echo_shared.messages.fields import printable_line
@@ -44,7 +45,7 @@ MEMORY_SHARE: Final = 0.8
 """Of the machine's memory, which the engine may take unless the settings say otherwise."""
 _MOST_SAID: Final = 400
 """Characters of the reason that the hub is told."""
-_CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "replaced"}
+_CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "stopped"}
 
 EngineNews = (
     EngineReady
@@ -79,6 +80,7 @@ class EngineParts:
     speeds: SpeedBook
     settings: EngineSettings
     limits: Limits
+    priority: Priority
     bench_seconds: float
     """For measuring the engine when it is first used on a base; 0 = do not."""
     deliver: Deliver
@@ -88,12 +90,17 @@ def settings_of(config: NodeConfig) -> EngineSettings:
     """The engine's settings that follow from the node's."""
     return EngineSettings(
         width=config.width,
-        threads=config.threads,
+        threads=config.threads or threads_of(config.manners.cpu_share),
         precision=config.precision,
         kv_cache_bytes=config.kv_cache_bytes,
         helpers=config.helpers,
         stream_s=config.stream_s,
     )
+
+
+def threads_of(cpu_share: float) -> int:
+    """CPU threads for this share of the machine, one at least; 0 = the engine's own choice, which is all of it."""
+    return 0 if cpu_share == 1 else max(1, int(cpu_share * sensible_threads()))
 
 
 def limits_of(config: NodeConfig, hardware: Hardware) -> Limits:
@@ -126,6 +133,17 @@ def _for_the_hub(what: str) -> str:
     return printable_line(what)[:_MOST_SAID]
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """An engine that is up."""
+
+    child: EngineChild
+    place: Place
+    speeds: Speeds | None
+    limit: int
+    """The most rollouts at once that there is memory for; 0 = unknown."""
+
+
 class EngineSupervisor:
     """One engine's process on one base model: `run` once, the rest while it runs.
 
@@ -135,7 +153,11 @@ class EngineSupervisor:
     def __init__(self, parts: EngineParts, files: EngineFiles) -> None:
         self._parts = parts
         self._files = files
+        self._opening: asyncio.Task[_Opened] | None = None
         self._child: EngineChild | None = None
+        self._width = 0
+        """With which it runs or was to start; 0 = its own choice."""
+        self._is_ended = False
 
     async def run(self, after_s: float, max_width: int) -> None:
         """One process from start to end: delivers EngineReady, what it samples, and EngineLost at its end.
@@ -143,45 +165,82 @@ class EngineSupervisor:
         `max_width`, unless 0, is a limit that was learnt just now; it is remembered once the engine has opened with it:
         what fails at any width fails for another reason.
         """
-        await asyncio.sleep(after_s)
-        settings = self._parts.settings
+        self._opening = asyncio.create_task(self._open(after_s, max_width), name="engine's start")
+        if self._is_ended:
+            self._opening.cancel()
         try:
-            choice = await self._parts.chooser.decide()
-            place = await asyncio.to_thread(self._place)
-            limit = max_width or await asyncio.to_thread(self._known_limit, place)
-            speeds = await asyncio.to_thread(self._parts.speeds.find, place, settings)
-            wanted = settings.width or (0 if speeds is None else speeds.width)
-            settings = replace(settings, width=min(wanted or limit, limit or wanted))
-            child = await EngineChild.start(
-                choice,
-                base_dir=self._files.base_dir,
-                derived_dir=self._files.derived_dir,
-                log=self._files.log,
-                settings=settings,
-                limits=self._parts.limits,
-            )
+            opened = await self._opening
+        except asyncio.CancelledError:
+            if not self._is_ended:
+                raise
+            await self._parts.deliver(EngineLost(what="The engine was ended before it was up.", cause="stopped"))
+            return
         except BackendError as error:
             log.warning("The sampling engine does not start: %s", error)
-            await self._lost(error, settings.width)
+            await self._lost(error, self._width)
             return
-        self._child = child
+        child, speeds = opened.child, opened.speeds
         probe = asyncio.create_task(self._make_way(child), name="engine's probe")
         try:
             if max_width:
-                await asyncio.to_thread(self._remember_limit, place, max_width)
-            if speeds is None and self._is_measurable and not limit:
-                speeds = await self._measure(child, place)
+                await asyncio.to_thread(self._remember_limit, opened.place, max_width)
+            if speeds is None and self._is_measurable and not opened.limit:
+                speeds = await self._measure(child, opened.place)
             await self._parts.deliver(self._ready(child, speeds))
             await self._tell(child)
         except BackendError as error:
             self._child = None
-            log.warning("The sampling engine ended: %s", error)
+            if not self._is_ended:
+                log.warning("The sampling engine ended: %s", error)
             await child.stop()  # What it holds is free before the next one starts.
             await self._lost(error, child.width)
         finally:
             self._child = None
             probe.cancel()
             await child.stop()
+
+    async def _open(self, after_s: float, max_width: int) -> _Opened:
+        """Raises BackendError."""
+        await asyncio.sleep(after_s)
+        settings = self._parts.settings
+        self._width = settings.width
+        choice = await self._parts.chooser.decide()
+        place = await asyncio.to_thread(self._place)
+        limit = max_width or await asyncio.to_thread(self._known_limit, place)
+        speeds = await asyncio.to_thread(self._parts.speeds.find, place, settings)
+        wanted = settings.width or (0 if speeds is None else speeds.width)
+        self._width = min(wanted or limit, limit or wanted)
+        self._child = await EngineChild.start(
+            choice,
+            base_dir=self._files.base_dir,
+            derived_dir=self._files.derived_dir,
+            log=self._files.log,
+            settings=replace(settings, width=self._width),
+            limits=self._parts.limits,
+            priority=self._parts.priority,
+        )
+        return _Opened(self._child, place, speeds, limit)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def suspend(self) -> None:
+        """Stops all of the engine's threads where they are; it keeps its memory."""
+        if self._child is not None:
+            self._child.suspend()
+
+    def resume(self) -> None:
+        if self._child is not None:
+            self._child.resume()
+
+    async def end(self) -> None:
+        """Ends the engine at once, whatever it does: EngineLost tells, as `stopped`."""
+        self._is_ended = True
+        if self._child is not None:
+            await self._child.end()
+        elif self._opening is not None:
+            self._opening.cancel()
 
     @property
     def _is_measurable(self) -> bool:

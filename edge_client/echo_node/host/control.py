@@ -22,7 +22,7 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
-from echo_shared.errors import ConnectError
+from echo_shared.errors import ConfigError, ConnectError, EchoError
 from echo_shared.files import write_private
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,9 @@ MAX_REQUEST_BYTES: Final = 4_096
 MOST_OPEN: Final = 16
 """Connections at once; for one more, the oldest is closed. A request takes milliseconds."""
 
-Verbs = Mapping[str, Callable[[], Mapping[str, Any]]]
-"""What each verb does and answers; called on the event loop, so it must not block."""
+Verbs = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]
+"""What each verb does with its arguments, and answers; called on the event loop, so it must not block. An EchoError is
+an answer, too: whoever asked raises it."""
 
 
 @asynccontextmanager
@@ -88,12 +89,12 @@ class _Incoming(ServerConnection):
         self._others.pop(self, None)
 
 
-async def ask(file: Path, verb: str) -> dict[str, Any]:
-    """The daemon's answer. Raises ConnectError when no daemon runs on this data directory."""
+async def ask(file: Path, verb: str, arguments: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """The daemon's answer. Raises ConnectError when no daemon runs on this data directory, and what it refuses."""
     try:
         url, token = _where(file)
         async with asyncio.timeout(PATIENCE_S), connect(url, compression=None, proxy=None) as connection:
-            await connection.send(json.dumps({"token": token, "verb": verb}))
+            await connection.send(json.dumps({"token": token, "verb": verb, "arguments": dict(arguments)}))
             reply: dict[str, Any] = json.loads(await connection.recv())
     except (OSError, ValueError, KeyError, TypeError, WebSocketException, InvalidHandshake, TimeoutError) as error:
         raise ConnectError(
@@ -102,6 +103,8 @@ async def ask(file: Path, verb: str) -> dict[str, Any]:
             do="Start one with: echo-node run. Another data directory is chosen with --data-dir DIR.",
             code="not_running",
         ) from error
+    if "refused" in reply:
+        raise ConfigError(**reply["refused"])
     return reply
 
 
@@ -127,8 +130,14 @@ def _reply(request: str | bytes, *, token: str, verbs: Verbs) -> Mapping[str, An
     try:
         fields = json.loads(request)
         given, verb = str(fields["token"]), str(fields["verb"])
+        arguments = dict(fields.get("arguments", {}))
     except (ValueError, KeyError, TypeError):
         return {"error": "not a request"}
     if not hmac.compare_digest(given.encode(), token.encode()):
         return {"error": "wrong token"}
-    return verbs[verb]() if verb in verbs else {"error": f"unknown verb {verb}"}
+    if verb not in verbs:
+        return {"error": f"unknown verb {verb}"}
+    try:
+        return verbs[verb](arguments)
+    except EchoError as error:
+        return {"refused": {"what": error.what, "got": error.got, "do": error.do, "code": error.code}}

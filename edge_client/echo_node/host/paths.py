@@ -4,6 +4,7 @@ data_dir/
     identity.key              who this node is
     node.lock                 held while a daemon runs on this directory
     control.json              how to talk to that daemon
+    pause.json                the pause that its owner asked for
     hubs/<hub>/hub.json       what is known of a hub; <hub> is a hash of its key
     hubs/<hub>/spool.db       finished rollouts and their receipts
     artefacts/<name>/         fetched and verified base models and policy versions
@@ -56,6 +57,10 @@ class Paths:
     @property
     def control_file(self) -> Path:
         return self.data_dir / "control.json"
+
+    @property
+    def pause_file(self) -> Path:
+        return self.data_dir / "pause.json"
 
     @property
     def hubs(self) -> Path:

@@ -48,7 +48,7 @@ class NodeStatus(Message):
     """What the node is doing and how much work it will hold at once. Sent on change, and as the heartbeat."""
 
     type: Literal["node_status"] = "node_status"
-    activity: Literal["preparing", "waiting", "fetching", "sampling", "draining"]
+    activity: Literal["preparing", "waiting", "fetching", "sampling", "paused", "draining"]
     capacity: Annotated[int, Field(ge=0, le=MAX_BATCHED)]
     """Rollouts that the node is willing to hold, finished ones not counted; 0 = lease me nothing."""
     policy_version: PolicyVersion | None

@@ -33,7 +33,7 @@ def test_it_is_up_between_ready_and_lost() -> None:
 def test_one_that_makes_way_starts_at_once_and_blames_nobody() -> None:
     life = engine()
     for _ in range(5):
-        assert life.lost(EngineLost(what="a GPU", cause="replaced"), 1.0) == EngineEnding(start=again(), blame="nobody")
+        assert life.lost(EngineLost(what="a GPU", cause="stopped"), 1.0) == EngineEnding(start=again(), blame="nobody")
         life.ready(EngineReady(width=WIDTH), 1.0)
     assert life.lost(DIED, 1.0).start == again(), "those were no deaths"
 

@@ -15,11 +15,13 @@ from echo_node.core.effects import (
     CancelLease,
     DropPolicy,
     Effect,
+    EndEngine,
     FetchArtefact,
     ForgetLease,
     RecordReceipts,
     RemoveArtefact,
     ResendSpooled,
+    ResumeEngine,
     ScoreCompletion,
     Send,
     SpoolLease,
@@ -27,6 +29,7 @@ from echo_node.core.effects import (
     StartEngine,
     Stop,
     SubmitGroup,
+    SuspendEngine,
 )
 from echo_node.core.engine_life import STEADY_S, USUAL_WIDTH
 from echo_node.core.events import (
@@ -38,7 +41,9 @@ from echo_node.core.events import (
     EngineReady,
     Event,
     FetchFailed,
+    FinishRequested,
     GroupFailed,
+    Holding,
     LeaseCancelled,
     LossCause,
     PolicyPrepared,
@@ -48,7 +53,9 @@ from echo_node.core.events import (
     SpoolFailed,
     Tick,
 )
+from echo_node.core.manners import Hold, HoldReason
 from echo_node.core.work import DRAIN_S, HANDLERS, LAST_WORDS_S, WorkLoop
+from echo_node.core.yielding import YIELD_S
 from echo_shared.messages import (
     MAX_CHECKS,
     ArtefactOffer,
@@ -464,7 +471,7 @@ def test_an_engine_that_leaks_keeps_its_width() -> None:
 def test_an_engine_that_makes_way_for_another_costs_nothing() -> None:
     node = Node().ready()(lease(1))
     for _ in range(10):
-        node(EngineLost(what="a GPU is back", cause="replaced", width=WIDTH))
+        node(EngineLost(what="a GPU is back", cause="stopped", width=WIDTH))
         assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
         node(EngineReady(width=WIDTH))
         assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1]
@@ -609,6 +616,75 @@ def test_draining_says_so_first_then_returns_then_waits_for_receipts_then_stops(
     assert isinstance(node.turn[-2], Send) and isinstance(node.turn[-2].message, Goodbye)
     assert node.turn[-1] == Stop()
     assert node(Tick()).turn == ()
+
+
+PAUSED = Holding(holds=(Hold(HoldReason.PAUSED, "Paused by you."),), keep_memory_s=60.0)
+GAME = Holding(holds=(Hold(HoldReason.FULL_SCREEN, "A game.", frees_memory=True),), keep_memory_s=60.0)
+FREE = Holding(holds=(), keep_memory_s=60.0)
+
+
+def test_a_held_node_says_so_gives_back_all_that_was_drawn_and_then_stops_its_engine() -> None:
+    node = Node().ready()(lease(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 5),)), PAUSED)
+    (status,) = node.sent(NodeStatus)
+    assert (status.activity, status.capacity, status.checks) == ("paused", 0, 0)
+    assert node.of(CancelLease) == [CancelLease(lease_id=1)] and node.of(SuspendEngine) == []
+    assert node.loop.held_back_by(0.0) == ("the machine is its owner's",)
+    node(RolloutsDrawn(parts=(drawn(1, 0, 1, 6, 7),)))
+    assert shown(node.sent(RolloutParts)) == [(1, 0, 1, [6, 7])]
+    node(LeaseCancelled(lease_id=1))
+    (returned,) = node.sent(LeaseReturned)
+    assert (returned.indices, returned.reason) == ((0, 1), "the machine's owner needs it")
+    assert node.of(SuspendEngine) == [SuspendEngine()]
+    assert node(lease(2)).sent(LeaseReturned)[0].reason == "the machine is its owner's"
+
+
+def test_an_engine_that_does_not_answer_is_stopped_where_it_is() -> None:
+    node = Node().ready()(lease(1), PAUSED)
+    assert node(Tick(), after_s=YIELD_S / 2).of(SuspendEngine) == []
+    node(Tick(), after_s=YIELD_S / 2)
+    assert len(node.sent(LeaseReturned)) == 1 and node.of(SuspendEngine) == [SuspendEngine()]
+
+
+def test_a_stopped_engine_is_told_nothing_and_goes_on_at_once() -> None:
+    node = Node().ready()(PAUSED)
+    assert node.of(SuspendEngine) == [SuspendEngine()]
+    node(PolicyPublished(policy_version=1, offer=real_offer(1)))
+    assert node.of(FetchArtefact), "what is new is fetched all the same"
+    assert node(here(1)).of(AddPolicy) == []
+    node(FREE)
+    assert [type(effect) for effect in node.turn][:2] == [ResumeEngine, AddPolicy]
+    assert node.sent(NodeStatus)[-1].capacity == 2 * WIDTH
+    assert node(lease(1, version=1)).of(SubmitGroup)
+
+
+def test_a_game_gets_the_engine_s_memory_at_once_and_a_pause_after_a_while() -> None:
+    node = Node().ready()(lease(1), GAME, LeaseCancelled(lease_id=1))
+    assert node.of(EndEngine) == [EndEngine()] and node.of(SuspendEngine) == []
+    assert node(EngineLost(what="it was stopped", cause="stopped")).of(StartEngine) == []
+    assert node(FREE).of(StartEngine) == [StartEngine(after_s=0.0)]
+    node(EngineReady(width=WIDTH), PAUSED)
+    assert node(Tick(), after_s=PAUSED.keep_memory_s).of(EndEngine) == [EndEngine()]
+    assert node(Tick(), after_s=PAUSED.keep_memory_s).of(EndEngine) == [], "once"
+    assert node(FREE).of(StartEngine) == [], "its end is waited for"
+    assert node(EngineLost(what="it was stopped", cause="stopped")).of(StartEngine) == [StartEngine(after_s=0.0)]
+
+
+def test_an_engine_that_is_not_up_yet_does_not_start_beside_its_owner() -> None:
+    node = Node()(PAUSED, welcome(), here(None))
+    assert node.of(StartEngine) == []
+    assert node(FREE).of(StartEngine) == [StartEngine(after_s=0.0)]
+    assert node(PAUSED).of(EndEngine) == [EndEngine()], "to load a model costs the owner as much as to sample"
+
+
+def test_finishing_ends_what_is_held_and_takes_nothing_new() -> None:
+    node = Node().ready()(lease(1, count=1), FinishRequested(reason="enough"))
+    assert node.sent(NodeStatus)[0].capacity == 0 and node.of(CancelLease) == []
+    assert node(lease(2)).sent(LeaseReturned)[0].reason == "the node is leaving"
+    (rollout,) = (effect.rollout for effect in node(finished(1, 0)).of(SpoolRollout))
+    assert node.of(Stop) == []
+    node(Spooled(rollouts=(rollout,)))
+    node(Receipts(receipts=(Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED),)))
+    assert node.of(Stop) == [Stop()]
 
 
 def test_draining_does_not_wait_for_ever() -> None:
@@ -805,7 +881,7 @@ def test_a_version_of_other_content_takes_what_was_drawn_by_it_along() -> None:
     assert [one.request.lease_id for one in node.of(SubmitGroup)] == [3]
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 18), st.integers(0, 5), st.integers(0, 3)), max_size=60)
+STEPS = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 5), st.integers(0, 3)), max_size=60)
 
 
 class World:
@@ -823,7 +899,8 @@ class World:
         """By lease, the version that it runs by; before that, the one that it names."""
         self.may_move: set[int] = set()
         self.loaded: set[int] = set()
-        self.engine_up = False
+        self.engine_exists = self.engine_up = self.engine_is_still = self.engine_ends = False
+        self.holds: tuple[Hold, ...] = ()
         self.unspooled: list[Rollout] = []
         self.fetching: dict[int | None, ArtefactOffer] = {}
         self.on_disk: set[int | None] = {None}
@@ -837,6 +914,10 @@ class World:
         self.hub_has: dict[tuple[int, int], int] = {}
         """Tokens of unfinished rollouts; forgotten with each connection."""
         self.cancelling: list[int] = []
+
+    @property
+    def engine_works(self) -> bool:
+        return self.engine_up and not self.engine_is_still and not self.engine_ends
 
     def news(self) -> RolloutsDrawn:
         news = [(name, self.told[name], by) for name, by in self.drawn.items() if len(by) > self.told[name]]
@@ -874,11 +955,23 @@ class World:
                 expected = [(version, by.count(version)) for version in sorted(set(by))]
                 assert spans(rollout) == (expected if len(expected) > 1 else [])
                 self.unspooled.append(rollout)
+            case StartEngine():
+                assert not self.engine_exists and not self.holds
+                self.engine_exists = True
+            case SuspendEngine():
+                assert self.engine_up and not self.engine_is_still and not self.engine_ends and self.holds
+                self.engine_is_still = True
+            case ResumeEngine():
+                assert self.engine_is_still and not self.holds
+                self.engine_is_still = False
+            case EndEngine():
+                assert self.engine_exists and not self.engine_ends and self.holds
+                self.engine_ends = True
             case AddPolicy(policy_version=version):
-                assert self.engine_up
+                assert self.engine_works
                 self.loaded.add(version)
             case SubmitGroup(request=request):
-                assert self.engine_up and request.policy_version in self.loaded
+                assert self.engine_works and request.policy_version in self.loaded
                 assert request.lease_id not in self.running, "submitted twice"
                 self.running[request.lease_id] = set(request.indices)
                 before, self.versions[request.lease_id] = self.versions[request.lease_id], request.policy_version
@@ -941,12 +1034,13 @@ class World:
         elif kind == 7 and chosen is not None:
             del self.running[chosen]
             self.do(GroupFailed(lease_id=chosen, what="no"))
-        elif kind == 8 and self.engine_up:
+        elif kind == 8 and (self.engine_up or self.engine_ends):
             self.engine_up, self.running, self.loaded = False, {}, set()
+            self.engine_exists = self.engine_is_still = self.engine_ends = False
             self.cancelling, self.drawn = [], {}
-            cause: LossCause = ("died", "out_of_memory", "replaced")[a % 3]  # type: ignore[assignment]
+            cause: LossCause = ("died", "out_of_memory", "stopped")[a % 3]  # type: ignore[assignment]
             self.do(EngineLost(what="died", cause=cause, width=b))
-        elif kind == 9 and any(isinstance(e, StartEngine) for e in self.node.wanted) and not self.engine_up:
+        elif kind == 9 and self.engine_exists and not self.engine_up:
             self.engine_up = True
             self.do(EngineReady(width=WIDTH))
         elif kind == 10 and self.unspooled:
@@ -971,7 +1065,11 @@ class World:
                 by += [self.versions[name[0]]] * a if name in running else []
         elif kind == 15:
             self.do(self.news())
-        elif kind == 16 and self.cancelling:
+        elif kind == 19:
+            held = Hold(HoldReason.PAUSED, "Paused by you."), Hold(HoldReason.FULL_SCREEN, "A game.", frees_memory=True)
+            self.holds = ((), held[:1], held[1:])[a % 3]
+            self.do(Holding(holds=self.holds, keep_memory_s=0.01 * b))
+        elif kind == 16 and self.cancelling and not self.engine_is_still:
             lease_id = self.cancelling.pop(0)
             self.do(self.news())
             self.drawn = {name: by for name, by in self.drawn.items() if name[0] != lease_id}

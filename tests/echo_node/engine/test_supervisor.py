@@ -73,6 +73,7 @@ class Bench:
             speeds=SpeedBook(self.directory / "speeds.json"),
             settings=EngineSettings(width=width, stream_s=0.01),
             limits=Limits(memory_bytes=2**33),
+            priority="normal",
             bench_seconds=0.0,
             deliver=self.events.put,
         )
@@ -203,7 +204,7 @@ async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Ben
     assert (bench.chooser.choice, bench.changes) == (LLAMA, 1)
     bench.choice = TORCH
     lost = await bench.sample(HANG)  # Whatever it does: it is ended.
-    assert (lost.cause, lost.what) == ("replaced", "The engine's process was stopped.")
+    assert (lost.cause, lost.what) == ("stopped", "The engine's process was stopped.")
     assert isinstance(await bench.start(), EngineReady)
     assert (bench.chooser.choice, bench.changes) == (TORCH, 2)
     log = (bench.directory / "log").read_text()
@@ -212,6 +213,42 @@ async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Ben
         "llama_cpp",
         "torch",
     ]
+
+
+def until_stopped(process: psutil.Process) -> None:
+    while process.status() != psutil.STATUS_STOPPED:
+        pass
+
+
+async def test_an_engine_that_is_suspended_stands_still_and_goes_on(bench: Bench) -> None:
+    await bench.start()
+    assert bench.engine.pid is not None
+    process = psutil.Process(bench.engine.pid)
+    bench.engine.suspend()
+    asking = asyncio.create_task(bench.sample(FINE))
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.to_thread(until_stopped, process)
+    assert not asking.done()
+    bench.engine.resume()
+    assert isinstance(await asking, RolloutFinished)
+
+
+async def test_an_engine_that_is_ended_says_so_once_whatever_it_did(bench: Bench) -> None:
+    await bench.start()
+    bench.engine.suspend()
+    await bench.engine.end()
+    assert (await bench.next()).cause == "stopped" and bench.engine.pid is None
+    await bench.start()
+    lost = asyncio.create_task(bench.sample(HANG))
+    await asyncio.sleep(0)
+    await bench.engine.end()
+    assert (await lost).cause == "stopped"
+    starting = asyncio.create_task(bench.start())
+    await asyncio.sleep(0)  # Its process is not there yet.
+    assert bench.engine.pid is None
+    await bench.engine.end()
+    assert await starting == EngineLost(what="The engine was ended before it was up.", cause="stopped")
+    assert bench.events.empty()
 
 
 async def test_a_machine_without_any_engine_is_told_and_not_the_end(bench: Bench) -> None:

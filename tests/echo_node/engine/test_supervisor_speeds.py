@@ -69,6 +69,7 @@ class Node:
             speeds=self.book,
             settings=EngineSettings(width=width),
             limits=Limits(memory_bytes=2**33),
+            priority="normal",
             bench_seconds=bench_seconds,
             deliver=self._events.put,
         )

@@ -3,6 +3,7 @@ import contextlib
 import json
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,16 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from echo_node.host.control import MOST_OPEN, ask, control_server
-from echo_shared.errors import ConnectError
+from echo_shared.errors import ConfigError, ConnectError
 
-VERBS = {"status": lambda: {"answer": 42}}
+
+def _pause(arguments: Mapping[str, object]) -> Mapping[str, object]:
+    if arguments.get("length") == "soon":
+        raise ConfigError("This is no length of time.", got="soon", do="Write it like 2h.")
+    return {"until": arguments.get("length")}
+
+
+VERBS = {"status": lambda _: {"answer": 42}, "pause": _pause}
 
 
 async def raw(port: int, request: str) -> dict[str, object]:
@@ -26,6 +34,10 @@ async def test_answers_its_verbs(tmp_path: Path) -> None:
     file = tmp_path / "control.json"
     async with control_server(file, VERBS):
         assert await ask(file, "status") == {"answer": 42}
+        assert await ask(file, "pause", {"length": "2h"}) == {"until": "2h"}
+        with pytest.raises(ConfigError, match="no length of time") as refused:
+            await ask(file, "pause", {"length": "soon"})
+        assert (refused.value.got, refused.value.do) == ("soon", "Write it like 2h.")
         assert await ask(file, "dance") == {"error": "unknown verb dance"}
         if sys.platform != "win32":
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -37,7 +49,7 @@ async def test_refuses_whoever_lacks_the_secret(tmp_path: Path) -> None:
     async with control_server(file, VERBS):
         port = json.loads(file.read_text())["port"]
         assert await raw(port, json.dumps({"token": "guess", "verb": "status"})) == {"error": "wrong token"}
-        for nonsense in ("", "[]", "nope", '{"verb": "status"}', "1"):
+        for nonsense in ("", "[]", "nope", '{"verb": "status"}', "1", '{"token": "", "verb": "", "arguments": 1}'):
             assert await raw(port, nonsense) == {"error": "not a request"}
         assert await ask(file, "status") == {"answer": 42}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -260,9 +261,13 @@ class DrivenHub:
             for index in range(len(layout.piece_hashes))
         ]
 
-    async def publish_base(self) -> None:
+    async def publish_base(self, base: Path | None = None) -> None:
+        """A random one that is tiny, unless a directory is given."""
         directory = self.published(None)
-        write_base(directory)
+        if base is None:
+            write_base(directory)
+        else:
+            shutil.copytree(base, directory)
         self.offers[None] = await self.offer(None, directory)
 
     async def publish(

@@ -1,0 +1,1 @@
+"""The commands of `echo-node`, by what they are about."""

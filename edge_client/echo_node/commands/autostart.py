@@ -1,0 +1,41 @@
+"""The service that starts the node by itself."""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+from echo_node.commands.options import DataDir, last_hub
+from echo_node.host import service
+from echo_node.host.paths import HOME_VARIABLE, Paths
+
+app = typer.Typer(help="Starts the node by itself when you log in.", no_args_is_help=True)
+
+
+@app.command("install")
+def service_install(data_dir: DataDir = None) -> None:
+    """Start the node now and at every login."""
+    paths = Paths.find(data_dir)
+    record = last_hub(paths)
+    found = _service(paths)
+    service.install(found)
+    typer.echo(f"The node works for {record.url} from now on. Its service file: {found.path}")
+
+
+@app.command("uninstall")
+def service_uninstall(data_dir: DataDir = None) -> None:
+    """Stop the service and remove it."""
+    removed = service.uninstall(_service(Paths.find(data_dir)))
+    typer.echo("The service is gone." if removed else "There was no service.")
+
+
+@app.command("status")
+def service_status(data_dir: DataDir = None) -> None:
+    """Say what the system knows of the service."""
+    typer.echo(service.status(_service(Paths.find(data_dir))))
+
+
+def _service(paths: Paths) -> service.Service:
+    home = os.environ.get(HOME_VARIABLE)
+    return service.for_this_platform(paths.data_dir, {} if home is None else {HOME_VARIABLE: home})

@@ -1,0 +1,73 @@
+"""What this machine has, and how fast it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from echo_node.commands.options import DataDir, Json, settings
+from echo_node.host import control
+from echo_node.host.hubs import Hubs
+from echo_node.host.paths import Paths
+from echo_node.host.signals import run_until_stopped
+
+
+def doctor(
+    url: Annotated[str | None, typer.Argument(help="A hub to be joined; else the one that was joined last.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Say what this machine has, what keeps it from joining, and how to mend it."""
+    from echo_node.doctor import examine, lines_of
+
+    diagnosis = examine(Paths.find(data_dir), url)
+    if as_json:
+        typer.echo(json.dumps(diagnosis.as_json(), indent=2))
+    else:
+        typer.echo("\n".join(lines_of(diagnosis)))
+        typer.echo("This node can join." if diagnosis.can_join else "This node cannot join: see the problems above.")
+    if not diagnosis.can_join:
+        raise typer.Exit(1)
+
+
+def bench(
+    backend: Annotated[str, typer.Option("--backend", help="Measure this engine only.")] = "auto",
+    model: Annotated[Path | None, typer.Option("--model", help="A model to measure on, instead of the hub's.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, max=600, help="For each engine and device.")] = 15,
+    as_json: Json = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Measure how fast this machine samples with each engine, and choose by that from now on."""
+    from echo_node.bench import Bench, Report, base_for, table_of, verdict
+    from echo_node.host import hardware
+
+    paths = Paths.find(data_dir)
+    hub = Hubs(paths).last()
+    config = settings(paths, {} if hub is None else hub.flags)
+    console, progress = Console(), Console(stderr=True)
+    if asyncio.run(control.is_running(paths.control_file)):
+        progress.print("A node runs here at the same time: what is measured now is slower than the machine is.")
+
+    async def measure() -> Report:
+        with base_for(paths, hub, model) as base:
+            return await Bench(paths, config, hardware.detect(), base).run(
+                backend=backend,
+                seconds=seconds,
+                begin=lambda choice: progress.print(
+                    f"Measuring {choice.name} on {choice.device} on {base.title} ...", markup=False
+                ),
+            )
+
+    report = run_until_stopped(measure())
+    if as_json:
+        typer.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        console.print(table_of(report))
+        console.print(verdict(report), markup=False)
+    if report.chosen is None:
+        raise typer.Exit(1)

@@ -1,0 +1,87 @@
+"""What a running node does, and its owner's word to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from echo_node.commands.options import DataDir, Json
+from echo_node.core.manners import HoldReason
+from echo_node.host import control
+from echo_node.host.paths import Paths
+from echo_node.host.pause import PauseFile, pause_for
+from echo_node.panel import from_json, rows
+from echo_shared.errors import ConnectError
+
+
+def status(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Say what the running node does."""
+    answer = asyncio.run(control.ask(Paths.find(data_dir).control_file, "status"))
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    else:
+        for label, value in rows(from_json(answer)):
+            typer.echo(f"{label:<10} {value}")
+
+
+def pause(
+    length: Annotated[str | None, typer.Option("--for", help="30m, 2h, 1h30m, 3d; left out: until `resume`.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Leave the machine to its owner: what was begun goes back to the hub, and another node goes on with it."""
+    paths, wanted = Paths.find(data_dir), pause_for(length)
+    is_running = _tell(paths, "pause", {"length": length})
+    if not is_running:
+        PauseFile(paths.pause_file).save(wanted)
+    _say_pause(wanted.until, is_running=is_running, as_json=as_json)
+
+
+def resume(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """End a pause."""
+    paths = Paths.find(data_dir)
+    is_running = _tell(paths, "resume")
+    if not is_running:
+        PauseFile(paths.pause_file).save(None)
+    if as_json:
+        typer.echo(json.dumps({"running": is_running}))
+    elif is_running:
+        holds = asyncio.run(control.ask(paths.control_file, "status"))["holds"]
+        others = [sentence for reason, sentence in holds.items() if reason != HoldReason.PAUSED]
+        typer.echo(" ".join(["No longer paused.", *(["It is still held back:"] if others else []), *others]))
+    else:
+        typer.echo("No longer paused. No node is running here: start one with: echo-node run")
+
+
+def finish(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """End what the node holds, take nothing new, then stop."""
+    answer = asyncio.run(control.ask(Paths.find(data_dir).control_file, "finish"))
+    if as_json:
+        typer.echo(json.dumps(answer))
+    else:
+        typer.echo(f"The node ends the {answer['held_rollouts']} rollouts that it holds, then stops.")
+
+
+def _tell(paths: Paths, verb: str, arguments: Mapping[str, Any] = {}) -> bool:
+    """Whether a node runs here, which then has done so."""
+    try:
+        asyncio.run(control.ask(paths.control_file, verb, arguments))
+    except ConnectError:
+        return False
+    return True
+
+
+def _say_pause(until: float | None, *, is_running: bool, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"until": until, "running": is_running}))
+        return
+    end = "" if until is None else f" until {datetime.fromtimestamp(until).astimezone():%a %H:%M}"
+    if is_running:
+        typer.echo(f"Paused{end}. Go on with: echo-node resume")
+    else:
+        typer.echo(f"No node is running here. One that is started is paused{end}; end that with: echo-node resume")

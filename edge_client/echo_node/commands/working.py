@@ -1,0 +1,225 @@
+"""Working for a hub: join, run, leave; and lending the machine to another node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from echo_node.commands.options import (
+    Backend,
+    Cost,
+    DataDir,
+    Force,
+    MeshPort,
+    Name,
+    Power,
+    Precision,
+    Quiet,
+    SwarmHost,
+    SwarmPort,
+    Threads,
+    Width,
+    With,
+    given,
+    last_hub,
+    settings,
+)
+from echo_node.config import NodeConfig
+from echo_node.host import control
+from echo_node.host.address import HubAddress
+from echo_node.host.hubs import HubRecord, Hubs, Joining
+from echo_node.host.paths import Paths
+from echo_node.host.signals import run_until_stopped
+from echo_node.host.spool import Spool
+from echo_node.lending.pairing import DEFAULT_PORT
+from echo_node.panel import open_panel
+from echo_shared import key_file
+from echo_shared.errors import ConnectError, StorageError
+
+STOP_S: Final = 30.0
+LOG_BYTES: Final = 2**20
+
+
+def join(
+    url: Annotated[str, typer.Argument(help="The hub's address, or one of its pages': https://hub.example.org")],
+    name: Name = None,
+    token: Annotated[str | None, typer.Option("--token", help="Invite token, where the hub asks for one.")] = None,
+    backend: Backend = None,
+    data_dir: DataDir = None,
+    threads: Threads = None,
+    precision: Precision = None,
+    width: Width = None,
+    helpers: With = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow http:// to another machine.")] = False,
+    trust_new_key: Annotated[bool, typer.Option("--trust-new-key", help="Accept that the hub's key changed.")] = False,
+    swarm_port: SwarmPort = None,
+    mesh_port: MeshPort = None,
+    swarm_host: SwarmHost = None,
+    cost_per_hour: Cost = None,
+    power_watts: Power = None,
+    quiet: Quiet = False,
+) -> None:
+    """Join a hub and work for it until stopped."""
+    paths = Paths.find(data_dir)
+    flags = given(
+        name=name,
+        backend=backend,
+        threads=threads,
+        precision=precision,
+        width=width,
+        helpers=helpers or None,
+        insecure=insecure or None,
+        swarm_port=swarm_port,
+        mesh_port=mesh_port,
+        swarm_host=swarm_host,
+        cost_per_hour=cost_per_hour,
+        power_watts=power_watts,
+    )
+    config = settings(paths, flags | given(invite_token=token))
+    address = HubAddress.parse(url, insecure=config.insecure)
+    known = Hubs(paths).at(address.origin)
+    joining = Joining(
+        address=address,
+        pinned=None if trust_new_key else known,
+        invite_token=config.invite_token or (None if known is None else known.invite_token),
+        flags=flags,
+        patient=False,
+    )
+    _serve(paths, config, joining, quiet=quiet)
+
+
+def run_command(
+    name: Name = None,
+    backend: Backend = None,
+    data_dir: DataDir = None,
+    threads: Threads = None,
+    precision: Precision = None,
+    width: Width = None,
+    helpers: With = None,
+    swarm_port: SwarmPort = None,
+    mesh_port: MeshPort = None,
+    swarm_host: SwarmHost = None,
+    cost_per_hour: Cost = None,
+    power_watts: Power = None,
+    quiet: Quiet = False,
+) -> None:
+    """Work again for the hub that was joined last, as `join` was told to; what is given here counts for this time."""
+    paths = Paths.find(data_dir)
+    record = last_hub(paths)
+    flags = given(
+        name=name,
+        backend=backend,
+        threads=threads,
+        precision=precision,
+        width=width,
+        helpers=helpers or None,
+        swarm_port=swarm_port,
+        mesh_port=mesh_port,
+        swarm_host=swarm_host,
+        cost_per_hour=cost_per_hour,
+        power_watts=power_watts,
+    )
+    config = settings(paths, record.flags | flags)
+    joining = Joining(
+        address=HubAddress(origin=record.url),  # Checked when it was joined.
+        pinned=record,
+        invite_token=config.invite_token or record.invite_token,
+        flags=record.flags,
+        patient=True,
+    )
+    _serve(paths, config, joining, quiet=quiet)
+
+
+def lend(
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; left out: all of them.")] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="TCP port; 0 = any free one.")] = DEFAULT_PORT,
+    threads: Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0 = one for each core.")] = 0,
+    memory_limit: Annotated[
+        float, typer.Option("--memory-limit", min=0, help="GiB to lend at most; 0 = all that is free.")
+    ] = 0,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Lend this machine's GPU, or its CPU, to a node in your network, for a model too large for one machine."""
+    from echo_node.lend import Helper, Lending
+
+    paths = Paths.find(data_dir)
+    _log_to(Console(), paths, file="lend.log", quiet=quiet)
+    lending = Lending(host=host, port=port, threads=threads, memory_bytes=int(memory_limit * 2**30))
+    run_until_stopped(Helper(paths, lending).run())
+
+
+def leave(data_dir: DataDir = None, force: Force = False) -> None:
+    """Stop the node if it runs, and forget the hub and all that came from it."""
+    paths = Paths.find(data_dir)
+    record = last_hub(paths)
+    try:
+        asyncio.run(control.ask(paths.control_file, "stop"))
+    except ConnectError:
+        typer.echo("No node is running.")
+    with paths.lock(wait_s=STOP_S):
+        hubs = Hubs(paths)
+        waiting = _waiting_rollouts(hubs.directory(record) / "spool.db")
+        if waiting and not force:
+            _confirm_loss(waiting, record)
+        hubs.forget(record)
+    typer.echo(f"Left {record.run_name or 'the hub'} at {record.url}.")
+
+
+def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -> None:
+    from echo_node.daemon import Daemon  # Its imports take longer than the other commands run.
+
+    with paths.lock():
+        me = key_file.load_or_create(paths.identity_key)
+        console = Console()
+        _log_to(console, paths, file="node.log", quiet=quiet)
+
+        async def serve() -> None:
+            with open_panel(console, quiet=quiet) as panel:
+                await Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel).run()
+
+        run_until_stopped(serve())
+
+
+def _log_to(console: Console, paths: Paths, *, file: str, quiet: bool) -> None:
+    paths.logs.mkdir(parents=True, exist_ok=True)
+    kept = RotatingFileHandler(paths.logs / file, maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8")
+    handlers: list[logging.Handler] = [kept]
+    if sys.stdout is not None:  # A Windows logon task has none.
+        shown: logging.Handler
+        if console.is_terminal:
+            shown = RichHandler(console=console, show_path=False, show_level=False)
+            shown.setFormatter(logging.Formatter("%(message)s"))  # It shows the time itself.
+        else:
+            shown = logging.StreamHandler(sys.stdout)
+        shown.setLevel(logging.WARNING if quiet else logging.INFO)
+        handlers.append(shown)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", handlers=handlers)
+    logging.getLogger("websockets").setLevel(logging.WARNING)
+
+
+def _waiting_rollouts(spool_file: Path) -> int:
+    if not spool_file.exists():
+        return 0
+    spool = Spool(spool_file)
+    spool.open()
+    try:
+        return spool.counts()["sent"]
+    finally:
+        spool.close()
+
+
+def _confirm_loss(waiting: int, record: HubRecord) -> None:
+    what = f"{waiting} finished rollouts have not reached the hub yet."
+    if not sys.stdin.isatty():
+        do = "Let them reach it with: echo-node run. Or give them up with: echo-node leave --force"
+        raise StorageError(what, got=record.url, do=do, code="unsent")
+    typer.confirm(f"{what} Give them up?", abort=True)

@@ -1,0 +1,251 @@
+"""Whether a node may use its owner's machine at this moment, and if it may not, why, in plain sentences.
+
+What the sensors read goes in, with the time; holds come out. A hold begins with the first reading that calls for it.
+One that follows from a figure ends only once that has been well within its limit for CALM_S, so that nothing flutters.
+What a machine does not tell (None) holds nothing back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from echo_node.core.schedule import Schedule
+
+CALM_S: Final = 10.0
+"""So long a figure must have been within its limit before its hold ends."""
+COOLER: Final = 8.0
+"""Degrees below the limit, from where on a chip counts as cool again."""
+_GB: Final = 1e9
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Celsius = Annotated[float, Field(ge=0, le=150)]
+
+
+class MannersConfig(BaseModel):
+    """When the node leaves the machine to its owner."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    gpu: Literal["idle", "always"] = "idle"
+    """Whether the GPU is used only while its owner is away; a machine without a desktop counts as left alone."""
+    cpu: Literal["idle", "always"] = "always"
+    """The same of the processor, where the engine runs on that."""
+    idle_after_s: Annotated[float, Field(ge=0, le=86_400)] = 180.0
+    """Seconds without keyboard and mouse after which the owner counts as away."""
+    on_battery: bool = False
+    """Whether to work while the machine runs on its battery."""
+    schedule: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """When to work, as "mon-fri 22:00-07:00", in local time; empty = at all times."""
+    exclusive: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """Programs beside which the node does not work, by the name of their file, such as "blender"."""
+    full_screen: bool = False
+    """Whether to work while a game or another program fills the screen, where the system tells."""
+    others_gpu: Share = 0.25
+    """Share of the GPU that other programs may use before the node leaves it to them; 1 = all of it."""
+    others_cpu: Share = 1.0
+    """The same of the processor; what runs at a low priority does not count. 1 = the node's low priority suffices."""
+    priority: Literal["lowest", "low", "normal"] = "lowest"
+    """Of the engine among the programs of this machine, for the processor and the disk."""
+    cpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the processor's cores that the engine takes, where `threads` does not say; one at least."""
+    max_cpu_celsius: Celsius = 95.0
+    """Where the system tells; 0 = no limit, as in the next two."""
+    max_gpu_celsius: Celsius = 87.0
+    max_gpu_watts: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    """What the GPU may draw, on average over some seconds."""
+    min_free_memory_bytes: Annotated[int, Field(ge=0)] = 512 * 2**20
+    """Memory that is left for other programs."""
+    min_free_disk_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
+    """Of the disk that holds the node's files."""
+    metered: bool = False
+    """Whether to work where the network is paid for by use, as NetworkManager tells."""
+    keep_memory_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
+    """Seconds that an engine which yields keeps its model in memory, to go on at once; a game has it at once."""
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        Schedule.parse(self.schedule)
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What the sensors tell of one moment; None = this machine does not say."""
+
+    idle_s: float | None = None
+    """Since the owner's last keystroke or movement; inf = nobody has a desktop here."""
+    on_battery: bool | None = None
+    battery_share: float | None = None
+    """How full it is."""
+    programs: frozenset[str] = frozenset()
+    """Those of the exclusive programs that run."""
+    full_screen: bool | None = None
+    others_cpu: float | None = None
+    """Share of all cores that other programs use, but for those at a low priority."""
+    others_gpu: float | None = None
+    cpu_celsius: float | None = None
+    gpu_celsius: float | None = None
+    gpu_watts: float | None = None
+    free_memory_bytes: int | None = None
+    engine_bytes: int = 0
+    """Memory that the engine will take when it is started again; 0 = it is up, or that is not known."""
+    free_disk_bytes: int | None = None
+    metered: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The owner said so."""
+
+    until: float | None = None
+    """Seconds since the epoch; None = until the owner says otherwise."""
+
+
+class HoldReason(StrEnum):
+    """Why a node does not work; stable, for programs that read `echo-node status --json`."""
+
+    PAUSED = "paused"
+    SCHEDULE = "schedule"
+    ON_BATTERY = "on_battery"
+    OWNER_ACTIVE = "owner_active"
+    APPLICATION = "application"
+    FULL_SCREEN = "full_screen"
+    OTHERS_GPU = "others_gpu"
+    OTHERS_CPU = "others_cpu"
+    CPU_HOT = "cpu_hot"
+    GPU_HOT = "gpu_hot"
+    GPU_POWER = "gpu_power"
+    MEMORY = "memory"
+    DISK = "disk"
+    METERED = "metered"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One reason not to work."""
+
+    reason: HoldReason
+    sentence: str
+    frees_memory: bool = False
+    """The engine's memory is wanted at once."""
+
+
+FREES_MEMORY: Final = frozenset(
+    {HoldReason.APPLICATION, HoldReason.FULL_SCREEN, HoldReason.OTHERS_GPU, HoldReason.MEMORY}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What one rule says of a reading: whether a hold is to begin, and whether one that there is may not end yet."""
+
+    reason: HoldReason
+    begins: bool
+    lasts: bool
+    sentence: str
+
+
+class Manners:
+    """Asked again and again, with a clock that never goes back; `settings` may be replaced at any time."""
+
+    def __init__(self, settings: MannersConfig) -> None:
+        self._settings = settings
+        self._schedule = Schedule.parse(settings.schedule)
+        self._held_since: dict[HoldReason, float] = {}
+        """By reason of a hold from a figure: when the figure last called for it."""
+
+    @property
+    def settings(self) -> MannersConfig:
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: MannersConfig) -> None:
+        self._settings, self._schedule = settings, Schedule.parse(settings.schedule)
+
+    def holds(
+        self, reading: Reading, *, pause: Pause | None, on_gpu: bool, now: float, local: datetime
+    ) -> tuple[Hold, ...]:
+        """Why not to work, most personal first; empty: the machine is the node's. `local` has its time zone."""
+        found = [*self._said(pause, local), *self._facts(reading, on_gpu=on_gpu)]
+        for finding in self._figures(reading, on_gpu=on_gpu):
+            if self._calls_for(finding, now):
+                found.append((finding.reason, finding.sentence))
+        return tuple(Hold(reason, sentence, reason in FREES_MEMORY) for reason, sentence in found)
+
+    def _calls_for(self, finding: _Finding, now: float) -> bool:
+        since = self._held_since.get(finding.reason)
+        if finding.begins or (since is not None and finding.lasts):
+            self._held_since[finding.reason] = since = now
+        if since is not None and now - since >= CALM_S:
+            del self._held_since[finding.reason]
+            return False
+        return since is not None
+
+    def _said(self, pause: Pause | None, local: datetime) -> Iterator[tuple[HoldReason, str]]:
+        if pause is not None and (pause.until is None or local.timestamp() < pause.until):
+            end = None if pause.until is None else datetime.fromtimestamp(pause.until, local.tzinfo)
+            until = "" if end is None else f" until {end:%a %H:%M}"
+            yield HoldReason.PAUSED, f"Paused by you{until}. Go on with: echo-node resume"
+        if not self._schedule.allows(local):
+            begins = self._schedule.next_begin(local)
+            yield HoldReason.SCHEDULE, f"Outside of the hours that you have set; the next ones begin {begins}."
+
+    def _facts(self, reading: Reading, *, on_gpu: bool) -> Iterator[tuple[HoldReason, str]]:
+        settings = self._settings
+        if reading.on_battery and not settings.on_battery:
+            level = "" if reading.battery_share is None else f" ({reading.battery_share:.0%} left)"
+            yield HoldReason.ON_BATTERY, f"On battery{level}."
+        device, rule = ("GPU", settings.gpu) if on_gpu else ("processor", settings.cpu)
+        if rule == "idle" and reading.idle_s is not None and reading.idle_s < settings.idle_after_s:
+            away = f"until you have rested for {settings.idle_after_s / 60:.3g} minutes"
+            yield HoldReason.OWNER_ACTIVE, f"You are using this computer: the {device} is yours {away}."
+        if reading.programs:
+            verb = "runs" if len(reading.programs) == 1 else "run"
+            yield HoldReason.APPLICATION, f"{', '.join(sorted(reading.programs))} {verb}."
+        if reading.full_screen and not settings.full_screen:
+            yield HoldReason.FULL_SCREEN, "A game or another program fills the screen."
+        if reading.metered and not settings.metered:
+            yield HoldReason.METERED, "The network is paid for by use."
+
+    def _figures(self, reading: Reading, *, on_gpu: bool) -> Iterator[_Finding]:
+        settings = self._settings
+        if on_gpu:
+            yield _too_busy(HoldReason.OTHERS_GPU, "GPU", reading.others_gpu, settings.others_gpu)
+            yield _too_hot(HoldReason.GPU_HOT, "GPU", reading.gpu_celsius, settings.max_gpu_celsius)
+            yield _too_much_power(reading.gpu_watts, settings.max_gpu_watts)
+        yield _too_busy(HoldReason.OTHERS_CPU, "processor", reading.others_cpu, settings.others_cpu)
+        yield _too_hot(HoldReason.CPU_HOT, "processor", reading.cpu_celsius, settings.max_cpu_celsius)
+        memory, disk = settings.min_free_memory_bytes, settings.min_free_disk_bytes
+        yield _too_little(HoldReason.MEMORY, "memory", reading.free_memory_bytes, memory, reading.engine_bytes)
+        yield _too_little(HoldReason.DISK, "the disk", reading.free_disk_bytes, disk)
+
+
+def _too_busy(reason: HoldReason, device: str, share: float | None, most: float) -> _Finding:
+    value, limit = (0.0 if share is None else share), (math.inf if most >= 1 else most)
+    sentence = f"Other programs use {value:.0%} of the {device}; the node works beside {most:.0%} at most."
+    return _Finding(reason, value > limit, value > 0.8 * limit, sentence)
+
+
+def _too_hot(reason: HoldReason, device: str, celsius: float | None, most: float) -> _Finding:
+    value, limit = (-math.inf if celsius is None else celsius), (most or math.inf)
+    sentence = f"The {device} is {value:.0f} °C warm; the limit is {limit:.0f} °C."
+    return _Finding(reason, value > limit, value > limit - COOLER, sentence)
+
+
+def _too_much_power(watts: float | None, most: float) -> _Finding:
+    value, limit = (0.0 if watts is None else watts), (most or math.inf)
+    sentence = f"The GPU draws {value:.0f} W; the limit is {limit:.0f} W."
+    return _Finding(HoldReason.GPU_POWER, value > limit, value > 0.8 * limit, sentence)
+
+
+def _too_little(reason: HoldReason, what: str, free_bytes: int | None, least: int, wanted: int = 0) -> _Finding:
+    value = math.inf if free_bytes is None else float(free_bytes)
+    sentence = f"{value / _GB:.2f} GB of {what} are free; {least / _GB:.2f} GB are left for other programs."
+    return _Finding(reason, value < least, value < 1.25 * least + wanted, sentence)

@@ -1,0 +1,58 @@
+"""The pause that the owner asked for, on disk: a node that is started again is still paused."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+from echo_node.core.manners import Pause
+from echo_shared.errors import ConfigError, StorageError
+from echo_shared.files import write_private
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_PART: Final = r"([0-9]+(?:\.[0-9]+)?)([smhd])"
+_LONGEST_S: Final = 366 * 86_400
+
+
+class PauseFile:
+    """pause.json; no file = no pause."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def load(self) -> Pause | None:
+        """A file that cannot be understood is a pause without an end: whoever wrote it wanted the node to be still."""
+        try:
+            until = json.loads(self._file.read_text(encoding="utf-8"))["until"]
+            return Pause(None if until is None else float(until))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return Pause()
+
+    def save(self, pause: Pause | None) -> None:
+        """Raises StorageError; the pause then lasts as long as the process."""
+        try:
+            if pause is None:
+                self._file.unlink(missing_ok=True)
+            else:
+                write_private(self._file, f"{json.dumps({'until': pause.until})}\n".encode())
+        except OSError as error:
+            raise StorageError("The pause cannot be kept.", got=f"{self._file}: {error.strerror}") from error
+
+
+def pause_for(length: str | None) -> Pause:
+    """From now on for a length such as "90m" or "1h30m"; None = until the owner says otherwise. Raises ConfigError."""
+    if length is None:
+        return Pause()
+    text = length.strip().lower().replace(" ", "")
+    parts = re.findall(_PART, text) if re.fullmatch(f"(?:{_PART})+", text) else []
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not 0 < seconds <= _LONGEST_S:
+        raise ConfigError(
+            "This is no length of time.", got=repr(length), do='Write it like "30m", "2h", "1h30m" or "3d".'
+        )
+    return Pause(time.time() + seconds)

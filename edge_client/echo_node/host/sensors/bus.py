@@ -1,0 +1,70 @@
+"""D-Bus, by which Linux desktops tell what their user does: asked with a deadline, and for a while not if it fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from jeepney.io.blocking import DBusConnection
+
+log = logging.getLogger(__name__)
+
+ANSWER_S: Final = 0.5
+AGAIN_S: Final = 30.0
+"""After a bus could not be reached."""
+
+
+class Bus:
+    """One connection, opened at the first question."""
+
+    def __init__(self, kind: Literal["SESSION", "SYSTEM"]) -> None:
+        self._kind = kind
+        self._connection: DBusConnection | None = None
+        self._not_before = 0.0
+
+    def call(
+        self, service: str, path: str, interface: str, method: str, signature: str = "", body: tuple[Any, ...] = ()
+    ) -> tuple[Any, ...] | None:
+        """What is answered; None where there is no bus, no such service, or no answer in time."""
+        import jeepney
+
+        connection = self._connected()
+        if connection is None:
+            return None
+        address = jeepney.DBusAddress(path, service, interface)
+        message = jeepney.new_method_call(address, method, signature or None, body)
+        message.header.flags |= jeepney.MessageFlag.no_auto_start  # To ask a desktop must not start one.
+        try:
+            reply = connection.send_and_get_reply(message, timeout=ANSWER_S)
+        except (OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError.
+            log.debug("D-Bus (%s) does not answer: %s", self._kind, error)
+            self.close()
+            return None
+        answered: tuple[Any, ...] = reply.body
+        return answered if reply.header.message_type is jeepney.MessageType.method_return else None
+
+    def get(self, service: str, path: str, interface: str, name: str) -> Any:
+        """A property; None as for `call`."""
+        answer = self.call(service, path, "org.freedesktop.DBus.Properties", "Get", "ss", (interface, name))
+        return None if answer is None else answer[0][1]
+
+    def close(self) -> None:
+        """A later question opens it anew, after AGAIN_S."""
+        self._not_before = time.monotonic() + AGAIN_S
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> DBusConnection | None:
+        from jeepney.io.blocking import open_dbus_connection
+        from jeepney.wrappers import DBusErrorResponse
+
+        if self._connection is None and time.monotonic() >= self._not_before:
+            try:
+                self._connection = open_dbus_connection(bus=self._kind)
+            except (OSError, EOFError, KeyError, ValueError, RuntimeError, DBusErrorResponse) as error:
+                log.debug("There is no D-Bus (%s): %s", self._kind, error)
+                self.close()
+        return self._connection

@@ -1,0 +1,74 @@
+"""All that the node asks its machine about its owner, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final, Protocol
+
+import psutil
+
+from echo_node.core.manners import MannersConfig, Reading
+from echo_node.host.sensors.gpu import GpuReading, NvidiaSensors
+from echo_node.host.sensors.load import OthersLoad
+from echo_node.host.sensors.owner import owner_here
+from echo_node.host.sensors.power import battery
+from echo_node.host.sensors.programs import running
+from echo_node.host.sensors.thermal import cpu_celsius
+
+SYS: Final = Path("/sys")
+
+
+class Sensors(Protocol):
+    """What is asked once a second. Never raises for what a machine does not tell."""
+
+    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> Reading:
+        """Blocks for milliseconds; for half a second where a desktop hangs. What no setting asks for is not looked at.
+
+        `engines`: processes of this node besides its own.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class MachineSensors:
+    """This machine's."""
+
+    def __init__(self, data_dir: Path, *, sys_root: Path = SYS) -> None:
+        self._data_dir = data_dir
+        self._sys_root = sys_root
+        self._owner = owner_here()
+        self._nvidia = NvidiaSensors()
+        self._load = OthersLoad()
+
+    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> Reading:
+        power = None if settings.on_battery else battery(self._sys_root)
+        waits = (settings.gpu if on_gpu else settings.cpu) == "idle"
+        gpu = self._nvidia.read(engines) if on_gpu else GpuReading()
+        return Reading(
+            idle_s=self._owner.idle_s() if waits else None,
+            on_battery=None if power is None else power.in_use,
+            battery_share=None if power is None else power.share,
+            programs=running(settings.exclusive),
+            full_screen=None if settings.full_screen else self._owner.full_screen(),
+            others_cpu=self._load.share(engines) if settings.others_cpu < 1 else None,
+            others_gpu=gpu.others,
+            cpu_celsius=cpu_celsius(self._sys_root) if settings.max_cpu_celsius else None,
+            gpu_celsius=gpu.celsius,
+            gpu_watts=gpu.watts,
+            free_memory_bytes=int(psutil.virtual_memory().available) if settings.min_free_memory_bytes else None,
+            free_disk_bytes=_free_bytes(self._data_dir) if settings.min_free_disk_bytes else None,
+            metered=None if settings.metered else self._owner.metered(),
+        )
+
+    def close(self) -> None:
+        self._owner.close()
+        self._nvidia.close()
+
+
+def _free_bytes(directory: Path) -> int | None:
+    try:
+        return int(psutil.disk_usage(str(directory)).free)
+    except OSError:
+        return None

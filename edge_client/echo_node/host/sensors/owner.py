@@ -1,0 +1,171 @@
+"""How long the machine's owner has been away from keyboard and mouse, and whether something fills the screen.
+
+Linux: the desktop's own idle monitor, the screen saver, or the login manager, by D-Bus, whichever answers first; a
+machine in which nobody is logged in to a desktop is left alone. macOS and Windows: the system's own counter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from echo_node.host.sensors.bus import Bus
+
+_LOGIN: Final = "org.freedesktop.login1"
+_SCREEN_SAVER: Final = "org.freedesktop.ScreenSaver"
+_DESKTOPS: Final = ("x11", "wayland", "mir")
+_FULL_SCREEN_STATES: Final = (2, 3, 4)
+"""QUNS_BUSY, QUNS_RUNNING_D3D_FULL_SCREEN, QUNS_PRESENTATION_MODE: what SHQueryUserNotificationState says."""
+
+
+class LinuxOwner:
+    """By D-Bus."""
+
+    def __init__(self) -> None:
+        self._session, self._system = Bus("SESSION"), Bus("SYSTEM")
+        self._saver = _ScreenSaverClock()
+
+    def idle_s(self) -> float | None:
+        """inf: nobody has a desktop here; None: there is one that does not tell."""
+        for ask in (self._by_mutter, self._by_screen_saver, self._by_login):
+            if (idle_s := ask()) is not None:
+                return idle_s
+        return None if self._has_desktop else math.inf
+
+    def full_screen(self) -> bool | None:
+        """Whether a game has asked for the machine: GameMode is what launchers on Linux tell; None where it is not."""
+        service, path = "com.feralinteractive.GameMode", "/com/feralinteractive/GameMode"
+        clients = self._session.get(service, path, service, "ClientCount")
+        return None if clients is None else int(clients) > 0
+
+    def metered(self) -> bool | None:
+        """https://networkmanager.dev/docs/api/latest/nm-dbus-types.html#NMMetered: 1 yes, 3 guessed yes."""
+        service = "org.freedesktop.NetworkManager"
+        said = self._system.get(service, "/org/freedesktop/NetworkManager", service, "Metered")
+        return None if said in (None, 0) else said in (1, 3)
+
+    def close(self) -> None:
+        self._session.close()
+        self._system.close()
+
+    @property
+    def _has_desktop(self) -> bool:
+        return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) or any(self._desktops())
+
+    def _by_mutter(self) -> float | None:
+        answer = self._session.call(
+            *("org.gnome.Mutter.IdleMonitor", "/org/gnome/Mutter/IdleMonitor/Core"),
+            *("org.gnome.Mutter.IdleMonitor", "GetIdletime"),
+        )
+        return None if answer is None else float(answer[0]) / 1000
+
+    def _by_screen_saver(self) -> float | None:
+        for path in ("/org/freedesktop/ScreenSaver", "/ScreenSaver"):
+            answer = self._session.call(_SCREEN_SAVER, path, _SCREEN_SAVER, "GetSessionIdleTime")
+            if answer is not None:
+                return self._saver.idle_s(float(answer[0]), time.monotonic())
+        return None
+
+    def _by_login(self) -> float | None:
+        """The least of all desktops' in which somebody is logged in."""
+        found = []
+        for said in self._desktops():
+            if "IdleHint" not in said:
+                continue
+            since_us = said.get("IdleSinceHint", ("t", 0))[1]
+            found.append(max(0.0, time.time() - since_us / 1e6) if said["IdleHint"][1] and since_us else 0.0)
+        return min(found, default=None)
+
+    def _desktops(self) -> Iterator[dict[str, Any]]:
+        """The properties of each session in which somebody is logged in to a desktop."""
+        manager = f"{_LOGIN}.Manager"
+        answer = self._system.call(_LOGIN, "/org/freedesktop/login1", manager, "ListSessions")
+        for *_, path in () if answer is None else answer[0]:
+            of_session = self._system.call(
+                _LOGIN, path, "org.freedesktop.DBus.Properties", "GetAll", "s", (f"{_LOGIN}.Session",)
+            )
+            said: dict[str, Any] = {} if of_session is None else of_session[0]
+            if said.get("Type", ("s", ""))[1] in _DESKTOPS and said.get("Class", ("s", "user"))[1] == "user":
+                yield said
+
+
+class _ScreenSaverClock:
+    """The interface speaks of seconds, and some desktops give milliseconds: which, shows in how fast the value grows.
+
+    Until it has shown, it is taken for milliseconds: rather yield for nothing than not at all.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self._unit_s = 0.001
+
+    def idle_s(self, value: float, now: float) -> float:
+        if self._last is None or value < self._last[0]:
+            self._last = (value, now)
+        elif now - self._last[1] >= 3.0:
+            grown = (value - self._last[0]) / (now - self._last[1])
+            if grown > 0:
+                self._unit_s = 0.001 if grown > 30 else 1.0
+            self._last = (value, now)
+        return value * self._unit_s
+
+
+class MacOwner:
+    """By Quartz."""
+
+    def idle_s(self) -> float | None:
+        """Of the session's keyboard and mouse (kCGEventSourceStateHIDSystemState, kCGAnyInputEventType)."""
+        quartz = ctypes.CDLL("/System/Library/Frameworks/ApplicationServices.framework/ApplicationServices")
+        quartz.CGEventSourceSecondsSinceLastEventType.restype = ctypes.c_double
+        quartz.CGEventSourceSecondsSinceLastEventType.argtypes = (ctypes.c_int32, ctypes.c_uint32)
+        return float(quartz.CGEventSourceSecondsSinceLastEventType(1, 0xFFFFFFFF))
+
+    def full_screen(self) -> bool | None:
+        return None
+
+    def metered(self) -> bool | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class WindowsOwner:
+    """By user32 and shell32."""
+
+    def idle_s(self) -> float | None:
+        class LastInput(ctypes.Structure):
+            _fields_ = (("cbSize", ctypes.c_uint32), ("dwTime", ctypes.c_uint32))
+
+        last = LastInput(cbSize=ctypes.sizeof(LastInput))
+        libraries: Any = ctypes.windll  # type: ignore[attr-defined,unused-ignore]
+        if not libraries.user32.GetLastInputInfo(ctypes.byref(last)):
+            return None
+        return float((libraries.kernel32.GetTickCount() - last.dwTime) % 2**32) / 1000
+
+    def full_screen(self) -> bool | None:
+        state = ctypes.c_int()
+        libraries: Any = ctypes.windll  # type: ignore[attr-defined,unused-ignore]
+        if libraries.shell32.SHQueryUserNotificationState(ctypes.byref(state)):
+            return None
+        return state.value in _FULL_SCREEN_STATES
+
+    def metered(self) -> bool | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+Owner = LinuxOwner | MacOwner | WindowsOwner
+
+
+def owner_here() -> Owner:
+    if sys.platform == "win32":
+        return WindowsOwner()
+    return MacOwner() if sys.platform == "darwin" else LinuxOwner()

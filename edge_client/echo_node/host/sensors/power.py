@@ -1,0 +1,49 @@
+"""Whether the machine runs on its battery."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from echo_node.host.sensors.sysfs import text_of
+
+_EXTERNAL: Final = ("Mains", "USB", "Wireless")
+
+
+@dataclass(frozen=True, slots=True)
+class Battery:
+    """What the machine's own batteries tell, not those of its mouse."""
+
+    in_use: bool
+    share: float | None
+    """How full they are, on average."""
+
+
+def battery(sys_root: Path) -> Battery | None:
+    """None where there is none. `sys_root`: where Linux keeps what it tells of its devices, usually /sys."""
+    if sys.platform == "linux":
+        return _from_sysfs(sys_root / "class" / "power_supply")
+    found = psutil.sensors_battery()
+    return None if found is None else Battery(found.power_plugged is False, found.percent / 100)
+
+
+def _from_sysfs(supplies: Path) -> Battery | None:
+    """https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-class-power"""
+    levels: list[float] = []
+    is_plugged = is_discharging = has_battery = False
+    for supply in sorted(supplies.glob("*")):
+        kind = text_of(supply / "type")
+        if kind in _EXTERNAL:
+            is_plugged = is_plugged or text_of(supply / "online") == "1"
+        elif kind == "Battery" and text_of(supply / "scope") != "Device":
+            has_battery = True
+            is_discharging = is_discharging or text_of(supply / "status") == "Discharging"
+            if (level := text_of(supply / "capacity")).isdecimal():
+                levels.append(min(100, int(level)) / 100)
+    if not has_battery:
+        return None
+    return Battery(is_discharging and not is_plugged, sum(levels) / len(levels) if levels else None)

@@ -1,0 +1,28 @@
+"""How warm the processor is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from echo_node.host.sensors.sysfs import text_of
+
+_PROCESSORS: Final = ("coretemp", "k10temp", "k8temp", "zenpower", "cpu_thermal", "soc_thermal", "cpu")
+"""Drivers of sensors on processors, as hwmon names them."""
+_CELSIUS: Final = (-20.0, 150.0)
+"""Beyond, it is a sensor that is not connected."""
+
+
+def cpu_celsius(sys_root: Path) -> float | None:
+    """Of its hottest part. None where the system does not tell: macOS and Windows do not, without an administrator.
+
+    https://www.kernel.org/doc/Documentation/hwmon/sysfs-interface.rst: thousandths of a degree.
+    """
+    found = [
+        int(said) / 1000
+        for chip in (sys_root / "class" / "hwmon").glob("*")
+        if text_of(chip / "name") in _PROCESSORS
+        for file in chip.glob("temp*_input")
+        if (said := text_of(file)).lstrip("-").isdecimal()
+    ]
+    return max((celsius for celsius in found if _CELSIUS[0] < celsius < _CELSIUS[1]), default=None)

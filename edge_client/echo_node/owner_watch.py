@@ -1,0 +1,121 @@
+"""Looks after the owner's wishes: reads the sensors once a second, and tells the work loop what follows from them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from echo_node.core.events import Holding
+from echo_node.core.manners import Hold, HoldReason, Manners, MannersConfig, Pause, Reading
+from echo_node.host.pause import PauseFile
+from echo_node.host.sensors.machine import Sensors
+from echo_shared.process_memory import own_bytes
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+PAUSED_LOOK_S: Final = 5.0
+"""While the owner's own pause holds the node, and the sensors decide nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNow:
+    """What the sensors must know of the engine."""
+
+    on_gpu: bool
+    pid: int | None
+    """None = it is not running."""
+
+
+class OwnerWatch:
+    """`run` looks again and again; `pause` and `resume` at once. `holds` is what holds the node now."""
+
+    def __init__(
+        self,
+        manners: Manners,
+        sensors: Sensors,
+        pause_file: PauseFile,
+        *,
+        engine: Callable[[], EngineNow],
+        deliver: Callable[[Holding], Awaitable[None]],
+        look_s: float = LOOK_S,
+    ) -> None:
+        self.holds: tuple[Hold, ...] = ()
+        self._manners = manners
+        self._sensors = sensors
+        self._pause_file = pause_file
+        self._pause = pause_file.load()
+        self._engine = engine
+        self._deliver = deliver
+        self._look_s = look_s
+        self._engine_bytes = 0
+        """That the engine took when it ran last."""
+        self._told: list[tuple[HoldReason, bool]] | None = []
+        self._wake = asyncio.Event()
+        self._looking = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await self.look()
+                await self._wait()
+        finally:
+            self._sensors.close()
+
+    async def look(self) -> None:
+        """Reads the sensors once, and delivers a Holding where that changes what holds the node."""
+        async with self._looking:
+            engine = self._engine()
+            reading = await asyncio.to_thread(self._read, engine)
+            self.holds = self._manners.holds(
+                reading,
+                pause=self._pause,
+                on_gpu=engine.on_gpu,
+                now=time.monotonic(),
+                local=datetime.now().astimezone(),
+            )
+            reasons = [(hold.reason, hold.frees_memory) for hold in self.holds]
+            if reasons != self._told:
+                log.info("%s", _news(self.holds))
+                self._told = reasons
+                await self._deliver(Holding(holds=self.holds, keep_memory_s=self._manners.settings.keep_memory_s))
+
+    def change(self, pause: Pause | None) -> None:
+        """The owner pauses the node, or lets it go on. Raises StorageError, and does it even so."""
+        self._pause = pause
+        self._wake.set()
+        self._pause_file.save(pause)
+
+    def use(self, settings: MannersConfig) -> None:
+        """These settings hold from now on."""
+        self._manners.settings = settings
+        self._told = None  # How long memory is kept may be news.
+        self._wake.set()
+
+    def _read(self, engine: EngineNow) -> Reading:
+        if engine.pid is not None:
+            self._engine_bytes = own_bytes(engine.pid) or self._engine_bytes
+        pids = () if engine.pid is None else (engine.pid,)
+        reading = self._sensors.read(self._manners.settings, engines=pids, on_gpu=engine.on_gpu)
+        return reading if pids else replace(reading, engine_bytes=self._engine_bytes)
+
+    async def _wait(self) -> None:
+        is_paused = any(hold.reason is HoldReason.PAUSED for hold in self.holds)
+        try:
+            async with asyncio.timeout(max(self._look_s, PAUSED_LOOK_S) if is_paused else self._look_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        self._wake.clear()
+
+
+def _news(holds: tuple[Hold, ...]) -> str:
+    if not holds:
+        return "The machine is free again: the node goes on."
+    return f"The node holds still. {' '.join(hold.sentence for hold in holds)}"

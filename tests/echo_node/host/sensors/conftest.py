@@ -1,0 +1,100 @@
+"""A D-Bus of the test's own, with services on it that answer as the test says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+Answers = dict[tuple[str, str], tuple[str, tuple[Any, ...]]]
+"""By path and method: the signature and the body of what is answered; anything else is an error."""
+
+
+class Desktop:
+    """Services on one bus; `answers` may change at any time."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.answers: Answers = {}
+        self.asked: list[tuple[str, str]] = []
+        self._connections: list[Any] = []
+        self._threads: list[threading.Thread] = []
+
+    def serve(self, name: str) -> None:
+        """From here on somebody has this name."""
+        from jeepney.bus_messages import message_bus
+        from jeepney.io.blocking import open_dbus_connection
+
+        connection = open_dbus_connection(bus=self.address)
+        connection.send_and_get_reply(message_bus.RequestName(name))
+        thread = threading.Thread(target=self._answer, args=(connection,), daemon=True)
+        thread.start()
+        self._connections.append(connection)
+        self._threads.append(thread)
+
+    def _answer(self, connection: Any) -> None:
+        from jeepney import HeaderFields, MessageType, new_error, new_method_return
+
+        with suppress(OSError, EOFError, ValueError):
+            while True:
+                message = connection.receive()
+                if message.header.message_type is not MessageType.method_call:
+                    continue
+                fields = message.header.fields
+                key = fields[HeaderFields.path], fields[HeaderFields.member]
+                if key[1] in ("Get", "GetAll"):
+                    key = key[0], "/".join([key[1], *message.body[1:]]).rstrip("/")
+                self.asked.append(key)
+                if key in self.answers:
+                    signature, body = self.answers[key]
+                    connection.send(new_method_return(message, signature, body))
+                else:
+                    connection.send(new_error(message, "org.freedesktop.DBus.Error.UnknownMethod"))
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.sock.shutdown(2)
+        for thread in self._threads:
+            thread.join(5.0)
+        for connection in self._connections:
+            connection.close()
+
+
+@pytest.fixture
+def desktop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desktop]:
+    """Session and system bus are one here; nobody is logged in to a desktop."""
+    daemon = shutil.which("dbus-daemon")
+    if daemon is None:
+        pytest.skip("dbus-daemon is not installed")
+    process = subprocess.Popen([daemon, "--session", "--print-address", "--nofork"], stdout=subprocess.PIPE, text=True)
+    with process, process.stdout:  # type: ignore[union-attr]
+        address = process.stdout.readline().strip()  # type: ignore[union-attr]
+        for variable in ("DBUS_SESSION_BUS_ADDRESS", "DBUS_SYSTEM_BUS_ADDRESS"):
+            monkeypatch.setenv(variable, address)
+        for variable in ("DISPLAY", "WAYLAND_DISPLAY"):
+            monkeypatch.delenv(variable, raising=False)
+        desktop = Desktop(address)
+        try:
+            yield desktop
+        finally:
+            desktop.close()
+            process.terminate()
+
+
+@pytest.fixture
+def write(tmp_path: Any) -> Callable[..., Any]:
+    """Makes Linux's one-line files below a /sys of the test's own, whose root it returns."""
+
+    def write(directory: str, **files: object) -> Any:
+        place = tmp_path / directory
+        place.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (place / name).write_text(f"{text}\n")
+        return tmp_path
+
+    return write

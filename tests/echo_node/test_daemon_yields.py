@@ -1,0 +1,116 @@
+"""The whole node, real engine included, as its owner comes and goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from echo_node.core.manners import Reading
+from echo_node.host import control
+from echo_shared.errors import ConfigError
+from echo_shared.messages import Fetched, Goodbye, LeaseReturned, NodeStatus, Rollout
+from tests.echo_node.fake_sensors import FakeSensors
+from tests.echo_node.test_daemon import Node, newest_status, ready_for
+
+pytest.importorskip("llama_cpp")
+
+LONG = {"count": 8, "max_tokens": 120, "stop_ids": ()}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "node")
+
+
+def is_still(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+def fetched(hub: Any) -> set[int | None]:
+    return {report.policy_version for report in hub.all(Fetched)}
+
+
+def returned(hub: Any) -> set[tuple[int, int]]:
+    return {(m.lease_id, index) for m in hub.all(LeaseReturned) for index in m.indices}
+
+
+def finished(hub: Any) -> set[tuple[int, int]]:
+    return {(r.lease_id, r.index) for r in hub.all(Rollout)}
+
+
+def computed_s(pid: int) -> float:
+    return sum(psutil.Process(pid).cpu_times()[:2])
+
+
+async def test_a_paused_node_stands_still_gives_back_and_goes_on_where_it_was(hub: Any, node: Node) -> None:
+    async with node.running(hub.url, sensors=FakeSensors()) as daemon:
+        await hub.until(ready_for(hub, 0))
+        (pid,) = node.engine_pids()
+        leases = [await hub.lease(n, version=0, **LONG) for n in range(1, 30)]
+        answer = await control.ask(node.paths.control_file, "pause", {"length": "2h"})
+        assert answer == {"until": pytest.approx(time.time() + 7_200, abs=60)}
+        await hub.until(lambda: is_still(pid))
+        status = newest_status(hub)
+        assert (status.activity, status.capacity) == ("paused", 0)
+        leased = {(one.lease_id, index) for one in leases for index in one.indices}
+        await hub.until(lambda: returned(hub) | finished(hub) == leased)
+        assert returned(hub) and not returned(hub) & finished(hub)
+        shown = daemon.snapshot()
+        assert shown.activity == "paused" and "Paused by you until" in shown.holds["paused"]
+        await hub.publish(1)
+        before = computed_s(pid)
+        await hub.until(lambda: 1 in fetched(hub))
+        assert computed_s(pid) == before and is_still(pid), "what is new is fetched beside it"
+        assert await control.ask(node.paths.control_file, "resume") == {}
+        await hub.until(ready_for(hub, 1))
+        await hub.finished(await hub.lease(30, version=1))
+        assert node.engine_pids() == [pid]
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_game_has_the_engine_s_memory_and_a_new_one_starts_after_it(hub: Any, node: Node) -> None:
+    sensors = FakeSensors()
+    async with node.running(hub.url, sensors=sensors):
+        await hub.until(ready_for(hub, 0))
+        (pid,) = node.engine_pids()
+        await hub.lease(1, version=0, **LONG)
+        sensors.reading = Reading(full_screen=True)
+        await hub.until(lambda: not psutil.pid_exists(pid))
+        sensors.reading = Reading(full_screen=False)
+        await hub.until(ready_for(hub, 0))
+        await hub.finished(await hub.lease(2, version=0))
+    assert pid not in node.engine_pids()
+
+
+async def test_a_node_that_was_paused_starts_paused_and_loads_nothing(hub: Any, node: Node) -> None:
+    node.paths.data_dir.mkdir(parents=True)
+    node.paths.pause_file.write_text('{"until": null}')
+    async with node.running(hub.url, sensors=FakeSensors()):
+        await hub.until(lambda: None in fetched(hub))
+        await hub.until(lambda: (status := newest_status(hub)) is not None and status.activity == "paused")
+        assert node.engine_pids() == []
+        with pytest.raises(ConfigError, match="no length of time"):
+            await control.ask(node.paths.control_file, "pause", {"length": "soon"})
+        await control.ask(node.paths.control_file, "resume")
+        await hub.until(ready_for(hub, 0))
+    assert not node.paths.pause_file.exists()
+
+
+async def test_a_node_that_finishes_ends_what_it_holds_and_then_leaves(hub: Any, node: Node) -> None:
+    async with node.running(hub.url, sensors=FakeSensors()) as daemon:
+        await hub.until(ready_for(hub, 0))
+        leases = [await hub.lease(n, version=0) for n in (1, 2, 3)]
+        answer = await control.ask(node.paths.control_file, "finish")
+        assert answer["pid"] == os.getpid()
+        await hub.until(lambda: hub.all(Goodbye))
+        assert daemon.snapshot().held_rollouts == 0
+    assert hub.all(LeaseReturned) == []
+    assert {(r.lease_id, r.index) for r in hub.all(Rollout)} == {
+        (lease.lease_id, index) for lease in leases for index in lease.indices
+    }
+    assert [m.capacity for m in hub.all(NodeStatus)][-1] == 0

@@ -1,0 +1,113 @@
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from echo_node.core.events import Holding
+from echo_node.core.manners import Manners, MannersConfig, Pause, Reading
+from echo_node.host.pause import PauseFile
+from echo_node.owner_watch import EngineNow, OwnerWatch
+from echo_shared.errors import StorageError
+from tests.echo_node.fake_sensors import FakeSensors
+
+PATIENCE_S = 60.0
+
+
+class Watched:
+    """A watch over sensors and an engine that are as a test says."""
+
+    def __init__(self, directory: Path) -> None:
+        self.sensors = FakeSensors()
+        self.engine = EngineNow(on_gpu=True, pid=None)
+        self.told: asyncio.Queue[Holding] = asyncio.Queue()
+        self.file = PauseFile(directory / "pause.json")
+        self.watch = self.again()
+
+    def again(self, *, look_s: float = 0.001) -> OwnerWatch:
+        manners = Manners(MannersConfig(keep_memory_s=7.0))
+        self.watch = OwnerWatch(
+            manners, self.sensors, self.file, engine=lambda: self.engine, deliver=self.told.put, look_s=look_s
+        )
+        return self.watch
+
+    async def next(self) -> list[str]:
+        """The reasons of the next news."""
+        async with asyncio.timeout(PATIENCE_S):
+            return [hold.reason.value for hold in (await self.told.get()).holds]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.watch.run())
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert self.sensors.is_closed
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+async def test_tells_what_is_new_once(watched: Watched) -> None:
+    async with watched.running():
+        await watched.sensors.looked_at()
+        assert watched.told.empty(), "a free machine is no news"
+        watched.sensors.reading = Reading(on_battery=True, battery_share=0.9)
+        assert await watched.next() == ["on_battery"]
+        watched.sensors.reading = Reading(on_battery=True, battery_share=0.8)
+        await watched.sensors.looked_at()
+        assert watched.told.empty() and "80%" in watched.watch.holds[0].sentence
+        watched.sensors.reading = Reading(on_battery=True, idle_s=0.0)
+        assert await watched.next() == ["on_battery", "owner_active"]
+        watched.sensors.reading = Reading(idle_s=math.inf)
+        assert await watched.next() == []
+
+
+async def test_the_owner_s_word_counts_at_once_and_after_a_restart(watched: Watched) -> None:
+    watched.again(look_s=1_000.0)
+    async with watched.running():
+        await watched.sensors.looked_at(times=1)
+        watched.watch.change(Pause())
+        assert await watched.next() == ["paused"]
+    again = watched.again()
+    await again.look()
+    assert await watched.next() == ["paused"]
+    again.change(None)
+    await again.look()
+    assert await watched.next() == [] and watched.file.load() is None
+
+
+async def test_a_pause_that_cannot_be_kept_is_one_all_the_same(watched: Watched, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    watched.file = PauseFile(tmp_path / "file" / "pause.json")
+    watch = watched.again()
+    with pytest.raises(StorageError):
+        watch.change(Pause())
+    await watch.look()
+    assert await watched.next() == ["paused"]
+
+
+async def test_other_settings_are_told_even_where_the_reasons_stay(watched: Watched) -> None:
+    watched.sensors.reading = Reading(on_battery=True)
+    await watched.watch.look()
+    assert (await watched.told.get()).keep_memory_s == 7.0
+    watched.watch.use(MannersConfig(keep_memory_s=8.0))
+    await watched.watch.look()
+    assert (await watched.told.get()).keep_memory_s == 8.0
+
+
+async def test_the_sensors_know_the_engine_and_what_it_took_when_it_ran(watched: Watched) -> None:
+    watched.engine = EngineNow(on_gpu=False, pid=os.getpid())
+    await watched.watch.look()
+    assert watched.sensors.asked[-1] == (False, (os.getpid(),))
+    watched.engine = EngineNow(on_gpu=False, pid=None)
+    watched.sensors.reading = Reading(free_memory_bytes=0)
+    await watched.watch.look()
+    assert watched.sensors.asked[-1] == (False, ())
+    watched.sensors.reading = Reading(free_memory_bytes=2**30)
+    assert watched.watch._read(watched.engine).engine_bytes > 2**20
