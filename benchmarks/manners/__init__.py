@@ -1,0 +1,79 @@
+"""How a node behaves towards its owner: how soon it makes way, what it takes of other programs, what it costs at rest.
+
+A yield is measured from the moment at which the owner's word or a sensor's news is there, to the moment at which every
+thread of the engine is stopped, or gone. A slowdown is the time of a program that computes beside a node at its default
+settings, over its time beside the same node paused, by turns in one run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from benchmarks.manners import beside, paused, yielding
+from benchmarks.manners.models import Models, made_in
+from benchmarks.manners.scene import Engine
+from benchmarks.manners.yielding import News
+from benchmarks.measurement import Measurement
+from benchmarks.progress import Planned, Progress
+
+DESCRIPTION: Final = "How soon a node makes way for its owner, and what it takes of the machine"
+ENGINES: Final = (
+    Engine("llama_cpp", "small"),
+    Engine("llama_cpp", "0.6B"),
+    Engine("torch", "small"),
+    Engine("torch", "0.6B"),
+)
+PAUSED: Final = "paused"
+
+
+def _yields(engine: Engine, news: News) -> str:
+    return f"yield, {engine.backend}, {engine.model}, {news}"
+
+
+def _beside(engine: Engine) -> str:
+    return f"beside its owner, {engine.backend}, {engine.model}"
+
+
+def plan() -> list[Planned]:
+    yields = [Planned(name=_yields(engine, news), seconds=60) for engine in ENGINES for news in get_args(News)]
+    slowdowns = [Planned(name=_beside(engine), seconds=110) for engine in ENGINES]
+    return [*yields, *slowdowns, Planned(name=PAUSED, seconds=60)]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
+    rows: list[dict[str, Any]] = []
+
+    def run(name: str, case: Callable[[Path, Models], Coroutine[Any, Any, Mapping[str, Any]]]) -> None:
+        if progress.wants(name):
+            with tempfile.TemporaryDirectory(prefix="echo-manners-") as scratch:
+                figures = asyncio.run(case(Path(scratch), models))
+            rows.append({"case": name, **figures})
+            progress.done(name, figures)
+
+    with tempfile.TemporaryDirectory(prefix="echo-models-") as directory:
+        models = made_in(Path(directory), seed)
+        for engine in ENGINES:
+            for news in get_args(News):
+                run(_yields(engine, news), partial(yielding.measure, engine=engine, news=news, progress=progress))
+        for engine in ENGINES:
+            run(_beside(engine), partial(beside.measure, engine=engine, progress=progress))
+        run(PAUSED, partial(paused.measure, model=ENGINES[0].model))
+    return Measurement(headline=_headline(rows), rows=rows)
+
+
+def _headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The worst of all cases that were measured."""
+    worst = {
+        "yield_ms_p99": ("yield_ms_p99",),
+        "resume_s": ("resume_s_worst",),
+        "owner_slowdown": ("owner_slowdown_1", "owner_slowdown_all"),
+        "idle_cpu_share": ("idle_cpu_share",),
+        "idle_rss_mb": ("idle_rss_mb",),
+    }
+    found = {name: [row[key] for row in rows for key in keys if key in row] for name, keys in worst.items()}
+    return {name: max(values, default=None) for name, values in found.items()}

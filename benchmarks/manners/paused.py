@@ -1,0 +1,49 @@
+"""What a paused node takes of its machine: the daemon, as a process of its own, and its engine that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.driven_hub import DrivenHub
+from benchmarks.manners.models import Models
+from benchmarks.processes import node_process
+from echo_node.host import control
+from echo_node.host.paths import Paths
+from echo_shared.messages import NodeStatus
+
+SECONDS: Final = 30.0
+SETTLE_S: Final = 5.0
+
+
+async def measure(scratch: Path, models: Models, model: str) -> Mapping[str, Any]:
+    """Share of one core, and memory, of a node that is paused and connected."""
+    hub = DrivenHub(scratch / "hub")
+    hub.heartbeat_s = 15.0
+    await hub.open()
+    await hub.publish_base(models(model))
+    home = scratch / "paused"
+    options = ["--backend", "llama_cpp", "--swarm-host", "127.0.0.1"]
+    try:
+        with node_process(hub.url, home, options, env={"ECHO_NODE_MANNERS__PRIORITY": "lowest"}) as node:
+            await hub.until(lambda: any(message.capacity for message in hub.all(NodeStatus)))
+            await control.ask(Paths.find(home).control_file, "pause")
+            await asyncio.sleep(SETTLE_S)
+            daemon = psutil.Process(node.pid)
+            family = [daemon, *daemon.children(recursive=True)]
+            before_s, began = _computed_s(family), time.monotonic()
+            await asyncio.sleep(SECONDS)
+            share = (_computed_s(family) - before_s) / (time.monotonic() - began)
+            resident = [one.memory_info().rss / 1e6 for one in family]
+    finally:
+        await hub.end()
+    return {"idle_cpu_share": share, "idle_rss_mb": resident[0], "kept_engine_mb": sum(resident[1:])}
+
+
+def _computed_s(family: list[psutil.Process]) -> float:
+    return sum(sum(one.cpu_times()[:2]) for one in family)

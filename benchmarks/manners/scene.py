@@ -1,0 +1,185 @@
+"""A whole node, its engine a child process as ever, on a hub that always has work; its owner is played by the caller.
+
+The hub is `DrivenHub`: it trains nothing, so that all that the machine computes beside the caller is the node's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+
+from benchmarks.driven_hub import DrivenHub
+from echo_node.config import NodeConfig
+from echo_node.core.manners import MannersConfig, Reading
+from echo_node.daemon import Daemon
+from echo_node.host import control
+from echo_node.host.address import HubAddress
+from echo_node.host.hubs import Joining
+from echo_node.host.paths import Paths
+from echo_node.panel import NodeSnapshot, PlainPanel
+from echo_shared import key_file
+from echo_shared.messages import LeaseReturned, NodeStatus, Rollout
+
+PATIENCE_S: Final = 300.0
+LOOK_S: Final = 0.002
+PROMPT_TOKENS: Final = 32
+MAX_TOKENS: Final = 512
+GROUP_SIZE: Final = 8
+FREE: Final = Reading(full_screen=False)
+GAME: Final = Reading(full_screen=True)
+
+
+class Owner:
+    """Sensors that tell what the caller says; `told` is what they told last, `told_at` when that was new."""
+
+    def __init__(self) -> None:
+        self.reading = FREE
+        self.told_at = 0.0
+        self.told = FREE
+
+    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> Reading:
+        reading = self.reading
+        if reading is not self.told:
+            self.told, self.told_at = reading, time.monotonic()
+        return reading
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Which engine a node runs, on which model."""
+
+    backend: str
+    model: str
+    threads: int = 0
+    """0 = its own choice, as nodes have it."""
+
+
+class Scene:
+    """A node at work. Everything here is the event loop's."""
+
+    def __init__(self, hub: DrivenHub, daemon: Daemon, owner: Owner, paths: Paths) -> None:
+        self.hub = hub
+        self.owner = owner
+        self._daemon = daemon
+        self._paths = paths
+
+    @property
+    def snapshot(self) -> NodeSnapshot:
+        return self._daemon.snapshot()
+
+    @property
+    def engine(self) -> psutil.Process | None:
+        """Its process."""
+        for child in psutil.Process().children(recursive=True):
+            try:
+                if "echo_node.backends.worker" in child.cmdline():
+                    return child
+            except psutil.Error:
+                continue
+        return None
+
+    async def until(self, condition: Callable[[], bool]) -> float:
+        """When it first held, by the monotonic clock."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():  # noqa: ASYNC110 - a process tells nobody that it stands still.
+                await asyncio.sleep(LOOK_S)
+        return time.monotonic()
+
+    async def until_sampling(self) -> float:
+        return await self.until(lambda: self.snapshot.activity == "sampling")
+
+    async def pause(self) -> float:
+        """When it was asked for, by the monotonic clock."""
+        asked_at = time.monotonic()
+        await control.ask(self._paths.control_file, "pause")
+        return asked_at
+
+    async def resume(self) -> float:
+        asked_at = time.monotonic()
+        await control.ask(self._paths.control_file, "resume")
+        return asked_at
+
+
+@asynccontextmanager
+async def scene(
+    scratch: Path, base: Path, engine: Engine, *, manners: MannersConfig | None = None, stream_s: float = 5.0
+) -> AsyncIterator[Scene]:
+    """The node's engine is up and has work."""
+    home = scratch / "node"
+    shutil.rmtree(home, ignore_errors=True)
+    shutil.rmtree(scratch / "hub", ignore_errors=True)
+    hub = DrivenHub(scratch / "hub")
+    await hub.open()
+    await hub.publish_base(base)
+    paths, owner = Paths.find(home), Owner()
+    config = NodeConfig.model_validate(
+        {
+            "backend": engine.backend,
+            "threads": engine.threads,
+            "swarm_host": "127.0.0.1",
+            "bench_seconds": 0,
+            "width": GROUP_SIZE,
+            "stream_s": stream_s,
+            "manners": manners or MannersConfig(),
+        }
+    )
+    daemon = Daemon(
+        paths=paths,
+        config=config,
+        me=key_file.load_or_create(paths.identity_key),
+        joining=Joining(
+            address=HubAddress.parse(hub.url, insecure=False), pinned=None, invite_token=None, patient=False
+        ),
+        panel=PlainPanel(),
+        sensors=owner,
+    )
+    node = asyncio.create_task(daemon.run())
+    leasing = asyncio.create_task(_lease_for_ever(hub))
+    try:
+        found = Scene(hub, daemon, owner, paths)
+        await hub.until(lambda: hub.handshakes)
+        await found.until_sampling()
+        yield found
+    finally:
+        leasing.cancel()
+        daemon.request_stop("the benchmark is over")
+        await asyncio.wait([node], timeout=PATIENCE_S)
+        await hub.end()
+
+
+async def _lease_for_ever(hub: DrivenHub) -> None:
+    """As much as the node says that it will hold, in groups."""
+    rng = np.random.default_rng(0)
+    out: set[tuple[int, int]] = set()
+    heard = number = capacity = 0
+    while True:
+        await hub.until(lambda heard=heard: len(hub.said) > heard)
+        for message in hub.said[heard:]:
+            if isinstance(message, NodeStatus):
+                capacity = 0 if message.policy_version is None else message.capacity
+            elif isinstance(message, Rollout):
+                out.discard((message.lease_id, message.index))
+            elif isinstance(message, LeaseReturned):
+                out -= {(message.lease_id, index) for index in message.indices}
+        heard = len(hub.said)
+        while len(out) + GROUP_SIZE <= capacity:
+            number += 1
+            out |= {(number, index) for index in range(GROUP_SIZE)}
+            fields: dict[str, Any] = {
+                "prompt_ids": rng.integers(10, 8_000, PROMPT_TOKENS).astype(np.int32),
+                "max_tokens": MAX_TOKENS,
+                "stop_ids": (),
+            }
+            await hub.lease(number, version=0, count=GROUP_SIZE, deadline_s=600.0, **fields)

@@ -1,0 +1,90 @@
+"""How soon an engine stands still when its owner comes, how soon it goes on, and what that costs of its work."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import psutil
+
+from benchmarks.manners.models import Models
+from benchmarks.manners.scene import FREE, GAME, Engine, Scene, scene
+from benchmarks.progress import Progress
+from echo_node.core.manners import MannersConfig
+
+News = Literal["pause", "game"]
+
+MOST_TIMES: Final = 25
+LEAST_TIMES: Final = 5
+WITHIN_S: Final = 40.0
+WORK_S: Final = 0.5
+"""Of sampling before the owner comes."""
+LOOK_S: Final = 0.002
+
+
+async def measure(scratch: Path, models: Models, engine: Engine, news: News, progress: Progress) -> Mapping[str, Any]:
+    """Yields in milliseconds from the news on; seconds until it samples again, by its memory or after a start anew."""
+    yields: list[float] = []
+    resumes: list[float] = []
+    async with scene(scratch, models(engine.model), engine, manners=MannersConfig(priority="lowest")) as node:
+        for _ in progress.repetitions(MOST_TIMES, within_s=WITHIN_S, least=LEAST_TIMES):
+            await asyncio.sleep(WORK_S)
+            yields.append(await _yield(node, news))
+            resumes.append(await _resume(node, news))
+    how = "resume_s" if news == "pause" else "restart_s"
+    return {
+        "yield_ms_p50": 1_000 * statistics.median(yields),
+        "yield_ms_p99": 1_000 * _p99(yields),
+        how: statistics.median(resumes),
+        f"{how}_worst": max(resumes),
+        "times": len(yields),
+    }
+
+
+async def _yield(node: Scene, news: News) -> float:
+    engine = node.engine
+    assert engine is not None, "it samples"
+    watched = asyncio.create_task(asyncio.to_thread(_until_still, engine))
+    if news == "pause":
+        began = await node.pause()
+    else:
+        node.owner.reading = GAME
+        await node.until(lambda: node.owner.told is GAME)
+        began = node.owner.told_at
+    return await watched - began
+
+
+async def _resume(node: Scene, news: News) -> float:
+    if news == "pause":
+        began = await node.resume()
+    else:
+        node.owner.reading = FREE
+        await node.until(lambda: node.owner.told is FREE)
+        began = node.owner.told_at
+    return await node.until_sampling() - began
+
+
+def _until_still(engine: psutil.Process) -> float:
+    """When no thread of it runs, or will, by the monotonic clock: all are stopped, or all are gone."""
+    while any(state not in "TtZX" for state in _states(engine.pid)):
+        time.sleep(LOOK_S)
+    return time.monotonic()
+
+
+def _states(pid: int) -> Iterator[str]:
+    """One letter for each of its threads, as in proc(5)."""
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            yield (task / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue  # It has just ended.
+
+
+def _p99(values: list[float]) -> float:
+    """The worst where there are fewer than a hundred."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
