@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final, Protocol
@@ -9,14 +10,17 @@ from typing import Final, Protocol
 import psutil
 
 from echo_node.core.manners import MannersConfig, Reading
-from echo_node.host.sensors.gpu import GpuReading, NvidiaSensors
+from echo_node.host.sensors.drm import DrmSensors
+from echo_node.host.sensors.gpu_reading import GpuReading, together
 from echo_node.host.sensors.load import OthersLoad
+from echo_node.host.sensors.nvidia import NvidiaSensors
 from echo_node.host.sensors.owner import owner_here
 from echo_node.host.sensors.power import battery
 from echo_node.host.sensors.programs import running
 from echo_node.host.sensors.thermal import cpu_celsius
 
 SYS: Final = Path("/sys")
+PROC: Final = Path("/proc")
 
 
 class Sensors(Protocol):
@@ -35,17 +39,17 @@ class Sensors(Protocol):
 class MachineSensors:
     """This machine's."""
 
-    def __init__(self, data_dir: Path, *, sys_root: Path = SYS) -> None:
+    def __init__(self, data_dir: Path, *, sys_root: Path = SYS, proc_root: Path = PROC) -> None:
         self._data_dir = data_dir
         self._sys_root = sys_root
         self._owner = owner_here()
-        self._nvidia = NvidiaSensors()
+        self._nvidia, self._drm = NvidiaSensors(), DrmSensors(sys_root, proc_root)
         self._load = OthersLoad()
 
     def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> Reading:
         power = None if settings.on_battery else battery(self._sys_root)
         waits = (settings.gpu if on_gpu else settings.cpu) == "idle"
-        gpu = self._nvidia.read(engines) if on_gpu else GpuReading()
+        gpu = self._gpus(engines) if on_gpu else GpuReading()
         return Reading(
             idle_s=self._owner.idle_s() if waits else None,
             on_battery=None if power is None else power.in_use,
@@ -61,6 +65,9 @@ class MachineSensors:
             free_disk_bytes=_free_bytes(self._data_dir) if settings.min_free_disk_bytes else None,
             metered=None if settings.metered else self._owner.metered(),
         )
+
+    def _gpus(self, engines: Collection[int]) -> GpuReading:
+        return together([*self._nvidia.read(engines), *self._drm.read(engines, time.monotonic())])
 
     def close(self) -> None:
         self._owner.close()

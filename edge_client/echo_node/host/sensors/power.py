@@ -9,7 +9,7 @@ from typing import Final
 
 import psutil
 
-from echo_node.host.sensors.sysfs import text_of
+from echo_node.host.sensors.sysfs import number_of, text_of
 
 _EXTERNAL: Final = ("Mains", "USB", "Wireless")
 
@@ -42,8 +42,8 @@ def _from_sysfs(supplies: Path) -> Battery | None:
         elif kind == "Battery" and text_of(supply / "scope") != "Device":
             has_battery = True
             is_discharging = is_discharging or text_of(supply / "status") == "Discharging"
-            if (level := text_of(supply / "capacity")).isdecimal():
-                levels.append(min(100, int(level)) / 100)
+            if (percent := number_of(supply / "capacity")) is not None:
+                levels.append(min(100, max(0, percent)) / 100)
     if not has_battery:
         return None
     return Battery(is_discharging and not is_plugged, sum(levels) / len(levels) if levels else None)

@@ -11,3 +11,9 @@ def text_of(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def number_of(file: Path) -> int | None:
+    """The whole number in it; None where there is none."""
+    text = text_of(file)
+    return int(text) if text.removeprefix("-").isdecimal() else None

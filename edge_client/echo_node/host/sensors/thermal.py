@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from echo_node.host.sensors.sysfs import text_of
+from echo_node.host.sensors.sysfs import number_of, text_of
 
 _PROCESSORS: Final = ("coretemp", "k10temp", "k8temp", "zenpower", "cpu_thermal", "soc_thermal", "cpu")
 """Drivers of sensors on processors, as hwmon names them."""
@@ -19,10 +19,10 @@ def cpu_celsius(sys_root: Path) -> float | None:
     https://www.kernel.org/doc/Documentation/hwmon/sysfs-interface.rst: thousandths of a degree.
     """
     found = [
-        int(said) / 1000
+        said / 1000
         for chip in (sys_root / "class" / "hwmon").glob("*")
         if text_of(chip / "name") in _PROCESSORS
         for file in chip.glob("temp*_input")
-        if (said := text_of(file)).lstrip("-").isdecimal()
+        if (said := number_of(file)) is not None
     ]
     return max((celsius for celsius in found if _CELSIUS[0] < celsius < _CELSIUS[1]), default=None)

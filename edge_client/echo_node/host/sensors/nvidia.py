@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, Final
+
+from echo_node.host.sensors.gpu_reading import GpuReading
 
 log = logging.getLogger(__name__)
 
 _MICROSECONDS: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """None = the driver does not say."""
-
-    others: float | None = None
-    """Share of the busiest GPU's time that other processes took since the last look."""
-    celsius: float | None = None
-    watts: float | None = None
-
-
 class NvidiaSensors:
-    """Opened at the first reading; where there is no driver, every reading is empty."""
+    """Opened at the first reading; where there is no driver, there are no readings."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -32,16 +23,11 @@ class NvidiaSensors:
         """The newest sample of each device, in microseconds since the epoch."""
         self._is_open = False
 
-    def read(self, own: Collection[int]) -> GpuReading:
-        """`own`: processes of this node. Of several GPUs the busiest, warmest and hungriest."""
+    def read(self, own: Collection[int]) -> list[GpuReading]:
+        """One reading for each GPU. `own`: processes of this node."""
         if not self._is_open:
             self._open()
-        found = [self._read(number, device, own) for number, device in enumerate(self._devices)]
-        return GpuReading(
-            others=max((one.others for one in found if one.others is not None), default=None),
-            celsius=max((one.celsius for one in found if one.celsius is not None), default=None),
-            watts=max((one.watts for one in found if one.watts is not None), default=None),
-        )
+        return [self._read(number, device, own) for number, device in enumerate(self._devices)]
 
     def close(self) -> None:
         if self._devices:

@@ -1,0 +1,97 @@
+"""What Linux's own graphics drivers tell of a GPU: how busy it is, how warm, what it draws. AMD's tells all of it.
+
+https://docs.kernel.org/gpu/amdgpu/thermal.html, https://docs.kernel.org/gpu/drm-usage-stats.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from echo_node.host.sensors.gpu_reading import GpuReading
+from echo_node.host.sensors.sysfs import number_of, text_of
+
+_ENGINES: Final = ("drm-engine-gfx", "drm-engine-compute", "drm-engine-render")
+_POWER: Final = ("power1_average", "power1_input")
+_NANOSECONDS: Final = 1e9
+SHORTEST_S: Final = 0.5
+"""Between two looks, of which the later one counts: what a process took is a figure over time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Of each device, what this node's processes have computed on it in all."""
+
+    at: float
+    by_device_s: dict[str, float]
+
+
+class DrmSensors:
+    """Of the cards below `sys_root`; `proc_root`: where Linux tells of processes."""
+
+    def __init__(self, sys_root: Path, proc_root: Path) -> None:
+        self._cards = sys_root / "class" / "drm"
+        self._proc = proc_root
+        self._taken: _Taken | None = None
+        self._own: dict[str, float] = {}
+        """Share of each device that this node took between the last two looks."""
+
+    def read(self, own: Collection[int], now: float) -> list[GpuReading]:
+        """One reading for each card whose driver tells anything. `own`: processes of this node; `now`: monotonic."""
+        self._look(own, now)
+        return [
+            reading
+            for device in sorted({card.resolve() for card in self._cards.glob("card[0-9]*/device")})
+            if (reading := self._of(device)) != GpuReading()
+        ]
+
+    def _of(self, device: Path) -> GpuReading:
+        busy = number_of(device / "gpu_busy_percent")
+        others = None if busy is None else max(0.0, busy / 100 - self._own.get(device.name, 0.0))
+        celsius = [number_of(file) for file in device.glob("hwmon/hwmon*/temp*_input")]
+        watts = [
+            number_of(file) for name in ("average", "input") for file in device.glob(f"hwmon/hwmon*/power1_{name}")
+        ]
+        return GpuReading(
+            others=others,
+            celsius=max((one / 1e3 for one in celsius if one is not None), default=None),
+            watts=max((one / 1e6 for one in watts if one is not None), default=None),
+        )
+
+    def _look(self, own: Collection[int], now: float) -> None:
+        if self._taken is not None and now - self._taken.at < SHORTEST_S:
+            return
+        taken: dict[str, float] = {}
+        for device, seconds in self._clients(own):
+            taken[device] = taken.get(device, 0.0) + seconds
+        if self._taken is not None:
+            passed_s, before = now - self._taken.at, self._taken.by_device_s
+            # What has just ended takes its share of the past with it.
+            self._own = {name: max(0.0, all_s - before.get(name, 0.0)) / passed_s for name, all_s in taken.items()}
+        self._taken = _Taken(now, taken)
+
+    def _clients(self, own: Collection[int]) -> Iterator[tuple[str, float]]:
+        """(device, seconds) of each connection to a device that a process holds; several files may be the same one."""
+        seen: set[tuple[str, str]] = set()
+        for pid in own:
+            for file in (self._proc / str(pid) / "fdinfo").glob("*"):
+                said = dict(_said(text_of(file)))
+                client = (said.get("drm-pdev", ""), said.get("drm-client-id", ""))
+                if all(client) and client not in seen:
+                    seen.add(client)
+                    yield client[0], sum(_whole(said.get(name, "")) for name in _ENGINES) / _NANOSECONDS
+
+
+def _said(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            yield key.strip(), value.strip()
+
+
+def _whole(text: str) -> int:
+    """Of "123 ns"; 0 where there is none."""
+    first = text.split(" ")[0]
+    return int(first) if first.isdecimal() else 0

@@ -1,0 +1,10 @@
+from echo_node.host.sensors.gpu_reading import GpuReading, together
+
+
+def test_the_worst_of_all_gpus_counts() -> None:
+    first, second = GpuReading(others=0.1, celsius=80.0), GpuReading(others=0.4, celsius=60.0, watts=200.0)
+    assert together([first, second]) == GpuReading(others=0.4, celsius=80.0, watts=200.0)
+
+
+def test_what_none_of_them_tells_is_not_told() -> None:
+    assert together([]) == together([GpuReading()]) == GpuReading()
