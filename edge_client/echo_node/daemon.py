@@ -151,6 +151,18 @@ class Daemon:
         self._running: asyncio.Task[Any] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
+        self.is_told_to_end = False
+        """By its owner or the system, and not by a turn's end."""
+
+    @property
+    def hub(self) -> str:
+        """Its address."""
+        return self._joining.address.origin
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether it ends once it holds nothing."""
+        return self._finishing is not None
 
     @property
     def connections(self) -> Connections:
@@ -179,12 +191,19 @@ class Daemon:
 
     def request_stop(self, reason: str) -> None:
         """First time: return the leases and leave in good order. Second time: at once."""
+        self.is_told_to_end = True
         if self._stopping is None:
             log.info("Stopping: %s.", reason)
             self._stopping = asyncio.ensure_future(self._inbox.put(DrainRequested(reason=reason)))
         else:
             assert self._running is not None, "the daemon runs in a task"
             self._running.cancel()
+
+    def finish(self, reason: str) -> None:
+        """Takes nothing new, ends what it holds, then leaves."""
+        if self._finishing is None:
+            log.info("Finishing what is held, then leaving: %s.", reason)
+            self._finishing = asyncio.ensure_future(self._inbox.put(FinishRequested(reason=reason)))
 
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
@@ -404,10 +423,8 @@ class Daemon:
         return {}
 
     def _finish_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
-        if self._finishing is None:
-            log.info("Finishing what is held, then stopping.")
-            event = FinishRequested(reason="asked to finish by echo-node")
-            self._finishing = asyncio.ensure_future(self._inbox.put(event))
+        self.is_told_to_end = True
+        self.finish("asked to by echo-node")
         return {"pid": os.getpid(), "held_rollouts": self.snapshot().held_rollouts}
 
     def _stop_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:

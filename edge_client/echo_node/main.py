@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from echo_node.commands import autostart, identity, machine, owner, working
+from echo_node.commands import autostart, hubs, identity, machine, owner, working
 from echo_shared.errors import EchoError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command()(owner.resume)
 app.command()(owner.finish)
 app.command()(machine.doctor)
 app.command()(machine.bench)
+app.add_typer(hubs.app, name="hubs")
 app.add_typer(identity.app, name="id")
 app.add_typer(autostart.app, name="service")
 

@@ -13,6 +13,7 @@ from echo_node.connections import Connections
 from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.hubs import HubRecord, Hubs, Joining
 from echo_node.host.paths import Paths
+from echo_node.host.shares import SharesFile
 from echo_node.host.spool import Spool
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.shell import Deliver, RunParts, RunShell
@@ -65,7 +66,11 @@ class Opening:
             flags=dict(self.joining.flags),
         )
         hubs = Hubs(self.paths)
+        before = await asyncio.to_thread(hubs.last)
         await asyncio.to_thread(hubs.save, record)
+        if self.joining.share is not None:
+            shares, last = SharesFile(self.paths.shares_file), None if before is None else before.url
+            await asyncio.to_thread(shares.joined, record.url, self.joining.share, before=last)
         spool = Spool(hubs.directory(record) / "spool.db")
         await asyncio.to_thread(spool.open)
         lost = await asyncio.to_thread(spool.begin_run, welcome.run_id)

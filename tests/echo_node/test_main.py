@@ -23,6 +23,7 @@ from echo_shared.errors import ConfigError, ConnectError, StorageError
 from echo_shared.messages import FinishReason, Goodbye, LeaseReturned, NodeStatus, Rollout
 
 JOIN_FLAGS = {
+    "--share",
     "--name",
     "--token",
     "--backend",
@@ -120,7 +121,28 @@ def test_the_commands_are_these() -> None:
         "resume",
         "finish",
     }
-    assert {group.name for group in app.registered_groups} == {"id", "service"}
+    assert {group.name for group in app.registered_groups} == {"hubs", "id", "service"}
+
+
+def test_hubs_have_shares(home: Path) -> None:
+    joined(home)
+    second = HubRecord(url="http://127.0.0.1:2", hub_key_hex="cd" * 32, joined_at=2.0, run_id="two", run_name="[b]two")
+    Hubs(Paths.find(None)).save(second)
+    assert [(one["url"], one["share"]) for one in json.loads(invoke("hubs", "list", "--json"))] == [
+        ("http://127.0.0.1:2", None),
+        ("http://127.0.0.1:1", None),
+    ]
+    assert "works for the first one alone" in invoke("hubs", "list") and "[b]two" in invoke("hubs", "list")
+    invoke("hubs", "share", "http://127.0.0.1:1", "1")
+    assert invoke("hubs", "share", "http://127.0.0.1:2", "3").split() == [
+        *("http://127.0.0.1:2", "75%"),
+        *("http://127.0.0.1:1", "25%"),
+    ]
+    assert "75%" in invoke("hubs", "list")
+    with pytest.raises(ConfigError, match="has not joined that hub"):
+        invoke("hubs", "share", "http://127.0.0.1:3", "1")
+    assert "Left [b]two" in invoke("leave", "http://127.0.0.1:2")
+    assert [one["share"] for one in json.loads(invoke("hubs", "list", "--json"))] == [1.0]
 
 
 def test_a_pause_without_a_node_is_kept_for_the_next_one(home: Path) -> None:

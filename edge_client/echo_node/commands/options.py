@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from echo_node.config import NodeConfig, load_config
+from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, HubRecord, Hubs
 from echo_node.host.paths import Paths
 from echo_shared.errors import ConfigError
@@ -50,4 +51,12 @@ def last_hub(paths: Paths) -> HubRecord:
     record = Hubs(paths).last()
     if record is None:
         raise ConfigError("This node has joined no hub yet.", got=str(paths.data_dir), do="echo-node join URL")
+    return record
+
+
+def joined_hub(paths: Paths, url: str) -> HubRecord:
+    """The one at this address."""
+    record = Hubs(paths).at(HubAddress.parse(url, insecure=True).origin)
+    if record is None:
+        raise ConfigError("This node has not joined that hub.", got=url, do="See those that it has: echo-node hubs")
     return record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Mapping
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Annotated, Final
@@ -29,14 +30,16 @@ from echo_node.commands.options import (
     Width,
     With,
     given,
+    joined_hub,
     last_hub,
     settings,
 )
 from echo_node.config import NodeConfig
 from echo_node.host import control
 from echo_node.host.address import HubAddress
-from echo_node.host.hubs import HubRecord, Hubs, Joining
+from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
 from echo_node.host.paths import Paths
+from echo_node.host.shares import SharesFile
 from echo_node.host.signals import run_until_stopped
 from echo_node.host.spool import Spool
 from echo_node.lending.pairing import DEFAULT_PORT
@@ -65,9 +68,12 @@ def join(
     swarm_host: SwarmHost = None,
     cost_per_hour: Cost = None,
     power_watts: Power = None,
+    share: Annotated[
+        float, typer.Option("--share", min=0, help="Of this node's time, beside its other hubs; 0 = all of it.")
+    ] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Join a hub and work for it until stopped."""
+    """Join a hub and work for it until stopped; with a share, beside the hubs that were joined before."""
     paths = Paths.find(data_dir)
     flags = given(
         name=name,
@@ -92,8 +98,9 @@ def join(
         invite_token=config.invite_token or (None if known is None else known.invite_token),
         flags=flags,
         patient=False,
+        share=share,
     )
-    _serve(paths, config, joining, quiet=quiet)
+    _serve(paths, config, joining, by_turns=share > 0, quiet=quiet)
 
 
 def run_command(
@@ -111,7 +118,10 @@ def run_command(
     power_watts: Power = None,
     quiet: Quiet = False,
 ) -> None:
-    """Work again for the hub that was joined last, as `join` was told to; what is given here counts for this time."""
+    """Work again for the hub that was joined last, or for those that have a share, as `join` was told to.
+
+    What is given here counts for this time.
+    """
     paths = Paths.find(data_dir)
     record = last_hub(paths)
     flags = given(
@@ -127,15 +137,9 @@ def run_command(
         cost_per_hour=cost_per_hour,
         power_watts=power_watts,
     )
-    config = settings(paths, record.flags | flags)
-    joining = Joining(
-        address=HubAddress(origin=record.url),  # Checked when it was joined.
-        pinned=record,
-        invite_token=config.invite_token or record.invite_token,
-        flags=record.flags,
-        patient=True,
-    )
-    _serve(paths, config, joining, quiet=quiet)
+    by_turns = any(one.share for one in SharesFile(paths.shares_file).load().values())
+    config, joining = _again(paths, record, flags)
+    _serve(paths, config, joining, by_turns=by_turns, flags=flags, quiet=quiet)
 
 
 def lend(
@@ -157,10 +161,14 @@ def lend(
     run_until_stopped(Helper(paths, lending).run())
 
 
-def leave(data_dir: DataDir = None, force: Force = False) -> None:
+def leave(
+    url: Annotated[str | None, typer.Argument(help="A hub's address; left out: the one that was joined last.")] = None,
+    data_dir: DataDir = None,
+    force: Force = False,
+) -> None:
     """Stop the node if it runs, and forget the hub and all that came from it."""
     paths = Paths.find(data_dir)
-    record = last_hub(paths)
+    record = last_hub(paths) if url is None else joined_hub(paths, url)
     try:
         asyncio.run(control.ask(paths.control_file, "stop"))
     except ConnectError:
@@ -174,8 +182,31 @@ def leave(data_dir: DataDir = None, force: Force = False) -> None:
     typer.echo(f"Left {record.run_name or 'the hub'} at {record.url}.")
 
 
-def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -> None:
-    from echo_node.daemon import Daemon  # Its imports take longer than the other commands run.
+def _again(paths: Paths, record: HubRecord, flags: Mapping[str, Flag]) -> tuple[NodeConfig, Joining]:
+    """To work for a hub that was joined before."""
+    config = settings(paths, {**record.flags, **flags})
+    joining = Joining(
+        address=HubAddress(origin=record.url),  # Checked when it was joined.
+        pinned=record,
+        invite_token=config.invite_token or record.invite_token,
+        flags=record.flags,
+        patient=True,
+    )
+    return config, joining
+
+
+def _serve(
+    paths: Paths,
+    config: NodeConfig,
+    joining: Joining,
+    *,
+    by_turns: bool,
+    flags: Mapping[str, Flag] = {},
+    quiet: bool,
+) -> None:
+    """`flags` count for other hubs' turns as well."""
+    from echo_node.daemon import Daemon  # Their imports take longer than the other commands run.
+    from echo_node.turns import Turns
 
     with paths.lock():
         me = key_file.load_or_create(paths.identity_key)
@@ -184,7 +215,16 @@ def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -
 
         async def serve() -> None:
             with open_panel(console, quiet=quiet) as panel:
-                await Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel).run()
+                first = Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel)
+                if not by_turns:
+                    await first.run()
+                    return
+
+                def make(hub: str) -> Daemon:
+                    config, joining = _again(paths, joined_hub(paths, hub), flags)
+                    return Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel)
+
+                await Turns(SharesFile(paths.shares_file), make).run(first if joining.share else None)
 
         run_until_stopped(serve())
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from echo_node.host.address import HubAddress
 from echo_node.host.paths import Paths
+from echo_node.host.shares import SharesFile
 from echo_shared.artefacts import artefact_name
 from echo_shared.errors import StorageError
 from echo_shared.files import write_private
@@ -51,6 +52,8 @@ class Joining:
     """To be remembered with the hub."""
     patient: bool
     """Keep trying even when the very first connection fails."""
+    share: float | None = None
+    """Of the node's time beside its other hubs, from now on; 0 = it has all of it, None = as before."""
 
 
 class Hubs:
@@ -86,7 +89,8 @@ class Hubs:
         return self._paths.hub(record.hub_key)
 
     def forget(self, record: HubRecord) -> None:
-        """Deletes all that came from this hub: record, spool, and its run's files."""
+        """Deletes all that came from this hub: record, spool, its run's files, and its share."""
+        SharesFile(self._paths.shares_file).forget(record.url)
         shutil.rmtree(self.directory(record))
         self.delete_run(record.run_id)
 

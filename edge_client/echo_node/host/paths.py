@@ -5,6 +5,7 @@ data_dir/
     node.lock                 held while a daemon runs on this directory
     control.json              how to talk to that daemon
     pause.json                the pause that its owner asked for
+    shares.json               which part of its time each of several hubs has
     hubs/<hub>/hub.json       what is known of a hub; <hub> is a hash of its key
     hubs/<hub>/spool.db       finished rollouts and their receipts
     artefacts/<name>/         fetched and verified base models and policy versions
@@ -61,6 +62,10 @@ class Paths:
     @property
     def pause_file(self) -> Path:
         return self.data_dir / "pause.json"
+
+    @property
+    def shares_file(self) -> Path:
+        return self.data_dir / "shares.json"
 
     @property
     def hubs(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -27,10 +28,10 @@ class PauseFile:
         """A file that cannot be understood is a pause without an end: whoever wrote it wanted the node to be still."""
         try:
             until = json.loads(self._file.read_text(encoding="utf-8"))["until"]
-            return Pause(None if until is None else float(until))
+            return Pause(None if until is None else datetime.fromtimestamp(until).timestamp())
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, OverflowError, KeyError, TypeError):
             return Pause()
 
     def save(self, pause: Pause | None) -> None:

@@ -19,7 +19,20 @@ def test_a_pause_outlives_the_process(tmp_path: Path) -> None:
     file.save(None)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"until": "x"}', '{"until": []}', "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"until": "x"}',
+        '{"until": []}',
+        "\x00",
+        '{"until": NaN}',
+        '{"until": 1e999}',
+        '{"until": 1e15}',
+    ],
+)
 def test_a_file_that_cannot_be_understood_is_a_pause(tmp_path: Path, text: str) -> None:
     (tmp_path / "pause.json").write_text(text)
     assert PauseFile(tmp_path / "pause.json").load() == Pause()

@@ -1,0 +1,70 @@
+"""The hubs that this node has joined, and which part of its time each has."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from echo_node.commands.options import DataDir, Json, joined_hub
+from echo_node.core.shares import HubShare
+from echo_node.host.hubs import Hubs
+from echo_node.host.paths import Paths
+from echo_node.host.shares import SharesFile
+
+app = typer.Typer(help="The hubs that this node has joined.", no_args_is_help=True)
+
+
+@app.command("list")
+def hubs_list(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """List them, newest first, with what each has of this node's time."""
+    found = _told(Paths.find(data_dir))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    table = Table("hub", "run", "share", "worked lately", "last")
+    for one in found:
+        share = "-" if one["share"] is None else f"{one['share']:.0%}"
+        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["joined_at"]))
+        table.add_row(Text(one["url"]), Text(one["run_name"]), share, f"{one['worked_s'] / 3_600:.1f} h", last)
+    Console().print(table)
+    if all(one["share"] is None for one in found):
+        typer.echo("The node works for the first one alone. Have it work for several: echo-node hubs share URL SHARE")
+
+
+@app.command("share")
+def hubs_share(
+    url: Annotated[str, typer.Argument(help="The hub's address.")],
+    share: Annotated[float, typer.Argument(min=0, max=1_000_000, help="By weight beside the others; 0 = none.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Set which part of the node's time a hub has; a running node heeds it from the next turn on."""
+    paths = Paths.find(data_dir)
+    record, file = joined_hub(paths, url), SharesFile(paths.shares_file)
+    hubs = file.load()
+    file.save({**hubs, record.url: hubs.get(record.url, HubShare()).model_copy(update={"share": share})})
+    for one in _told(paths):
+        if one["share"] is not None:
+            typer.echo(f"{one['url']}  {one['share']:.0%}")
+
+
+def _told(paths: Paths) -> list[dict[str, Any]]:
+    """`share`: of the node's time, in [0, 1]; None where no hub has any, and the first one has all of it."""
+    shares, now = SharesFile(paths.shares_file).load(), time.time()
+    records = Hubs(paths).all()
+    total = sum(shares[record.url].share for record in records if record.url in shares)
+    return [
+        {
+            "url": record.url,
+            "run_name": record.run_name,
+            "joined_at": record.joined_at,
+            "share": shares.get(record.url, HubShare()).share / total if total else None,
+            "worked_s": shares.get(record.url, HubShare()).counted_s(now),
+        }
+        for record in records
+    ]

@@ -1,0 +1,127 @@
+"""One node, real engine included, on two hubs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_node.daemon import Daemon
+from echo_node.host import control
+from echo_node.host.shares import SharesFile
+from echo_node.turns import Paces, Turns
+from echo_shared.errors import ConnectError, RefusedError
+from echo_shared.messages import Goodbye, RefusalCode
+from tests.echo_node.conftest import Hub
+from tests.echo_node.test_daemon import Node, ready_for
+from tests.echo_node.test_daemon_yields import finished
+
+pytest.importorskip("llama_cpp")
+
+LONG = {"count": 8, "max_tokens": 120, "stop_ids": ()}
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+async def other(tmp_path: Path) -> AsyncIterator[Hub]:
+    hub = Hub(tmp_path / "other hub")
+    await hub.open()
+    await hub.publish_base()
+    yield hub
+    await hub.end()
+
+
+class Owner:
+    """Of a node that works for several hubs."""
+
+    def __init__(self, node: Node, paces: Paces, **shares: float) -> None:
+        self.node = node
+        self.file = SharesFile(node.paths.shares_file)
+        for url, share in shares.items():
+            self.file.joined(url, share, before=None)
+        self.made: list[str] = []
+        self.turns = Turns(self.file, self._make, paces=paces)
+
+    def _make(self, hub: str) -> Daemon:
+        self.made.append(hub)
+        return self.node.daemon(hub, patient=True)
+
+    async def stop(self) -> None:
+        with suppress(ConnectError):
+            await control.ask(self.node.paths.control_file, "stop")
+
+
+async def works_for(hub: Any, leases: Iterator[int]) -> None:
+    """Until the node has drawn all of a lease; one that came just as its turn ended is given again."""
+    while True:
+        turns = hub.handshakes
+        lease = await hub.lease(next(leases), version=0, **LONG)
+        wanted = {(lease.lease_id, index) for index in lease.indices}
+
+        def is_drawn(wanted: set[tuple[int, int]] = wanted) -> bool:
+            return wanted <= finished(hub)
+
+        await hub.until(lambda turns=turns, is_drawn=is_drawn: is_drawn() or hub.handshakes > turns)
+        if is_drawn():
+            return
+
+
+async def test_who_has_no_work_makes_way_and_has_its_turn_again(hub: Any, other: Any, tmp_path: Path) -> None:
+    owner = Owner(
+        Node(tmp_path / "node"),
+        Paces(idle_s=2.0, again_s=0.1, look_s=0.02),
+        **{hub.url: 1.0, other.url: 1.0},
+    )
+    running, leases = asyncio.create_task(owner.turns.run(owner.node.daemon(hub.url))), count(1)
+    for one, times in ((hub, 1), (other, 1), (hub, 2)):
+        await one.until(lambda one=one, times=times: one.handshakes >= times)
+        await works_for(one, leases)
+    assert owner.made[:2] == [other.url, hub.url], "by turns"
+    await owner.stop()
+    async with asyncio.timeout(PATIENCE_S):
+        await running
+    worked = owner.file.load()
+    assert worked[hub.url].worked_s > 0 and worked[other.url].worked_s > 0
+    assert owner.node.engine_pids() == []
+
+
+async def test_a_turn_ends_when_its_time_is_over_and_what_is_held_is_finished(
+    hub: Any, other: Any, tmp_path: Path
+) -> None:
+    owner = Owner(Node(tmp_path / "node"), Paces(turn_s=0.0, look_s=0.02), **{hub.url: 1.0, other.url: 1.0})
+    owner.file.save({name: one.model_copy(update={"share": 0.0}) for name, one in owner.file.load().items()})
+    running = asyncio.create_task(owner.turns.run(owner.node.daemon(hub.url)))
+    await hub.until(ready_for(hub, 0))
+    leases = [await hub.lease(n, version=0, **LONG) for n in range(1, 9)]
+    assert hub.all(Goodbye) == [], "there is nobody else to work for"
+    owner.file.joined(other.url, 1.0, before=hub.url)
+    for lease in leases:
+        await hub.finished(lease)
+    await other.until(ready_for(other, 0))
+    assert hub.all(Goodbye)
+    await owner.stop()
+    async with asyncio.timeout(PATIENCE_S):
+        await running
+
+
+async def test_a_hub_that_refuses_this_node_has_no_further_turn(hub: Any, other: Any, tmp_path: Path) -> None:
+    owner = Owner(Node(tmp_path / "node"), Paces(), **{hub.url: 1.0, other.url: 1.0})
+    for one in (hub, other):
+        one.refusal = RefusedError("You are banned.", code=RefusalCode.BANNED)
+    with pytest.raises(RefusedError, match="banned"):
+        async with asyncio.timeout(PATIENCE_S):
+            await owner.turns.run()
+    assert sorted(owner.made) == sorted([hub.url, other.url]), "each was asked once"
+
+
+async def test_a_hub_that_is_being_joined_and_fails_is_said_at_once(hub: Any, tmp_path: Path) -> None:
+    owner = Owner(Node(tmp_path / "node"), Paces(), **{hub.url: 1.0})
+    with pytest.raises(ConnectError):
+        async with asyncio.timeout(PATIENCE_S):
+            await owner.turns.run(owner.node.daemon("http://127.0.0.1:9"))
+    assert owner.made == []
