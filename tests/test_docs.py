@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from echo_node.config import NodeConfig
+from echo_node.core.manners import MannersConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -39,3 +43,20 @@ def test_the_map_names_every_folder_of_code() -> None:
     }
     code = {folder for folder in folders if any((ROOT / folder).glob("*.py"))}
     assert code - named == set()
+
+
+def test_settings_that_volunteers_are_told_of_are_settings() -> None:
+    text = (ROOT / "docs" / "volunteer.md").read_text(encoding="utf-8")
+    manners, top = set(MannersConfig.model_fields), set(NodeConfig.model_fields)
+    told = re.findall(r"`((?:manners\.)?[a-z_]+) = ([^`]+)`", text)
+    assert len(told) > 5
+    for name, value in told:
+        written = tomllib.loads(f"value = {value}")["value"]
+        name = name.removeprefix("manners.")
+        if name in manners:
+            MannersConfig(**{name: written})
+        else:
+            assert name in top, f"{name} is no setting"
+            NodeConfig.model_validate({name: written})
+    table = text[text.index("| it holds still") : text.index("A machine without a desktop")]
+    assert set(re.findall(r"`([a-z_]+)(?: = [^`]+)?`", table)) <= manners
