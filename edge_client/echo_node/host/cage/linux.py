@@ -23,7 +23,8 @@ _SYSTEM: Final = (
 )
 """Read by the C library, Python, psutil, and what looks at processor and memory."""
 _NOTHING: Final = "/dev/null"
-_GPU_DEVICES: Final = ("/dev/dri", "/dev/kfd", "/dev/nvidia-caps", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+_GPU_DEVICES: Final = ("dri", "kfd", "nvidia*")
+"""Below /dev, of AMD, Intel and NVIDIA."""
 _GPU_FILES: Final = (
     *("/proc/driver/nvidia", "/proc/devices", "/proc/modules", "/opt/cuda", "/opt/rocm", "/run/opengl-driver"),
     *("/etc/OpenCL", "/etc/vulkan", "/etc/glvnd", "/etc/nvidia"),
@@ -72,6 +73,6 @@ def _rules(cage: Cage) -> dict[Path, Access]:
     rules |= dict.fromkeys((path.resolve() for path in cage.reads), READ)
     rules[Path(_NOTHING)] = READ | Access.WRITE_FILE
     if cage.gpu:
-        devices = [*map(Path, _GPU_DEVICES), *Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("nvidia[cm]*")]
+        devices = [path for pattern in _GPU_DEVICES for path in Path("/dev").glob(pattern)]
         rules |= dict.fromkeys(map(Path, _GPU_FILES), READ) | dict.fromkeys(devices, DEVICE)
     return rules | dict.fromkeys((path.resolve() for path in cage.writes), WRITE)

@@ -1,9 +1,9 @@
 """The cage on macOS: a sandbox profile, which the process puts on itself by `sandbox_init`.
 
-That call and the program `sandbox-exec` are both deprecated, and the same kernel extension; the call is taken because it
-needs no second program, says what is wrong with a profile, and can wait until the model's directory is known. A profile's
-last rule that fits counts. Metal compiles and computes by services of the system, which the profile lets through: it
-allows what it does not name, and refuses files, network, programs and other processes by name.
+That call and the program `sandbox-exec` are both deprecated, and the same kernel extension; the call is taken because
+it needs no second program, says what is wrong with a profile, and can wait until the model's directory is known. Of a
+profile's rules the last one that fits counts. Metal compiles and computes by services of the system, which the profile
+lets through: it allows what it does not name, and refuses files, network, programs and other processes by name.
 """
 
 from __future__ import annotations
