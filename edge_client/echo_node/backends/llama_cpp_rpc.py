@@ -140,7 +140,8 @@ class Helpers:
         os.environ["LLAMA_GRAPH_REUSE_DISABLE"] = "1"
         # When a helper is lost, the last words shall be llama.cpp's, not those of a debugger that it calls.
         os.environ["GGML_NO_BACKTRACE"] = "1"
-        opened = [socket.socket(fileno=door) for door in doors] or [None] * len(addresses)
+        opened: list[socket.socket | None] = [socket.socket(fileno=door) for door in doors]
+        opened = opened or [None] * len(addresses)
         for address, door in zip(map(HelperAddress.parse, addresses), opened, strict=True):
             entering = self._tunnels.enter_async_context(tunnel(address, door))
             lent = asyncio.run_coroutine_threadsafe(entering, self._loop).result()
