@@ -1,4 +1,5 @@
-"""How a node behaves towards its owner: how soon it makes way, what it takes of other programs, what it costs at rest.
+"""How a node behaves towards its owner: how soon it makes way, what it takes of other programs, what it costs at rest,
+and what the cage around its engine costs.
 
 A yield is measured from the moment at which the owner's word or a sensor's news is there, to the moment at which every
 thread of the engine is stopped, or gone. A slowdown is the time of a program that computes beside a node at its default
@@ -14,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from benchmarks.manners import beside, paused, yielding
+from benchmarks.manners import beside, caged, paused, yielding
 from benchmarks.manners.models import Models, made_in
 from benchmarks.manners.scene import Engine
 from benchmarks.manners.yielding import News
@@ -28,6 +29,8 @@ ENGINES: Final = (
     Engine("torch", "small"),
     Engine("torch", "0.6B"),
 )
+CAGED: Final = tuple(engine for engine in ENGINES if engine.model == "small")
+"""Whose steps are short: what a cage costs a step shows most there."""
 PAUSED: Final = "paused"
 
 
@@ -39,10 +42,15 @@ def _beside(engine: Engine) -> str:
     return f"beside its owner, {engine.backend}, {engine.model}"
 
 
+def _caged(engine: Engine) -> str:
+    return f"caged, {engine.backend}, {engine.model}"
+
+
 def plan() -> list[Planned]:
     yields = [Planned(name=_yields(engine, news), seconds=60) for engine in ENGINES for news in get_args(News)]
     slowdowns = [Planned(name=_beside(engine), seconds=110) for engine in ENGINES]
-    return [*yields, *slowdowns, Planned(name=PAUSED, seconds=60)]
+    cages = [Planned(name=_caged(engine), seconds=130) for engine in CAGED]
+    return [*yields, *slowdowns, *cages, Planned(name=PAUSED, seconds=60)]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -62,6 +70,8 @@ def measure(seed: int, progress: Progress) -> Measurement:
                 run(_yields(engine, news), partial(yielding.measure, engine=engine, news=news, progress=progress))
         for engine in ENGINES:
             run(_beside(engine), partial(beside.measure, engine=engine, progress=progress))
+        for engine in CAGED:
+            run(_caged(engine), partial(caged.measure, engine=engine, progress=progress))
         run(PAUSED, partial(paused.measure, model=ENGINES[0].model))
     return Measurement(headline=_headline(rows), rows=rows)
 
@@ -76,4 +86,8 @@ def _headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "idle_rss_mb": ("idle_rss_mb",),
     }
     found = {name: [row[key] for row in rows for key in keys if key in row] for name, keys in worst.items()}
-    return {name: max(values, default=None) for name, values in found.items()}
+    caged_speeds = [row["caged_speed"] for row in rows if "caged_speed" in row]
+    return {
+        **{name: max(values, default=None) for name, values in found.items()},
+        "caged_speed": min(caged_speeds, default=None),
+    }

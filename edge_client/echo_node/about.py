@@ -67,6 +67,7 @@ class About:
         if welcomed is None:
             return NodeSnapshot(**about, activity="connecting")
         shell = welcomed.shell
+        held = shell.engine_held
         status = shell.work.status(now)
         return NodeSnapshot(
             **about,
@@ -81,6 +82,7 @@ class About:
             rollouts=shell.writer.counts,
             fetching={artefact_title(version): amount for version, amount in shell.fetching.items()},
             cost_per_hour=self.cost_per_hour,
+            cage={} if held is None else held.as_json(),
             standby=shell.work.standby if connected else "",
             problem=shell.writer.problem,
         )

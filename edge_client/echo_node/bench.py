@@ -17,6 +17,7 @@ from rich.text import Text
 
 from echo_node.backends import registry
 from echo_node.backends.base import OUT_OF_MEMORY
+from echo_node.backends.caging import Terms
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import EngineChild
 from echo_node.backends.random_model import make_random_model
@@ -198,6 +199,7 @@ class Bench:
             log=self._log,
             settings=replace(settings_of(self._config), width=width),
             limits=limits_of(self._config, self._hardware),
+            cage=Terms(mode=self._config.cage),
         )
         try:
             return await engine.measure(widths=widths_up_to(engine.width), budget_s=seconds)

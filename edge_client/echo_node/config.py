@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_node.core.manners import MannersConfig
+from echo_node.host.cage.description import CageMode
 from echo_node.host.paths import HOME_VARIABLE
 from echo_node.lending.pairing import HelperAddress
 from echo_shared.errors import ConfigError
@@ -67,6 +68,9 @@ class NodeConfig(BaseSettings):
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
     """Upload to other nodes: at most half of it for handing on, and half for BitTorrent, which does not count nodes of
     the local network; 0 = unlimited."""
+    cage: CageMode = "auto"
+    """Whether the engine, which reads what a hub sends, is kept from your files, the network and other programs: auto =
+    as far as the system can; required = it does not start where something of that is missing; off = not at all."""
     insecure: bool = False
     """Allow an unencrypted connection to a hub on another machine."""
     reconnect_first_s: Annotated[float, Field(gt=0, le=60)] = 1.0

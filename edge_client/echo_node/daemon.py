@@ -404,6 +404,7 @@ class Daemon:
             limits=limits_of(self._config, self._chooser.hardware),
             priority=self._config.manners.priority,
             bench_seconds=self._config.bench_seconds,
+            cage=self._config.cage,
             deliver=self._inbox.put,
         )
         return EngineSupervisor(parts, files)

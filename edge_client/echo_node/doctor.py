@@ -19,6 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from echo_node.backends import registry
@@ -29,6 +30,7 @@ from echo_node.engine.supervisor import measured_rates, place_of, settings_of
 from echo_node.host import control, hardware
 from echo_node.host.address import HubAddress
 from echo_node.host.artefact_files import content_here, headroom_bytes
+from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
@@ -45,6 +47,7 @@ LITTLE_DISK_BYTES: Final = 4 * 2**30
 LITTLE_MEMORY_BYTES: Final = 2 * 2**30
 _GIB: Final = 2**30
 _MOST_SAID: Final = 200
+UNCAGED_WORKS: Final = "; it works without its cage"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,8 @@ def examine(paths: Paths, url: str | None) -> Diagnosis:
     except (ConfigError, StorageError) as error:
         findings.append(Finding(subject="settings", level="problem", what=_said(error), do=error.do or ""))
     patient = _Patient(paths=paths, config=config, hardware=hardware.detect(), hub=hub, url=url)
-    findings += [*_machine(patient.hardware), *_engines(patient), _swarm(), *_data_directory(paths), *_hub(patient)]
+    findings += [*_machine(patient.hardware), *_engines(patient), _cage(config.cage), _swarm()]
+    findings += [*_data_directory(paths), *_hub(patient)]
     return Diagnosis(findings=tuple(findings))
 
 
@@ -126,19 +130,25 @@ def _engines(patient: _Patient) -> Iterator[Finding]:
     """Each engine on each device, which is chosen, and how fast it is."""
     wanted = patient.config.wanted_backend
     survey = [one for one in registry.survey(patient.hardware) if not one.on_request or one.choice.name == wanted]
-    failures = {(one.choice.name, one.choice.device): _try(one.choice) for one in survey if one.missing is None}
+    failures = {
+        (one.choice.name, one.choice.device): _try(one.choice, patient.config.cage)
+        for one in survey
+        if one.missing is None
+    }
     working = [key for key, failure in failures.items() if failure is None]
     better = True
     for one in survey:
         key = (one.choice.name, one.choice.device)
         better = better and key not in working
-        yield _engine(one, failures.get(key), level="warning" if better else "ok")
+        yield _engine(
+            one, failures.get(key), level="warning" if better else "ok", config_file=patient.paths.config_file
+        )
     if any(name == "llama_cpp" for name, _ in working):
         yield _rpc()
     yield from _choice(patient, working)
 
 
-def _engine(one: Possibility, failure: str | None, *, level: Level) -> Finding:
+def _engine(one: Possibility, failure: str | None, *, level: Level, config_file: Path) -> Finding:
     """`level`: of an engine that is not there; it is no loss where a better one works."""
     subject = f"{one.choice.name} on {one.choice.device}"
     if one.missing is not None:
@@ -149,16 +159,23 @@ def _engine(one: Possibility, failure: str | None, *, level: Level) -> Finding:
         do = registry.reinstall(one.choice.name)
         if one.choice.device == "cuda":
             do = "Update the NVIDIA driver, or install a PyTorch for it: https://pytorch.org/get-started/locally/"
+        if failure.endswith(UNCAGED_WORKS):
+            do = f'Report it. Until then, if you trust your hubs: cage = "off" in {config_file}'
         return Finding(subject=subject, level="warning", what=f"does not work: {failure}", do=do)
     return Finding(subject=subject, level="ok", what=f"usable: {registry.software(one.choice.name)}")
 
 
-def _try(choice: BackendChoice) -> str | None:
-    """What happens when the engine's library is loaded for this device; None when all is well."""
+def _try(choice: BackendChoice, cage: CageMode) -> str | None:
+    """What happens when the engine's library is loaded for this device, in its cage; None when all is well."""
     imports = "; ".join(f"import {package}" for package in registry.packages(choice.name))
     if choice.device == "cuda":
         imports += "; import torch; torch.zeros(1, device='cuda')"
-    return _probe(imports)
+    with tempfile.TemporaryDirectory(prefix="echo-doctor-", ignore_cleanup_errors=True) as directory:
+        arguments = f"{choice.name!r}, {choice.device!r}, {directory!r}, {cage!r}"
+        failure = _probe(f"from echo_node.backends.caging import cage_trial; cage_trial({arguments}); {imports}")
+    if failure is not None and cage == "auto" and _probe(imports) is None:
+        return failure + UNCAGED_WORKS
+    return failure
 
 
 def _probe(code: str) -> str | None:
@@ -182,6 +199,36 @@ def _probe(code: str) -> str | None:
     last = next((line for line in reversed(ended.stderr.splitlines()) if line.strip()), "")
     status = f"exit status {ended.returncode}" if ended.returncode > 0 else f"killed by signal {-ended.returncode}"
     return f"{status}: {printable_line(last)[:_MOST_SAID]}" if last and ended.returncode > 0 else status
+
+
+def _cage(mode: CageMode) -> Finding:
+    """Which cage an engine has on this machine, as a process says that has tried to break out of it."""
+    subject = "engine's cage"
+    if mode == "off":
+        do = 'Set cage to "auto": the engine then reads what hubs send without your rights.'
+        return Finding(subject=subject, level="warning", what="none: the settings say so", do=do)
+    with tempfile.TemporaryDirectory(prefix="echo-doctor-") as directory:
+        private = Path(directory) / "private"
+        private.write_bytes(b"private")
+        try:
+            held = _tried(private)
+        except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+            return Finding(subject=subject, level="warning", what=f"it cannot be tried: {error}"[:_MOST_SAID])
+    if not held.lacks:
+        return Finding(subject=subject, level="ok", what=held.sentence)
+    if mode == "required":
+        do = 'Set cage to "auto", which takes what there is.'
+        return Finding(subject=subject, level="problem", what=held.sentence, do=do)
+    return Finding(subject=subject, level="warning", what=held.sentence, do="Join only hubs that you trust.")
+
+
+def _tried(private: Path) -> Held:
+    """Raises OSError, ValueError, KeyError or SubprocessError when the trial itself fails."""
+    command = [sys.executable, "-m", "echo_node.host.cage.trial", str(private)]
+    said = subprocess.run(
+        command, capture_output=True, text=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL
+    )
+    return Held.of(json.loads(said.stdout))
 
 
 def _rpc() -> Finding:

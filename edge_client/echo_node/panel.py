@@ -15,6 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from echo_node.host.cage.description import Held
+
 log = logging.getLogger(__name__)
 
 PLAIN_EVERY_S: Final = 15.0
@@ -53,6 +55,8 @@ class NodeSnapshot:
     """Why the hub gives it no work, in a sentence; empty = nothing is known to keep it from that."""
     holds: Mapping[str, str] = field(default_factory=dict)
     """Why the node leaves the machine to its owner, as sentences by `HoldReason`; empty = it does not."""
+    cage: Mapping[str, Any] = field(default_factory=dict)
+    """What the running engine is held to, as `Held.as_json` says; empty = no engine is up."""
     problem: str | None = None
 
 
@@ -159,6 +163,8 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
     if passed or failed:
         result.append(("checked", f"{passed} found to be drawn honestly, {failed} not"))
     result += [("held back", sentence) for sentence in snapshot.holds.values()]
+    if snapshot.cage:
+        result.append(("engine's cage", Held.of(snapshot.cage).sentence))
     if snapshot.standby:
         result.append(("work", snapshot.standby))
     if snapshot.cost_per_hour:

@@ -37,6 +37,7 @@ from echo_node.core.effects import (
 from echo_node.core.events import ArtefactReady, Event, FetchFailed
 from echo_node.core.work import WorkLoop
 from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
+from echo_node.host.cage.description import Held
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
 from echo_node.net.fetcher import UNREADABLE, Fetcher
@@ -185,6 +186,11 @@ class RunShell:
         return None if self._engine is None else self._engine.pid
 
     @property
+    def engine_held(self) -> Held | None:
+        """What the engine's cage holds it to; None = no engine is up."""
+        return None if self._engine is None else self._engine.held
+
+    @property
     def _running_engine(self) -> EngineSupervisor:
         assert self._engine is not None, "the work loop uses the engine after StartEngine only"
         return self._engine
@@ -195,6 +201,7 @@ class RunShell:
         return EngineFiles(
             base_dir=base_dir,
             base_content=content,
+            policies_dir=base_dir.parent,
             derived_dir=self._parts.derived / base_dir.name / content,
             log=self._parts.logs / "engine.log",
         )

@@ -336,10 +336,12 @@ class Child:
 class ParentPipe:
     """The child's end, blocking. Making one takes over the standard streams: prints then go to standard error.
 
-    A thread reads frames into a queue, so that a busy child can look for news without waiting (`poll`).
+    A thread reads frames into a queue, so that a busy child can look for news without waiting (`poll`). For a child
+    that has something to do before it has threads, `opening` takes the first frame, and `begin` starts that one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, begun: bool = True) -> None:
+        """`begun`: frames are read from the start."""
         self._input: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._output: BinaryIO = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
@@ -347,14 +349,27 @@ class ParentPipe:
         self._closed = False
         self._ended = False
         self._sending = threading.Lock()
+        if begun:
+            self.begin()
+
+    def opening(self) -> Frame | None:
+        """The first frame, before `begin`; None when the parent has closed the pipe, or is gone."""
+        return self._take(self._read_one())
+
+    def begin(self) -> None:
+        """Reads from here on."""
         threading.Thread(target=self._read, name="parent-pipe", daemon=True).start()
 
+    def _read_one(self) -> Frame | None:
+        if len(header := self._input.read(_HEADER.size)) < _HEADER.size:
+            return None
+        (size,) = _HEADER.unpack(header)
+        body = self._input.read(size)
+        return None if len(body) < size else unpack_frame(body)  # Shorter where the parent died in mid-frame.
+
     def _read(self) -> None:
-        while len(header := self._input.read(_HEADER.size)) == _HEADER.size:
-            (size,) = _HEADER.unpack(header)
-            if len(body := self._input.read(size)) < size:
-                break  # The parent died in mid-frame.
-            self._frames.put(unpack_frame(body))
+        while (frame := self._read_one()) is not None:
+            self._frames.put(frame)
         self._closed = True
         self._frames.put(None)
 

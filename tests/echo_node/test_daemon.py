@@ -20,6 +20,7 @@ from echo_node.core.manners import MannersConfig
 from echo_node.daemon import FOR_THE_CLIENT, HANDLERS, Daemon, Incoming
 from echo_node.host import control
 from echo_node.host.address import HubAddress
+from echo_node.host.cage.description import GUARDS
 from echo_node.host.hubs import Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.sensors.machine import Sensors
@@ -473,6 +474,7 @@ async def test_status_shows_the_states_of_all_rollouts(hub: Any, node: Node) -> 
         assert answer["rollouts"]["dropped:stale"] == 1
         assert answer["rollouts"]["received"] == 1
         assert (answer["connected"], answer["policy_version"], answer["run_name"]) == (True, 0, "test run")
+        assert set(answer["cage"]["holds"]) | set(answer["cage"]["lacks"]) == set(GUARDS)
         await control.ask(node.paths.control_file, "stop")
         await hub.until(lambda: hub.all(Goodbye))
     assert not node.paths.control_file.exists()

@@ -22,6 +22,7 @@ from echo_node.doctor import Diagnosis, Finding, examine, lines_of
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.host import hardware
+from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
 
@@ -264,3 +265,36 @@ def test_the_hub_that_was_joined_last_is_asked(paths: Paths, broken: Broken) -> 
     diagnosis = examine(paths, None)
     assert of(diagnosis, "joined").what == "a run at http://127.0.0.1:1"
     assert of(diagnosis, "hub").level == "problem"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere less is held, or nothing")
+def test_the_cage_is_tried_and_told() -> None:
+    found = doctor._cage("auto")
+    assert (found.level, found.what.partition(" (")[0]) == ("ok", "reading, writing, network, programs, processes")
+
+
+@pytest.mark.parametrize(("mode", "level"), [("auto", "warning"), ("required", "problem")])
+def test_a_cage_that_does_not_hold_is_no_problem_unless_it_must(
+    mode: CageMode, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_tried", lambda private: Held.to_nothing("this kernel has no Landlock"))
+    found = doctor._cage(mode)
+    assert (found.level, found.what) == (level, "none: this kernel has no Landlock")
+
+
+def test_a_cage_that_is_switched_off_is_a_warning() -> None:
+    found = doctor._cage("off")
+    assert (found.level, found.what) == ("warning", "none: the settings say so")
+
+
+def test_an_engine_that_works_without_its_cage_alone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This one is only usable where it can read the test's own directory."""
+    (tmp_path / "private").write_text("x")
+    code = f"open({str(tmp_path / 'private')!r})"
+    monkeypatch.setattr(registry, "packages", lambda name: [f"sys; {code}"] if name == "llama_cpp" else [])
+    choice = BackendChoice(name="torch", device="cpu", reason="test")
+    assert doctor._try(choice, "auto") is None
+    choice = BackendChoice(name="llama_cpp", device="cpu", reason="test")
+    failure = doctor._try(choice, "auto")
+    assert failure is not None and "PermissionError" in failure and failure.endswith(doctor.UNCAGED_WORKS)
+    assert doctor._try(choice, "off") is None

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from echo_node import panel
+from echo_node.host.cage.description import Held
 from echo_node.panel import (
     PLAIN_EVERY_S,
     LivePanel,
@@ -51,6 +52,8 @@ def test_all_that_matters_is_shown() -> None:
     waiting = dict(rows(replace(SNAPSHOT, standby="Standing by: it is too slow.", cost_per_hour=0.4)))
     assert waiting["work"] == "Standing by: it is too slow."
     assert waiting["asks for"] == "$0.4 an hour, while it is active"
+    held = Held(by=("seccomp",), lacks={"reading": "no Landlock"})
+    assert dict(rows(replace(SNAPSHOT, cage=held.as_json())))["engine's cage"] == held.sentence
     assert "not connected" in dict(rows(replace(SNAPSHOT, connected=False)))["hub"]
 
 

@@ -341,3 +341,38 @@ async def test_a_child_ends_when_its_parent_dies_in_mid_frame(tmp_path: Path) ->
         process.stdin.close()
         async with asyncio.timeout(60):
             assert await process.wait() == 0
+
+
+async def test_the_first_frame_is_taken_before_there_is_a_thread(tmp_path: Path) -> None:
+    script = (
+        "import threading\n"
+        "from echo_shared.child import ParentPipe\n"
+        "pipe = ParentPipe(begun=False)\n"
+        "frame = pipe.opening()\n"
+        "assert threading.active_count() == 1 and not pipe.ended\n"
+        "pipe.begin()\n"
+        "pipe.send({'first': frame, 'second': pipe.receive()})\n"
+        "assert pipe.receive() is None and pipe.ended\n"
+    )
+    with (tmp_path / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log
+        )
+        async with asyncio.timeout(60):
+            said, _ = await process.communicate(pack_frame({"n": 1}) + pack_frame({"n": 2}))
+    assert process.returncode == 0, (tmp_path / "log").read_text()
+    assert unpack_frame(said[4:]) == {"first": {"n": 1}, "second": {"n": 2}}
+
+
+async def test_a_pipe_that_ends_before_the_first_frame_is_told(tmp_path: Path) -> None:
+    script = (
+        "from echo_shared.child import ParentPipe\n"
+        "pipe = ParentPipe(begun=False)\n"
+        "assert pipe.opening() is None and pipe.ended\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        await process.communicate(b"\x01")
+    assert process.returncode == 0

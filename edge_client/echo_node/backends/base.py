@@ -30,6 +30,9 @@ class EngineSettings:
     """Memory for the keys and values of all rollouts in progress."""
     helpers: tuple[str, ...] = ()
     """host:port of other devices that hold a part of the model each; llama.cpp only."""
+    doors: tuple[int, ...] = ()
+    """Descriptors of sockets that listen on loopback, one for each helper, for an engine that may make none; the
+    worker's."""
     stream_s: float = 0.0
     """Seconds of sampling between two tellings of what unfinished rollouts have drawn; 0 = never, nor what versions are
     prepared: who cancels a rollout would lose all of it. The worker's."""

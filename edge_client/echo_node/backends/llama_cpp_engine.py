@@ -97,6 +97,7 @@ class LlamaCppEngine:
             num_layers=self._shape.num_layers,
             gpu=gpu,
             helpers=settings.helpers,
+            doors=settings.doors,
         )
         self._llama = LlamaContext()
         self._llama.open(model.path, options)

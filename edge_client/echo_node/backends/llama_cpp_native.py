@@ -57,6 +57,8 @@ class ModelOptions:
     num_layers: int
     gpu: bool = False
     helpers: tuple[str, ...] = ()
+    doors: tuple[int, ...] = ()
+    """See `EngineSettings`."""
 
 
 class LlamaContext:
@@ -83,7 +85,7 @@ class LlamaContext:
         params.n_gpu_layers = -1 if options.gpu else 0
         if options.helpers:
             self._helpers = Helpers()
-            self._helpers.open(options.helpers)
+            self._helpers.open(options.helpers, options.doors)
             model_bytes = model.stat().st_size
             self._helpers.place(params, num_layers=options.num_layers, model_bytes=model_bytes, gpu=options.gpu)
         self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), params)

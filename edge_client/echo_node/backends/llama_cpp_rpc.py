@@ -129,16 +129,21 @@ class Helpers:
         self._free_bytes: list[int] = []
         self._kept: list[Any] = []
 
-    def open(self, addresses: Sequence[str]) -> None:
-        """Connects to all of them. Raises BackendError or ConfigError; `close` is due then as well."""
+    def open(self, addresses: Sequence[str], doors: Sequence[int] = ()) -> None:
+        """Connects to all of them. Raises BackendError or ConfigError; `close` is due then as well.
+
+        `doors`: see `EngineSettings`.
+        """
         self._thread.start()
         self._ggml = _Ggml()
         # A freed adapter makes the server forget the graph that the client would have it compute again.
         os.environ["LLAMA_GRAPH_REUSE_DISABLE"] = "1"
         # When a helper is lost, the last words shall be llama.cpp's, not those of a debugger that it calls.
         os.environ["GGML_NO_BACKTRACE"] = "1"
-        for address in map(HelperAddress.parse, addresses):
-            entering = self._tunnels.enter_async_context(tunnel(address))
+        opened: list[socket.socket | None] = [socket.socket(fileno=door) for door in doors]
+        opened = opened or [None] * len(addresses)
+        for address, door in zip(map(HelperAddress.parse, addresses), opened, strict=True):
+            entering = self._tunnels.enter_async_context(tunnel(address, door))
             lent = asyncio.run_coroutine_threadsafe(entering, self._loop).result()
             if lent.release != llama_cpp.__version__:
                 raise BackendError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed
+from echo_node.backends.caging import CAGED_ENVIRONMENT, Terms
 from echo_node.backends.frames import (
     error_from_frame,
     group_to_frame,
@@ -22,6 +23,7 @@ from echo_node.backends.frames import (
     score_to_frame,
 )
 from echo_node.backends.registry import BackendChoice
+from echo_node.host.cage.description import Held
 from echo_node.host.priority import Priority
 from echo_shared.child import ChildExited, Death, Frame
 from echo_shared.errors import BackendError
@@ -84,6 +86,8 @@ class EngineChild:
         """Of its weights."""
         self.scores = False
         """Whether it can `score`."""
+        self.held = Held(by=())
+        """What its cage holds it to."""
         self._child = child
         self._limits = limits
         self._recent: deque[tuple[int, float]] = deque()
@@ -100,6 +104,7 @@ class EngineChild:
         log: Path,
         settings: EngineSettings,
         limits: Limits,
+        cage: Terms,
         priority: Priority = "normal",
     ) -> EngineChild:
         """Starts a worker and waits until its model is loaded. `choice` decides the device.
@@ -113,9 +118,13 @@ class EngineChild:
             "settings": {**asdict(settings), "device": choice.device},
             "beat_s": limits.beat_s,
             "priority": priority,
+            "cage": cage.to_frame(),
         }
+        environment = {} if cage.mode == "off" else CAGED_ENVIRONMENT
         try:
-            child = await SupervisedChild.start(Command(module=WORKER, name="engine's", log=log), opening, limits)
+            child = await SupervisedChild.start(
+                Command(module=WORKER, name="engine's", log=log, env=environment), opening, limits
+            )
         except ChildExited as error:
             raise _why(error) from error
         if child.ready["type"] == "ended":
@@ -124,6 +133,7 @@ class EngineChild:
         engine = cls(child, limits)
         engine.width, engine.precision = child.ready["width"], child.ready["precision"]
         engine.scores = child.ready["scores"]
+        engine.held = Held.of(child.ready["cage"])
         return engine
 
     @property

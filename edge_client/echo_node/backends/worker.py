@@ -7,6 +7,8 @@ the parent may cancel what runs, and submit it anew by that one, behind what it 
 drawn is told every few seconds, and once more when their lease is cancelled, before the answer to that. Completions of
 others are scored when nothing is to be sampled, or once they have waited for a while, between two batches. The process
 ends when its parent closes the pipe or dies, and, with a last frame that says so, when the engine is of no more use.
+
+Before it has threads, or has touched anything that came from a hub, it enters its cage (`caging`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Final, assert_never
 
 from echo_node.backends import measure, registry
 from echo_node.backends.base import OUT_OF_MEMORY, Engine, EngineEvent, EngineSettings, GroupFailed
+from echo_node.backends.caging import Caged, Terms, cage_engine
 from echo_node.backends.frames import (
     error_to_frame,
     group_from_frame,
@@ -239,25 +242,45 @@ def _raise_if_fatal(error: EchoError) -> None:
 
 def serve(pipe: ParentPipe) -> None:
     """Opens the engine that the first frame names, says so, and works until the end."""
-    frame = pipe.receive()
+    frame = pipe.opening()
     if frame is None:
         return
-    give_way(frame["priority"])  # Before there are threads: each has the priority of the one that starts it.
-    base_dir = Path(frame["base_dir"])
+    # Before there are threads: each has the priority, and the cage, of the one that starts it.
+    give_way(frame["priority"])
+    caged = _enter_cage(frame)
+    pipe.begin()
+    base_dir, settings = Path(frame["base_dir"]), caged.settings
     with Heartbeat(pipe, frame["beat_s"]) as heartbeat:
         engine = registry.make_engine(frame["backend"])
-        settings = EngineSettings(**frame["settings"])
         width = engine.open(base_dir, Path(frame["derived_dir"]), settings)
-        pipe.send({"type": "ready", "width": width, "precision": engine.precision, "scores": engine.scores})
+        ready = {"type": "ready", "width": width, "precision": engine.precision, "scores": engine.scores}
+        pipe.send({**ready, "cage": caged.held.as_json()})
         Worker(pipe, engine, heartbeat, base_dir, stream_s=settings.stream_s).run()
         engine.close()
+
+
+def _enter_cage(frame: Frame) -> Caged:
+    try:
+        return cage_engine(
+            frame["backend"],
+            Path(frame["base_dir"]),
+            Path(frame["derived_dir"]),
+            EngineSettings(**frame["settings"]),
+            Terms.from_frame(frame["cage"]),
+        )
+    except OSError as error:
+        raise BackendError(
+            "The engine has no directory for its conversions.",
+            got=str(error),
+            do=f"Make {frame['derived_dir']} writable, and check that its disk has room.",
+        ) from error
 
 
 def main() -> None:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     process_memory.go_first()
     die_with_parent()
-    pipe = ParentPipe()
+    pipe = ParentPipe(begun=False)
     try:
         serve(pipe)
     except EchoError as error:

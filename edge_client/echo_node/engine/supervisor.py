@@ -12,6 +12,7 @@ from typing import Final, assert_never
 
 from echo_node.backends import registry
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
+from echo_node.backends.caging import Terms
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import STOPPED, Cancelled, Drawn, EngineChild, Prepared
 from echo_node.backends.registry import BackendChoice
@@ -30,6 +31,7 @@ from echo_node.core.events import (
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.widths import Place, Widths
+from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hardware import Hardware, sensible_threads
 from echo_node.host.priority import Priority
 from echo_shared.child import ChildExited
@@ -67,6 +69,8 @@ class EngineFiles:
     base_dir: Path
     base_content: str
     """Names the base model by what is in it."""
+    policies_dir: Path
+    """Below it adapters come to lie."""
     derived_dir: Path
     log: Path
 
@@ -83,6 +87,7 @@ class EngineParts:
     priority: Priority
     bench_seconds: float
     """For measuring the engine when it is first used on a base; 0 = do not."""
+    cage: CageMode
     deliver: Deliver
 
 
@@ -218,12 +223,18 @@ class EngineSupervisor:
             settings=replace(settings, width=self._width),
             limits=self._parts.limits,
             priority=self._parts.priority,
+            cage=Terms(mode=self._parts.cage, policies=self._files.policies_dir),
         )
         return _Opened(self._child, place, speeds, limit)
 
     @property
     def pid(self) -> int | None:
         return None if self._child is None else self._child.pid
+
+    @property
+    def held(self) -> Held | None:
+        """What its cage holds it to; None = no engine is up."""
+        return None if self._child is None else self._child.held
 
     def suspend(self) -> None:
         """Stops all of the engine's threads where they are; it keeps its memory."""

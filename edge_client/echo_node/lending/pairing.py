@@ -86,6 +86,11 @@ class HelperAddress:
             )
         return address
 
+    @property
+    def with_code(self) -> str:
+        """As `parse` takes it."""
+        return str(self) if self.code is None else f"{self}#{self.code}"
+
     def __str__(self) -> str:
         """Without the code, which is a secret."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

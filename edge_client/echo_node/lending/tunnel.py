@@ -226,11 +226,22 @@ async def _connect_locally(port: int) -> asyncio.Transport:
 
 
 @asynccontextmanager
-async def tunnel(address: HelperAddress) -> AsyncIterator[Lent]:
-    """Opens a local port for one connection to the helper's device server: the node's end. Raises BackendError."""
+async def tunnel(address: HelperAddress, door: socket.socket | None = None) -> AsyncIterator[Lent]:
+    """Opens a local port for one connection to the helper's device server: the node's end. Raises BackendError.
+
+    `door`: a socket that listens on loopback already; this closes it.
+    """
+    door = door or socket.create_server((LOOPBACK, 0))
+    with door:
+        async with _tunnel(address, door) as lent:
+            yield lent
+
+
+@asynccontextmanager
+async def _tunnel(address: HelperAddress, door: socket.socket) -> AsyncIterator[Lent]:
     reader, writer = await _connect(address)
     joined: list[_Leg] = []
-    door: asyncio.Server | None = None
+    passing: asyncio.Task[None] | None = None
     try:
         answer = await _introduce(address, reader, writer)
         remote = _transport(writer)
@@ -238,19 +249,28 @@ async def tunnel(address: HelperAddress) -> AsyncIterator[Lent]:
         def enter(transport: asyncio.Transport) -> None:
             joined.extend(_join(transport, remote))
 
-        door = await asyncio.get_running_loop().create_server(lambda: _Door(enter), LOOPBACK, 0)
-        port: int = door.sockets[0].getsockname()[1]
+        passing = asyncio.create_task(_let_one_in(door, enter))
+        port: int = door.getsockname()[1]
         yield Lent(port=port, release=answer.release, free_bytes=tuple(answer.free_bytes))
     finally:
-        if door is not None:
-            door.close()
+        if passing is not None:
+            passing.cancel()
+            await asyncio.wait([passing])
         writer.transport.abort()
         for leg in joined:
             await leg.ended.wait()
 
 
+async def _let_one_in(door: socket.socket, enter: Callable[[asyncio.Transport], None]) -> None:
+    """There is none but the native library's."""
+    loop = asyncio.get_running_loop()
+    door.setblocking(False)
+    connection, _ = await loop.sock_accept(door)
+    await loop.connect_accepted_socket(lambda: _Door(enter), connection)
+
+
 class _Door(asyncio.Protocol):
-    """Hands the first connection on; there is none but the native library's."""
+    """Hands the connection on."""
 
     def __init__(self, enter: Callable[[asyncio.Transport], None]) -> None:
         self._enter = enter

@@ -21,6 +21,7 @@ import pytest
 
 from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
+from echo_node.backends.caging import Terms
 from echo_node.backends.llama_cpp_engine import LlamaCppEngine
 from echo_node.backends.llama_cpp_rpc import Helpers, share_layers
 from echo_node.backends.process import DIED, EngineChild
@@ -153,6 +154,7 @@ async def start(base: Path, tmp_path: Path, helper: str) -> EngineChild:
         log=tmp_path / "backend.log",
         settings=EngineSettings(width=WIDTH, threads=1, helpers=(helper,)),
         limits=Limits(memory_bytes=8 * 2**30),
+        cage=Terms(mode="required"),
     )
 
 

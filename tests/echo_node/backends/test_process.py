@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from echo_node.backends.base import EngineSettings, GroupFailed
+from echo_node.backends.caging import Terms
 from echo_node.backends.process import DIED, Cancelled, Drawn, EngineChild, Prepared, WorkerNews
 from echo_node.backends.registry import NAMES, BackendChoice
 from echo_node.core import effects, events
@@ -40,6 +41,7 @@ async def start(
         log=tmp_path / "backend.log",
         settings=EngineSettings(width=6, threads=1, stream_s=stream_s, precision=precision),
         limits=Limits(memory_bytes=8 * 2**30),
+        cage=Terms(policies=tmp_path.parent),
     )
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
+from echo_node.backends.caging import Terms
 from echo_node.backends.process import (
     DIED,
     SILENT,
@@ -51,6 +52,7 @@ async def start(tmp_path: Path, odd_worker: str) -> AsyncIterator[Starter]:
             log=tmp_path / "log",
             settings=EngineSettings(width=4, stream_s=stream_s),
             limits=Limits(**{"memory_bytes": 2**33, "beat_s": 0.02, "look_s": 0.05, **limits}),
+            cage=Terms(),
         )
         engines.append(engine)
         return engine

@@ -29,6 +29,7 @@ from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
+from echo_node.host.cage.description import GUARDS
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
 from echo_shared.messages import LeaseReturned
@@ -75,10 +76,15 @@ class Bench:
             limits=Limits(memory_bytes=2**33),
             priority="normal",
             bench_seconds=0.0,
+            cage="auto",
             deliver=self.events.put,
         )
         files = EngineFiles(
-            base_dir=self.directory, base_content="base", derived_dir=self.directory, log=self.directory / "log"
+            base_dir=self.directory,
+            base_content="base",
+            policies_dir=self.directory,
+            derived_dir=self.directory,
+            log=self.directory / "log",
         )
         self.engine = EngineSupervisor(parts, files)
         self._runs.append(asyncio.create_task(self.engine.run(0.0, max_width)))
@@ -257,3 +263,12 @@ async def test_a_machine_without_any_engine_is_told_and_not_the_end(bench: Bench
     assert await bench.start() == EngineLost(what="There is no engine.", cause="died", width=0)
     bench.choice = LLAMA
     assert await bench.start() == EngineReady(width=64, scores=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere less is held, or nothing")
+async def test_what_the_engine_is_held_to_is_known_while_it_runs(bench: Bench) -> None:
+    await bench.start(8)
+    assert bench.engine.held is not None and bench.engine.held.holds == tuple(GUARDS)
+    await bench.engine.end()
+    assert (await bench.next()).cause == "stopped"
+    assert bench.engine.held is None

@@ -71,10 +71,15 @@ class Node:
             limits=Limits(memory_bytes=2**33),
             priority="normal",
             bench_seconds=bench_seconds,
+            cage="auto",
             deliver=self._events.put,
         )
         files = EngineFiles(
-            base_dir=self.directory, base_content="base", derived_dir=self.directory, log=self.directory / "log"
+            base_dir=self.directory,
+            base_content="base",
+            policies_dir=self.directory,
+            derived_dir=self.directory,
+            log=self.directory / "log",
         )
         self._runs.append(asyncio.create_task(EngineSupervisor(parts, files).run(0.0, 0)))
         async with asyncio.timeout(PATIENCE_S):

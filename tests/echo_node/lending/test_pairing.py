@@ -23,6 +23,7 @@ def test_a_code_survives_its_text(fingerprint: bytes, secret: bytes) -> None:
     address = HelperAddress.parse(f"192.168.1.7:50052#{code}")
     assert address == HelperAddress(host="192.168.1.7", port=50_052, code=code)
     assert str(address) == "192.168.1.7:50052"
+    assert HelperAddress.parse(address.with_code) == address
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,9 @@ def test_a_code_survives_its_text(fingerprint: bytes, secret: bytes) -> None:
     ],
 )
 def test_this_machine_needs_no_code(text: str, host: str, port: int) -> None:
-    assert HelperAddress.parse(text) == HelperAddress(host=host, port=port, code=None)
+    address = HelperAddress.parse(text)
+    assert address == HelperAddress(host=host, port=port, code=None)
+    assert HelperAddress.parse(address.with_code) == address
 
 
 @pytest.mark.parametrize(

@@ -228,3 +228,13 @@ async def test_a_port_that_is_taken_is_named(relay: Relay) -> None:
             async with relay.listening(LOOPBACK, port):
                 pass
     assert str(port) in str(caught.value)
+
+
+async def test_a_door_that_is_open_already_is_the_one(address: HelperAddress) -> None:
+    """An engine in a cage cannot make one."""
+    door = socket.create_server((LOOPBACK, 0))
+    port = door.getsockname()[1]
+    async with tunnel(address, door) as lent:
+        assert lent.port == port
+        assert await exchange(port, b"x" * 10_000) == b"x" * 10_000
+    assert door.fileno() == -1

@@ -1,0 +1,135 @@
+"""Landlock: what this thread, and those that it starts, may do with files, TCP ports, signals and abstract sockets.
+
+https://docs.kernel.org/userspace-api/landlock.html. Its system calls have the same numbers on all processors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from enum import IntFlag
+from pathlib import Path
+from typing import Final
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION: Final = 1
+_PATH_BENEATH, _NET_PORT = 1, 2
+_CONNECT_TCP: Final = 2
+_BIND_AND_CONNECT_TCP: Final = 3
+_ABSTRACT_SOCKETS_AND_SIGNALS: Final = 3
+_ALL_THREADS: Final = 1 << 3
+_RULESET_BYTES: Final = 24
+_PR_SET_NO_NEW_PRIVS: Final = 38
+
+PORTS_ABI: Final = 4
+"""From this one on it limits TCP ports."""
+TRUNCATING_ABI: Final = 3
+"""From this one on it keeps files from being emptied."""
+SCOPES_ABI: Final = 6
+"""From this one on it keeps signals and abstract sockets in."""
+THREADS_ABI: Final = 8
+"""From this one on it takes in threads that run already."""
+
+
+class Access(IntFlag):
+    """What may be done with a file, or below a directory."""
+
+    EXECUTE = 1 << 0
+    WRITE_FILE = 1 << 1
+    READ_FILE = 1 << 2
+    READ_DIR = 1 << 3
+    REMOVE_DIR = 1 << 4
+    REMOVE_FILE = 1 << 5
+    MAKE_CHAR = 1 << 6
+    MAKE_DIR = 1 << 7
+    MAKE_REG = 1 << 8
+    MAKE_SOCK = 1 << 9
+    MAKE_FIFO = 1 << 10
+    MAKE_BLOCK = 1 << 11
+    MAKE_SYM = 1 << 12
+    REFER = 1 << 13
+    TRUNCATE = 1 << 14
+    IOCTL_DEV = 1 << 15
+
+
+READ: Final = Access.READ_FILE | Access.READ_DIR
+WRITE: Final = (
+    READ
+    | Access.WRITE_FILE
+    | Access.TRUNCATE
+    | Access.REMOVE_DIR
+    | Access.REMOVE_FILE
+    | Access.MAKE_DIR
+    | Access.MAKE_REG
+    | Access.REFER
+)
+DEVICE: Final = READ | Access.WRITE_FILE | Access.IOCTL_DEV
+_OF_FILES: Final = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
+_BITS_OF_ABI: Final = {1: 13, 2: 14, 3: 15, 5: 16}
+"""How many of the bits of `Access` are known from an ABI on."""
+
+_kept: list[int] = []
+"""Descriptors of what rules of /proc are of: its inodes are others once nobody holds them."""
+
+
+def abi() -> int:
+    """What this kernel has. Raises OSError where it has none."""
+    try:
+        return _call(_CREATE_RULESET, None, 0, _VERSION)
+    except OSError as error:
+        why = {errno.ENOSYS: "this kernel has no Landlock", errno.EOPNOTSUPP: "Landlock is switched off at boot"}
+        raise OSError(error.errno, why.get(error.errno or 0, f"Landlock: {error.strerror}")) from error
+
+
+def restrict(version: int, rules: Mapping[Path, Access], ports: Iterable[int]) -> None:
+    """Nothing else is allowed from here on; `version` as `abi` says. Raises OSError, and then nothing is changed.
+
+    A path that does not exist, or cannot be opened, is left out.
+    """
+    known = Access((1 << max(bits for since, bits in _BITS_OF_ABI.items() if since <= version)) - 1)
+    ruleset = _call(
+        _CREATE_RULESET,
+        struct.pack(
+            "=QQQ",
+            known,
+            _BIND_AND_CONNECT_TCP if version >= PORTS_ABI else 0,
+            _ABSTRACT_SOCKETS_AND_SIGNALS if version >= SCOPES_ABI else 0,
+        ),
+        _RULESET_BYTES,
+        0,
+    )
+    try:
+        for path, access in rules.items():
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                _add_path(ruleset, path, access & known)
+        for port in ports if version >= PORTS_ABI else ():
+            _call(_ADD_RULE, ruleset, _NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port), 0)
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        _call(_RESTRICT_SELF, ruleset, _ALL_THREADS if version >= THREADS_ABI else 0)
+    finally:
+        os.close(ruleset)
+
+
+def _add_path(ruleset: int, path: Path, access: Access) -> None:
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("=Qi", access if path.is_dir() else access & _OF_FILES, descriptor)
+        _call(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
+    finally:
+        if path.is_relative_to("/proc"):
+            _kept.append(descriptor)
+        else:
+            os.close(descriptor)
+
+
+def _call(number: int, *arguments: bytes | int | None) -> int:
+    wide = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    result: int = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *wide)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result

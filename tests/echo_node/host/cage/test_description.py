@@ -1,0 +1,26 @@
+"""How a cage is told of."""
+
+from echo_node.host.cage.description import GUARDS, Held
+
+
+def test_a_whole_cage_in_a_sentence() -> None:
+    held = Held(by=("Landlock 7", "seccomp"))
+    assert held.holds == tuple(GUARDS)
+    assert held.sentence == "reading, writing, network, programs, processes (by Landlock 7 and seccomp)"
+
+
+def test_half_a_cage_says_why_it_is_not_whole() -> None:
+    held = Held(by=("a job object",), lacks={"reading": "no way", "network": "no way either"})
+    assert held.holds == ("writing", "programs", "processes")
+    kept = "writing, programs, processes (by a job object)"
+    assert held.sentence == f"{kept}; not reading: no way; not network: no way either"
+
+
+def test_no_cage_says_why() -> None:
+    assert Held.to_nothing("the settings say so").sentence == "none: the settings say so"
+    assert Held.to_nothing("x").holds == ()
+
+
+def test_it_travels_as_json() -> None:
+    held = Held(by=("seccomp",), lacks={"reading": "no Landlock"})
+    assert Held.of(held.as_json()) == held

@@ -1,0 +1,58 @@
+"""The profile's text; that a Mac takes it, only a Mac can show."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from echo_node.host.cage import macos
+from echo_node.host.cage.description import Cage, Held
+
+
+def text(cage: Cage) -> str:
+    return macos.profile(cage, reads=[Path("/Users/me/venv")], gpu_caches=[Path("/private/var/folders/x/C")])
+
+
+def test_it_is_one_list_of_rules_whose_parentheses_close() -> None:
+    profile = text(Cage(reads=(Path("/a (b)"),)))
+    depth = 0
+    for mark in re.sub(r'"(\\.|[^"\\])*"', '""', profile):
+        depth += {"(": 1, ")": -1}.get(mark, 0)
+        assert depth >= 0
+    assert depth == 0
+    assert profile.splitlines()[:2] == ["(version 1)", "(allow default)"]
+
+
+def test_denials_come_before_what_is_let_through() -> None:
+    """A profile's last rule that fits counts."""
+    profile = text(Cage(reads=(Path("/Users/me/model"),), writes=(Path("/Users/me/derived"),), connects=(50_052,)))
+    order = [
+        "(deny file-read-data",
+        '(subpath "/Users/me/model")',
+        "(deny file-write*)",
+        '(allow file-write* (subpath "/Users/me/derived")',
+        "(deny network*)",
+        '(allow network-outbound (remote tcp "*:50052"))',
+    ]
+    places = [profile.index(part) for part in order]
+    assert places == sorted(places)
+    for refused in ("process-exec*", "process-fork", "(deny signal (target others))", "appleevent-send"):
+        assert refused in profile
+
+
+def test_without_ports_nothing_of_the_network_is_let_through() -> None:
+    profile = text(Cage())
+    assert "(deny network*)" in profile and "(allow network" not in profile
+
+
+def test_a_path_cannot_end_its_own_string() -> None:
+    assert '(subpath "/a\\"b\\\\c")' in text(Cage(reads=(Path('/a"b\\c'),)))
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there it would hold")
+def test_a_system_without_the_sandbox_says_why() -> None:
+    assert macos.enter(Cage()) == Held.to_nothing(next(iter(macos.enter(Cage()).lacks.values())))
+    assert macos.enter(Cage()).sentence.startswith("none: the system's sandbox refuses: ")

@@ -1,0 +1,118 @@
+"""The filter's program, run as the kernel runs it, for both processors; what it does for real, `test_caging` shows."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from echo_node.host.cage import seccomp, syscalls
+
+ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+PID = 4_321
+STREAM, DATAGRAM, FLAGS = 1, 2, 0o2004000
+READ_NUMBER = {"x86_64": 0, "aarch64": 63}
+
+
+def run(program: bytes, number: int, architecture: int, *arguments: int) -> int:
+    """What the kernel is told of a call. https://docs.kernel.org/networking/filter.html"""
+    padded = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("<iIQ6Q", number, architecture, 0, *(value % 2**64 for value in padded))
+    steps = list(struct.iter_unpack("=HBBI", program))
+    place = accumulator = 0
+    while True:
+        code, then, otherwise, value = steps[place]
+        place += 1
+        match code:
+            case 0x20:
+                (accumulator,) = struct.unpack_from("<I", data, value)
+            case 0x54:
+                accumulator &= value
+            case 0x15:
+                place += then if accumulator == value else otherwise
+            case 0x35:
+                place += then if accumulator >= value else otherwise
+            case 0x06:
+                return int(value)
+            case _:
+                raise AssertionError(code)
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+@pytest.mark.parametrize("processor", syscalls.PROCESSORS)
+def test_what_is_named_is_refused_and_nothing_else(processor: str, tcp: bool) -> None:
+    program = seccomp.program(processor, PID, tcp=tcp)
+    partly = seccomp.conditions(PID, tcp=tcp)
+    numbers = syscalls.numbers(processor)
+    for name, number in numbers.items():
+        if name not in partly:
+            expected = ENOSYS if name == "clone3" else EPERM
+            assert run(program, number, ARCHITECTURES[processor]) == expected, name
+    for number in set(range(600)) - set(numbers.values()):
+        assert run(program, number, ARCHITECTURES[processor]) == ALLOW
+    assert len(program) // 8 < 4_096, "the kernel takes no longer one"
+
+
+@pytest.mark.parametrize("processor", syscalls.PROCESSORS)
+def test_calls_of_another_architecture_are_refused(processor: str) -> None:
+    program = seccomp.program(processor, PID, tcp=False)
+    for architecture in (0x40000003, 0x40000028, *ARCHITECTURES.values()):  # Of 32 bits, Intel's and ARM's.
+        expected = ALLOW if architecture == ARCHITECTURES[processor] else EPERM
+        assert run(program, READ_NUMBER[processor], architecture) == expected
+    assert run(program, 0x40000000 | 59, ARCHITECTURES[processor]) == EPERM, "x32's execve"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "tcp", "allowed"),
+    [
+        ("clone", (0x3D0F00,), False, True),  # As glibc makes a thread.
+        ("clone", (0x01200011,), False, False),  # As it forks.
+        ("clone", (0x10010000,), False, False),  # A thread in another user's namespace.
+        ("socketpair", (1, STREAM | FLAGS, 0), False, True),
+        ("socketpair", (1, DATAGRAM, 0), False, False),
+        ("socketpair", (2, STREAM, 0), False, False),
+        ("socket", (2, STREAM, 0), False, False),
+        ("socket", (2, STREAM | FLAGS, 6), True, True),
+        ("socket", (10, STREAM, 0), True, True),
+        ("socket", (1, STREAM, 0), True, False),
+        ("socket", (2, DATAGRAM, 0), True, False),
+        ("socket", (2, STREAM, 262), True, False),  # MPTCP.
+        ("connect", (5,), False, False),
+        ("connect", (5,), True, True),
+        ("bind", (5,), True, False),
+        ("listen", (5,), True, False),
+        ("sendto", (5, 0, 0, 0x4000), True, True),
+        ("sendto", (5, 0, 0, 0x20004000), True, False),  # MSG_FASTOPEN.
+        ("sendmsg", (5, 0, 0x20000000), True, False),
+        ("kill", (PID, 9), False, True),
+        ("kill", (PID + 1, 0), False, False),
+        ("kill", (-1, 9), False, False),
+        ("kill", (0, 9), False, False),
+        ("kill", (2**32 + PID, 9), False, True),  # The kernel takes the lower half.
+        ("tgkill", (PID, 77, 6), False, True),
+        ("prlimit64", (0,), False, True),
+        ("prlimit64", (1,), False, False),
+        ("setpriority", (0, 0, 19), False, True),
+        ("setpriority", (2, 0, 19), False, False),  # All processes of the user.
+        ("sched_setaffinity", (1,), False, False),
+        ("prctl", (1, 0), False, False),  # To outlive its parent.
+        ("prctl", (15, 0), False, True),
+        ("personality", (0xFFFFFFFF,), False, True),
+        ("personality", (0x0040000,), False, False),
+    ],
+)
+@pytest.mark.parametrize("processor", syscalls.PROCESSORS)
+def test_calls_that_depend_on_their_arguments(
+    processor: str, name: str, arguments: tuple[int, ...], tcp: bool, allowed: bool
+) -> None:
+    program = seccomp.program(processor, PID, tcp=tcp)
+    number = syscalls.numbers(processor)[name]
+    assert run(program, number, ARCHITECTURES[processor], *arguments) == (ALLOW if allowed else EPERM)
+
+
+def test_a_processor_without_a_filter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(OSError, match="no filter of system calls for riscv64"):
+        seccomp.install(tcp=False)

@@ -1,0 +1,32 @@
+"""The trial tells a cage from none: by trying."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from echo_node.host.cage.description import GUARDS, Held
+from echo_node.host.cage.trial import tried
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it holds less")
+def test_what_this_system_holds_has_been_tried(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.write_bytes(b"private")
+    command = [sys.executable, "-m", "echo_node.host.cage.trial", str(private)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert Held.of(json.loads(said.stdout)).holds == tuple(GUARDS)
+    assert private.read_bytes() == b"private"
+
+
+def test_a_guard_that_only_says_that_it_holds_is_found_out(tmp_path: Path) -> None:
+    """In this process there is no cage at all."""
+    private = tmp_path / "private"
+    private.write_bytes(b"private")
+    found = tried(private, Held(by=("hearsay",), lacks={"reading": "not at all"}))
+    rest = dict.fromkeys([guard for guard in GUARDS if guard != "reading"], "it was tried, and not refused")
+    assert found == Held(by=("hearsay",), lacks={"reading": "not at all", **rest})
