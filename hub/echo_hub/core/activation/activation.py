@@ -78,9 +78,9 @@ MOST_DOUBLED: Final = 6
 LEFT_KEPT: Final = 65_536
 """Nodes that have left and whose trials are remembered."""
 IDLE_S: Final = 30.0
-"""Who had no work for so long is told why, and"""
+"""Who had no work for so long is told that it rests, if it does. Any other is told why once it had none"""
 IDLE_STEPS: Final = 3.0
-"""for so many steps: between two of them many have none."""
+"""for so many steps as well: between two of them many have none."""
 TURN_S: Final = 600.0
 FIRST_TURN_S: Final = 10.0
 """One that has returned nothing yet has a turn after so long, where steps are too short to lease to it otherwise."""
@@ -299,11 +299,13 @@ class Activation:
             self._gifts_seen = self._gifts_seen.plus(self._useful(node, demand), node, now)
         if willing and demand is not None and self._waits_for_first(node, now) and len(turns) < self._turns_left:
             turns.append(node)
-        idle_s = IDLE_S if demand is None else max(IDLE_S, IDLE_STEPS * demand.step_s)
-        if node.in_flight or now - node.taken_at < idle_s:
+        idle_s, steps_s = now - node.taken_at, 0.0 if demand is None else IDLE_STEPS * demand.step_s
+        if node.in_flight or idle_s < IDLE_S:
             self._tell(node, None)
         elif node.rests_until is not None:
             self._tell(node, StandbyReason.FAILING)
+        elif idle_s < steps_s:
+            self._tell(node, None)
         elif willing and self._is_too_slow(node, demand):
             self._tell_why(node, demand)
             if (node.per_hour or now - node.taken_at >= TURN_S) and len(turns) < self._turns_left:

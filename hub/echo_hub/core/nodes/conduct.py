@@ -7,8 +7,9 @@
 - A *failing* node gave work back, or sent something invalid. Then it rests, for 1 s to 60 s, twice as long each time.
   What fails while it rests already is part of the same failure.
 - A *deadly* node sent what ended processes for scoring, in different groups, so that no problem alone is at fault. Then
-  it rests likewise; but one scored rollout makes up for no more than `FORGIVEN_BY_ONE` of a death, for whoever sends
-  completions that end processes may send good ones as well.
+  it rests likewise, but for `MAX_REST_S` each time as long as nothing of it was ever scored; and one scored rollout
+  makes up for no more than `FORGIVEN_BY_ONE` of a death, for whoever sends completions that end processes may send good
+  ones as well.
 
 The hub itself is exempt: the learner's own state says when it can sample.
 """
@@ -67,7 +68,7 @@ class Conduct:
         if recurs and (node.rests_until is None or node.node_id in self._silent):
             self._silent.pop(node.node_id, None)
             node.deaths += 1
-            self._rest(node, now + _rest_s(node.deaths - 1))
+            self._rest(node, now + (_rest_s(node.deaths - 1) if node.proven else MAX_REST_S))
 
     def expire(self, node: Node, now: float) -> None:
         """One of its rollouts has passed its deadline, and counts as overdue."""

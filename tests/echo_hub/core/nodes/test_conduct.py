@@ -30,6 +30,7 @@ def next_id(nodes: Nodes) -> str | None:
 def test_one_problem_that_ends_scoring_processes_is_not_its_nodes_fault_and_several_are() -> None:
     nodes = make()
     join(nodes, "a", 8)
+    nodes.trust("a", in_time=True)
     for _ in range(3):
         nodes.kill_scorer("a", 7, now=0.0)
     assert next_id(nodes) == "a"
@@ -45,6 +46,7 @@ def test_one_problem_that_ends_scoring_processes_is_not_its_nodes_fault_and_seve
 def test_deaths_are_made_up_for_by_many_good_rollouts() -> None:
     nodes = make()
     join(nodes, "a", 8)
+    nodes.trust("a", in_time=True)
     nodes.kill_scorer("a", 0, now=0.0)
     for group_id in range(1, 20):
         now = 100.0 * group_id
@@ -53,6 +55,19 @@ def test_deaths_are_made_up_for_by_many_good_rollouts() -> None:
         assert next_id(nodes) == "a", "its rests do not grow"
         for _ in range(round(1 / FORGIVEN_BY_ONE)):
             nodes.trust("a", in_time=True)
+
+
+def test_one_whose_completions_only_ever_ended_scoring_processes_rests_long() -> None:
+    nodes = make()
+    join(nodes, "a", 8)
+    nodes.kill_scorer("a", 0, now=0.0)
+    assert next_id(nodes) == "a"
+    for now, group_id in ((0.0, 1), (100.0, 2)):
+        nodes.kill_scorer("a", group_id, now=now)
+        nodes.wake(now + MAX_REST_S - 0.1)
+        assert next_id(nodes) is None
+        nodes.wake(now + MAX_REST_S)
+        assert next_id(nodes) == "a"
 
 
 def test_the_hub_itself_is_not_rested_for_what_ends_scoring_processes() -> None:
