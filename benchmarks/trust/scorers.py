@@ -36,6 +36,8 @@ LENGTH: Final = 100_000
 SCORED_WITHIN_S: Final = 3.0
 RESTS_WITHIN_S: Final = 240.0
 """Two groups of completions have to kill a process each that takes seconds to start."""
+RESTS_S: Final = 30.0
+"""Who has room, and is given nothing for so long by a hub that has nobody else, rests."""
 PROCESSES: Final = 2
 _REPEATED: Final = (
     *("<answer>", "<answer></answer", "</answer>", "<answer>1</answer>", "(", "[", "{", '{"a":', "-", "+1", "1+", "9"),
@@ -186,7 +188,7 @@ async def of_ones_own(scratch: Path, _seed: int) -> str:
 
 
 async def from_a_node(scratch: Path, seed: int) -> str:
-    """A node whose every completion kills its scorer: it is told to rest, and the hub goes on."""
+    """A node whose every completion kills its scorer: it is given nothing more for a while, and the hub goes on."""
     own: dict[str, dict[str, Any]] = {
         "task": {
             "name": f"python:{__name__}:make",
@@ -201,7 +203,13 @@ async def from_a_node(scratch: Path, seed: int) -> str:
         dropped = 0
         try:
             async with asyncio.timeout(RESTS_WITHIN_S):
-                while node.standby is None and not node.ended:
+                while not node.ended:
+                    try:
+                        await node.until(lambda: node.leases or node.standby, within_s=RESTS_S)
+                    except TimeoutError:
+                        break
+                    if node.standby is not None:
+                        break
                     lease = await node.lease()
                     del node.leases[lease.lease_id]
                     deadly = [completion(lease, index, _digits(FIRST + 3)) for index in lease.indices]
@@ -214,7 +222,8 @@ async def from_a_node(scratch: Path, seed: int) -> str:
         finally:
             await node.close()
     stall = f"{health.stall_s:.2f} s at most"
-    return f"{dropped} killed their scorer, then: {node.standby and node.standby.reason}; /healthz took {stall}"
+    told = "nothing" if node.standby is None else node.standby.reason
+    return f"{dropped} killed their scorer, then it was given no work, and told {told}; /healthz took {stall}"
 
 
 def _digits(number: int) -> list[int]:
