@@ -38,7 +38,7 @@ def picture(said: Contribution) -> str:
     for column, (tokens, what, rollouts) in enumerate(amounts):
         x = 72 + column * 292
         parts.append(f'<line x1="{x}" y1="272" x2="{x + 252}" y2="272" stroke="{_LINE}" stroke-width="2"/>')
-        parts.append(_text(x, 330, f"{tokens:,}", size=_fitting(f"{tokens:,}", 46, 240), fill=_INK, weight=700))
+        parts.append(_text(x, 330, f"{tokens:,}", size=_fitting(f"{tokens:,}", 46, 250), fill=_INK, weight=700))
         parts.append(_text(x, 362, what, size=17, fill=_FAINT))
         parts.append(_text(x, 388, f"in {rollouts:,} completions", size=15, fill=_FAINT))
     checked = f"Computed again by the hub: {said.checks_passed:,} found honest, {said.checks_failed:,} not."
@@ -48,13 +48,13 @@ def picture(said: Contribution) -> str:
         ("Run", said.run_id),
         ("Hub's key", fingerprint(bytes.fromhex(said.hub_key))),
     ]
-    parts.append(_text(72, 434, checked, size=16, fill=_INK))
+    parts.append(_text(72, 430, checked, size=16, fill=_INK))
     for number, (name, value) in enumerate(rows):
-        y = 474 + number * 26
+        y = 468 + number * 25
         parts.append(_text(72, y, name, size=15, fill=_FAINT))
-        parts.append(_text(172, y, value, size=min(15, _fitting(value, 15, 760, 0.62)), fill=_INK, family=_MONO))
+        parts.append(_text(172, y, value, size=_fitting(value, 15, 780), fill=_INK, family=_MONO))
     note = "The signed file beside this picture is the proof. Check it with: echo-node receipts verify FILE"
-    parts.append(_text(72, 582, note, size=13, fill=_FAINT))
+    parts.append(_text(72, 576, note, size=13, fill=_FAINT))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -74,7 +74,13 @@ def _text(
     return f'<text x="{x}" y="{y}" font-size="{size}" fill="{fill}" font-weight="{weight}"{look}>{escape(text)}</text>'
 
 
-def _fitting(text: str, size: int, width: int = 856, per_character: float = 0.66) -> int:
-    """The font size, `size` at most, at which the text is no wider than `width`; wide characters count twice."""
-    characters = sum(1 if ord(character) < 0x1100 else 2 for character in text)
-    return max(6, min(size, int(width / (per_character * max(1, characters)))))
+def _fitting(text: str, size: int, width: int = 856) -> int:
+    """The font size, `size` at most, at which the text is surely no wider than `width`, in whatever font is there."""
+    return max(6, min(size, int(width / max(1.0, sum(map(_ems, text))))))
+
+
+def _ems(character: str) -> float:
+    """A bound of a character's width, bold, as a part of the font's size."""
+    if ord(character) >= 0x1100 or character in "MWmw@%":
+        return 1.15
+    return 0.9 if character.isupper() else 0.74
