@@ -20,12 +20,20 @@ from safetensors.numpy import save_file
 
 from echo_shared import delta, sealing
 from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, artefact_name, sign_offer
-from echo_shared.credentials import REFUSED_TYPE, Credentials, challenge_header
+from echo_shared.codec import decode_from_node, encode
+from echo_shared.credentials import (
+    BOOKS_CERTIFICATE,
+    BOOKS_RECEIPTS,
+    REFUSED_TYPE,
+    Credentials,
+    challenge_header,
+)
 from echo_shared.errors import RefusedError
 from echo_shared.hashed_files import describe_files
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     ArtefactOffer,
+    DropReason,
     FromHub,
     FromNode,
     Lease,
@@ -34,6 +42,7 @@ from echo_shared.messages import (
     Receipt,
     Receipts,
     ReceiptState,
+    ReceiptsWanted,
     Rollout,
     RunKey,
     Way,
@@ -145,6 +154,11 @@ class DrivenHub:
         self.num_served = 0
         """Bytes of what never ends."""
         self.acknowledges = True
+        self.books: dict[str, Receipt] = {}
+        """What it says of rollouts to nodes that ask by HTTP; of all others, that they are invalid."""
+        self.books_answer: FromHub | None = None
+        """Said in place of that."""
+        self.certificate = b""
         self.trackers_asked: list[str] = []
         self.said: list[FromNode] = []
         self.session: HubSession | None = None
@@ -172,6 +186,8 @@ class DrivenHub:
         app.add_routes(
             [
                 web.get("/node", self._serve),
+                web.post(BOOKS_RECEIPTS, self._tell_receipts),
+                web.get(BOOKS_CERTIFICATE, self._tell_certificate),
                 web.get("/announce/{passkey}", self._announce),
                 web.get("/artefacts/{path:.+}", self._file),
             ]
@@ -359,28 +375,53 @@ class DrivenHub:
                 self.num_served += 2**16
         return answer
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+    async def _met(self, request: web.Request) -> HubSession | web.Response:
+        """The session with who has proven who it is, or the answer to who has not, or is refused."""
         credentials = Credentials.of_header(request.headers["Authorization"])
         assert credentials is not None
         session = HubSession(me=self.me, software_version="test", nonce=credentials.nonce or secrets.token_bytes(32))
-        said = [session.receive(credentials.hello)]
+        hello = session.receive(credentials.hello)
         if not credentials.proof:
-            self.said += said
+            self.said.append(hello)
             await self._notify()
             challenge = session.challenge()
             if self.forges_signature:
                 challenge = msgpack.packb({**msgpack.unpackb(challenge), "signature": bytes(64)})
             return web.Response(status=401, headers={"WWW-Authenticate": challenge_header(challenge)})
-        said.append(session.receive(credentials.proof))
+        session.receive(credentials.proof)
         if self.refusal is not None:
             self.closed += 1
             await self._notify()
             refused = session.refuse(self.refusal.code, self.refusal.what, self.refusal.do or "")
             return web.Response(status=403, body=refused, content_type=REFUSED_TYPE)
+        return session
+
+    async def _tell_receipts(self, request: web.Request) -> web.Response:
+        met = await self._met(request)
+        if isinstance(met, web.Response):
+            return met
+        wanted = decode_from_node(await request.read())
+        assert isinstance(wanted, ReceiptsWanted)
+        unknown = {"state": ReceiptState.DROPPED, "drop_reason": DropReason.INVALID}
+        found = [self.books.get(one) or Receipt(rollout_id=one, **unknown) for one in wanted.rollout_ids]
+        body = encode(self.books_answer or Receipts(receipts=tuple(found)))
+        return web.Response(body=body, content_type=REFUSED_TYPE)
+
+    async def _tell_certificate(self, request: web.Request) -> web.Response:
+        met = await self._met(request)
+        if isinstance(met, web.Response):
+            return met
+        return web.Response(body=self.certificate, content_type="application/json")
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        session = await self._met(request)
+        if isinstance(session, web.Response):
+            return session
+        assert session.proof is not None
         socket = web.WebSocketResponse(max_msg_size=2**24)
         await socket.prepare(request)
         self._socket, self.session = socket, session
-        self.said.append(said[1])
+        self.said.append(session.proof)
         self.handshakes += 1
         welcome = msgpack.unpackb(session.welcome(self.welcome()))
         await socket.send_bytes(msgpack.packb({**welcome, **self.welcome_changes}, unicode_errors="surrogatepass"))

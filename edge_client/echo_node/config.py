@@ -26,7 +26,12 @@ class NodeConfig(BaseSettings):
     """All settings; config.toml holds them at its top level, but for the table [manners]."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, env_prefix="ECHO_NODE_", env_nested_delimiter="__"
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,  # `echo-node config list` shows them.
+        env_prefix="ECHO_NODE_",
+        env_nested_delimiter="__",
     )
 
     name: Annotated[str, Field(max_length=64)] = ""

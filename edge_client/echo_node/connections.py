@@ -21,7 +21,6 @@ from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
 class Connections:
     """For a daemon's life; the hub's connection is made by `client.run`, again and again."""
 
-    about: About
     swarm: Swarm
     mesh: Mesh
     client: HubClient
@@ -29,9 +28,9 @@ class Connections:
     links_are_news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever the hub is to be told which nodes this one is linked with."""
 
-    async def introduce(self) -> None:
-        """Says anew who this node is: its engine has changed, or its device."""
-        introduction = self.about.introduction(swarm_port=self.swarm.port, mesh_port=self.mesh.port)
+    async def introduce(self, about: About) -> None:
+        """Says anew who this node is: its engine has changed, its device, or what its owner calls it."""
+        introduction = about.introduction(swarm_port=self.swarm.port, mesh_port=self.mesh.port)
         await self.client.introduce(introduction)
 
     async def tell_links(self) -> None:
@@ -68,9 +67,7 @@ async def open_connections(config: NodeConfig, about: About) -> AsyncIterator[Co
             jitter=random.random,
         )
         receiver = Receiver(client.send, mesh)
-        yield Connections(
-            about=about, swarm=swarm, mesh=mesh, client=client, receiver=receiver, links_are_news=links_are_news
-        )
+        yield Connections(swarm=swarm, mesh=mesh, client=client, receiver=receiver, links_are_news=links_are_news)
     finally:
         await mesh.close()
         await swarm.close()

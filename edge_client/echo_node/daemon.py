@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from echo_node.about import About, Welcomed
 from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
-from echo_node.config import NodeConfig
+from echo_node.config import NodeConfig, load_config
 from echo_node.connections import Connections, open_connections
 from echo_node.core.events import (
     ArtefactReady,
@@ -26,6 +24,7 @@ from echo_node.core.events import (
     Disconnected,
     DrainRequested,
     EngineLost,
+    EngineOutdated,
     EngineReady,
     Event,
     FetchFailed,
@@ -61,10 +60,11 @@ from echo_node.host.hubs import Joining
 from echo_node.host.paths import Paths
 from echo_node.host.pause import PauseFile, pause_for
 from echo_node.host.sensors.machine import MachineSensors, Sensors
-from echo_node.host.signals import stop_signals
+from echo_node.host.signals import stop_signals, watch_stdin
 from echo_node.opening import Opening
 from echo_node.owner_watch import EngineNow, OwnerWatch
 from echo_node.panel import NodeSnapshot, Panel
+from echo_node.reloading import Changes, changes, in_force
 from echo_node.shell import RunShell
 from echo_shared.errors import EchoError, RefusedError
 from echo_shared.identity import Identity, fingerprint
@@ -127,7 +127,7 @@ class Daemon:
         self._chooser = EngineChooser(self._look, on_change=self._introduce, probe_s=probe_s)
         self._about = About(
             me=me,
-            name=config.name or f"node-{me.node_id[:8]}",
+            name=_name(config, me),
             joining=joining,
             chooser=self._chooser,
             cost_per_hour=config.cost_per_hour,
@@ -151,6 +151,7 @@ class Daemon:
         self._running: asyncio.Task[Any] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
+        self._reloading: set[asyncio.Task[None]] = set()
         self.is_told_to_end = False
         """By its owner or the system, and not by a turn's end."""
 
@@ -212,13 +213,14 @@ class Daemon:
 
     async def _run_connected(self) -> None:
         if self._config.exit_with_stdin:
-            self._watch_stdin()
+            watch_stdin(self.request_stop)
         verbs = {
             "status": self._status_verb,
             "stop": self._stop_verb,
             "pause": self._pause_verb,
             "resume": self._resume_verb,
             "finish": self._finish_verb,
+            "reload": self._reload_verb,
         }
         with stop_signals(lambda name: self.request_stop(f"got {name}")):
             async with control_server(self._paths.control_file, verbs), asyncio.TaskGroup() as group:
@@ -389,7 +391,7 @@ class Daemon:
 
     async def _introduce(self) -> None:
         """The engine runs elsewhere now, which the hub is to know."""
-        await self.connections.introduce()
+        await self.connections.introduce(self._about)
 
     def _engine_now(self) -> EngineNow:
         pid = None if self._shell is None else self._shell.engine_pid
@@ -428,23 +430,38 @@ class Daemon:
         self.finish("asked to by echo-node")
         return {"pid": os.getpid(), "held_rollouts": self.snapshot().held_rollouts}
 
+    def _reload_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Reads the settings again. Raises ConfigError; what held then still holds."""
+        file = self._paths.config_file
+        after = load_config(file if file.exists() else None, {**self._joining.flags, **self._joining.given})
+        changed = changes(self._config, after)
+        self._config = in_force(self._config, after)
+        log.info("Read the settings again: %s.", ", ".join(changed.all) or "nothing has changed")
+        self._watch.use(after.manners)
+        task = asyncio.ensure_future(self._take_settings(changed))
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+        return {"file": str(file), **asdict(changed)}
+
+    async def _take_settings(self, changed: Changes) -> None:
+        if changed.choice:
+            self._chooser.renew()
+        if changed.engine:
+            await self._inbox.put(EngineOutdated())
+        if changed.introduction:
+            config, me = self._config, self._about.me
+            self._about = replace(
+                self._about,
+                name=_name(config, me),
+                cost_per_hour=config.cost_per_hour,
+                power_watts=config.power_watts,
+            )
+            await self._introduce()
+
     def _stop_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._stopping is None:
             self.request_stop("asked to by echo-node")
         return {"pid": os.getpid()}
-
-    def _watch_stdin(self) -> None:
-        """A daemon thread, because a read of standard input can be neither awaited nor cancelled everywhere."""
-        loop = asyncio.get_running_loop()
-
-        def wait() -> None:
-            # Not through sys.stdin: its lock, held by this thread, would abort the interpreter at its end.
-            while os.read(0, 4_096):
-                pass
-            with suppress(RuntimeError):  # The loop has ended before its standard input did.
-                loop.call_soon_threadsafe(self.request_stop, "standard input ended")
-
-        threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
 HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
@@ -478,6 +495,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
             GroupFailed,
             Spooled,
             SpoolFailed,
+            EngineOutdated,
             Tick,
         ),
         Daemon._take_event,
@@ -486,6 +504,10 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
 """The handler of everything that may stand in the inbox. Of what a hub may say, `FOR_THE_CLIENT` never gets there."""
 FOR_THE_CLIENT: Final = (Challenge, Refused, Piece)
 """What the hub's connection settles itself: the handshake, its end, and pieces, which go to the receiver at once."""
+
+
+def _name(config: NodeConfig, me: Identity) -> str:
+    return config.name or f"node-{me.node_id[:8]}"
 
 
 def _first_cause(group: ExceptionGroup[Exception]) -> Exception:

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Annotated
 
 import typer
 
-from echo_node.commands import autostart, hubs, identity, machine, owner, working
+import echo_shared
+from echo_node.commands import autostart, hubs, identity, journal, machine, owner, receipts, settings, working
 from echo_shared.errors import EchoError
 
 app = typer.Typer(
     name="echo-node",
-    help="Lends this computer to a hub that trains a language model.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"echo-node {echo_shared.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _about_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end.")
+    ] = False,
+) -> None:
+    """Lends this computer to a hub that trains a language model."""
+
+
 app.command()(working.join)
 app.command("run")(working.run_command)
 app.command()(working.lend)
@@ -25,9 +42,12 @@ app.command()(owner.status)
 app.command()(owner.pause)
 app.command()(owner.resume)
 app.command()(owner.finish)
+app.command()(journal.log)
 app.command()(machine.doctor)
 app.command()(machine.bench)
 app.add_typer(hubs.app, name="hubs")
+app.add_typer(receipts.app, name="receipts")
+app.add_typer(settings.app, name="config")
 app.add_typer(identity.app, name="id")
 app.add_typer(autostart.app, name="service")
 

@@ -60,6 +60,7 @@ from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.invitations import Invitations
+from echo_hub.net.own_books import OwnBooks
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
@@ -87,6 +88,7 @@ from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
 from echo_hub.views.versions import VersionViews
 from echo_shared.books import Evaluation
+from echo_shared.contribution import sign
 from echo_shared.identity import Identity
 
 
@@ -315,6 +317,10 @@ class Hub:
     def _routes(self) -> Iterator[web.AbstractRouteDef]:
         tracker, proxies = self._opened.tracker, self.config.server.trusted_proxies
         yield from self._gateway.routes(self._nodes)
+        books = OwnBooks(
+            self._gateway, look_up=self._opened.store.receipts, certify=self._certify, now=self.server.limits.now
+        )
+        yield from books.routes(self._nodes)
         yield from tracker_routes(tracker, trusted_proxies=proxies, introduce=self._distributor.introduce)
 
         def vouch(request: web.Request, node_id: str) -> None:
@@ -322,6 +328,12 @@ class Hub:
 
         yield from artefact_routes(self._opened.publisher, tracker, vouch, trusted_proxies=proxies)
         yield from page_routes(self.pages, self.guard, operator_actions(self._opened.store))
+
+    async def _certify(self, node_id: str) -> bytes | None:
+        found = await self._opened.store.contribution(
+            node_id, run_id=self.run_id, run_name=self.config.run.name, hub_key=self.key, now=time.time()
+        )
+        return None if found is None else sign(found, self._opened.me)
 
     async def serve(self) -> None:
         """Works until cancelled. Raises what makes going on impossible: a full disk, a learner that cannot live."""

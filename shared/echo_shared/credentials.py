@@ -23,7 +23,12 @@ SCHEME: Final = "Echo"
 MOST_CHARACTERS: Final = 8_000
 """Of one header. The longest proof takes about half of it; servers and proxies allow a line of 8 KiB."""
 REFUSED_TYPE: Final = "application/vnd.msgpack"
-"""Content type of an answer whose body is a Refused."""
+"""Content type of an answer whose body is a Refused, or another message."""
+BOOKS_RECEIPTS: Final = "/node/receipts"
+BOOKS_CERTIFICATE: Final = "/node/certificate"
+"""Where a node with these credentials asks what the hub's books say of its own work, without a websocket."""
+MOST_RECEIPTS: Final = 1_024
+"""Rollouts that one such request may ask for."""
 
 _PARAMETER: Final = re.compile(r"([a-z]{1,16})=([A-Za-z0-9_-]{0,8000})")
 

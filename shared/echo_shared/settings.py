@@ -53,6 +53,17 @@ def load_settings(
         raise _refusal(details, places, cls, moved) from error
 
 
+def place_of(cls: type[_Settings], path: Path | None, overrides: Mapping[str, Any], location: tuple[str, ...]) -> str:
+    """Where a setting was set, of what `load_settings` reads: `default`, the file and its line, an environment
+    variable, or `command line`. Raises ConfigError when the file cannot be read or is no TOML."""
+    text = "" if path is None else _read(path)
+    sources = _given(overrides), _environment(cls)
+    below = {} if path is None else _parse(text, path)
+    if not any(_holds(values, location) for values in (*sources, below)):
+        return "default"
+    return _place(location, text=text, path=path, sources=sources, cls=cls)
+
+
 def line_of(text: str, location: _Location) -> int | None:
     """The 1-based line of TOML `text` where the setting at `location`, or its nearest parent, begins; None if absent.
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import echo_shared
 from echo_node import doctor
 from echo_node.core.effects import SpoolRollout
 from echo_node.host.hubs import HubRecord, Hubs
@@ -69,25 +71,28 @@ def joined(home: Path, url: str = "http://127.0.0.1:1") -> HubRecord:
 
 
 def test_the_flags_of_join_are_these() -> None:
-    import typer.main
-
-    command = typer.main.get_command(app).commands["join"]  # type: ignore[attr-defined]
-    options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    assert options | {"--help"} == JOIN_FLAGS
+    assert options("join") | {"--help"} == JOIN_FLAGS
 
 
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
+        ("config list", {"--json", "--data-dir"}),
+        ("config get", {"--json", "--data-dir"}),
+        ("config set", {"--json", "--data-dir"}),
+        ("config unset", {"--json", "--data-dir"}),
+        ("config path", {"--json"}),
+        ("log", {"--lines", "--follow", "--json", "--data-dir"}),
+        ("receipts list", {"--state", "--since", "--limit", "--offline", "--json", "--data-dir"}),
+        ("receipts show", {"--offline", "--json", "--data-dir"}),
+        ("receipts certificate", {"--out", "--json", "--data-dir"}),
+        ("receipts verify", {"--hub-key", "--json", "--data-dir"}),
         ("bench", {"--backend", "--model", "--seconds", "--json", "--data-dir"}),
         ("doctor", {"--json", "--data-dir"}),
     ],
 )
-def test_the_flags_of_what_looks_at_the_machine_are_these(command: str, flags: set[str]) -> None:
-    import typer.main
-
-    found = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
-    assert {name for parameter in found.params for name in parameter.opts if name.startswith("--")} == flags
+def test_the_flags_of_what_looks_and_sets_are_these(command: str, flags: set[str]) -> None:
+    assert options(command) == flags
 
 
 def test_doctor_has_a_status_that_says_whether_the_node_can_join(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +125,19 @@ def test_the_commands_are_these() -> None:
         "pause",
         "resume",
         "finish",
+        "log",
     }
-    assert {group.name for group in app.registered_groups} == {"hubs", "id", "service"}
+    groups = {
+        group.name: {command.name for command in group.typer_instance.registered_commands}
+        for group in app.registered_groups
+    }
+    assert groups == {
+        "config": {"get", "set", "unset", "list", "path"},
+        "hubs": {"list", "share"},
+        "id": {"show", "export", "import"},
+        "receipts": {"list", "show", "certificate", "verify"},
+        "service": {"install", "uninstall", "status"},
+    }
 
 
 def test_hubs_have_shares(home: Path) -> None:
@@ -143,6 +159,51 @@ def test_hubs_have_shares(home: Path) -> None:
         invoke("hubs", "share", "http://127.0.0.1:3", "1")
     assert "Left [b]two" in invoke("leave", "http://127.0.0.1:2")
     assert [one["share"] for one in json.loads(invoke("hubs", "list", "--json"))] == [1.0]
+
+
+def options(command: str) -> set[str]:
+    import typer.main
+
+    found: Any = typer.main.get_command(app)
+    for name in command.split():
+        found = found.commands[name]
+    return {name for parameter in found.params for name in parameter.opts if name.startswith("--")}
+
+
+def test_every_command_that_ends_by_itself_prints_json() -> None:
+    commands = [command.name or command.callback.__name__ for command in app.registered_commands]
+    for group in app.registered_groups:
+        commands += [f"{group.name} {command.name}" for command in group.typer_instance.registered_commands]
+    without = {command for command in commands if "--json" not in options(command)}
+    assert without == {"join", "run", "lend"}
+
+
+def test_the_version_is_printed() -> None:
+    assert invoke("--version") == f"echo-node {echo_shared.__version__}\n"
+
+
+COMPLETE = """
+eval "$(echo-node --show-completion)" && complete -p echo-node > /dev/null || exit 3
+echo-node --install-completion > /dev/null && . ~/.bash_completions/echo-node.sh || exit 4
+COMP_WORDS=(echo-node con) COMP_CWORD=1
+_echo_node_completion echo-node && printf '%s ' "${COMPREPLY[@]}"
+COMP_WORDS=(echo-node receipts list --state ev) COMP_CWORD=4
+_echo_node_completion echo-node && printf '%s ' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "echo-node"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nfrom echo_node.__main__ import run\n\nrun()\n")
+    program.chmod(0o755)
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", COMPLETE], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["config", "evaluated"]), done.stderr
+    assert (tmp_path / ".bashrc").exists()
 
 
 def test_a_pause_without_a_node_is_kept_for_the_next_one(home: Path) -> None:

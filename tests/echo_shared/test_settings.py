@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_shared.errors import ConfigError
-from echo_shared.settings import line_of, load_settings
+from echo_shared.settings import line_of, load_settings, place_of
 
 
 class Engine(BaseModel):
@@ -48,6 +48,17 @@ def test_each_source_wins_over_the_one_before(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("ECHO_TEST_NAME", "environment")
     found = load_settings(Settings, file, {"name": "flag", "engine": {"steps": None}})
     assert (found.name, found.engine) == ("flag", Engine(steps=3, tokens=("from file",)))
+
+
+def test_where_a_setting_is_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, "name = 'file'\n[engine]\nsteps = 2\n")
+    assert place_of(Settings, None, {}, ("name",)) == "default"
+    assert place_of(Settings, file, {}, ("engine", "steps")) == f"{file}, line 3"
+    assert place_of(Settings, file, {}, ("engine", "tokens")) == "default"
+    monkeypatch.setenv("ECHO_TEST_ENGINE__STEPS", "3")
+    assert place_of(Settings, file, {}, ("engine", "steps")) == "ECHO_TEST_ENGINE__STEPS"
+    assert place_of(Settings, file, {"engine": {"steps": 4}}, ("engine", "steps")) == "command line"
+    assert place_of(Settings, file, {"name": None}, ("name",)) == f"{file}, line 1"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import typer
 
-from echo_node.commands.options import DataDir, last_hub
+from echo_node.commands.options import DataDir, Json, last_hub
 from echo_node.host import service
 from echo_node.host.paths import HOME_VARIABLE, Paths
 
@@ -14,26 +15,36 @@ app = typer.Typer(help="Starts the node by itself when you log in.", no_args_is_
 
 
 @app.command("install")
-def service_install(data_dir: DataDir = None) -> None:
+def service_install(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Start the node now and at every login."""
     paths = Paths.find(data_dir)
     record = last_hub(paths)
     found = _service(paths)
     service.install(found)
+    if as_json:
+        typer.echo(json.dumps({"hub": record.url, "file": str(found.path)}))
+        return
     typer.echo(f"The node works for {record.url} from now on. Its service file: {found.path}")
 
 
 @app.command("uninstall")
-def service_uninstall(data_dir: DataDir = None) -> None:
+def service_uninstall(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Stop the service and remove it."""
     removed = service.uninstall(_service(Paths.find(data_dir)))
+    if as_json:
+        typer.echo(json.dumps({"removed": removed}))
+        return
     typer.echo("The service is gone." if removed else "There was no service.")
 
 
 @app.command("status")
-def service_status(data_dir: DataDir = None) -> None:
+def service_status(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Say what the system knows of the service."""
-    typer.echo(service.status(_service(Paths.find(data_dir))))
+    found = _service(Paths.find(data_dir))
+    said = service.status(found)
+    if as_json:
+        said = json.dumps({"installed": found.path.exists(), "file": str(found.path), "said": said})
+    typer.echo(said)
 
 
 def _service(paths: Paths) -> service.Service:

@@ -42,13 +42,18 @@ def hubs_share(
     url: Annotated[str, typer.Argument(help="The hub's address.")],
     share: Annotated[float, typer.Argument(min=0, max=1_000_000, help="By weight beside the others; 0 = none.")],
     data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Set which part of the node's time a hub has; a running node heeds it from the next turn on."""
     paths = Paths.find(data_dir)
     record, file = joined_hub(paths, url), SharesFile(paths.shares_file)
     hubs = file.load()
     file.save({**hubs, record.url: hubs.get(record.url, HubShare()).model_copy(update={"share": share})})
-    for one in _told(paths):
+    found = _told(paths)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for one in found:
         if one["share"] is not None:
             typer.echo(f"{one['url']}  {one['share']:.0%}")
 

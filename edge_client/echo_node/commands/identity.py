@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from echo_node.commands.options import DataDir, Force
+from echo_node.commands.options import DataDir, Force, Json
 from echo_node.host.paths import Paths
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.files import write_private
-from echo_shared.identity import fingerprint
+from echo_shared.identity import Identity, fingerprint
 
 app = typer.Typer(help="This node's identity.", no_args_is_help=True)
 
 
 @app.command("show")
-def id_show(data_dir: DataDir = None) -> None:
+def id_show(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Print who this node is."""
     me = key_file.load_or_create(Paths.find(data_dir).identity_key)
+    if as_json:
+        typer.echo(json.dumps(_about(me)))
+        return
     typer.echo(f"node id      {me.node_id}")
     typer.echo(f"fingerprint  {fingerprint(me.public_key)}")
 
 
 @app.command("export")
-def id_export(file: Annotated[Path, typer.Argument(help="Where to write the key.")], data_dir: DataDir = None) -> None:
+def id_export(
+    file: Annotated[Path, typer.Argument(help="Where to write the key.")],
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
     """Write the node's secret key to a file, to move the node to another computer."""
     key = Paths.find(data_dir).identity_key
     me = key_file.load_or_create(key)
     if file.exists():
         raise ConfigError("The file is there already.", got=str(file), do="Choose another name.")
     _copy_key(key, file)
+    if as_json:
+        typer.echo(json.dumps({**_about(me), "file": str(file)}))
+        return
     typer.echo(f"{me.node_id} is in {file}. Whoever has this file can be this node.")
 
 
@@ -41,6 +52,7 @@ def id_import(
     file: Annotated[Path, typer.Argument(help="A key that `id export` wrote.")],
     data_dir: DataDir = None,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Become the node whose key is in a file."""
     paths = Paths.find(data_dir)
@@ -55,7 +67,11 @@ def id_import(
                     do="Replace it with: echo-node id import --force",
                 )
         _copy_key(file, paths.identity_key)
-    typer.echo(f"This node is now {me.node_id}.")
+    typer.echo(json.dumps(_about(me)) if as_json else f"This node is now {me.node_id}.")
+
+
+def _about(me: Identity) -> dict[str, str]:
+    return {"node_id": me.node_id, "public_key": me.public_key.hex(), "fingerprint": fingerprint(me.public_key)}
 
 
 def _copy_key(source: Path, target: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from echo_node.commands.options import (
     Cost,
     DataDir,
     Force,
+    Json,
     MeshPort,
     Name,
     Power,
@@ -165,20 +167,28 @@ def leave(
     url: Annotated[str | None, typer.Argument(help="A hub's address; left out: the one that was joined last.")] = None,
     data_dir: DataDir = None,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Stop the node if it runs, and forget the hub and all that came from it."""
     paths = Paths.find(data_dir)
     record = last_hub(paths) if url is None else joined_hub(paths, url)
+    was_running = True
     try:
         asyncio.run(control.ask(paths.control_file, "stop"))
     except ConnectError:
-        typer.echo("No node is running.")
+        was_running = False
+        if not as_json:
+            typer.echo("No node is running.")
     with paths.lock(wait_s=STOP_S):
         hubs = Hubs(paths)
         waiting = _waiting_rollouts(hubs.directory(record) / "spool.db")
         if waiting and not force:
-            _confirm_loss(waiting, record)
+            _confirm_loss(waiting, record, may_ask=not as_json)
         hubs.forget(record)
+    if as_json:
+        left = {"hub": record.url, "run": record.run_name, "was_running": was_running, "given_up_rollouts": waiting}
+        typer.echo(json.dumps(left))
+        return
     typer.echo(f"Left {record.run_name or 'the hub'} at {record.url}.")
 
 
@@ -190,6 +200,7 @@ def _again(paths: Paths, record: HubRecord, flags: Mapping[str, Flag]) -> tuple[
         pinned=record,
         invite_token=config.invite_token or record.invite_token,
         flags=record.flags,
+        given=flags,
         patient=True,
     )
     return config, joining
@@ -257,9 +268,9 @@ def _waiting_rollouts(spool_file: Path) -> int:
         spool.close()
 
 
-def _confirm_loss(waiting: int, record: HubRecord) -> None:
+def _confirm_loss(waiting: int, record: HubRecord, *, may_ask: bool) -> None:
     what = f"{waiting} finished rollouts have not reached the hub yet."
-    if not sys.stdin.isatty():
+    if not may_ask or not sys.stdin.isatty():
         do = "Let them reach it with: echo-node run. Or give them up with: echo-node leave --force"
         raise StorageError(what, got=record.url, do=do, code="unsent")
     typer.confirm(f"{what} Give them up?", abort=True)

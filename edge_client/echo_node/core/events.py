@@ -142,6 +142,11 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOutdated:
+    """What the engine was started with holds no longer: it is to end, and to start again with what does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRequested:
     """The user wants the node to end what it holds, and then to stop."""
 
@@ -185,6 +190,7 @@ Event = (
     | Spooled
     | SpoolFailed
     | Holding
+    | EngineOutdated
     | FinishRequested
     | DrainRequested
     | Tick

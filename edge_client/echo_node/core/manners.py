@@ -31,7 +31,7 @@ Celsius = Annotated[float, Field(ge=0, le=150)]
 class MannersConfig(BaseModel):
     """When the node leaves the machine to its owner."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     gpu: Literal["idle", "always"] = "idle"
     """Whether the GPU is used only while its owner is away; a machine without a desktop counts as left alone."""
@@ -56,10 +56,11 @@ class MannersConfig(BaseModel):
     cpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the processor's cores that the engine takes, where `threads` does not say; one at least."""
     max_cpu_celsius: Celsius = 95.0
-    """Where the system tells; 0 = no limit, as in the next two."""
+    """How warm the processor may be, where the system tells; 0 = no limit."""
     max_gpu_celsius: Celsius = 87.0
+    """The same of the GPU."""
     max_gpu_watts: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    """What the GPU may draw, on average over some seconds."""
+    """What the GPU may draw, on average over some seconds; 0 = no limit."""
     min_free_memory_bytes: Annotated[int, Field(ge=0)] = 512 * 2**20
     """Memory that is left for other programs."""
     min_free_disk_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20

@@ -46,6 +46,7 @@ from echo_node.core.events import (
     Disconnected,
     DrainRequested,
     EngineLost,
+    EngineOutdated,
     EngineReady,
     Event,
     FetchFailed,
@@ -147,7 +148,7 @@ class WorkLoop:
         HANDLERS[type(event)](self, event, now)
         for lease_id in [lease_id for lease_id, leaving in self._leaving.items() if now >= leaving.by]:
             self._let_leave(lease_id)
-        self._effects += self._yielding.due(now, is_up=self._engine.is_up, is_told=not self._leaving)
+        self._effects += self._yielding.due(now, is_up=self._engine.is_up, is_told=self._has_told)
         self._reconcile(now)
         self._effects += self._policies.declined()
         self._effects += self._talk.report(self.status(now), now)
@@ -169,6 +170,11 @@ class WorkLoop:
         )
 
     @property
+    def _has_told(self) -> bool:
+        """Whether the engine has told what it drew of all that it was to stop."""
+        return not (self._leaving or (self._yielding.is_renewing and self._held.any_running))
+
+    @property
     def _may_check(self) -> bool:
         return self._checks.can_score and not (self._is_leaving or self._yielding.holds)
 
@@ -179,7 +185,7 @@ class WorkLoop:
     def held_back_by(self, now: float) -> tuple[HoldBack, ...]:
         """Why the node asks for no work at this moment; empty when it wants some."""
         reasons: dict[HoldBack, bool] = {
-            "the engine is not up": not self._engine.is_up,
+            "the engine is not up": not self._engine.is_up or self._yielding.is_renewing,
             "the spool cannot be written": not self._spool_works,
             "the node is leaving": self._is_leaving,
             "groups keep failing": self._engine.is_resting(now),
@@ -369,6 +375,15 @@ class WorkLoop:
         if self._yielding.hold(event.holds, keep_memory_s=event.keep_memory_s):
             self._stop_work("the machine's owner needs it", now, within_s=YIELD_S)
 
+    def _engine_outdated(self, event: EngineOutdated, now: float) -> None:
+        if self._drain_by is not None or not self._yielding.renew(now + LAST_WORDS_S):
+            return
+        for lease_id in [lease.lease_id for lease in self._held.leases]:
+            is_told = lease_id in self._leaving or self._held.is_moving(lease_id)
+            if self._held.is_running(lease_id) and not is_told:
+                self._held.move(lease_id)  # It stays here: the next engine goes on behind what this one tells.
+                self._effects.append(CancelLease(lease_id=lease_id))
+
     def _finish(self, event: FinishRequested, now: float) -> None:
         self._finishing = event.reason
 
@@ -524,6 +539,7 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     Spooled: WorkLoop._spooled,
     SpoolFailed: WorkLoop._spool_failed,
     Holding: WorkLoop._holding,
+    EngineOutdated: WorkLoop._engine_outdated,
     FinishRequested: WorkLoop._finish,
     DrainRequested: WorkLoop._drain,
     Tick: WorkLoop._tick,

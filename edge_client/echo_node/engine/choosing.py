@@ -33,17 +33,23 @@ class EngineChooser:
         self._on_change = on_change
         self._probe_s = probe_s
         self._first: BackendChoice | None = None
+        self._is_renewed = False
 
     @property
     def is_fallback(self) -> bool:
         return self._first is not None and not _same(self.choice, self._first)
 
+    def renew(self) -> None:
+        """The settings have changed: what is chosen next is the one to return to."""
+        self._is_renewed = True
+
     async def decide(self) -> BackendChoice:
         """Looks at the machine as it is now. Raises BackendError."""
         before = None if self._first is None else self.choice
         self.hardware, self.choice = await asyncio.to_thread(self._look)
+        if before is None or self._is_renewed:
+            self._first, self._is_renewed = self.choice, False
         if before is None:
-            self._first = self.choice
             log.info("Engine: %s on %s (%s).", self.choice.name, self.choice.device, self.choice.reason)
         elif not _same(before, self.choice):
             log.warning(

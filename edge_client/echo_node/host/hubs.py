@@ -50,6 +50,8 @@ class Joining:
     invite_token: str | None
     flags: Mapping[str, Flag] = field(default_factory=dict)
     """To be remembered with the hub."""
+    given: Mapping[str, Flag] = field(default_factory=dict)
+    """What else the command line says, which counts for this time and wins over them."""
     patient: bool
     """Keep trying even when the very first connection fails."""
     share: float | None = None

@@ -47,8 +47,11 @@ class PauseFile:
 
 def pause_for(length: str | None) -> Pause:
     """From now on for a length such as "90m" or "1h30m"; None = until the owner says otherwise. Raises ConfigError."""
-    if length is None:
-        return Pause()
+    return Pause() if length is None else Pause(time.time() + seconds_of(length))
+
+
+def seconds_of(length: str) -> float:
+    """The seconds in "90m" or "1h30m". Raises ConfigError for what is no length, or longer than a year."""
     text = length.strip().lower().replace(" ", "")
     parts = re.findall(_PART, text) if re.fullmatch(f"(?:{_PART})+", text) else []
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
@@ -56,4 +59,4 @@ def pause_for(length: str | None) -> Pause:
         raise ConfigError(
             "This is no length of time.", got=repr(length), do='Write it like "30m", "2h", "1h30m" or "3d".'
         )
-    return Pause(time.time() + seconds)
+    return seconds

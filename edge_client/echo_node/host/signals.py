@@ -8,10 +8,12 @@ coroutine by `run_until_stopped`, within which `stop_signals` may hand the signa
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -57,6 +59,23 @@ def stop_signals(stop: Stop, numbers: Sequence[int] = STOPPING) -> Iterator[None
                 undo.callback(_leave, loop, number, signal.getsignal(number))
             _tell(loop, number, stop)
         yield
+
+
+def watch_stdin(stop: Stop) -> None:
+    """Calls `stop` in the running loop, with the reason, when standard input ends.
+
+    By a daemon thread, because a read of standard input can be neither awaited nor cancelled everywhere.
+    """
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        # Not through sys.stdin: its lock, held by this thread, would abort the interpreter at its end.
+        while os.read(0, 4_096):
+            pass
+        with suppress(RuntimeError):  # The loop has ended before its standard input did.
+            loop.call_soon_threadsafe(stop, "standard input ended")
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, number: int, stop: Stop) -> None:

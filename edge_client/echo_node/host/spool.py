@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -28,8 +30,9 @@ from echo_shared.messages import (
 )
 
 SENT: Final = "sent"
-_ORDER: Final = ("leased", SENT, "received", "scored", "trained", "dropped", "evaluated")
+STATES: Final = ("leased", SENT, "received", "scored", "trained", "dropped", "evaluated")
 """A state is stored as its place here; from `trained` on they are final."""
+_FINAL: Final = STATES.index("trained")
 RESEND_BATCH: Final = 64
 MAX_ASKED: Final = 4_096
 """Rollouts whose receipts are asked for on one connection; older ones come up once these are final."""
@@ -42,15 +45,32 @@ CREATE TABLE IF NOT EXISTS rollouts (
     state       INTEGER NOT NULL,
     drop_reason TEXT,
     payload     BLOB,
-    checked     TEXT NOT NULL DEFAULT 'no'
+    checked     TEXT NOT NULL DEFAULT 'no',
+    changed_at  REAL NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS rollouts_by_state ON rollouts (state, drop_reason);
 CREATE INDEX IF NOT EXISTS rollouts_by_lease ON rollouts (lease_id);
 CREATE TABLE IF NOT EXISTS run (run_id TEXT NOT NULL);
 """
+_ADDED: Final = {"checked": "TEXT NOT NULL DEFAULT 'no'", "changed_at": "REAL NOT NULL DEFAULT 0"}
 _CHECKED_INDEX: Final = """
 CREATE INDEX IF NOT EXISTS rollouts_by_check ON rollouts (checked) WHERE checked <> 'no'
 """
+
+
+_ENTRY: Final = "rollout_id, state, drop_reason, checked, changed_at"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolEntry:
+    """What this node knows of one rollout."""
+
+    rollout_id: str
+    state: str
+    drop_reason: str | None
+    checked: str
+    changed_at: float
+    """When it came into its state, in seconds since the epoch; 0 = before nodes kept that."""
 
 
 class Spool:
@@ -70,8 +90,9 @@ class Spool:
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.executescript(_SCHEMA)
             columns = {row[1] for row in self._connection.execute("PRAGMA table_info(rollouts)")}
-            if "checked" not in columns:  # Older software has made it.
-                self._connection.execute("ALTER TABLE rollouts ADD COLUMN checked TEXT NOT NULL DEFAULT 'no'")
+            for name, kind in _ADDED.items():
+                if name not in columns:  # Older software has made it.
+                    self._connection.execute(f"ALTER TABLE rollouts ADD COLUMN {name} {kind}")
             self._connection.execute(_CHECKED_INDEX)
 
     def close(self) -> None:
@@ -86,8 +107,7 @@ class Spool:
             row = connection.execute("SELECT run_id FROM run").fetchone()
             if row is not None and row[0] == run_id:
                 return 0
-            final = _ORDER.index("trained")
-            (lost,) = connection.execute("SELECT count(*) FROM rollouts WHERE state < ?", (final,)).fetchone()
+            (lost,) = connection.execute("SELECT count(*) FROM rollouts WHERE state < ?", (_FINAL,)).fetchone()
             connection.execute("DELETE FROM rollouts")
             connection.execute("DELETE FROM run")
             connection.execute("INSERT INTO run VALUES (?)", (run_id,))
@@ -95,25 +115,26 @@ class Spool:
 
     def write(self, effects: Iterable[SpoolEffect]) -> None:
         """Writes all effects in one transaction; done again, they change nothing. Raises StorageError: none was."""
+        now = time.time()
         with self._transaction() as connection:
             for effect in effects:
                 match effect:
                     case SpoolLease(lease_id=lease_id, indices=indices):
                         connection.executemany(
-                            "INSERT INTO rollouts (rollout_id, lease_id, idx, state) VALUES (?, ?, ?, 0)"
+                            "INSERT INTO rollouts (rollout_id, lease_id, idx, state, changed_at) VALUES (?, ?, ?, 0, ?)"
                             " ON CONFLICT DO NOTHING",
-                            [(rollout_id(lease_id, index), lease_id, index) for index in indices],
+                            [(rollout_id(lease_id, index), lease_id, index, now) for index in indices],
                         )
                     case ForgetLease(lease_id=lease_id):
                         connection.execute("DELETE FROM rollouts WHERE lease_id = ? AND state = 0", (lease_id,))
                     case SpoolRollout(rollout=rollout):
-                        _add(connection, rollout)
+                        _add(connection, rollout, now)
                     case RecordReceipts(receipts=receipts):
                         connection.executemany(
-                            "UPDATE rollouts SET state = ?1, drop_reason = ?2, payload = NULL"
+                            "UPDATE rollouts SET state = ?1, drop_reason = ?2, payload = NULL, changed_at = ?5"
                             " WHERE rollout_id = ?3 AND state < ?1 AND state < ?4",
                             [
-                                (_ORDER.index(item.state), item.drop_reason, item.rollout_id, _ORDER.index("trained"))
+                                (STATES.index(item.state), item.drop_reason, item.rollout_id, _FINAL, now)
                                 for item in receipts
                                 if item.state is not ReceiptState.LEASED
                             ],
@@ -150,7 +171,7 @@ class Spool:
 
     def without_final_receipt(self) -> list[str]:
         """Ids of the rollouts that the hub has and whose end is not known here: at most `MAX_ASKED`, newest first."""
-        states = (_ORDER.index("received"), _ORDER.index("scored"))
+        states = (STATES.index("received"), STATES.index("scored"))
         query = "SELECT rollout_id FROM rollouts WHERE state IN (?, ?) ORDER BY lease_id DESC, idx DESC LIMIT ?"
         with self._reading() as connection:
             return [row[0] for row in connection.execute(query, (*states, MAX_ASKED))]
@@ -158,17 +179,34 @@ class Spool:
     def counts(self) -> dict[str, int]:
         """Rollouts by state, those dropped also by reason, as `dropped:reason`, and those that the hub has checked by
         what it found, as `checked:passed` and `checked:failed`."""
-        counts = dict.fromkeys(_ORDER, 0)
+        counts = dict.fromkeys(STATES, 0)
         with self._reading() as connection:
             query = "SELECT state, drop_reason, count(*) FROM rollouts GROUP BY 1, 2 ORDER BY 1, 2"
             for state, reason, count in connection.execute(query):
-                counts[_ORDER[state]] += count
+                counts[STATES[state]] += count
                 if reason is not None:
                     counts[f"dropped:{reason}"] = count
             query = "SELECT checked, count(*) FROM rollouts WHERE checked <> 'no' GROUP BY 1 ORDER BY 1"
             for found, count in connection.execute(query):
                 counts[f"checked:{found}"] = count
         return counts
+
+    def entries(self, *, state: str | None = None, since: float = 0.0, limit: int) -> list[SpoolEntry]:
+        """The newest leases first: those in one state, and changed at `since` or later."""
+        wanted = range(len(STATES)) if state is None else [STATES.index(state)]
+        query = (
+            f"SELECT {_ENTRY} FROM rollouts WHERE state IN ({', '.join(map(str, wanted))}) AND changed_at >= ?"
+            " ORDER BY lease_id DESC, idx DESC LIMIT ?"
+        )
+        with self._reading() as connection:
+            return [_entry(row) for row in connection.execute(query, (since, limit))]
+
+    def entry(self, wanted_id: str) -> SpoolEntry | None:
+        """None for a rollout that was never leased to this node in this run, or that it gave back unfinished."""
+        with self._reading() as connection:
+            query = f"SELECT {_ENTRY} FROM rollouts WHERE rollout_id = ?"
+            row = connection.execute(query, (wanted_id,)).fetchone()
+        return None if row is None else _entry(row)
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -203,9 +241,15 @@ class Spool:
                 ) from error
 
 
-def _add(connection: sqlite3.Connection, rollout: Rollout) -> None:
+def _entry(row: tuple[str, int, str | None, str, float]) -> SpoolEntry:
+    name, state, reason, checked, changed_at = row
+    return SpoolEntry(rollout_id=name, state=STATES[state], drop_reason=reason, checked=checked, changed_at=changed_at)
+
+
+def _add(connection: sqlite3.Connection, rollout: Rollout, now: float) -> None:
     connection.execute(
-        "INSERT INTO rollouts (rollout_id, lease_id, idx, state, payload) VALUES (?, ?, ?, 1, ?)"
-        " ON CONFLICT (rollout_id) DO UPDATE SET state = 1, payload = excluded.payload WHERE state = 0",
-        (rollout.rollout_id, rollout.lease_id, rollout.index, encode(rollout)),
+        "INSERT INTO rollouts (rollout_id, lease_id, idx, state, payload, changed_at) VALUES (?, ?, ?, 1, ?, ?)"
+        " ON CONFLICT (rollout_id)"
+        " DO UPDATE SET state = 1, payload = excluded.payload, changed_at = excluded.changed_at WHERE state = 0",
+        (rollout.rollout_id, rollout.lease_id, rollout.index, encode(rollout), now),
     )

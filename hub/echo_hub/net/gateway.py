@@ -204,6 +204,14 @@ class Gateway:
 
         return [web.get("/node", answer)]
 
+    async def identify(self, request: web.Request, inbox: Inbox) -> str:
+        """The id of the node that a request proves to come from, and that may join. Raises TurnedAway."""
+        return (await self._door.enter(request, inbox)).session.node_id
+
+    def refuse(self, error: EchoError) -> web.Response:
+        """The answer that tells a node of an error."""
+        return self._door.refuse(error)
+
     def send(self, node_id: str, message: FromHub) -> bool:
         """Queues the message; False when the node is not connected (it will be told anew after it reconnects)."""
         connection = self._open.get(node_id)

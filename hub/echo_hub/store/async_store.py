@@ -18,6 +18,7 @@ from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, Invite
+from echo_shared.contribution import Contribution
 from echo_shared.messages import Receipt
 
 _P = ParamSpec("_P")
@@ -51,6 +52,13 @@ class AsyncStore:
 
     async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
         return await self._read(self.store.receipts, node_id, rollout_ids)
+
+    async def contribution(
+        self, node_id: str, *, run_id: str, run_name: str, hub_key: bytes, now: float
+    ) -> Contribution | None:
+        return await self._read(
+            self.store.contribution, node_id, run_id=run_id, run_name=run_name, hub_key=hub_key, now=now
+        )
 
     async def load_payloads(self, rollout_ids: Sequence[str]) -> list[StoredPayload]:
         return await self._read(self.store.load_payloads, rollout_ids)

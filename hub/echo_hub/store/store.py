@@ -18,6 +18,7 @@ from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store import invites, reading, recent, reports, standings
+from echo_hub.store.contribution import read_contribution
 from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
 from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
@@ -35,6 +36,7 @@ from echo_shared.books import (
     StepRecord,
     VersionRecord,
 )
+from echo_shared.contribution import Contribution
 from echo_shared.messages import Receipt
 
 
@@ -83,6 +85,13 @@ class Store:
         """What became of a node's rollouts, in the order asked for; what is not its own is dropped as invalid."""
         with self._reading() as connection:
             return reading.read_receipts(connection, node_id, rollout_ids)
+
+    def contribution(
+        self, node_id: str, *, run_id: str, run_name: str, hub_key: bytes, now: float
+    ) -> Contribution | None:
+        """What a node has done for the run; None: it was never here."""
+        with self._reading() as connection:
+            return read_contribution(connection, node_id, run_id=run_id, run_name=run_name, hub_key=hub_key, now=now)
 
     def load_payloads(self, rollout_ids: Sequence[str]) -> list[StoredPayload]:
         """Payloads in the order asked for; those dropped meanwhile are left out."""

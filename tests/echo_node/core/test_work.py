@@ -38,6 +38,7 @@ from echo_node.core.events import (
     Disconnected,
     DrainRequested,
     EngineLost,
+    EngineOutdated,
     EngineReady,
     Event,
     FetchFailed,
@@ -657,6 +658,37 @@ def test_a_stopped_engine_is_told_nothing_and_goes_on_at_once() -> None:
     assert node(lease(1, version=1)).of(SubmitGroup)
 
 
+def drawn_of_one(lease_id: int) -> RolloutsDrawn:
+    return RolloutsDrawn(parts=(drawn(lease_id, 0, 0, 5, 6, version=0),))
+
+
+def test_an_engine_with_old_settings_tells_all_ends_and_the_next_one_goes_on_with_the_same_leases() -> None:
+    node = Node().ready()(lease(1), EngineOutdated())
+    assert node.of(CancelLease) == [CancelLease(lease_id=1)] and node.of(EndEngine) == []
+    assert node.loop.held_back_by(node.now)[0] == "the engine is not up"
+    assert node(lease(2)).of(SubmitGroup) == [], "what is leased meanwhile waits for the next engine"
+    node(drawn_of_one(1))
+    node(LeaseCancelled(lease_id=1))
+    assert node.of(EndEngine) == [EndEngine()] and node.of(SubmitGroup) == []
+    node(EngineLost(what="ended", cause="stopped"))
+    assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
+    node(EngineReady(width=WIDTH))
+    again = {effect.request.lease_id: effect.request for effect in node.of(SubmitGroup)}
+    assert again.keys() == {1, 2} and [len(one.ids) for one in again[1].prefixes if one.index == 0] == [2]
+    assert node.ever_sent(LeaseReturned) == []
+
+
+def test_an_engine_that_is_not_up_or_does_not_answer_or_is_stopped_is_replaced_all_the_same() -> None:
+    node = Node()(welcome(), here(None), EngineOutdated())
+    assert node.of(EndEngine) == [EndEngine()]
+    node = Node().ready()(lease(1), EngineOutdated())
+    assert node(Tick(), after_s=LAST_WORDS_S / 2).of(EndEngine) == []
+    assert node(Tick(), after_s=LAST_WORDS_S / 2).of(EndEngine) == [EndEngine()]
+    assert Node().ready()(PAUSED, EngineOutdated()).of(EndEngine) == [EndEngine()]
+    node = Node().ready()(GAME, EngineLost(what="ended", cause="stopped"), EngineOutdated())
+    assert node.of(EndEngine) == [] and node(FREE).of(StartEngine) == [StartEngine(after_s=0.0)]
+
+
 def test_a_game_gets_the_engine_s_memory_at_once_and_a_pause_after_a_while() -> None:
     node = Node().ready()(lease(1), GAME, LeaseCancelled(lease_id=1))
     assert node.of(EndEngine) == [EndEngine()] and node.of(SuspendEngine) == []
@@ -881,7 +913,7 @@ def test_a_version_of_other_content_takes_what_was_drawn_by_it_along() -> None:
     assert [one.request.lease_id for one in node.of(SubmitGroup)] == [3]
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 5), st.integers(0, 3)), max_size=60)
+STEPS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0, 3)), max_size=60)
 
 
 class World:
@@ -900,6 +932,7 @@ class World:
         self.may_move: set[int] = set()
         self.loaded: set[int] = set()
         self.engine_exists = self.engine_up = self.engine_is_still = self.engine_ends = False
+        self.engine_is_outdated = False
         self.holds: tuple[Hold, ...] = ()
         self.unspooled: list[Rollout] = []
         self.fetching: dict[int | None, ArtefactOffer] = {}
@@ -965,7 +998,7 @@ class World:
                 assert self.engine_is_still and not self.holds
                 self.engine_is_still = False
             case EndEngine():
-                assert self.engine_exists and not self.engine_ends and self.holds
+                assert self.engine_exists and not self.engine_ends and (self.holds or self.engine_is_outdated)
                 self.engine_ends = True
             case AddPolicy(policy_version=version):
                 assert self.engine_works
@@ -1036,7 +1069,7 @@ class World:
             self.do(GroupFailed(lease_id=chosen, what="no"))
         elif kind == 8 and (self.engine_up or self.engine_ends):
             self.engine_up, self.running, self.loaded = False, {}, set()
-            self.engine_exists = self.engine_is_still = self.engine_ends = False
+            self.engine_exists = self.engine_is_still = self.engine_ends = self.engine_is_outdated = False
             self.cancelling, self.drawn = [], {}
             cause: LossCause = ("died", "out_of_memory", "stopped")[a % 3]  # type: ignore[assignment]
             self.do(EngineLost(what="died", cause=cause, width=b))
@@ -1069,6 +1102,9 @@ class World:
             held = Hold(HoldReason.PAUSED, "Paused by you."), Hold(HoldReason.FULL_SCREEN, "A game.", frees_memory=True)
             self.holds = ((), held[:1], held[1:])[a % 3]
             self.do(Holding(holds=self.holds, keep_memory_s=0.01 * b))
+        elif kind == 20:
+            self.engine_is_outdated = self.engine_exists
+            self.do(EngineOutdated())
         elif kind == 16 and self.cancelling and not self.engine_is_still:
             lease_id = self.cancelling.pop(0)
             self.do(self.news())

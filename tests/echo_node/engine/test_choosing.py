@@ -54,6 +54,19 @@ async def test_a_device_that_vanishes_and_comes_back(chooser_of: Callable[[Machi
     assert chooser.hardware == FOUND
 
 
+async def test_new_settings_decide_which_choice_is_the_one_to_return_to(
+    chooser_of: Callable[[Machine], EngineChooser],
+) -> None:
+    machine = Machine(GPU, CPU, GPU)
+    chooser = chooser_of(machine)
+    await chooser.decide()
+    chooser.renew()
+    assert await chooser.decide() == CPU
+    assert (chooser.is_fallback, machine.changes) == (False, 1)
+    assert await chooser.decide() == GPU
+    assert (chooser.is_fallback, machine.changes) == (True, 2)
+
+
 async def test_a_machine_without_an_engine_says_so(chooser_of: Callable[[Machine], EngineChooser]) -> None:
     with pytest.raises(BackendError):
         await chooser_of(Machine(None)).decide()

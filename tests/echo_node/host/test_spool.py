@@ -1,6 +1,7 @@
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,37 @@ def spool(tmp_path: Path) -> Spool:
     spool.begin_run("run")
     yield spool
     spool.close()
+
+
+def test_entries_come_newest_lease_first_by_state_and_by_when_they_changed(spool: Spool) -> None:
+    began = time.time()
+    spool.write([SpoolLease(lease_id=10, indices=(0, 1)), spooled(9, 0), spooled(9, 1), spooled(2, 0)])
+    spool.write([receipts(("9-1", ReceiptState.TRAINED), ("2-0", ReceiptState.DROPPED))])
+    found = spool.entries(limit=10)
+    assert [(one.rollout_id, one.state, one.drop_reason) for one in found] == [
+        ("10-1", "leased", None),
+        ("10-0", "leased", None),
+        ("9-1", "trained", None),
+        ("9-0", "sent", None),
+        ("2-0", "dropped", "stale"),
+    ]
+    assert all(began <= one.changed_at <= time.time() for one in found)
+    assert [one.rollout_id for one in spool.entries(limit=2)] == ["10-1", "10-0"]
+    assert [one.rollout_id for one in spool.entries(state="sent", limit=2)] == ["9-0"]
+    assert spool.entries(since=time.time() + 1, limit=10) == []
+    assert spool.entry("9-1") == found[2] and spool.entry("9-7") is None
+
+
+def test_when_rollouts_of_older_software_changed_is_not_known(spool: Spool, tmp_path: Path) -> None:
+    spool.write([spooled(1, 0)])
+    spool.close()
+    with sqlite3.connect(tmp_path / "hub" / "spool.db") as connection:
+        connection.execute("ALTER TABLE rollouts DROP COLUMN changed_at")
+    connection.close()
+    spool.open()
+    assert spool.entry("1-0").changed_at == 0
+    spool.write([receipts(("1-0", ReceiptState.SCORED))])
+    assert spool.entry("1-0").changed_at > 0
 
 
 def test_a_rollout_comes_back_as_it_went_in(spool: Spool) -> None:

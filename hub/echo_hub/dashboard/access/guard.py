@@ -32,7 +32,9 @@ PUBLIC: Final = frozenset(
         "/readyz",  # To strangers one word.
         "/static/{name}",
         "/login",
-        "/node",  # Nodes prove who they are there.
+        "/node",  # Nodes prove who they are there, and at the next two.
+        "/node/receipts",
+        "/node/certificate",
         "/announce/{passkey}",
         "/artefacts/{passkey}/{carrier}/{path}",
     }

@@ -1,0 +1,42 @@
+"""The node's log."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated, Final
+
+import typer
+
+from echo_node.commands.options import DataDir, Json
+from echo_node.host.log_file import Line, LogFile
+from echo_node.host.paths import Paths
+
+LOOK_S: Final = 0.25
+
+
+def log(
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="So many of the last ones.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print what the node has said, whether it runs or not; with --json, an object a line."""
+    path = Paths.find(data_dir).logs / "node.log"
+    file = LogFile(path)
+    _print(file.last(lines), as_json=as_json)
+    if not path.exists():
+        typer.echo(f"No node has written a log here yet: {path}", err=True)
+    while follow:
+        _print(file.more(), as_json=as_json)
+        time.sleep(LOOK_S)
+
+
+def _print(lines: Iterable[Line], *, as_json: bool) -> None:
+    for line in lines:
+        if as_json:
+            typer.echo(json.dumps(asdict(line)))
+        else:
+            typer.echo(line.text if line.at is None else f"{line.at} {line.text}")

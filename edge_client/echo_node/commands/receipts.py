@@ -1,0 +1,282 @@
+"""What became of the node's work, by its own books and the hub's; and a certificate of it all."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from echo_node.certificate_picture import picture
+from echo_node.commands.options import DataDir, Json, last_hub
+from echo_node.core.agreement import Agreement, compare
+from echo_node.host.address import HubAddress
+from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.paths import Paths
+from echo_node.host.pause import seconds_of
+from echo_node.host.spool import Spool, SpoolEntry
+from echo_node.net.books import HubBooks
+from echo_shared import contribution, key_file
+from echo_shared.contribution import Contribution
+from echo_shared.credentials import MOST_RECEIPTS
+from echo_shared.errors import ConfigError, EchoError, StorageError
+from echo_shared.files import write_private
+from echo_shared.identity import fingerprint
+from echo_shared.messages import Receipt
+
+app = typer.Typer(help="What became of the node's work, here and on the hub.", invoke_without_command=True)
+
+NEWEST: Final = 20
+State = Literal["leased", "sent", "received", "scored", "trained", "evaluated", "dropped"]
+Offline = Annotated[bool, typer.Option("--offline", help="Do not ask the hub.")]
+
+
+@app.callback()
+def _by_itself(context: typer.Context) -> None:
+    """What became of the node's work, here and on the hub; by itself, the newest."""
+    if context.invoked_subcommand is None:
+        receipts_list()
+
+
+@app.command("list")
+def receipts_list(
+    state: Annotated[State | None, typer.Option("--state", help="Those that the node has in this state alone.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Changed in the last 2h, 3d ..., or since 2026-11-24[T18:00].")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST_RECEIPTS, help="So many at most.")] = NEWEST,
+    offline: Offline = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print rollouts, newest first: what this node knows of each, and what the hub says."""
+    paths = Paths.find(data_dir)
+    record = last_hub(paths)
+    spool = _open_spool(paths, record)
+    try:
+        found = [] if spool is None else spool.entries(state=state, since=_moment(since), limit=limit)
+    finally:
+        if spool is not None:
+            spool.close()
+    said, problem = _ask(paths, record, [entry.rollout_id for entry in found], offline=offline)
+    rows = [_row(entry.rollout_id, entry, said.get(entry.rollout_id)) for entry in found]
+    if as_json:
+        about = {"hub": record.url, "run_id": record.run_id, "problem": problem, "receipts": rows}
+        typer.echo(json.dumps(about, indent=2))
+        return
+    for line in _table(rows, asked=not offline and not problem):
+        typer.echo(line)
+    if problem:
+        typer.echo(f"The hub was not asked: {problem}", err=True)
+
+
+@app.command("show")
+def receipts_show(
+    rollout_id: Annotated[str, typer.Argument(help="As `receipts list` prints it: LEASE-INDEX.")],
+    offline: Offline = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print one rollout: what this node knows of it, and what the hub says."""
+    paths = Paths.find(data_dir)
+    record = last_hub(paths)
+    _check_id(rollout_id)
+    spool = _open_spool(paths, record)
+    try:
+        entry = None if spool is None else spool.entry(rollout_id)
+    finally:
+        if spool is not None:
+            spool.close()
+    said, problem = _ask(paths, record, [rollout_id], offline=offline)
+    row = _row(rollout_id, entry, said.get(rollout_id))
+    if as_json:
+        typer.echo(json.dumps({"hub": record.url, "run_id": record.run_id, "problem": problem, **row}, indent=2))
+        return
+    typer.echo(f"rollout  {rollout_id}")
+    typer.echo(
+        f"node     {_words(row) if entry else 'knows it not: it was never leased here, or given back, or forgotten'}"
+    )
+    if row["hub"] is not None:
+        typer.echo(f"hub      {_words(row['hub'])}")
+    elif problem:
+        typer.echo(f"hub      not asked: {problem}")
+    if row["sentence"]:
+        typer.echo(f"         {row['sentence']}")
+
+
+@app.command("certificate")
+def receipts_certificate(
+    out: Annotated[Path, typer.Option("--out", help="Where to write it; a picture is put beside it.")],
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Get a certificate of all that this node has done for the run, signed by the hub, and a picture of it."""
+    paths = Paths.find(data_dir)
+    record = last_hub(paths)
+    shown = out.with_suffix(".svg")
+    for file in (out, shown):
+        if out == shown:
+            raise ConfigError(
+                "The certificate itself is no picture.", got=str(out), do="Choose another: --out NAME.json"
+            )
+        if file.exists():
+            do = "Choose another: --out NAME.json"
+            raise ConfigError("This file is there already.", got=str(file), do=do)
+    document, said = _books(paths, record).certificate()
+    try:
+        write_private(out, document)
+        write_private(shown, picture(said).encode())
+    except OSError as error:
+        raise StorageError("The certificate cannot be written.", got=f"{out}: {error.strerror}") from error
+    if as_json:
+        typer.echo(json.dumps({"file": str(out), "picture": str(shown), "certificate": said.model_dump()}, indent=2))
+        return
+    for line in _certified(said):
+        typer.echo(line)
+    typer.echo(f"Written: {out}, and as a picture {shown}. Anyone can check it: echo-node receipts verify {out}")
+
+
+@app.command("verify")
+def receipts_verify(
+    file: Annotated[Path, typer.Argument(help="A certificate, as `receipts certificate` wrote it.")],
+    hub_key: Annotated[
+        str | None,
+        typer.Option("--hub-key", help="The hub's key or its fingerprint, from its operator; else those known here."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Check a certificate, without the hub: that it is unchanged, and signed by a hub's key that is known."""
+    try:
+        said = contribution.verified(file.read_bytes())
+    except OSError as error:
+        raise ConfigError("The certificate cannot be read.", got=f"{file}: {error.strerror}") from error
+    key = bytes.fromhex(said.hub_key)
+    if hub_key is not None:
+        known = hub_key.replace(" ", "").lower() in (said.hub_key, fingerprint(key).replace(" ", ""))
+    else:
+        known = any(record.hub_key == key for record in Hubs(Paths.find(data_dir)).all())
+    if not known:
+        raise ConfigError(
+            "The certificate is unchanged, but of a hub that is not known here: anyone may have made and signed it.",
+            got=f"a hub's key with the fingerprint {fingerprint(key)}",
+            do="Ask the hub's operator for its fingerprint, then: echo-node receipts verify FILE --hub-key FINGERPRINT",
+            code="unknown_hub",
+        )
+    if as_json:
+        typer.echo(json.dumps({"valid": True, "certificate": said.model_dump()}, indent=2))
+        return
+    typer.echo("The certificate is unchanged, and signed by the hub's key.")
+    for line in _certified(said):
+        typer.echo(line)
+
+
+def _open_spool(paths: Paths, record: HubRecord) -> Spool | None:
+    """None where no work of this hub was ever kept."""
+    file = Hubs(paths).directory(record) / "spool.db"
+    if not file.exists():
+        return None
+    spool = Spool(file)
+    spool.open()
+    return spool
+
+
+def _books(paths: Paths, record: HubRecord) -> HubBooks:
+    me = key_file.load_or_create(paths.identity_key)
+    address = HubAddress(origin=record.url)  # Checked when it was joined.
+    return HubBooks(address, me=me, hub_key=record.hub_key, invite_token=record.invite_token)
+
+
+def _ask(
+    paths: Paths, record: HubRecord, rollout_ids: Sequence[str], *, offline: bool
+) -> tuple[Mapping[str, Receipt], str]:
+    """What the hub says by id, or why it says nothing."""
+    if offline:
+        return {}, ""
+    try:
+        return _books(paths, record).receipts(rollout_ids), ""
+    except EchoError as error:
+        return {}, error.brief + (f" {error.do}" if error.do else "")
+
+
+def _moment(since: str | None) -> float:
+    """Seconds since the epoch."""
+    if since is None:
+        return 0.0
+    try:
+        return datetime.fromisoformat(since).astimezone().timestamp()
+    except ValueError:
+        return time.time() - seconds_of(since)
+
+
+def _check_id(rollout_id: str) -> None:
+    lease, dash, index = rollout_id.partition("-")
+    if not (dash and lease.isdecimal() and index.isdecimal() and rollout_id.isascii() and len(rollout_id) <= 48):
+        raise ConfigError(
+            "This is not the id of a rollout.", got=rollout_id, do="They look like 1203-4: echo-node receipts list"
+        )
+
+
+def _row(rollout_id: str, entry: SpoolEntry | None, hubs: Receipt | None) -> dict[str, Any]:
+    """One rollout for programs; `hub` is None where the hub was not asked."""
+    mine = {"rollout_id": rollout_id, "state": None, "drop_reason": None, "checked": None, "changed_at": None}
+    row: dict[str, Any] = mine if entry is None else asdict(entry)
+    row |= {"hub": None, "agreement": None, "sentence": ""}
+    if hubs is not None:
+        row["hub"] = {
+            "state": hubs.state.value,
+            "drop_reason": hubs.drop_reason and hubs.drop_reason.value,
+            "checked": hubs.checked.value,
+        }
+        if entry is not None:
+            found = compare(entry.state, entry.drop_reason, entry.checked, hubs)
+            row |= {"agreement": found.agreement.value, "sentence": found.sentence}
+    return row
+
+
+def _words(about: Mapping[str, Any]) -> str:
+    reason = f" ({about['drop_reason']})" if about["drop_reason"] else ""
+    checked = "" if about["checked"] == "no" else f", checked: {about['checked']}"
+    return f"{about['state']}{reason}{checked}"
+
+
+def _table(rows: Sequence[Mapping[str, Any]], *, asked: bool) -> list[str]:
+    if not rows:
+        return ["The node has no such rollouts."]
+    cells = [("ROLLOUT", "SINCE", "NODE", "HUB" if asked else "")]
+    for row in rows:
+        hubs = "" if row["hub"] is None else "the same" if row["agreement"] == Agreement.SAME else _words(row["hub"])
+        cells.append((row["rollout_id"], _time(row["changed_at"]), _words(row), hubs))
+    widths = [max(len(line[column]) for line in cells) for column in range(3)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip()
+        for line in cells
+    ]
+    meanings = dict.fromkeys(row["sentence"] for row in rows if row["sentence"])
+    for sentence in meanings:
+        of = [row["rollout_id"] for row in rows if row["sentence"] == sentence]
+        which = ", ".join(of[:4]) + (f" and {len(of) - 4} more" if len(of) > 4 else "")
+        lines.append(f"{which}: {sentence}")
+    return lines
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}" if seconds else "-"
+
+
+def _certified(said: Contribution) -> list[str]:
+    return [
+        f"node       {said.node_name} ({said.node_id})",
+        f"run        {said.run_name} ({said.run_id})",
+        f"hub's key  {fingerprint(bytes.fromhex(said.hub_key))}",
+        f"from       {said.first_seen} to {said.last_seen}, issued at {said.issued_at}",
+        f"trained    {said.trained_rollouts} rollouts, {said.trained_tokens} tokens",
+        f"evaluated  {said.evaluated_rollouts} rollouts, {said.evaluated_tokens} tokens",
+        f"checked    {said.checks_passed} found to be drawn honestly, {said.checks_failed} not",
+        f"for others {said.others_checked_rollouts} rollouts, {said.others_checked_tokens} tokens computed again",
+    ]

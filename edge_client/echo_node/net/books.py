@@ -1,0 +1,160 @@
+"""Asks a hub what its books say of this node's own work, by HTTP: whether the node is connected or not.
+
+The node proves who it is as before a websocket (`echo_shared.credentials`), and the hub its pinned key. Blocks.
+"""
+
+from __future__ import annotations
+
+import http.client
+import secrets
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import echo_shared
+from echo_node.host.address import HubAddress
+from echo_node.net.tls import handshake_failure
+from echo_shared import contribution
+from echo_shared.codec import decode_from_hub, encode
+from echo_shared.contribution import Contribution
+from echo_shared.credentials import (
+    BOOKS_CERTIFICATE,
+    BOOKS_RECEIPTS,
+    MOST_RECEIPTS,
+    REFUSED_TYPE,
+    Credentials,
+    challenge_of,
+)
+from echo_shared.errors import ConnectError, RefusedError, RemoteProtocolError
+from echo_shared.identity import Identity
+from echo_shared.messages import Challenge, Receipt, Receipts, ReceiptsWanted, Refused
+from echo_shared.messages.fields import printable_line
+from echo_shared.sessions import NodeSession
+
+ANSWER_S: Final = 20.0
+MOST_BYTES: Final = 2**20
+
+
+class HubBooks:
+    """One hub's. Every call raises ConnectError when it cannot be asked, and RefusedError when it says no."""
+
+    def __init__(self, address: HubAddress, *, me: Identity, hub_key: bytes, invite_token: str | None) -> None:
+        """`hub_key` is the pinned one: nobody else's answer is taken."""
+        self._address = address
+        self._me = me
+        self._hub_key = hub_key
+        self._invite_token = invite_token
+        # What a hub's answer sends on to another place is not followed: the credentials are for this hub alone.
+        proxies: dict[str, str] | None = {} if address.is_loopback else None  # None: as the environment says.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _Unmoved)
+
+    def receipts(self, rollout_ids: Sequence[str]) -> dict[str, Receipt]:
+        """What the hub says of these rollouts of this node, by id: at most `MOST_RECEIPTS`. One that is not this
+        node's, or was never leased, is dropped as invalid."""
+        assert len(rollout_ids) <= MOST_RECEIPTS, "the hub would refuse it"
+        if not rollout_ids:
+            return {}
+        body = self._ask(BOOKS_RECEIPTS, encode(ReceiptsWanted(rollout_ids=tuple(rollout_ids))))
+        answer = decode_from_hub(body)
+        if not isinstance(answer, Receipts):
+            raise RemoteProtocolError("The hub answered with something else than receipts.", got=answer.type)
+        found = {receipt.rollout_id: receipt for receipt in answer.receipts}
+        if missing := set(rollout_ids) - found.keys():
+            raise RemoteProtocolError("The hub says nothing of some rollouts.", got=", ".join(sorted(missing)[:8]))
+        return found
+
+    def certificate(self) -> tuple[bytes, Contribution]:
+        """The signed document, and what it says: of this node, and signed by the pinned key."""
+        document = self._ask(BOOKS_CERTIFICATE, None)
+        said = contribution.verified(document)
+        if (said.hub_key, said.node_id) != (self._hub_key.hex(), self._me.node_id):
+            got = f"node {said.node_id}, hub key {said.hub_key}"
+            raise RemoteProtocolError("The hub sent a certificate that is another's.", got=got)
+        return document, said
+
+    def _ask(self, path: str, body: bytes | None) -> bytes:
+        """What the hub answers to a request that carries the node's proof."""
+        session = NodeSession(
+            me=self._me,
+            pinned_hub_key=self._hub_key,
+            software_version=echo_shared.__version__,
+            nonce=secrets.token_bytes(32),
+        )
+        hello = session.hello()
+        challenge = self._challenge(
+            self._request(path, Credentials(hello=hello), None if body is None else b""), session
+        )
+        # Names of what is no connection: the hub keeps none of them.
+        proof = session.proof(
+            name="books", invite_token=self._invite_token, backend="none", device="none", swarm_port=0
+        )
+        answer = self._request(path, Credentials(hello=hello, nonce=challenge.nonce, proof=proof), body)
+        if answer.status != 200:
+            raise self._refusal(answer, session)
+        return answer.body
+
+    def _challenge(self, answer: _Answer, session: NodeSession) -> Challenge:
+        for header in answer.challenges:
+            if (frame := challenge_of(header)) is not None:
+                message = session.receive(frame)
+                if isinstance(message, Challenge):
+                    return message
+        raise self._refusal(answer, session)
+
+    def _refusal(self, answer: _Answer, session: NodeSession) -> RefusedError | ConnectError:
+        if answer.content_type == REFUSED_TYPE:
+            message = session.receive(answer.body)
+            if isinstance(message, Refused):
+                return RefusedError(f"The hub says: {message.what}", do=message.do or None, code=message.code)
+        what = "The hub cannot be asked for its books."
+        got = f"{self._address.origin} answered with HTTP status {answer.status}"
+        if answer.status in (404, 405):
+            return ConnectError(what, got=got, do="It may be older than this node: ask its operator to upgrade it.")
+        return ConnectError(what, got=got, do="Try again later, or ask its operator.")
+
+    def _request(self, path: str, credentials: Credentials, body: bytes | None) -> _Answer:
+        headers = {"Authorization": credentials.header(), "Content-Type": REFUSED_TYPE}
+        request = urllib.request.Request(self._address.url(path), data=body, headers=headers)
+        try:
+            try:
+                with self._opener.open(request, timeout=ANSWER_S) as response:
+                    return _answer(response.status, response.headers, response.read(MOST_BYTES))
+            except urllib.error.HTTPError as error:
+                with error:
+                    return _answer(error.code, error.headers, error.read(MOST_BYTES))
+        except (OSError, http.client.HTTPException) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            if isinstance(reason, ssl.SSLError):
+                raise handshake_failure(reason, self._address) from error
+            raise ConnectError(
+                "The hub cannot be reached.",
+                got=f"{self._address.origin}: {printable_line(str(reason) or type(reason).__name__)}",
+                do="Check your network, and that the hub runs.",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    status: int
+    challenges: tuple[str, ...]
+    content_type: str
+    body: bytes
+
+
+def _answer(status: int, headers: Any, body: bytes) -> _Answer:
+    return _Answer(
+        status=status,
+        challenges=tuple(headers.get_all("WWW-Authenticate") or ()),
+        content_type=headers.get_content_type(),
+        body=body,
+    )
+
+
+class _Unmoved(urllib.request.HTTPRedirectHandler):
+    """An answer that names another address is the answer."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None

@@ -1,0 +1,250 @@
+"""config.toml as `echo-node config` reads and changes it: a setting at a time, comments and order kept.
+
+A key is a setting's name, with its table's before it: `width`, `manners.idle_after_s`. What a setting means is the
+docstring of its field. Nothing is written that `NodeConfig` would refuse.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import tomlkit
+from pydantic import BaseModel
+from tomlkit.container import Container
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import Table
+
+from echo_node.config import NodeConfig, load_config
+from echo_node.host.hubs import Flag
+from echo_shared.errors import BackendError, ConfigError, StorageError
+from echo_shared.files import write_private
+from echo_shared.settings import place_of
+
+_WORDS: Final = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+}
+_KINDS: Final = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "array": "a list: several values, or [] for none",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting, as it holds for a node that is started now."""
+
+    key: str
+    value: Any
+    default: Any
+    where: str
+    """default, the file and its line, an environment variable, or `join`."""
+    meaning: str
+    allowed: str
+
+
+def keys_of(model: type[BaseModel] = NodeConfig, prefix: str = "") -> Iterator[str]:
+    """All keys, in the order of their definition."""
+    for name, field in model.model_fields.items():
+        table = _table(field.annotation)
+        if table is None:
+            yield f"{prefix}{name}"
+        else:
+            yield from keys_of(table, f"{prefix}{name}.")
+
+
+DECIDE_THE_ENGINE: Final = frozenset({"backend", "helpers"})
+
+
+class SettingsFile:
+    """`joined` are the flags of `join`, which win over the file."""
+
+    def __init__(self, path: Path, joined: Mapping[str, Flag]) -> None:
+        self.path = path
+        self._joined = dict(joined)
+
+    def all(self) -> list[Setting]:
+        """Every setting. Raises ConfigError when one is not valid."""
+        return self._read(list(keys_of()))
+
+    def one(self, key: str) -> Setting:
+        """Raises ConfigError when there is no such setting, or one is not valid."""
+        _check_key(key)
+        return self._read([key])[0]
+
+    def _read(self, keys: Sequence[str]) -> list[Setting]:
+        existing, defaults = self._existing(), NodeConfig.model_construct()
+        config = load_config(existing, self._joined)
+        return [
+            Setting(
+                key=key,
+                value=_plain(value_of(config, key)),
+                default=_plain(value_of(defaults, key)),
+                where=self._where(key, existing),
+                meaning=_about(key)["description"],
+                allowed=allowed(key),
+            )
+            for key in keys
+        ]
+
+    def set(self, key: str, values: Sequence[str]) -> Any:
+        """Writes a setting as it was typed, and returns what it is then. Raises ConfigError when it is not valid, and
+        StorageError when it cannot be written; the file is then as it was."""
+        _check_key(key)
+        value = _plain(self._checked(key, _typed(key, values)))
+        document = self._document()
+        *tables, name = key.split(".")
+        place: Container | Table = document
+        for table in tables:
+            if table not in place:
+                place[table] = tomlkit.table()
+            place = place[table]  # A table, or the file would not have been valid.
+        place[name] = value
+        self._write(document)
+        return value
+
+    def unset(self, key: str) -> bool:
+        """Takes a setting out of the file; whether it was there."""
+        _check_key(key)
+        document = self._document()
+        *tables, name = key.split(".")
+        place: Any = document
+        for table in tables:
+            place = place.get(table, {})
+        if name not in place:
+            return False
+        del place[name]
+        self._write(document)
+        return True
+
+    def _existing(self) -> Path | None:
+        return self.path if self.path.exists() else None
+
+    def _where(self, key: str, existing: Path | None) -> str:
+        where = place_of(NodeConfig, existing, self._joined, tuple(key.split(".")))
+        return "join" if where == "command line" else where
+
+    def _checked(self, key: str, value: Any) -> Any:
+        *tables, name = key.split(".")
+        wanted: dict[str, Any] = {name: value}
+        for table in reversed(tables):
+            wanted = {table: wanted}
+        try:
+            config = load_config(self._existing(), _laid_over(self._joined, wanted))
+            if key in DECIDE_THE_ENGINE:
+                _check_engine(config)
+            return value_of(config, key)
+        except (ConfigError, BackendError) as error:
+            raise ConfigError(
+                f"{key} is not changed: {error.what[0].lower()}{error.what[1:]}",
+                got=error.got,
+                do=f"{key} is {allowed(key)}. What it means: echo-node config list",
+            ) from error
+
+    def _document(self) -> tomlkit.TOMLDocument:
+        try:
+            return tomlkit.parse(self.path.read_text(encoding="utf-8") if self.path.exists() else "")
+        except (OSError, UnicodeDecodeError, TOMLKitError) as error:
+            raise ConfigError(
+                "The settings file cannot be read.", got=f"{self.path}: {error}", do="Correct or remove it."
+            ) from error
+
+    def _write(self, document: tomlkit.TOMLDocument) -> None:
+        try:
+            # Through a link to where the file is: one that an owner keeps elsewhere stays a link.
+            write_private(self.path.resolve(), tomlkit.dumps(document).encode())
+        except OSError as error:
+            raise StorageError(
+                "The settings cannot be written.",
+                got=f"{self.path}: {error.strerror}",
+                do="Make it writable, or free some space on its disk.",
+            ) from error
+
+
+def value_of(config: NodeConfig, key: str) -> Any:
+    """The value of a key that there is."""
+    found: Any = config
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def allowed(key: str) -> str:
+    """What a setting may be, in words."""
+    about = _about(key)
+    if "enum" in about:
+        return "one of " + ", ".join(about["enum"])
+    limits = [f"{word} {about[limit]}" for limit, word in _WORDS.items() if limit in about]
+    if "maxLength" in about:
+        limits.append(f"at most {about['maxLength']} characters")
+    return ", ".join([_KINDS[about["type"]], *limits])
+
+
+def _about(key: str) -> dict[str, Any]:
+    """The JSON schema of a setting."""
+    model: type[BaseModel] = NodeConfig
+    *tables, name = key.split(".")
+    for table in tables:
+        model = _table(model.model_fields[table].annotation) or model
+    about: dict[str, Any] = model.model_json_schema()["properties"][name]
+    return about
+
+
+def _table(annotation: Any) -> type[BaseModel] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _check_engine(config: NodeConfig) -> None:
+    """Raises BackendError for an engine that cannot run here. Blocks for some tenths of a second."""
+    from echo_node.backends import registry  # With the libraries of the engines, which nothing else here needs.
+    from echo_node.host import hardware
+
+    registry.choose(hardware.detect(), config.wanted_backend, {})
+
+
+def _check_key(key: str) -> None:
+    known = list(keys_of())
+    if key in known:
+        return
+    close = [one for one in known if one.split(".")[-1] == key] or difflib.get_close_matches(key, known, n=1)
+    did_you_mean = f"Did you mean {close[0]}? " if close else ""
+    raise ConfigError("There is no such setting.", got=key, do=f"{did_you_mean}All of them: echo-node config list")
+
+
+def _typed(key: str, values: Sequence[str]) -> Any:
+    """What was typed, for `NodeConfig` to check: a list where a list is wanted."""
+    if _about(key).get("type") != "array":
+        if len(values) != 1:
+            raise ConfigError(
+                f"{key} takes one value.", got=" ".join(values), do=f"{key} is {allowed(key)}. Quote what has spaces."
+            )
+        return values[0]
+    if len(values) == 1 and values[0].lstrip().startswith("["):
+        try:
+            return tomllib.loads(f"list = {values[0]}")["list"]
+        except tomllib.TOMLDecodeError as error:
+            do = 'Write it like ["a", "b"], or give the values one after the other.'
+            raise ConfigError(f"{key} is not changed: this is no list.", got=f"{values[0]}: {error}", do=do) from error
+    return list(values)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in above.items():
+        lower = result.get(key)
+        result[key] = _laid_over(lower, value) if isinstance(lower, Mapping) and isinstance(value, Mapping) else value
+    return result

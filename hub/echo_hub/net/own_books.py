@@ -1,0 +1,102 @@
+"""What a node may read of the hub's books by HTTP: what became of its own rollouts, and its certificate.
+
+    POST /node/receipts      body ReceiptsWanted  ──►  Receipts
+    GET  /node/certificate                        ──►  a certificate of contribution, JSON
+
+Each is asked for as a websocket is (`door`): the first request is answered with a challenge, the second carries the
+proof, so a node sees what is its own alone. It need not be connected, and may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from echo_hub.net.address_rate import AddressRate
+from echo_hub.net.door import TurnedAway
+from echo_hub.net.gateway import Gateway, Inbox
+from echo_shared.codec import decode_from_node, encode
+from echo_shared.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, MOST_RECEIPTS, REFUSED_TYPE
+from echo_shared.errors import RefusedError, RemoteProtocolError
+from echo_shared.messages import Receipt, Receipts, ReceiptsWanted, RefusalCode
+
+IN_ALL_PER_S: Final = 20.0
+OF_ONE_PER_S: Final = 1.0
+BODY_S: Final = 10.0
+"""A body of some kilobytes must have come by then."""
+BODY_BYTES: Final = 64 * MOST_RECEIPTS
+
+LookUp = Callable[[str, Sequence[str]], Awaitable[Sequence[Receipt]]]
+"""What the store says of these rollouts of a node."""
+Certify = Callable[[str], Awaitable[bytes | None]]
+"""A node's signed certificate; None: it was never here."""
+Answer = Callable[[web.Request, str], Awaitable[web.Response]]
+
+_NO_STORE: Final = {hdrs.CACHE_CONTROL: "no-store"}
+
+
+class OwnBooks:
+    """`now` is any clock that only goes forward, in seconds."""
+
+    def __init__(self, gateway: Gateway, *, look_up: LookUp, certify: Certify, now: Callable[[], float]) -> None:
+        self._gateway = gateway
+        self._look_up = look_up
+        self._certify = certify
+        self._now = now
+        self._rate = AddressRate(in_all=IN_ALL_PER_S, of_one=OF_ONE_PER_S, now=now())
+
+    def routes(self, inbox: Inbox) -> list[web.AbstractRouteDef]:
+        """`inbox` knows who may join, and so who may ask."""
+
+        def guarded(answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
+            async def handle(request: web.Request) -> web.Response:
+                try:
+                    node_id = await self._gateway.identify(request, inbox)
+                    if not self._rate.take(node_id, now=self._now()):
+                        raise _too_fast()
+                    return await answer(request, node_id)
+                except TurnedAway as turned:
+                    return turned.response
+                except (RefusedError, RemoteProtocolError) as error:
+                    return self._gateway.refuse(error)
+
+            return handle
+
+        return [
+            web.post(BOOKS_RECEIPTS, guarded(self._receipts)),
+            web.get(BOOKS_CERTIFICATE, guarded(self._certificate), allow_head=False),
+        ]
+
+    async def _receipts(self, request: web.Request, node_id: str) -> web.Response:
+        if request.content_length is None or request.content_length > BODY_BYTES:
+            raise _too_much(f"{request.content_length} bytes")
+        try:
+            async with asyncio.timeout(BODY_S):
+                wanted = decode_from_node(await request.read())
+        except TimeoutError as error:
+            raise RemoteProtocolError("A node did not say in time which receipts it wants.") from error
+        if not isinstance(wanted, ReceiptsWanted):
+            raise RemoteProtocolError("A node asked for something else than receipts.", got=wanted.type)
+        if len(wanted.rollout_ids) > MOST_RECEIPTS:
+            raise _too_much(f"{len(wanted.rollout_ids)} rollouts")
+        found = await self._look_up(node_id, wanted.rollout_ids)
+        return web.Response(body=encode(Receipts(receipts=tuple(found))), content_type=REFUSED_TYPE, headers=_NO_STORE)
+
+    async def _certificate(self, request: web.Request, node_id: str) -> web.Response:
+        document = await self._certify(node_id)
+        if document is None:
+            raise RefusedError("This node has never joined this hub's run.", got=node_id, do="echo-node join URL")
+        return web.Response(body=document, content_type="application/json", headers=_NO_STORE)
+
+
+def _too_fast() -> RefusedError:
+    return RefusedError("This node asks too often.", do="Wait some seconds.", code=RefusalCode.TOO_SOON)
+
+
+def _too_much(got: str) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        "A node asks for too many receipts at once.", got=got, do=f"{MOST_RECEIPTS} are the most."
+    )

@@ -1,0 +1,154 @@
+"""What nodes ask of the hub's books, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+
+from echo_hub.config.sections import ServerConfig
+from echo_hub.net import own_books
+from echo_hub.net.gateway import Gateway
+from echo_hub.net.own_books import OwnBooks
+from echo_hub.net.server import Server
+from echo_shared.codec import decode_from_hub, encode
+from echo_shared.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, MOST_RECEIPTS, Credentials, challenge_of
+from echo_shared.identity import Identity
+from echo_shared.messages import (
+    Challenge,
+    Goodbye,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    ReceiptsWanted,
+    RefusalCode,
+    Refused,
+)
+from echo_shared.sessions import NodeSession
+from tests.echo_hub.net.gateway_parts import Book
+
+WANTED = encode(ReceiptsWanted(rollout_ids=("1-0", "1-1")))
+
+
+class Asked:
+    """The hub's books, and how they are asked."""
+
+    def __init__(self) -> None:
+        self.me = Identity.generate()
+        self.book = Book()
+        self.asked: list[tuple[str, Sequence[str]]] = []
+        self.known: set[str] = set()
+        self.url = ""
+        self.now = 0.0
+
+    async def look_up(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
+        self.asked.append((node_id, tuple(rollout_ids)))
+        return [Receipt(rollout_id=one, state=ReceiptState.TRAINED) for one in rollout_ids]
+
+    async def certify(self, node_id: str) -> bytes | None:
+        return f'{{"of": "{node_id}"}}'.encode() if node_id in self.known else None
+
+    async def answer(
+        self, path: str, body: bytes | None, *, me: Identity, token: str | None = None
+    ) -> tuple[int, bytes]:
+        """Status and body of the second request, which carries the proof."""
+        session = NodeSession(me=me, pinned_hub_key=self.me.public_key, software_version="1", nonce=bytes(32))
+        hello = session.hello()
+        status, headers, _ = await self.once(path, b"", Credentials(hello=hello))
+        frame = challenge_of(headers["WWW-Authenticate"])
+        assert status == 401 and frame is not None
+        challenge = session.receive(frame)
+        assert isinstance(challenge, Challenge)
+        proof = session.proof(name="n", invite_token=token, backend="none", device="none", swarm_port=0)
+        status, _, said = await self.once(path, body, Credentials(hello=hello, nonce=challenge.nonce, proof=proof))
+        return status, said
+
+    async def once(self, path: str, body: bytes | None, credentials: Credentials | None) -> tuple[int, Any, bytes]:
+        headers = {} if credentials is None else {"Authorization": credentials.header()}
+        method = "GET" if path == BOOKS_CERTIFICATE else "POST"
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(method, f"{self.url}{path}", data=body, headers=headers) as answer,
+        ):
+            return answer.status, answer.headers, await answer.read()
+
+    async def refused(self, path: str, body: bytes | None, **options: object) -> tuple[int, Refused]:
+        status, said = await self.answer(path, body, **options)  # type: ignore[arg-type]
+        message = decode_from_hub(said)
+        assert isinstance(message, Refused)
+        return status, message
+
+
+@pytest.fixture
+async def hub(request: pytest.FixtureRequest) -> AsyncIterator[Asked]:
+    asked = Asked()
+    config = ServerConfig.model_validate({"port": 0, **getattr(request, "param", {})})
+    server = Server(config)
+    gateway = Gateway(me=asked.me, settings=config, limits=server.limits)
+    books = OwnBooks(gateway, look_up=asked.look_up, certify=asked.certify, now=lambda: asked.now)
+    await server.open([*gateway.routes(asked.book), *books.routes(asked.book)])
+    asked.url = server.url
+    yield asked
+    await server.close()
+
+
+async def test_a_node_hears_of_its_own_rollouts(hub: Asked) -> None:
+    me = Identity.generate()
+    status, said = await hub.answer(BOOKS_RECEIPTS, WANTED, me=me)
+    answer = decode_from_hub(said)
+    assert status == 200 and isinstance(answer, Receipts)
+    assert [receipt.rollout_id for receipt in answer.receipts] == ["1-0", "1-1"]
+    assert hub.asked == [(me.node_id, ("1-0", "1-1"))] and hub.book.joined == []
+
+
+async def test_a_certificate_is_the_asking_node_s(hub: Asked) -> None:
+    me, stranger = Identity.generate(), Identity.generate()
+    hub.known.add(me.node_id)
+    assert await hub.answer(BOOKS_CERTIFICATE, None, me=me) == (200, f'{{"of": "{me.node_id}"}}'.encode())
+    status, refused = await hub.refused(BOOKS_CERTIFICATE, None, me=stranger)
+    assert status == 403 and "never joined" in refused.what and stranger.node_id in refused.what
+
+
+@pytest.mark.parametrize("path", [BOOKS_RECEIPTS, BOOKS_CERTIFICATE])
+async def test_nobody_hears_anything_who_has_not_proven_who_it_is(hub: Asked, path: str) -> None:
+    assert (await hub.once(path, WANTED, None))[0] == 426
+    forged = Credentials(hello=b"x", nonce=bytes(32), proof=b"y")
+    assert (await hub.once(path, WANTED, forged))[0] == 400
+    me = Identity.generate()
+    hub.book.barred.add(me.node_id)
+    status, refused = await hub.refused(path, WANTED, me=me)
+    assert (status, refused.code) == (403, RefusalCode.BANNED) and hub.asked == []
+
+
+@pytest.mark.parametrize("hub", [{"join": "invite", "invite_tokens": ("the-token-of-all",)}], indirect=True)
+async def test_where_only_the_invited_join_only_they_may_ask(hub: Asked) -> None:
+    status, refused = await hub.refused(BOOKS_RECEIPTS, WANTED, me=Identity.generate())
+    assert (status, refused.code) == (403, RefusalCode.BAD_TOKEN)
+    assert (await hub.answer(BOOKS_RECEIPTS, WANTED, me=Identity.generate(), token="the-token-of-all"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "got"),
+    [
+        (b"", "not MessagePack"),
+        (b"\xc1", "not MessagePack"),
+        (b"\x80", "not valid"),
+        (encode(Goodbye()), "something else than receipts"),
+        (encode(ReceiptsWanted(rollout_ids=("1-0",) * (MOST_RECEIPTS + 1))), "too many receipts"),
+        (bytes(own_books.BODY_BYTES + 1), "too many receipts"),
+    ],
+)
+async def test_what_is_no_question_is_refused(hub: Asked, body: bytes, got: str) -> None:
+    status, refused = await hub.refused(BOOKS_RECEIPTS, body, me=Identity.generate())
+    assert status == 400 and got in refused.what and hub.asked == []
+
+
+async def test_a_node_that_asks_too_often_waits_and_others_do_not(hub: Asked) -> None:
+    me = Identity.generate()
+    statuses = [(await hub.answer(BOOKS_RECEIPTS, WANTED, me=me))[0] for _ in range(6)]
+    assert statuses == [200] * 4 + [429] * 2
+    assert (await hub.answer(BOOKS_RECEIPTS, WANTED, me=Identity.generate()))[0] == 200
+    hub.now += 1.0
+    assert (await hub.answer(BOOKS_RECEIPTS, WANTED, me=me))[0] == 200

@@ -1,0 +1,78 @@
+"""`echo-node config` where no node runs; `tests/echo_node/test_daemon_reloads.py` has one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from echo_node.config import NodeConfig
+from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.paths import Paths
+from echo_node.main import app
+from echo_node.settings_file import keys_of
+from echo_shared.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path))
+    return tmp_path / "config.toml"
+
+
+def invoke(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["config", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_what_is_set_is_got_and_unset_again(file: Path) -> None:
+    assert invoke("path") == f"{file}\n"
+    assert json.loads(invoke("path", "--json")) == {"path": str(file), "exists": False}
+    said = invoke("set", "manners.exclusive", "blender", "obs studio")
+    assert said.splitlines() == [
+        f'manners.exclusive = ["blender", "obs studio"], in {file}',
+        "No node is running here: it holds from the next start on.",
+    ]
+    assert invoke("get", "manners.exclusive") == '["blender", "obs studio"]\n'
+    answer: dict[str, Any] = json.loads(invoke("set", "width", "4", "--json"))
+    assert (answer["key"], answer["value"], answer["node"], answer["file"]) == ("width", 4, None, str(file))
+    assert json.loads(invoke("get", "width", "--json"))["where"] == f"{file}, line 1"
+    assert invoke("unset", "width").startswith("width = 0, in ")
+    assert invoke("get", "width") == "0\n"
+    with pytest.raises(ConfigError) as caught:
+        invoke("get", "widht")
+    assert "Did you mean width?" in str(caught.value)
+
+
+def test_the_list_has_every_setting_with_its_meaning(file: Path) -> None:
+    invoke("set", "width", "4")
+    shown = invoke("list")
+    for key in keys_of():
+        assert f"\n{key} = " in f"\n{shown}"
+    assert (
+        f"width = 4   ({file}, line 1; default: 0)\n    Rollouts sampled at once; 0 = what suits the device." in shown
+    )
+    listed = json.loads(invoke("list", "--json"))
+    assert [setting["key"] for setting in listed] == list(keys_of())
+    assert listed[0] == {
+        "key": "name",
+        "value": "",
+        "default": "",
+        "where": "default",
+        "meaning": NodeConfig.model_fields["name"].description,
+        "allowed": "text, at most 64 characters",
+    }
+
+
+def test_what_wins_over_the_file_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, flags={"width": 9})
+    Hubs(Paths.find(None)).save(record)
+    said = invoke("set", "width", "4")
+    assert said.startswith("width = 9, ")
+    assert "What `echo-node join` was told on its command line wins over the file." in said
+    monkeypatch.setenv("ECHO_NODE_THREADS", "3")
+    assert "The variable ECHO_NODE_THREADS wins over the file." in invoke("set", "threads", "2")

@@ -1,0 +1,38 @@
+"""What a running node takes of new settings."""
+
+from __future__ import annotations
+
+from echo_node.config import NodeConfig
+from echo_node.core.manners import MannersConfig
+from echo_node.reloading import ENGINE, INTRODUCTION, WATCH, Changes, changes, in_force
+from echo_node.settings_file import keys_of
+
+BEFORE = NodeConfig(threads=1)
+
+
+def test_every_setting_that_is_taken_is_one_and_of_one_part() -> None:
+    assert set(keys_of()) >= ENGINE | INTRODUCTION | WATCH
+    assert len(ENGINE | INTRODUCTION | WATCH) == len(ENGINE) + len(INTRODUCTION) + len(WATCH)
+    assert {key for key in keys_of() if key.startswith("manners.")} <= ENGINE | WATCH
+
+
+def test_changes_are_told_by_who_works_by_them() -> None:
+    assert changes(BEFORE, BEFORE) == Changes() and not Changes().all
+    after = NodeConfig(
+        threads=2, name="n", swarm_port=5, manners=MannersConfig(idle_after_s=5, cpu_share=0.5), insecure=True
+    )
+    found = changes(BEFORE, after)
+    assert found == Changes(
+        watch=("manners.idle_after_s",),
+        engine=("threads", "manners.cpu_share"),
+        introduction=("name",),
+        restart=("swarm_port", "insecure"),
+    )
+    assert not found.choice and changes(BEFORE, NodeConfig(threads=1, backend="torch")).choice
+
+
+def test_what_waits_for_the_next_start_waits_until_then() -> None:
+    after = NodeConfig(threads=2, swarm_port=5)
+    now = in_force(BEFORE, after)
+    assert (now.threads, now.swarm_port) == (2, 0)
+    assert changes(now, after).all == ("swarm_port",)
