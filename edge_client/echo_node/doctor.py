@@ -45,6 +45,12 @@ LITTLE_DISK_BYTES: Final = 4 * 2**30
 LITTLE_MEMORY_BYTES: Final = 2 * 2**30
 _GIB: Final = 2**30
 _MOST_SAID: Final = 200
+_SUPPORTS_RPC: Final = """
+import llama_cpp
+from echo_node.backends.llama_cpp_devices import load_devices
+load_devices()
+raise SystemExit(not llama_cpp.llama_supports_rpc())
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +192,7 @@ def _probe(code: str) -> str | None:
 
 def _rpc() -> Finding:
     subject = "several devices as one"
-    if _probe("import llama_cpp; raise SystemExit(not llama_cpp.llama_supports_rpc())") is None:
+    if _probe(_SUPPORTS_RPC) is None:
         return Finding(subject=subject, level="ok", what="llama.cpp is built for it")
     what = "llama.cpp is not built for it (needed for `lend` and `--with` only)"
     return Finding(subject=subject, level="ok", what=what, do=registry.reinstall_llama_with_rpc())
