@@ -2,7 +2,8 @@
 
 A yield is measured from the moment at which the owner's word or a sensor's news is there, to the moment at which every
 thread of the engine is stopped, or gone. A slowdown is the time of a program that computes beside a node at its default
-settings, over its time beside the same node paused, by turns in one run.
+settings, over its time beside the same node paused, by turns in one run. A new volunteer's installation, and the time
+to its first rollout, are measured where there is a wheelhouse.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from benchmarks.manners import beside, paused, yielding
+from benchmarks.manners import beside, installed, paused, yielding
 from benchmarks.manners.models import Models, made_in
 from benchmarks.manners.scene import Engine
 from benchmarks.manners.yielding import News
@@ -29,6 +30,7 @@ ENGINES: Final = (
     Engine("torch", "0.6B"),
 )
 PAUSED: Final = "paused"
+INSTALLED: Final = "installed from a wheelhouse"
 
 
 def _yields(engine: Engine, news: News) -> str:
@@ -42,7 +44,8 @@ def _beside(engine: Engine) -> str:
 def plan() -> list[Planned]:
     yields = [Planned(name=_yields(engine, news), seconds=60) for engine in ENGINES for news in get_args(News)]
     slowdowns = [Planned(name=_beside(engine), seconds=110) for engine in ENGINES]
-    return [*yields, *slowdowns, Planned(name=PAUSED, seconds=60)]
+    new = Planned(name=INSTALLED, seconds=60, lacks=installed.lacks())
+    return [*yields, *slowdowns, Planned(name=PAUSED, seconds=60), new]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -63,6 +66,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
         for engine in ENGINES:
             run(_beside(engine), partial(beside.measure, engine=engine, progress=progress))
         run(PAUSED, partial(paused.measure, model=ENGINES[0].model))
+        run(INSTALLED, partial(installed.measure, model=ENGINES[0].model))
     return Measurement(headline=_headline(rows), rows=rows)
 
 
@@ -74,6 +78,8 @@ def _headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "owner_slowdown": ("owner_slowdown_1", "owner_slowdown_all"),
         "idle_cpu_share": ("idle_cpu_share",),
         "idle_rss_mb": ("idle_rss_mb",),
+        "install_s": ("install_s",),
+        "join_to_first_rollout_s": ("join_to_first_rollout_s",),
     }
     found = {name: [row[key] for row in rows for key in keys if key in row] for name, keys in worst.items()}
     return {name: max(values, default=None) for name, values in found.items()}
