@@ -56,10 +56,10 @@ from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping, kept_steps
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.artefact_routes import routes as artefact_routes
-from echo_hub.net.install_routes import routes as install_routes
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
+from echo_hub.net.install_routes import routes as install_routes
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
