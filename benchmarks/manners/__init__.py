@@ -3,7 +3,8 @@ and what the cage around its engine costs.
 
 A yield is measured from the moment at which the owner's word or a sensor's news is there, to the moment at which every
 thread of the engine is stopped, or gone. A slowdown is the time of a program that computes beside a node at its default
-settings, over its time beside the same node paused, by turns in one run.
+settings, over its time beside the same node paused, by turns in one run. A new volunteer's installation, and the time
+to its first rollout, are measured where there is a wheelhouse.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from benchmarks.manners import beside, caged, paused, yielding
+from benchmarks.manners import beside, caged, installed, paused, yielding
 from benchmarks.manners.models import Models, made_in
 from benchmarks.manners.scene import Engine
 from benchmarks.manners.yielding import News
@@ -32,6 +33,7 @@ ENGINES: Final = (
 CAGED: Final = tuple(engine for engine in ENGINES if engine.model == "small")
 """Whose steps are short: what a cage costs a step shows most there."""
 PAUSED: Final = "paused"
+INSTALLED: Final = "installed from a wheelhouse"
 
 
 def _yields(engine: Engine, news: News) -> str:
@@ -50,7 +52,8 @@ def plan() -> list[Planned]:
     yields = [Planned(name=_yields(engine, news), seconds=60) for engine in ENGINES for news in get_args(News)]
     slowdowns = [Planned(name=_beside(engine), seconds=110) for engine in ENGINES]
     cages = [Planned(name=_caged(engine), seconds=130) for engine in CAGED]
-    return [*yields, *slowdowns, *cages, Planned(name=PAUSED, seconds=60)]
+    new = Planned(name=INSTALLED, seconds=60, lacks=installed.lacks())
+    return [*yields, *slowdowns, *cages, Planned(name=PAUSED, seconds=60), new]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -73,6 +76,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
         for engine in CAGED:
             run(_caged(engine), partial(caged.measure, engine=engine, progress=progress))
         run(PAUSED, partial(paused.measure, model=ENGINES[0].model))
+        run(INSTALLED, partial(installed.measure, model=ENGINES[0].model))
     return Measurement(headline=_headline(rows), rows=rows)
 
 
@@ -84,6 +88,8 @@ def _headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "owner_slowdown": ("owner_slowdown_1", "owner_slowdown_all"),
         "idle_cpu_share": ("idle_cpu_share",),
         "idle_rss_mb": ("idle_rss_mb",),
+        "install_s": ("install_s",),
+        "join_to_first_rollout_s": ("join_to_first_rollout_s",),
     }
     found = {name: [row[key] for row in rows for key in keys if key in row] for name, keys in worst.items()}
     caged_speeds = [row["caged_speed"] for row in rows if "caged_speed" in row]

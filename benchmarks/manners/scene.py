@@ -146,7 +146,7 @@ async def scene(
         sensors=owner,
     )
     node = asyncio.create_task(daemon.run())
-    leasing = asyncio.create_task(_lease_for_ever(hub))
+    leasing = asyncio.create_task(lease_for_ever(hub))
     try:
         found = Scene(hub, daemon, owner, paths)
         await hub.until(lambda: hub.handshakes)
@@ -159,7 +159,7 @@ async def scene(
         await hub.end()
 
 
-async def _lease_for_ever(hub: DrivenHub) -> None:
+async def lease_for_ever(hub: DrivenHub) -> None:
     """As much as the node says that it will hold, in groups."""
     rng = np.random.default_rng(0)
     out: set[tuple[int, int]] = set()

@@ -48,6 +48,12 @@ LITTLE_MEMORY_BYTES: Final = 2 * 2**30
 _GIB: Final = 2**30
 _MOST_SAID: Final = 200
 UNCAGED_WORKS: Final = "; it works without its cage"
+_SUPPORTS_RPC: Final = """
+import llama_cpp
+from echo_node.backends.llama_cpp_devices import load_devices
+load_devices()
+raise SystemExit(not llama_cpp.llama_supports_rpc())
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +239,7 @@ def _tried(private: Path) -> Held:
 
 def _rpc() -> Finding:
     subject = "several devices as one"
-    if _probe("import llama_cpp; raise SystemExit(not llama_cpp.llama_supports_rpc())") is None:
+    if _probe(_SUPPORTS_RPC) is None:
         return Finding(subject=subject, level="ok", what="llama.cpp is built for it")
     what = "llama.cpp is not built for it (needed for `lend` and `--with` only)"
     return Finding(subject=subject, level="ok", what=what, do=registry.reinstall_llama_with_rpc())

@@ -59,6 +59,7 @@ from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
+from echo_hub.net.install_routes import routes as install_routes
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.own_books import OwnBooks
 from echo_hub.net.publisher import Publisher
@@ -303,6 +304,7 @@ class Hub:
             last_is_published=self.ending.last_is_published,
             finished=self.ending.finished.is_set(),
             join_command=self.join_command,
+            install_command=install_command(self.config, self.server),
             turned_away={
                 "connection": self.server.limits.counts,
                 "passkey": dict(self._opened.tracker.refused),
@@ -327,6 +329,7 @@ class Hub:
             self.server.limits.vouch(request, node_id, is_known=self._nodes.knows(node_id))
 
         yield from artefact_routes(self._opened.publisher, tracker, vouch, trusted_proxies=proxies)
+        yield from install_routes(self.config.server.install_from)
         yield from page_routes(self.pages, self.guard, operator_actions(self._opened.store))
 
     async def _certify(self, node_id: str) -> bytes | None:
@@ -453,6 +456,14 @@ def join_command(config: HubConfig, server: Server) -> str:
     """What a volunteer types."""
     token = " --token TOKEN" if config.server.join == "invite" else ""
     return f"echo-node join {server.url}{token}"
+
+
+def install_command(config: HubConfig, server: Server) -> str:
+    """What a volunteer types who has nothing of Echo yet; empty unless this hub offers it."""
+    if not config.server.install_from:
+        return ""
+    arguments = join_command(config, server).removeprefix("echo-node join ")
+    return f"curl -fsSL {server.url}/install.sh | sh -s -- --join {arguments}"
 
 
 def export_path(config: HubConfig, directory: RunDirectory, step: int) -> Path | None:

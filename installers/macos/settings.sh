@@ -7,6 +7,7 @@ home_dir="$HOME/Library/Application Support/echo-swarm"
 data_dir="$HOME/Library/Application Support/echo-node"
 config_dir=$data_dir
 service_dir=$HOME/Library/LaunchAgents
+service_file=$service_dir/org.echo-swarm.node.plist
 python_hint="For example: brew install python@3.13"
 compiler_hint="Get one with: xcode-select --install"
 if [ "$(uname -m)" = arm64 ]; then

@@ -6,16 +6,21 @@ Installs echo-node on Windows for the user who runs it, or upgrades it.
 Makes an environment of its own in %LOCALAPPDATA%\echo-swarm and puts the command echo-node on the user's PATH.
 Needs no administrator. uninstall.ps1 removes all of it.
 
-The extra `cpu` (llama.cpp) is compiled here and needs Visual Studio's C++ build tools. Without them `cuda` (PyTorch) is
+With -From, what `make wheelhouse` made is installed: nothing is compiled, and nothing else is fetched. From the source,
+the extra `cpu` (llama.cpp) is compiled here and needs Visual Studio's C++ build tools. Without them `cuda` (PyTorch) is
 taken: it also runs on the CPU, more slowly. The PyTorch that pip finds by itself on Windows is the CPU build; for an
 NVIDIA GPU, put PyTorch's own CUDA build into the environment afterwards.
+
+A new version takes the place of the one before when it has shown that it starts; else that one stays.
 
 .EXAMPLE
 powershell -ExecutionPolicy Bypass -File installers\windows\install.ps1 -Join https://hub.example.org
 #>
 [CmdletBinding()]
 param(
-    # What to install: a checkout or a wheel; default: the checkout that this script lies in.
+    # A wheelhouse: a directory, an archive or a URL (https; it may end in #sha256=HEX).
+    [string] $From = '',
+    # What to install otherwise: a checkout or a wheel; default: what this script lies in.
     [string] $Source = '',
     # cpu, cuda or none; default: by what this machine has.
     [ValidateSet('', 'cpu', 'cuda', 'none')] [string] $Extra = '',
@@ -25,7 +30,7 @@ param(
     [string] $Join = '',
     # The hub's invitation, if it asks for one.
     [string] $Token = '',
-    # With -Join: allow http:// to another machine, in a network that you trust.
+    # Allow http:// to another machine, in a network that you trust.
     [switch] $Insecure,
     # With -Join: run in the background from now on, whenever you are logged in.
     [switch] $Service
@@ -96,44 +101,116 @@ function Restore-Rpc([string] $File) {
         '--no-binary', 'llama-cpp-python', "llama-cpp-python==$version")
 }
 
-if (($Token -or $Insecure -or $Service) -and -not $Join) { throw '-Token, -Insecure and -Service go with -Join URL.' }
-if (-not $Source) {
-    $Source = Join-Path $PSScriptRoot '..\..'
-    if (-not (Test-Path -LiteralPath (Join-Path $Source 'pyproject.toml'))) {
-        throw 'Say what to install: -Source DIR or WHEEL.'
+# Prints what wheelhouse.py prints; what it says against the wheelhouse stops this script.
+function Invoke-Wheelhouse([string[]] $Arguments) {
+    $found = Find-Python
+    $answer = & $found[0] @($found | Select-Object -Skip 1) (Join-Path $PSScriptRoot '..\wheelhouse.py') @Arguments
+    if ($LASTEXITCODE -ne 0) { throw 'The wheelhouse is not installed; see above.' }
+    return $answer
+}
+
+# No index, no network, no compiler: the wheelhouse's own pip takes its wheels, each by its hash.
+function Install-Wheelhouse([string] $Into) {
+    $scratch = Join-Path ([IO.Path]::GetTempPath()) ([IO.Path]::GetRandomFileName())
+    New-Item -ItemType Directory -Path $scratch | Out-Null
+    try {
+        $arguments = @('open', $From, $scratch)
+        if ($Insecure) { $arguments += '--insecure' }
+        $opened = Invoke-Wheelhouse $arguments
+        $requirements = Invoke-Wheelhouse @('requirements', $opened)
+        $found = Find-Python
+        Write-Host "Installing from $From with $found"
+        Invoke-Program $found[0] (@($found | Select-Object -Skip 1) + @('-m', 'venv', '--without-pip', $Into))
+        $wheels = Join-Path $opened 'wheels'
+        $pip = Join-Path (Get-ChildItem -Path $wheels -Filter 'pip-*.whl' | Select-Object -First 1).FullName 'pip'
+        Invoke-Program (Join-Path $Into 'Scripts\python.exe') @($pip, '--isolated', 'install', '--quiet',
+            '--disable-pip-version-check', '--no-index', '--no-cache-dir', '--find-links', $wheels,
+            '--only-binary', ':all:', '--require-hashes', '-r', $requirements)
+        Copy-Item -Recurse -LiteralPath (Join-Path $opened 'installers') -Destination (Join-Path $Into 'installers')
+    }
+    finally { Remove-Item -LiteralPath $scratch -Recurse -Force }
+}
+
+function Install-Source([string] $Into) {
+    $found = Find-Python
+    Write-Host "Making an environment with $found in $Into"
+    Invoke-Program $found[0] (@($found | Select-Object -Skip 1) + @('-m', 'venv', $Into))
+    $interpreter = Join-Path $Into 'Scripts\python.exe'
+    $chosen = Select-Extra
+    $package = if ($chosen) { "${Source}[$chosen]" } else { $Source }
+    # Compiled wheels are kept beside the environment for the next upgrade, so that nothing is left in pip's own cache.
+    if (-not $env:PIP_CACHE_DIR) { $env:PIP_CACHE_DIR = Join-Path $HomeDir 'pip-cache' }
+    $options = @('-m', 'pip', 'install', '--disable-pip-version-check')
+    $constraints = Join-Path $Source 'constraints.txt'
+    if (Test-Path -LiteralPath $constraints) { $options += @('-c', $constraints) }
+    # llama.cpp joins several machines only if it is compiled with RPC.
+    $env:CMAKE_ARGS = "-DGGML_RPC=ON $env:CMAKE_ARGS".Trim()
+    Write-Host "Installing $package; this can take minutes"
+    Invoke-Program $interpreter ($options + @($package))
+    Restore-Rpc $interpreter
+    Copy-Item -Recurse -LiteralPath (Split-Path $PSScriptRoot) -Destination (Join-Path $Into 'installers')
+}
+
+# The command starts, and the engine's library loads on this processor.
+function Assert-Start([string] $Version) {
+    Invoke-Program (Join-Path $Version 'Scripts\echo-node.exe') @('--help') | Out-Null
+    $check = "import importlib.util, echo_node.main`nif importlib.util.find_spec('llama_cpp'):`n" +
+        "    import llama_cpp`n    from echo_node.backends.llama_cpp_devices import load_devices`n" +
+        "    load_devices()`n    llama_cpp.llama_backend_init()"
+    Invoke-Program (Join-Path $Version 'Scripts\python.exe') @('-I', '-c', $check)
+}
+
+function Set-Current([string] $Version) {
+    if (Test-Path -LiteralPath $Environment) { [IO.Directory]::Delete($Environment) } # The junction, not what it leads to.
+    New-Item -ItemType Junction -Path $Environment -Target $Version | Out-Null
+}
+
+if (($Token -or $Service) -and -not $Join) { throw '-Token and -Service go with -Join URL.' }
+if ($From -and ($Source -or $Extra)) { throw '-From WHEELHOUSE goes without -Source and -Extra.' }
+if (-not $From -and -not $Source) {
+    $here = (Resolve-Path -LiteralPath (Join-Path $PSScriptRoot '..\..')).ProviderPath
+    if (Test-Path -LiteralPath (Join-Path $here 'manifest.json')) { $From = $here }
+    elseif (Test-Path -LiteralPath (Join-Path $here 'pyproject.toml')) { $Source = $here }
+    else { throw 'Say what to install: -From WHEELHOUSE, or -Source DIR or WHEEL.' }
+}
+if ($Source) {
+    # Never a package's name: anybody may have taken Echo's on an index.
+    if (-not (Test-Path -LiteralPath $Source)) { throw "$Source does not exist (-Source)." }
+    $Source = (Resolve-Path -LiteralPath $Source).ProviderPath # Absolute, lest pip take it for a name.
+}
+
+New-Item -ItemType Directory -Force -Path $Versions, $BinDir | Out-Null
+$before = if (Test-Path -LiteralPath $Environment) { @((Get-Item -LiteralPath $Environment).Target)[0] } else { '' }
+$new = Join-Path $Versions (Get-Date -Format 'yyyyMMdd.HHmmss')
+try {
+    if ($From) { Install-Wheelhouse $new } else { Install-Source $new }
+    Assert-Start $new
+}
+catch {
+    if (Test-Path -LiteralPath $new) { Remove-Item -LiteralPath $new -Recurse -Force }
+    if (-not $before) { Remove-Item -LiteralPath $HomeDir -Recurse -Force }
+    throw
+}
+Set-Current $new
+if (Test-Path -LiteralPath (Join-Path $env:LOCALAPPDATA 'echo-node\logon-task.xml')) {
+    Write-Host 'Starting the service anew'
+    try { Invoke-Program $EchoNode @('service', 'install') }
+    catch {
+        if ($before) {
+            Set-Current $before
+            & $EchoNode service install
+            Remove-Item -LiteralPath $new -Recurse -Force
+            throw 'The new version does not start as a service. The one before is back.'
+        }
+        throw
     }
 }
-# Never a package's name: anybody may have taken Echo's on an index.
-if (-not (Test-Path -LiteralPath $Source)) { throw "$Source does not exist (-Source)." }
-$Source = (Resolve-Path -LiteralPath $Source).ProviderPath # Absolute, lest pip take it for a name.
-
-New-Item -ItemType Directory -Force -Path $HomeDir, $BinDir | Out-Null
-$interpreter = Join-Path $Environment 'Scripts\python.exe'
-if (-not (Test-Path -LiteralPath $interpreter)) {
-    $found = Find-Python
-    Write-Host "Making an environment with $found in $Environment"
-    Invoke-Program $found[0] (@($found | Select-Object -Skip 1) + @('-m', 'venv', $Environment))
-}
-
-$chosen = Select-Extra
-$package = if ($chosen) { "${Source}[$chosen]" } else { $Source }
-# Compiled wheels are kept beside the environment for the next upgrade, so that nothing is left in pip's own cache.
-if (-not $env:PIP_CACHE_DIR) { $env:PIP_CACHE_DIR = Join-Path $HomeDir 'pip-cache' }
-$options = @('-m', 'pip', 'install', '--upgrade', '--disable-pip-version-check')
-$constraints = Join-Path $Source 'constraints.txt'
-if (Test-Path -LiteralPath $constraints) { $options += @('-c', $constraints) }
-# llama.cpp joins several machines only if it is compiled with RPC.
-$env:CMAKE_ARGS = "-DGGML_RPC=ON $env:CMAKE_ARGS".Trim()
-Write-Host "Installing $package; this can take minutes"
-Invoke-Program $interpreter ($options + @($package))
-if ($Source -like '*.whl') {
-    # pip leaves a wheel of the same version as it is, unless it is told.
-    Invoke-Program $interpreter @('-m', 'pip', 'install', '--quiet', '--force-reinstall', '--no-deps', $Source)
-}
-Restore-Rpc $interpreter
+# A node that runs holds its files open: what cannot be removed now goes with the next upgrade.
+Get-ChildItem -LiteralPath $Versions | Where-Object FullName -ne $new |
+    Remove-Item -Recurse -Force -ErrorAction SilentlyContinue
 
 $shim = Join-Path $BinDir 'echo-node.cmd'
-Set-Content -LiteralPath $shim -Encoding Ascii -Value '@"%~dp0..\venv\Scripts\echo-node.exe" %*'
+Set-Content -LiteralPath $shim -Encoding Ascii -Value '@"%~dp0..\current\Scripts\echo-node.exe" %*'
 $entries = @(Get-UserPath)
 if ($entries -notcontains $BinDir) {
     Set-UserPath ($entries + $BinDir)
@@ -141,6 +218,7 @@ if ($entries -notcontains $BinDir) {
     Write-Host "Put $BinDir on your PATH; terminals that are open already do not know it yet."
 }
 Write-Host "Installed: command echo-node, in $HomeDir"
+Write-Host "To remove it: $Environment\installers\windows\uninstall.ps1"
 
 if (-not $Join) {
     Write-Host 'Next: echo-node join URL'

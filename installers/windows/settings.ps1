@@ -1,7 +1,9 @@
 # Where the Windows installer puts things; dot-sourced by install.ps1 and uninstall.ps1.
 # echo-node keeps its own data in the same folder.
 $HomeDir = Join-Path $env:LOCALAPPDATA 'echo-swarm'
-$Environment = Join-Path $HomeDir 'venv'
+# Each installation is an environment of its own; the junction `current` says which one holds.
+$Versions = Join-Path $HomeDir 'versions'
+$Environment = Join-Path $HomeDir 'current'
 $BinDir = Join-Path $HomeDir 'bin'
 $EchoNode = Join-Path $Environment 'Scripts\echo-node.exe'
 

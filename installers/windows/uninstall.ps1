@@ -36,5 +36,6 @@ if (Test-Path -LiteralPath $data) {
     else { Remove-Item -LiteralPath $data -Recurse -Force }
 }
 if ($env:ECHO_NODE_HOME) { Write-Host "Left as it is: $env:ECHO_NODE_HOME (ECHO_NODE_HOME)" }
+if (Test-Path -LiteralPath $Environment) { [IO.Directory]::Delete($Environment) } # The junction first.
 if (Test-Path -LiteralPath $HomeDir) { Remove-Item -LiteralPath $HomeDir -Recurse -Force }
 Write-Host 'Removed echo-node.'

@@ -9,8 +9,9 @@ import aiohttp
 import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, RunConfig, ServerConfig, TrainingConfig
-from echo_hub.hub import export_path
+from echo_hub.hub import export_path, install_command
 from echo_hub.main import make_run
+from echo_hub.net.server import Server
 from echo_hub.opening import open_hub
 from echo_hub.run.directory import RunDirectory
 
@@ -45,6 +46,16 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
             assert answer.status == 200
         serving.cancel()
         await asyncio.wait([serving])
+
+
+def test_the_line_that_installs_is_shown_where_it_is_offered() -> None:
+    for join, token in (("open", ""), ("invite", " --token TOKEN")):
+        server = ServerConfig.model_validate({"public_url": "https://hub.example/", "join": join})
+        assert install_command(HubConfig(server=server), Server(server)) == ""
+        server = server.model_copy(update={"install_from": "dist/serve"})
+        assert install_command(HubConfig(server=server), Server(server)) == (
+            f"curl -fsSL https://hub.example/install.sh | sh -s -- --join https://hub.example{token}"
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,31 @@
-"""A HOME of its own to install into, as a volunteer who has nothing of Echo yet."""
+"""A HOME of its own to install into, as a volunteer who has nothing of Echo yet; and wheelhouses to install from."""
 
 from __future__ import annotations
 
+import base64
+import ensurepip
 import hashlib
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Final
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TOOLS: Final = (
+    *("sh", "dash", "bash", "env", "cat", "cksum", "cp", "curl", "date", "dirname", "basename", "find", "grep", "kill"),
+    *("ln", "mkdir", "mktemp", "mv", "readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
+)
+"""What every system has; of compilers, nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +58,14 @@ class Home:
 
     def install(self, *options: str | Path) -> Path:
         """Runs the Linux installer; returns the path of echo-node. llama.cpp is compiled once and then cached."""
-        script = self.checkout / "installers" / "linux" / "install.sh"
-        done = self.run(script, "--python", interpreter(), *options, timeout_s=1_500)
+        done = self.try_to_install(*options)
         assert done.returncode == 0, done.stdout
         return self.echo_node
+
+    def try_to_install(self, *options: str | Path) -> subprocess.CompletedProcess[str]:
+        """Runs the Linux installer."""
+        script = self.checkout / "installers" / "linux" / "install.sh"
+        return self.run(script, "--python", interpreter(), *options, timeout_s=1_500)
 
     def uninstall(self, *options: str) -> str:
         """What the Linux uninstaller says."""
@@ -80,6 +96,7 @@ def home(tmp_path: Path) -> Home:
         [sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=True, timeout=60
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ECHO_", "VIRTUAL_ENV"))}
+    kept.pop("PYTHONPATH", None)
     root, checkout = tmp_path / "home", tmp_path / "checkout"
     root.mkdir()
     for name in ("hub", "edge_client", "shared", "installers"):
@@ -90,3 +107,90 @@ def home(tmp_path: Path) -> Home:
     rustup = {"RUSTUP_HOME": kept.get("RUSTUP_HOME", str(Path.home() / ".rustup"))}
     environment = {**kept, **rustup, "HOME": str(root), "PIP_CACHE_DIR": cache.stdout.strip()}
     return Home(root=root, environment=environment, checkout=checkout)
+
+
+@pytest.fixture
+def bare_home(home: Home, tmp_path: Path) -> Home:
+    """One whose PATH has a shell, its everyday tools and Python, and no compiler; of pip's cache nothing is seen."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in TOOLS:
+        if (found := shutil.which(name)) is not None:
+            (tools / name).symlink_to(found)
+    (tools / "python3").symlink_to(interpreter())
+    environment = {key: value for key, value in home.environment.items() if not key.startswith("PIP_")}
+    return Home(root=home.root, environment={**environment, "PATH": str(tools)}, checkout=home.checkout)
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def opener() -> ModuleType:
+    """installers/wheelhouse.py"""
+    return _loaded(ROOT / "installers" / "wheelhouse.py")
+
+
+@pytest.fixture(scope="session")
+def maker() -> ModuleType:
+    """scripts/make_wheelhouse.py"""
+    return _loaded(ROOT / "scripts" / "make_wheelhouse.py")
+
+
+MakeSmall = Callable[..., Path]
+
+
+@pytest.fixture
+def small_wheelhouse(tmp_path: Path, opener: ModuleType, maker: ModuleType) -> MakeSmall:
+    """A wheelhouse with pip and a program of a few lines by the name of echo-node: `make(release, main=CODE)`."""
+
+    def make(release: str, main: str = "print('usage: echo-node')", *, extra: Mapping[str, str] | None = None) -> Path:
+        directory = tmp_path / f"wheelhouse-{release}"
+        wheels = directory / "wheels"
+        wheels.mkdir(parents=True)
+        bundled = next(Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"))
+        found = [_write_wheel(wheels, release, main), wheels / bundled.name]
+        shutil.copy2(bundled, wheels)
+        (directory / f"requirements-{opener.this_python()}.txt").write_text(maker.requirements_text(found))
+        shutil.copytree(ROOT / "installers", directory / "installers", ignore=shutil.ignore_patterns("__pycache__"))
+        files = [path for path in directory.rglob("*") if path.is_file()]
+        manifest = {
+            "format": opener.FORMAT,
+            "release": release,
+            "platform": opener.this_platform(),
+            "glibc": "",
+            "extra": "cpu",
+            "pythons": [opener.this_python()],
+            "engine": None,
+            "files": {path.relative_to(directory).as_posix(): opener.hash_of(path) for path in files},
+            **(extra or {}),
+        }
+        (directory / opener.MANIFEST).write_text(json.dumps(manifest))
+        return directory
+
+    return make
+
+
+def _write_wheel(into: Path, release: str, main: str) -> Path:
+    """https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
+    path, info = into / f"echo_swarm-{release}-py3-none-any.whl", f"echo_swarm-{release}.dist-info"
+    files = {
+        "echo_node/__init__.py": "",
+        "echo_node/main.py": f"def run():\n    import sys\n    {main}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: echo-swarm\nVersion: {release}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[console_scripts]\necho-node = echo_node.main:run\n",
+    }
+    record = ""
+    for name, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(text.encode())}\n"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+            wheel.writestr(name, text)
+    return path

@@ -29,9 +29,10 @@ def test_install_use_upgrade_uninstall(home: Any) -> None:
     assert home.run(python, "-c", "import llama_cpp; assert llama_cpp.llama_supports_rpc()").returncode == 0
     assert home.run(python, "-c", "import torch").returncode == 1
 
-    installed = home.tree()
+    version = command.resolve().parents[1]
     assert home.install() == command
-    assert home.tree().keys() >= installed.keys() - {name for name in installed if "__pycache__" in name}
+    assert command.resolve().parents[1] != version, "an upgrade is an environment of its own"
+    assert not version.exists()
 
     home.uninstall()
     assert home.tree() == before
@@ -59,6 +60,50 @@ async def test_one_command_installs_and_contributes_and_uninstall_leaves_nothing
     assert (await hub.end())[0] == 0
 
 
+@pytest.fixture(scope="module")
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real one, for this Python and this machine's processor: pip has that llama.cpp in its cache, compiled."""
+    out = tmp_path_factory.mktemp("dist")
+    options = ["--variants", "native", "--pythons", f"{sys.version_info.major}.{sys.version_info.minor}", "--out", out]
+    command = [sys.executable, ROOT / "scripts" / "make_wheelhouse.py", *options]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=1_500, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+async def test_one_line_from_a_hub_installs_contributes_and_upgrades_and_uninstall_leaves_nothing(
+    bare_home: Any, wheelhouse: Path, site: Any, until: Any, tmp_path: Path
+) -> None:
+    before = bare_home.tree()
+    assert bare_home.run("sh", "-c", "command -v cc c++ gcc g++ clang cmake ninja make pip").stdout == ""
+    run = await site.make_run(training={"steps": 3}, server={"install_from": str(wheelhouse / "serve")})
+    hub, url = await site.hub(run)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    line = ("sh", "-c", f"curl -fsSL {url}/install.sh | sh -s -- --join {url}")
+    environment = {**bare_home.environment, "TMPDIR": str(scratch)}
+    volunteer = await site.program(*line, env=environment)
+    await volunteer.printed("Connected", within_s=600)
+    view = await until(url, lambda view: view["state"] == "finished")
+    assert view["accounting"]["trained"] == 3 * 8 * 4
+    assert not [path for path in scratch.iterdir() if path.name.startswith("tmp.")], "the archive is gone by then"
+    python = bare_home.echo_node.resolve().parent / "python"
+    assert bare_home.run(python, "-c", "import torch").returncode == 1
+
+    again = await site.program(*line, env=environment)
+    await again.printed("This very version is installed already", within_s=300)
+    await again.ended()
+
+    uninstall = bare_home.root / ".local/share/echo-swarm/current/installers/linux/uninstall.sh"
+    done = bare_home.run(uninstall)
+    assert done.returncode == 0, done.stdout
+    await volunteer.ended()
+    assert bare_home.tree() == before
+    assert (await hub.end())[0] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_identity_can_be_kept(home: Any) -> None:
@@ -82,7 +127,7 @@ def test_the_identity_can_be_kept(home: Any) -> None:
         (("--python", "/bin/false"), "Python 3.11 or newer is needed, and /bin/false is not."),
         (("--source", "/no/such/checkout"), "/no/such/checkout does not exist (--source)."),
         (("--source", "echo-swarm"), "echo-swarm does not exist (--source)."),
-        (("--token", "secret"), "--token, --insecure and --service go with --join URL."),
+        (("--token", "secret"), "--token and --service go with --join URL."),
         (("--source",), "--source needs a value; see --help"),
         (("--fast",), "There is no option --fast; see --help"),
     ],

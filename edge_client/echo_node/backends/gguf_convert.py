@@ -26,6 +26,7 @@ import psutil
 from numpy.typing import NDArray
 
 from echo_node.backends.base import unsupported_model
+from echo_node.backends.llama_cpp_devices import load_devices
 from echo_shared.adapter import Adapter
 from echo_shared.errors import BackendError, StorageError
 from echo_shared.tensors import TensorFile
@@ -140,6 +141,7 @@ def _suitable_precision(base_dir: Path, *, gpu: bool) -> str:
         return "f32"
     if stored_bytes > psutil.virtual_memory().total // 3:
         return "q8_0"
+    load_devices()
     return "bf16" if not gpu and b"BF16 = 1" in llama_cpp.llama_print_system_info() else "f16"
 
 
@@ -272,6 +274,7 @@ def _write_k_quant(path: Path, base_dir: Path, precision: str) -> None:
     with _temporary(path, "f16") as whole:
         _write_model(whole, base_dir, "f16")
         _check_room(path, whole.stat().st_size // 2)
+        load_devices()
         params = llama_cpp.llama_model_quantize_default_params()
         params.ftype = _K_QUANTS[precision]
         if llama_cpp.llama_model_quantize(str(whole).encode(), str(path).encode(), ctypes.byref(params)) != 0:

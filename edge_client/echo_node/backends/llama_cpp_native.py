@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from echo_node.backends.base import OUT_OF_MEMORY
 from echo_node.backends.kv_layout import KvLayout
+from echo_node.backends.llama_cpp_devices import load_devices
 from echo_node.backends.llama_cpp_rpc import Helpers
 from echo_shared.errors import BackendError
 
@@ -79,6 +80,7 @@ class LlamaContext:
     def open(self, model: Path, options: ModelOptions) -> None:
         """Loads the model; `reserve` must follow. Raises BackendError."""
         llama_cpp.llama_log_set(_log, None)
+        load_devices()
         llama_cpp.llama_backend_init()
         _errors.clear()
         params = llama_cpp.llama_model_default_params()

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any, Final
 
 import llama_cpp
@@ -26,6 +25,7 @@ import psutil
 from llama_cpp._ctypes_extensions import load_shared_library
 
 from echo_node.backends import registry
+from echo_node.backends.llama_cpp_devices import LIBRARIES, ggml, load_devices
 from echo_node.host import hardware
 from echo_node.lending.pairing import HelperAddress
 from echo_node.lending.tunnel import LOOPBACK, Lent, tunnel
@@ -52,6 +52,7 @@ class _Ggml:
     """The functions of ggml that llama_cpp does not declare. Raises BackendError when they were not built."""
 
     def __init__(self) -> None:
+        load_devices()
         if not llama_cpp.llama_supports_rpc():
             raise BackendError(
                 "llama.cpp was installed without RPC, which joins several devices.",
@@ -59,8 +60,9 @@ class _Ggml:
                 do=registry.reinstall_llama_with_rpc(),
                 code="no_rpc",
             )
-        directory = Path(llama_cpp.__file__).parent / "lib"
-        base, devices, rpc = (load_shared_library(name, directory) for name in ("ggml-base", "ggml", "ggml-rpc"))
+        rpc = load_shared_library("ggml-rpc", LIBRARIES)
+        devices = ggml()
+        base = load_shared_library("ggml-base", LIBRARIES) if sys.platform == "win32" else devices
         pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
         pointers = ctypes.POINTER(pointer)
         sizes = ctypes.POINTER(size)

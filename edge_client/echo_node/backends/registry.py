@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -129,6 +130,10 @@ _PREFERENCE: Final = (
 """Best first."""
 
 _GPU_LIBRARY: Final = re.compile(r"(lib)?ggml-(cuda|hip|metal|musa|opencl|sycl|vulkan)\b")
+_ONE_OF_SEVERAL: Final = re.compile(r"(lib)?ggml-cpu-")
+"""A processor's library in a build that chooses its devices at run time."""
+_DRIVER_S: Final = 30.0
+"""A GPU's driver may have to wake up."""
 
 NAMES: Final = tuple(_BACKENDS)
 NO_DEVICE: Final = "no_device"
@@ -257,8 +262,22 @@ def _torch_has_cuda() -> bool:
 
 
 def _llama_has_gpu() -> bool:
-    """Whether the installed llama.cpp was built with a GPU's library, read from its files."""
+    """Whether the installed llama.cpp was built with a GPU's library, read from its files. One that was built for every
+    machine is asked, in a process of its own, whether it finds such a GPU here."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return False
-    return any(_GPU_LIBRARY.match(path.name) for path in Path(spec.origin).with_name("lib").glob("*ggml-*"))
+    names = [path.name for path in Path(spec.origin).with_name("lib").glob("*ggml-*")]
+    if not any(_GPU_LIBRARY.match(name) for name in names):
+        return False
+    return not any(_ONE_OF_SEVERAL.match(name) for name in names) or _llama_finds_gpu()
+
+
+@cache
+def _llama_finds_gpu() -> bool:
+    code = "from echo_node.backends.llama_cpp_devices import has_gpu; raise SystemExit(not has_gpu())"
+    try:
+        asked = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=_DRIVER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0

@@ -42,12 +42,15 @@ class Service:
 
 
 def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_home: Path) -> Service:
-    """A systemd *user* unit: it sees the user's session, and needs no root."""
+    """A systemd *user* unit: it needs no root, and sees the user's session, also its files in /tmp and its D-Bus."""
     settings = "".join(f"Environment={_systemd_quoted(f'{key}={value}')}\n" for key, value in environment.items())
     content = (
         "[Unit]\n"
         "Description=Echo node: lends this computer to train language models\n"
         "StartLimitIntervalSec=0\n"
+        # The session's bus tells what the owner does; its socket sets its address in the manager's environment.
+        "Wants=dbus.socket\n"
+        "After=dbus.socket\n"
         "\n"
         "[Service]\n"
         f"ExecStart={' '.join(_systemd_quoted(part.replace('$', '$$')) for part in command)}\n"
@@ -115,7 +118,7 @@ def logon_task(command: Sequence[str], data_dir: Path, *, user: str) -> Service:
         "    <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>\n"
         "    <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>\n"
         "    <Priority>7</Priority>\n"
-        "    <RestartOnFailure><Interval>PT1M</Interval><Count>999</Count></RestartOnFailure>\n"
+        "    <RestartOnFailure><Interval>PT1M</Interval><Count>255</Count></RestartOnFailure>\n"
         "  </Settings>\n"
         f'  <Actions Context="Author"><Exec><Command>{escape(command[0])}</Command>'
         f"<Arguments>{arguments}</Arguments></Exec></Actions>\n"
@@ -136,11 +139,11 @@ def logon_task(command: Sequence[str], data_dir: Path, *, user: str) -> Service:
 def for_this_platform(data_dir: Path, environment: Mapping[str, str]) -> Service:
     """`echo-node run` on `data_dir`, as this platform's kind of service."""
     arguments = ["run", "--data-dir", str(data_dir)]
-    command = [sys.executable, "-m", MODULE, *arguments]
+    python = lasting(Path(sys.executable), Path(sys.prefix))
+    command = [str(python), "-m", MODULE, *arguments]
     if sys.platform == "win32":
-        windowless = Path(sys.executable).with_name("pythonw.exe")
-        python = str(windowless) if windowless.exists() else sys.executable
-        command = [python, *in_environment(environment), *arguments]
+        windowless = python.with_name("pythonw.exe")
+        command = [str(windowless if windowless.exists() else python), *in_environment(environment), *arguments]
         user = f"{os.environ.get('USERDOMAIN', '.')}\\{os.environ.get('USERNAME', '')}"
         return logon_task(command, data_dir, user=user)
     if sys.platform == "darwin":
@@ -148,6 +151,15 @@ def for_this_platform(data_dir: Path, environment: Mapping[str, str]) -> Service
         return launch_agent(command, environment, Path.home(), log=log, uid=os.getuid())
     config_home = os.environ.get("XDG_CONFIG_HOME")
     return systemd_unit(command, environment, Path(config_home) if config_home else Path.home() / ".config")
+
+
+def lasting(python: Path, environment: Path) -> Path:
+    """The interpreter by the name that the next upgrade leaves valid: through the installers' link `current`, where
+    that leads to its environment; else as it is."""
+    current = environment.parent.parent / "current"
+    if current.resolve() != environment.resolve() or not python.is_relative_to(environment):
+        return python
+    return current / python.relative_to(environment)
 
 
 def in_environment(environment: Mapping[str, str]) -> list[str]:

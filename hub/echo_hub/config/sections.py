@@ -332,6 +332,9 @@ class ServerConfig(Section):
     Linux). From the first connection of such a node on, the hub holds the newest two adapters in memory for it."""
     join: Literal["open", "invite"] = "open"
     """open: anyone. invite: whoever comes by an invite (echo-hub invite), or has one of the invite_tokens."""
+    install_from: str = ""
+    """A directory that `make wheelhouse` made, dist/serve: the hub then serves it, and its pages show the one line that
+    installs from it and joins. Volunteers run what is in there: they trust you with that. Empty: nothing is served."""
     invite_tokens: tuple[Annotated[str, Field(min_length=8, max_length=256)], ...] = ()
     """With join = "invite": any one of these lets any number of nodes in. At least 8 characters each."""
     heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 5.0

@@ -205,6 +205,8 @@ class RunView:
     state: RunState
     state_detail: str = ""
     """What it does, or waits for."""
+    install_command: str = ""
+    """The one line that installs a node from this hub and joins; empty where the operator does not offer it."""
     problems: tuple[str, ...] = ()
     """What is broken, for the operator, and the alarms."""
     alarms: tuple[str, ...] = ()

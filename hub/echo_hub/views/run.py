@@ -46,6 +46,7 @@ class Moment:
     finished: bool
     """The run is over."""
     join_command: str
+    install_command: str = ""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Since the hub's start, by what it was and why."""
 
@@ -88,6 +89,7 @@ class RunViews:
             task=config.task.name,
             base_model=config.model.base,
             join_command=moment.join_command,
+            install_command=moment.install_command,
             state=RunState.FINISHED if moment.finished else RunState.RUNNING,
             state_detail=state_detail(moment),
             problems=(*problems(moment), *warnings),

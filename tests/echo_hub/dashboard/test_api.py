@@ -23,6 +23,7 @@ SCHEMA = {
             "task",
             "base_model",
             "join_command",
+            "install_command",
             "state",
             "state_detail",
             "problems",

@@ -25,6 +25,16 @@ async def test_an_empty_board_invites(open_hub: Any, make_source: Any) -> None:
     assert "echo-node join" in text
 
 
+async def test_who_installs_from_the_hub_is_told_whose_program_that_is(open_hub: Any, make_source: Any) -> None:
+    source = make_source()
+    assert "curl" not in await page(await open_hub(source))
+    source.install_command = "curl -fsSL http://hub/install.sh | sh -s -- --join http://hub"
+    text = await page(await open_hub(source))
+    assert "curl -fsSL http://hub/install.sh | sh -s -- --join http://hub" in text
+    assert "a program which this hub's operator built" in text
+    assert "nothing that comes from the hub is ever run" in text
+
+
 async def test_a_finished_run_thanks(open_hub: Any, make_source: Any) -> None:
     text = await page(await open_hub(make_source(step=60)))
     assert "Thank you" in text

@@ -192,3 +192,23 @@ def test_a_llama_cpp_that_was_built_for_a_gpu_uses_it(tmp_path: Path, monkeypatc
     assert registry.choose(PLAIN, "llama_cpp").device == "cpu"
     library.touch()
     assert registry.choose(PLAIN, "llama_cpp").device == "gpu"
+
+
+@pytest.mark.parametrize(("answer", "device"), [("0", "gpu"), ("1", "cpu")])
+def test_a_llama_cpp_for_every_machine_is_asked_whether_there_is_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, device: str
+) -> None:
+    package = tmp_path / "llama_cpp"
+    (package / "lib").mkdir(parents=True)
+    (package / "lib" / "libggml-vulkan.so").touch()
+    (package / "lib" / "libggml-cpu-haswell.so").touch()
+    spec = ModuleSpec("llama_cpp", None, origin=str(package / "__init__.py"))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "llama_cpp" else find_spec(name))
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\nexit {answer}\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(registry.sys, "executable", str(interpreter))
+    registry._llama_finds_gpu.cache_clear()
+    assert registry.choose(PLAIN, "llama_cpp").device == device
+    registry._llama_finds_gpu.cache_clear()

@@ -29,6 +29,10 @@ def test_the_systemd_unit_runs_the_command(tmp_path: Path) -> None:
     assert parser["Service"]["Environment"] == '"ECHO_NODE_HOME=/home/a b"'
     assert parser["Service"]["Restart"] == "on-failure"
     assert parser["Install"]["WantedBy"] == "default.target"
+    # What the owner does is told on the session's bus, and by sockets in /tmp.
+    assert parser["Unit"]["Wants"] == parser["Unit"]["After"] == "dbus.socket"
+    assert not {key for key in parser["Service"] if key.startswith(("Private", "Protect", "InaccessiblePaths"))}
+    assert "DBUS_SESSION_BUS_ADDRESS" not in made.content.decode(), "the manager's own holds"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
@@ -68,6 +72,30 @@ def test_the_logon_task_runs_the_command(tmp_path: Path) -> None:
     assert root.findtext(".//t:ExecutionTimeLimit", namespaces=names) == "PT0S"
     assert made.content.startswith((b"\xff\xfe", b"\xfe\xff"))
     assert [command[1] for command in made.uninstall] == ["/End", "/Delete"]
+
+
+@pytest.mark.skipif(shutil.which("xmllint") is None, reason="no xmllint here")
+def test_the_logon_task_is_as_windows_schema_has_it(tmp_path: Path) -> None:
+    made = service.logon_task(COMMAND, tmp_path, user="HOME\\R&D")
+    task, schema = tmp_path / "task.xml", Path(__file__).with_name("task.xsd")
+    for count, status in (("255", 0), ("256", 3)):
+        task.write_bytes(made.content.decode("utf-16").replace("255", count).encode("utf-16"))
+        command = ["xmllint", "--noout", "--nonet", "--schema", str(schema), str(task)]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert checked.returncode == status, checked.stderr
+
+
+def test_the_service_goes_by_the_installers_link(tmp_path: Path) -> None:
+    environment = tmp_path / "versions" / "1"
+    python = environment / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    assert service.lasting(python, environment) == python
+    (tmp_path / "current").symlink_to(Path("versions", "1"), target_is_directory=True)
+    assert service.lasting(python, environment) == tmp_path / "current" / "bin" / "python"
+    by_link = tmp_path / "current" / "bin" / "python"
+    assert service.lasting(by_link, tmp_path / "current") == by_link
+    other = tmp_path / "versions" / "2"
+    assert service.lasting(other / "bin" / "python", other) == other / "bin" / "python"
 
 
 @pytest.mark.parametrize("name", ["home", 'it\'s "mine" \\ 100%'])

@@ -37,6 +37,8 @@ PUBLIC: Final = frozenset(
         "/node/certificate",
         "/announce/{passkey}",
         "/artefacts/{passkey}/{carrier}/{path}",
+        "/install.sh",  # Not found, unless the operator set server.install_from.
+        "/install/{sha256}/{name}",
     }
 )
 """The routes that anybody may ask for. Whatever is added to the hub and not to this is the operator's."""

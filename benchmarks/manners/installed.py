@@ -1,0 +1,103 @@
+"""How long a volunteer waits: for an installation without a compiler or a network, then for the first rollout.
+
+The wheelhouse is what `make wheelhouse` left in dist/. Home, PATH and settings are a new user's: of programs there are
+those that every system has, and Python. The hub is on loopback, so that what is measured is this machine's part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.driven_hub import DrivenHub
+from benchmarks.manners.models import Models
+from benchmarks.manners.scene import lease_for_ever
+from benchmarks.processes import ended
+from echo_shared.messages import Rollout
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+WHEELHOUSE: Final = ROOT / "dist" / "wheelhouse"
+INSTALLER: Final = Path("installers", "macos" if sys.platform == "darwin" else "linux", "install.sh")
+TOOLS: Final = (
+    *("sh", "env", "cat", "cksum", "cp", "date", "dirname", "basename", "find", "grep", "ln", "mkdir", "mktemp", "mv"),
+    *("readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
+)
+INSTALL_S: Final = 600.0
+FIRST_ROLLOUT_S: Final = 300.0
+LOOK_S: Final = 0.01
+
+
+def lacks() -> str:
+    """What is missing for it."""
+    return "" if (WHEELHOUSE / "manifest.json").is_file() else "a wheelhouse: make wheelhouse"
+
+
+async def measure(scratch: Path, models: Models, model: str) -> Mapping[str, Any]:
+    """Seconds for the installer; then from the command that joins to the first rollout that the hub has committed."""
+    home, tools = scratch / "home", scratch / "tools"
+    home.mkdir()
+    tools.mkdir()
+    for name in TOOLS:
+        if (found := shutil.which(name)) is not None:
+            (tools / name).symlink_to(found)
+    (tools / "python3").symlink_to(Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    environment = {"HOME": str(home), "PATH": str(tools)}
+    began = time.monotonic()
+    await asyncio.to_thread(_install, environment)
+    install_s = time.monotonic() - began
+    size = sum(path.stat().st_size for path in home.rglob("*") if path.is_file() and not path.is_symlink())
+    return {
+        "install_s": install_s,
+        "installed_mb": size / 1e6,
+        "join_to_first_rollout_s": await _first_rollout(scratch, models(model), environment),
+    }
+
+
+def _install(environment: Mapping[str, str]) -> None:
+    command = [str(WHEELHOUSE / INSTALLER), "--from", str(WHEELHOUSE)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"The installer failed: {done.stdout}{done.stderr}")
+
+
+async def _first_rollout(scratch: Path, base: Path, environment: Mapping[str, str]) -> float:
+    hub = DrivenHub(scratch / "hub")
+    await hub.open()
+    await hub.publish_base(base)
+    leasing = asyncio.create_task(lease_for_ever(hub))
+    try:
+        began = time.monotonic()
+        with _joined(hub.url, scratch / "node.log", environment):
+            async with asyncio.timeout(FIRST_ROLLOUT_S):
+                while not hub.all(Rollout):  # noqa: ASYNC110 - the hub's own patience ends before a slow machine's.
+                    await asyncio.sleep(LOOK_S)
+            return time.monotonic() - began
+    finally:
+        leasing.cancel()
+        await asyncio.wait([leasing])
+        await hub.end()
+
+
+@contextmanager
+def _joined(url: str, log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    command = [str(Path(environment["HOME"], ".local", "bin", "echo-node")), "join", url, "--quiet"]
+    with log.open("ab") as output:
+        node = subprocess.Popen(
+            command,
+            env={**environment, "ECHO_NODE_SWARM_HOST": "127.0.0.1", "ECHO_NODE_MANNERS__PRIORITY": "lowest"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            text=True,
+            cwd=os.fspath(log.parent),
+        )
+    with ended(node):
+        yield node

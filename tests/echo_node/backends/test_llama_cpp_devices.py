@@ -1,0 +1,81 @@
+"""Devices inside of llama.cpp, as it is compiled for one machine; and as files of their own, as wheelhouses have it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+LOOK: Final = """
+import ctypes, json, pathlib
+import llama_cpp
+from echo_node.backends.llama_cpp_devices import ggml, has_gpu, load_devices
+load_devices()
+load_devices()
+loaded = {line.split()[-1] for line in open("/proc/self/maps") if "ggml-cpu" in line}
+print(json.dumps({
+    "devices": ggml().ggml_backend_dev_count(),
+    "backends": ggml().ggml_backend_reg_count(),
+    "system": llama_cpp.llama_print_system_info().decode(),
+    "rpc": llama_cpp.llama_supports_rpc(),
+    "gpu": has_gpu(),
+    "from": sorted(loaded),
+    "package": str(pathlib.Path(llama_cpp.__file__).parent),
+}))
+"""
+
+
+def look(directory: Path, *before: Path) -> dict[str, Any]:
+    """What a process finds that is started in `directory`, with packages from `before` the environment's own."""
+    paths = os.pathsep.join(map(str, [*before, ROOT / "edge_client", ROOT / "shared"]))
+    ran = subprocess.run(
+        [sys.executable, "-c", LOOK],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_devices_inside_are_left_alone(tmp_path: Path) -> None:
+    found = look(tmp_path)
+    assert found["devices"] >= 1
+    assert found["backends"] >= 1 and len(found["from"]) == 1
+
+
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """llama.cpp for every processor, out of the wheelhouse in dist/."""
+    wheels = [*(ROOT / "dist" / "wheelhouse" / "wheels").glob("llama_cpp_python-*.whl")]
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as content:
+            if any("ggml-cpu-haswell" in name or "ggml-cpu-armv8" in name for name in content.namelist()):
+                target = tmp_path_factory.mktemp("portable")
+                content.extractall(target)
+                return target
+    pytest.skip("dist/ has no wheelhouse for all processors: make wheelhouse")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_devices_as_files_come_from_the_package_alone(portable: Path, tmp_path: Path) -> None:
+    # llama.cpp by itself would take what lies in the current directory.
+    planted = tmp_path / "libggml-cpu-zen4.so"
+    planted.write_bytes(next(portable.rglob("libggml-cpu-x64.so")).read_bytes())
+    found = look(tmp_path, portable)
+    assert found["devices"] >= 1 and found["rpc"] and found["system"]
+    assert found["gpu"] <= any(portable.rglob("*ggml-vulkan*"))
+    assert found["package"] == str(portable / "llama_cpp")
+    assert len(found["from"]) == 1 and found["from"][0].startswith(found["package"])

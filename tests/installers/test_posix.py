@@ -1,0 +1,155 @@
+"""Installing from a wheelhouse, upgrading, falling back and removing, by the installer that Linux and macOS share.
+
+The programs here have a few lines, so that what is tested is the installer; test_linux.py installs the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SWARM = Path(".local", "share", "echo-swarm")
+SERVICE = Path(".config", "systemd", "user", "echo-node.service")
+SAYS = (
+    "home = __import__('pathlib').Path.home();"
+    "sys.exit('no node runs') if 'status' in sys.argv and not (home / '.config').exists()"
+    " else print('usage: echo-node {}', *sys.argv[1:])"
+)
+"""Its node runs where there is a service."""
+DIES = "sys.exit('no such processor')"
+
+
+def versions(home: Any) -> list[str]:
+    return sorted(path.name for path in (home.root / SWARM / "versions").iterdir())
+
+
+def said(home: Any) -> str:
+    done = home.run(home.echo_node)
+    assert done.returncode == 0, done.stdout
+    return str(done.stdout).strip()
+
+
+def names(tree: dict[str, str]) -> set[str]:
+    return {name for name in tree if "__pycache__" not in name}
+
+
+def test_install_again_mend_upgrade_and_remove_without_a_compiler_or_an_index(
+    bare_home: Any, small_wheelhouse: Any, maker: ModuleType, tmp_path: Path
+) -> None:
+    before = bare_home.tree()
+    wheelhouse = small_wheelhouse("1.0", SAYS.format("1.0"))
+    bare_home.install("--from", wheelhouse)
+    assert said(bare_home) == "usage: echo-node 1.0"
+    assert bare_home.echo_node.readlink() == bare_home.root / SWARM / "current" / "bin" / "echo-node"
+
+    installed, first = bare_home.tree(), versions(bare_home)
+    assert "This very version is installed already" in bare_home.try_to_install("--from", wheelhouse).stdout
+    assert names(bare_home.tree()) == names(installed)
+
+    next((bare_home.root / SWARM).rglob("echo_node/main.py")).write_text("raise SystemExit('half of it is gone')")
+    bare_home.install("--from", wheelhouse)
+    assert said(bare_home) == "usage: echo-node 1.0"
+
+    archive = tmp_path / "echo-swarm-2.0-some-where.tar"
+    maker.archive(small_wheelhouse("2.0", SAYS.format("2.0")), archive)
+    bare_home.install("--from", archive)
+    assert said(bare_home) == "usage: echo-node 2.0"
+    assert len(versions(bare_home)) == 1 and versions(bare_home) != first
+
+    done = bare_home.run(bare_home.root / SWARM / "current" / "installers" / "linux" / "uninstall.sh")
+    assert done.returncode == 0, done.stdout
+    assert bare_home.tree() == before
+
+
+def test_a_first_version_that_does_not_start_leaves_nothing(bare_home: Any, small_wheelhouse: Any) -> None:
+    before = bare_home.tree()
+    done = bare_home.try_to_install("--from", small_wheelhouse("1.0", DIES))
+    assert done.returncode == 1 and "does not start here." in done.stdout
+    assert bare_home.tree() == before
+
+
+def test_what_does_not_start_leaves_or_brings_back_the_version_before(bare_home: Any, small_wheelhouse: Any) -> None:
+    bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
+    before, first = bare_home.tree(), versions(bare_home)
+    done = bare_home.try_to_install("--from", small_wheelhouse("2.0", DIES))
+    assert done.returncode == 1
+    assert "no such processor" in done.stdout
+    assert "does not start here; what was here before stays." in done.stdout
+    assert said(bare_home) == "usage: echo-node 1.0"
+    assert names(bare_home.tree()) == names(before)
+
+    (bare_home.root / SERVICE).parent.mkdir(parents=True)
+    (bare_home.root / SERVICE).write_text("[Service]")
+    no_service = "sys.exit('no service') if 'service' in sys.argv else None"
+    done = bare_home.try_to_install("--from", small_wheelhouse("3.0", no_service))
+    assert done.returncode == 1
+    assert "does not start as a service. The one before is back." in done.stdout
+    assert "usage: echo-node 1.0 service install" in done.stdout
+    assert said(bare_home) == "usage: echo-node 1.0"
+    assert versions(bare_home) == first
+
+    done = bare_home.try_to_install("--from", small_wheelhouse("4.0", SAYS.format("4.0")))
+    assert done.returncode == 0 and "usage: echo-node 4.0 service install" in done.stdout
+    assert said(bare_home) == "usage: echo-node 4.0"
+
+
+def test_a_damaged_wheel_is_not_installed(bare_home: Any, small_wheelhouse: Any) -> None:
+    wheelhouse = small_wheelhouse("1.0")
+    wheel = next((wheelhouse / "wheels").glob("echo_swarm-*.whl"))
+    wheel.write_bytes(wheel.read_bytes() + b"\0")
+    done = bare_home.try_to_install("--from", wheelhouse)
+    assert done.returncode == 1 and "is damaged" in done.stdout
+    assert bare_home.tree() == {}
+
+
+def test_a_wheelhouse_for_other_pythons_is_explained(bare_home: Any, small_wheelhouse: Any) -> None:
+    wheelhouse = small_wheelhouse("1.0")
+    requirements = next(wheelhouse.glob("requirements-*.txt"))
+    manifest = wheelhouse / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(requirements.name, "requirements-3.99.txt"))
+    requirements.rename(wheelhouse / "requirements-3.99.txt")
+    done = bare_home.try_to_install("--from", wheelhouse)
+    assert done.returncode == 1 and "This wheelhouse is for Python 3.99" in done.stdout
+    assert bare_home.tree() == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--from", "/no/such/thing"), "/no/such/thing does not exist."),
+        (("--from", "http://192.0.2.1/x.tar"), "is not https"),
+        (("--from", "/tmp", "--source", "/tmp"), "--from WHEELHOUSE goes without --source and --extra."),
+        (("--source", "/tmp", "--insecure"), "--insecure goes with --join URL or --from URL."),
+    ],
+)
+def test_a_wrong_call_is_explained(bare_home: Any, options: tuple[str, ...], complaint: str) -> None:
+    done = bare_home.try_to_install(*options)
+    assert done.returncode == 1 and complaint in done.stdout
+    assert bare_home.tree() == {}
+
+
+def test_no_temporary_file_is_left(bare_home: Any, small_wheelhouse: Any, maker: ModuleType, tmp_path: Path) -> None:
+    archive, scratch = tmp_path / "echo-swarm-1.0-some-where.tar", tmp_path / "scratch"
+    maker.archive(small_wheelhouse("1.0", DIES), archive)
+    scratch.mkdir()
+    script = bare_home.checkout / "installers" / "linux" / "install.sh"
+    done = bare_home.run("env", f"TMPDIR={scratch}", script, "--from", archive)
+    assert done.returncode == 1 and "does not start here." in done.stdout
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_wheelhouse_in_an_archive_keeps_what_is_a_program(
+    small_wheelhouse: Any, maker: ModuleType, opener: ModuleType, tmp_path: Path
+) -> None:
+    archive = tmp_path / "echo-swarm-1.0-some-where.tar"
+    maker.archive(small_wheelhouse("1.0"), archive)
+    opened = opener.open_wheelhouse(str(archive), tmp_path / "opened")
+    for path in opened.rglob("*.sh"):
+        is_program = path.read_text().startswith("#!")
+        assert bool(path.stat().st_mode & stat.S_IXUSR) == is_program, path
+    assert os.access(opened / "installers" / "linux" / "install.sh", os.X_OK)
