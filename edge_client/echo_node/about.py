@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from echo_node.core.manners import Hold
+from echo_node.core.troubles import Trouble
 from echo_node.engine.choosing import EngineChooser
 from echo_node.host.hubs import Joining
 from echo_node.net.client import Introduction
@@ -51,7 +53,13 @@ class About:
         )
 
     def snapshot(
-        self, welcomed: Welcomed | None, holds: tuple[Hold, ...], *, connected: bool, now: float
+        self,
+        welcomed: Welcomed | None,
+        holds: tuple[Hold, ...],
+        troubles: Iterable[Trouble],
+        *,
+        connected: bool,
+        now: float,
     ) -> NodeSnapshot:
         """For the user. `now` is the event loop's time."""
         about: dict[str, Any] = {
@@ -64,10 +72,13 @@ class About:
             "connected": connected,
             "holds": {hold.reason.value: hold.sentence for hold in holds},
         }
+        problems = {trouble.code.value: trouble.sentence for trouble in troubles}
         if welcomed is None:
-            return NodeSnapshot(**about, activity="connecting")
+            return NodeSnapshot(**about, activity="connecting", problems=problems)
         shell = welcomed.shell
         status = shell.work.status(now)
+        if (engine := shell.work.engine_problem) is not None:
+            problems.setdefault(engine.code.value, engine.sentence)
         return NodeSnapshot(
             **about,
             activity=status.activity,
@@ -82,5 +93,5 @@ class About:
             fetching={artefact_title(version): amount for version, amount in shell.fetching.items()},
             cost_per_hour=self.cost_per_hour,
             standby=shell.work.standby if connected else "",
-            problem=shell.writer.problem,
+            problems=problems,
         )

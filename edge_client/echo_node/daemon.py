@@ -62,11 +62,12 @@ from echo_node.host.paths import Paths
 from echo_node.host.pause import PauseFile, pause_for
 from echo_node.host.sensors.machine import MachineSensors, Sensors
 from echo_node.host.signals import stop_signals
+from echo_node.host.trouble_log import TroubleLog
 from echo_node.opening import Opening
 from echo_node.owner_watch import EngineNow, OwnerWatch
 from echo_node.panel import NodeSnapshot, Panel
 from echo_node.shell import RunShell
-from echo_shared.errors import EchoError, RefusedError
+from echo_shared.errors import DISK_FULL, EchoError, RefusedError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.messages import (
     Challenge,
@@ -93,6 +94,7 @@ log = logging.getLogger(__name__)
 INBOX_EVENTS: Final = 1_024
 TICK_S: Final = 0.25
 COUNT_EVERY_TICKS: Final = 4
+_OPENING: Final = "taking up the run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +136,14 @@ class Daemon:
             power_watts=config.power_watts,
         )
         self._inbox: asyncio.Queue[Incoming] = asyncio.Queue(INBOX_EVENTS)
+        self._troubles = TroubleLog()
         self._watch = OwnerWatch(
             Manners(config.manners),
             sensors or MachineSensors(paths.data_dir),
             PauseFile(paths.pause_file),
             engine=self._engine_now,
             deliver=self._inbox.put,
+            troubles=self._troubles,
         )
         self._holding: Holding | None = None
         """What the watch has told last."""
@@ -189,7 +193,9 @@ class Daemon:
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
         now = asyncio.get_running_loop().time()
-        return self._about.snapshot(self._welcomed, self._watch.holds, connected=self._is_connected, now=now)
+        return self._about.snapshot(
+            self._welcomed, self._watch.holds, self._troubles.now, connected=self._is_connected, now=now
+        )
 
     async def _run_connected(self) -> None:
         if self._config.exit_with_stdin:
@@ -268,7 +274,15 @@ class Daemon:
             self._welcomed = None
             await before.shell.close()
             await before.shell.fetcher.close()
-        shell = self._shell or await self._open_shell(welcome, hub_key)
+        try:
+            shell = self._shell or await self._open_shell(welcome, hub_key)
+        except StorageError as error:
+            if not self._joining.patient or error.code != DISK_FULL:
+                raise
+            self._troubles.met(_OPENING, error)
+            await self.connections.client.close()  # It connects again, later each time.
+            return
+        self._troubles.end(_OPENING)
         self._welcomed = Welcomed(hub_key=hub_key, welcome=welcome, shell=shell)  # A tick shows it from here on.
         self._use_keys(welcome.run_keys)
         self.connections.mesh.set_peers(welcome.mesh)
@@ -351,6 +365,7 @@ class Daemon:
             connections=self.connections,
             make_engine=self._make_engine,
             deliver=self._inbox.put,
+            troubles=self._troubles,
         )
         return await opening.open(welcome, hub_key)
 

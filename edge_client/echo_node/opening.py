@@ -14,6 +14,7 @@ from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.hubs import HubRecord, Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.spool import Spool
+from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.shell import Deliver, RunParts, RunShell
 from echo_shared.messages import Welcome
@@ -31,6 +32,7 @@ class Opening:
     connections: Connections
     make_engine: Callable[[EngineFiles], EngineSupervisor]
     deliver: Deliver
+    troubles: TroubleLog
 
     async def open(self, welcome: Welcome, hub_key: bytes) -> RunShell:
         """Remembers the hub, and takes up what this run left on disk. Raises StorageError."""
@@ -45,6 +47,7 @@ class Opening:
                 derived=self.paths.derived,
                 logs=self.paths.logs,
                 capacity_factor=self.config.capacity_factor,
+                troubles=self.troubles,
             )
         )
         try:

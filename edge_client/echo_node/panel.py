@@ -53,7 +53,8 @@ class NodeSnapshot:
     """Why the hub gives it no work, in a sentence; empty = nothing is known to keep it from that."""
     holds: Mapping[str, str] = field(default_factory=dict)
     """Why the node leaves the machine to its owner, as sentences by `HoldReason`; empty = it does not."""
-    problem: str | None = None
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """What stands in its way and is to pass by itself, as sentences by `TroubleCode`."""
 
 
 class Panel(Protocol):
@@ -164,8 +165,7 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
     if snapshot.cost_per_hour:
         result.append(("asks for", f"${snapshot.cost_per_hour:.4g} an hour, while it is active"))
     result += [("fetching", amount) for amount in fetching(snapshot)]
-    if snapshot.problem is not None:
-        result.append(("problem", snapshot.problem))
+    result += [("problem", sentence) for sentence in snapshot.problems.values()]
     return result
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, assert_never
 from weakref import WeakValueDictionary
@@ -35,10 +35,12 @@ from echo_node.core.effects import (
     SuspendEngine,
 )
 from echo_node.core.events import ArtefactReady, Event, FetchFailed
+from echo_node.core.troubles import TroubleCode, trouble_of
 from echo_node.core.work import WorkLoop
 from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
+from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.fetcher import UNREADABLE, Fetcher
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.messages import ArtefactOffer, Fetched, FromNode, ReceiptsWanted
@@ -63,6 +65,7 @@ class RunParts:
     derived: Path
     logs: Path
     capacity_factor: int
+    troubles: TroubleLog = field(default_factory=TroubleLog)
 
 
 class RunShell:
@@ -80,7 +83,7 @@ class RunShell:
         """What fetches have answered that are not abandoned, until the work loop hears of it."""
         self._engine: EngineSupervisor | None = None
         self._work: WorkLoop | None = None
-        self.writer = SpoolWriter(parts.spool, parts.deliver)
+        self.writer = SpoolWriter(parts.spool, parts.deliver, parts.troubles)
         self.fetching: dict[int | None, tuple[int, int]] = {}
         """(bytes there, bytes in all) of each fetch under way."""
         self.stopped = False
@@ -141,6 +144,7 @@ class RunShell:
                 self._fetches[version] = self._file_job(version, lambda: self._fetch(version, offer))
             case AbandonFetch(policy_version=unwanted):
                 self._answers.pop(unwanted, None)
+                self._parts.troubles.end(_fetch_of(unwanted))
                 if (fetch := self._fetches.get(unwanted)) is not None:
                     fetch.cancel()
                 self._file_job(unwanted, lambda: self.fetcher.abandon(unwanted))
@@ -218,12 +222,15 @@ class RunShell:
         try:
             fetched = await self.fetcher.fetch(offer, version, on_progress=progress)
         except (RemoteProtocolError, SwarmError, StorageError) as error:
-            log.warning("%s was not fetched: %s", artefact_title(version), error)
+            trouble = trouble_of(error, otherwise=TroubleCode.FETCH)
+            what = f"{artefact_title(version)} was not fetched, and is tried again. {trouble.sentence}"
+            self._parts.troubles.begin(_fetch_of(version), replace(trouble, sentence=what))
             unreadable = error.code == UNREADABLE
             await self._answer(FetchFailed(policy_version=version, what=error.what, unreadable=unreadable))
             return
         finally:
             self.fetching.pop(version, None)
+        self._parts.troubles.end(_fetch_of(version))
         log.info("%s is here.", artefact_title(version))
         await self._answer(ArtefactReady(policy_version=version, fetched=fetched))
         await self._share(version, offer, fetched)
@@ -266,3 +273,8 @@ class RunShell:
 def artefact_title(version: int | None) -> str:
     """The artefact as people call it."""
     return "The base model" if version is None else f"Policy version {version}"
+
+
+def _fetch_of(version: int | None) -> str:
+    """The fetch as a part of the node that may meet trouble."""
+    return f"the fetch of {artefact_title(version)}"

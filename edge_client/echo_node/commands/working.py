@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -36,6 +35,7 @@ from echo_node.config import NodeConfig
 from echo_node.host import control
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import HubRecord, Hubs, Joining
+from echo_node.host.log_file import LogFile
 from echo_node.host.paths import Paths
 from echo_node.host.signals import run_until_stopped
 from echo_node.host.spool import Spool
@@ -45,7 +45,6 @@ from echo_shared import key_file
 from echo_shared.errors import ConnectError, StorageError
 
 STOP_S: Final = 30.0
-LOG_BYTES: Final = 2**20
 
 
 def join(
@@ -191,8 +190,7 @@ def _serve(paths: Paths, config: NodeConfig, joining: Joining, *, quiet: bool) -
 
 def _log_to(console: Console, paths: Paths, *, file: str, quiet: bool) -> None:
     paths.logs.mkdir(parents=True, exist_ok=True)
-    kept = RotatingFileHandler(paths.logs / file, maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8")
-    handlers: list[logging.Handler] = [kept]
+    handlers: list[logging.Handler] = [LogFile(paths.logs / file)]
     if sys.stdout is not None:  # A Windows logon task has none.
         shown: logging.Handler
         if console.is_terminal:
