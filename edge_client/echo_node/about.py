@@ -61,7 +61,7 @@ class About:
         connected: bool,
         now: float,
     ) -> NodeSnapshot:
-        """For the user. `now` is the event loop's time."""
+        """For the user. `now` is `running_s`."""
         about: dict[str, Any] = {
             "pid": os.getpid(),
             "node_id": self.me.node_id,
@@ -72,13 +72,13 @@ class About:
             "connected": connected,
             "holds": {hold.reason.value: hold.sentence for hold in holds},
         }
-        problems = {trouble.code.value: trouble.sentence for trouble in troubles}
+        gone = self.chooser.trouble
+        met = (*troubles, *(() if gone is None else (gone,)))
+        problems = {trouble.code.value: trouble.sentence for trouble in met}
         if welcomed is None:
             return NodeSnapshot(**about, activity="connecting", problems=problems)
         shell = welcomed.shell
         status = shell.work.status(now)
-        if (engine := shell.work.engine_problem) is not None:
-            problems.setdefault(engine.code.value, engine.sentence)
         return NodeSnapshot(
             **about,
             activity=status.activity,

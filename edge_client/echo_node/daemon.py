@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from echo_node.about import About, Welcomed
@@ -56,16 +54,22 @@ from echo_node.engine.supervisor import (
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here
+from echo_node.host.clock import running_s
 from echo_node.host.control import control_server
 from echo_node.host.hubs import Joining
 from echo_node.host.paths import Paths
 from echo_node.host.pause import PauseFile, pause_for
 from echo_node.host.sensors.machine import MachineSensors, Sensors
 from echo_node.host.signals import stop_signals
+from echo_node.host.stdin import when_stdin_ends
+from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
+from echo_node.machine_watch import MachineWatch
+from echo_node.network_hold import NetworkHold
 from echo_node.opening import Opening
 from echo_node.owner_watch import EngineNow, OwnerWatch
 from echo_node.panel import NodeSnapshot, Panel
+from echo_node.releases import newer_release, upgraded
 from echo_node.shell import RunShell
 from echo_shared.errors import DISK_FULL, EchoError, RefusedError, StorageError
 from echo_shared.identity import Identity, fingerprint
@@ -137,6 +141,7 @@ class Daemon:
         )
         self._inbox: asyncio.Queue[Incoming] = asyncio.Queue(INBOX_EVENTS)
         self._troubles = TroubleLog()
+        self._meter = TrafficMeter(paths.traffic_file, self._troubles)
         self._watch = OwnerWatch(
             Manners(config.manners),
             sensors or MachineSensors(paths.data_dir),
@@ -144,6 +149,7 @@ class Daemon:
             engine=self._engine_now,
             deliver=self._inbox.put,
             troubles=self._troubles,
+            traffic=self._meter.now,
         )
         self._holding: Holding | None = None
         """What the watch has told last."""
@@ -155,6 +161,8 @@ class Daemon:
         self._running: asyncio.Task[Any] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
+        self._update = ""
+        self._network: NetworkHold | None = None
 
     @property
     def connections(self) -> Connections:
@@ -168,7 +176,7 @@ class Daemon:
         await self._chooser.decide()
         await self._watch.look()
         try:
-            async with open_connections(self._config, self._about) as self._connections:
+            async with open_connections(self._config, self._about, self._troubles, self._meter) as self._connections:
                 try:
                     await self._run_connected()
                 finally:
@@ -192,14 +200,20 @@ class Daemon:
 
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
-        now = asyncio.get_running_loop().time()
-        return self._about.snapshot(
-            self._welcomed, self._watch.holds, self._troubles.now, connected=self._is_connected, now=now
+        snapshot = self._about.snapshot(
+            self._welcomed, self._watch.holds, self._troubles.now, connected=self._is_connected, now=running_s()
         )
+        return replace(snapshot, update=self._update)
 
     async def _run_connected(self) -> None:
         if self._config.exit_with_stdin:
-            self._watch_stdin()
+            when_stdin_ends(lambda: self.request_stop("standard input ended"))
+        self._network = NetworkHold(
+            self.connections,
+            is_wanted=lambda: any(hold.keeps_offline for hold in self._watch.holds),
+            owes_the_hub=lambda: self._shell is not None and self._shell.work.owes_the_hub,
+        )
+        await self._network.begin()
         verbs = {
             "status": self._status_verb,
             "stop": self._stop_verb,
@@ -207,12 +221,20 @@ class Daemon:
             "resume": self._resume_verb,
             "finish": self._finish_verb,
         }
+        machine = MachineWatch(
+            self.connections.client,
+            self._troubles,
+            on_wake=self._chooser.look_again,
+            on_upgrade=lambda release: self._inbox.put_nowait(ConnectionEnded(error=upgraded(release))),
+        )
         with stop_signals(lambda name: self.request_stop(f"got {name}")):
             async with control_server(self._paths.control_file, verbs), asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._connection(), name="connection"),
                     group.create_task(self._ticks(), name="ticks"),
                     group.create_task(self._watch.run(), name="owner watch"),
+                    group.create_task(machine.run(), name="machine watch"),
+                    group.create_task(self._meter.run(self.connections.swarm.traffic), name="traffic"),
                     group.create_task(self.connections.receiver.run(), name="receiver"),
                     group.create_task(self.connections.tell_links(), name="links"),
                 ]
@@ -252,9 +274,6 @@ class Daemon:
             incoming = await self._inbox.get()
             await HANDLERS[type(incoming)](self, incoming)
 
-    async def _take_event(self, event: Event) -> None:
-        await self._tell_shell(event)
-
     async def _tell_shell(self, event: Event) -> None:
         shell = self._shell
         if shell is not None:
@@ -267,6 +286,8 @@ class Daemon:
         hub_key = self.connections.client.hub_key
         assert hub_key is not None, "the handshake pins the hub's key"
         self._is_connected = True
+        if self._config.update == "tell":
+            self._update = newer_release(self.connections.client.hub_version)
         self._log_welcome(welcome, hub_key)
         before = self._welcomed
         if before is not None and before.welcome.run_id != welcome.run_id:
@@ -285,7 +306,7 @@ class Daemon:
         self._troubles.end(_OPENING)
         self._welcomed = Welcomed(hub_key=hub_key, welcome=welcome, shell=shell)  # A tick shows it from here on.
         self._use_keys(welcome.run_keys)
-        self.connections.mesh.set_peers(welcome.mesh)
+        self.connections.use_mesh(welcome.mesh)
         self.connections.receiver.say_all()
         self.connections.links_are_news.set()
         if self._holding is not None:
@@ -299,7 +320,7 @@ class Daemon:
         self._use_keys(news.run_keys)
 
     async def _take_mesh(self, news: MeshNews) -> None:
-        self.connections.mesh.set_peers(news.peers)
+        self.connections.use_mesh(news.peers)
 
     async def _take_standby(self, news: Standby) -> None:
         log.info("%s", sentence(news))
@@ -308,6 +329,8 @@ class Daemon:
     async def _take_holding(self, event: Holding) -> None:
         self._holding = event
         await self._tell_shell(event)
+        if self._network is not None:
+            self._network.look()
         # An owner who is waited for is not to wait for the next tick.
         asyncio.get_running_loop().call_later(YIELD_S, self._tick)
 
@@ -346,8 +369,7 @@ class Daemon:
 
     def _log_welcome(self, welcome: Welcome, hub_key: bytes) -> None:
         if self._welcomed is not None:
-            log.info("Connected again.")
-            return
+            return  # The client tells that it is connected again.
         known = self._joining.pinned is not None and self._joining.pinned.hub_key == hub_key
         log.info("Connected to %s at %s.", welcome.run_name, self._joining.address.origin)
         log.info("The hub's key: %s (%s).", fingerprint(hub_key), "as before" if known else "pinned now")
@@ -430,19 +452,6 @@ class Daemon:
             self.request_stop("asked to by echo-node")
         return {"pid": os.getpid()}
 
-    def _watch_stdin(self) -> None:
-        """A daemon thread, because a read of standard input can be neither awaited nor cancelled everywhere."""
-        loop = asyncio.get_running_loop()
-
-        def wait() -> None:
-            # Not through sys.stdin: its lock, held by this thread, would abort the interpreter at its end.
-            while os.read(0, 4_096):
-                pass
-            with suppress(RuntimeError):  # The loop has ended before its standard input did.
-                loop.call_soon_threadsafe(self.request_stop, "standard input ended")
-
-        threading.Thread(target=wait, name="stdin", daemon=True).start()
-
 
 HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
     Welcome: Daemon._take_welcome,
@@ -477,7 +486,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
             SpoolFailed,
             Tick,
         ),
-        Daemon._take_event,
+        Daemon._tell_shell,
     ),
 }
 """The handler of everything that may stand in the inbox. Of what a hub may say, `FOR_THE_CLIENT` never gets there."""

@@ -17,6 +17,7 @@ from echo_node.host.spool import Spool
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.shell import Deliver, RunParts, RunShell
+from echo_shared.errors import StorageError
 from echo_shared.messages import Welcome
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Opening:
                 logs=self.paths.logs,
                 capacity_factor=self.config.capacity_factor,
                 troubles=self.troubles,
+                online=self.connections.bulk,
             )
         )
         try:
@@ -70,8 +72,12 @@ class Opening:
         hubs = Hubs(self.paths)
         await asyncio.to_thread(hubs.save, record)
         spool = Spool(hubs.directory(record) / "spool.db")
-        await asyncio.to_thread(spool.open)
-        lost = await asyncio.to_thread(spool.begin_run, welcome.run_id)
+        try:
+            await asyncio.to_thread(spool.open)
+            lost = await asyncio.to_thread(spool.begin_run, welcome.run_id)
+        except StorageError:
+            await asyncio.to_thread(spool.close)
+            raise
         if lost:
             log.warning("%d rollouts of the hub's last run can no longer be trained on.", lost)
         return spool
@@ -86,4 +92,5 @@ class Opening:
             source,
             artefacts=self.paths.artefacts,
             carriers=self.paths.carriers,
+            on_downloaded=lambda count: self.connections.meter.count(received=count),
         )

@@ -13,6 +13,7 @@ from typing import Final
 
 from echo_node.core.events import Holding
 from echo_node.core.manners import Hold, HoldReason, Manners, MannersConfig, Pause, Reading
+from echo_node.core.traffic import Traffic
 from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import Sensors
 from echo_node.host.trouble_log import TroubleLog
@@ -48,6 +49,7 @@ class OwnerWatch:
         engine: Callable[[], EngineNow],
         deliver: Callable[[Holding], Awaitable[None]],
         troubles: TroubleLog,
+        traffic: Callable[[], Traffic] | None = None,
         look_s: float = LOOK_S,
     ) -> None:
         self.holds: tuple[Hold, ...] = ()
@@ -56,6 +58,7 @@ class OwnerWatch:
         self._pause_file = pause_file
         self._pause = pause_file.load()
         self._troubles = troubles
+        self._traffic = traffic
         self._is_unsaved = False
         """The owner's last word is not on the disk yet."""
         self._engine = engine
@@ -84,6 +87,8 @@ class OwnerWatch:
                     self._save()
             engine = self._engine()
             reading = await asyncio.to_thread(self._read, engine)
+            if self._traffic is not None:
+                reading = replace(reading, traffic=self._traffic())
             self.holds = self._manners.holds(
                 reading,
                 pause=self._pause,

@@ -51,6 +51,8 @@ class NodeSnapshot:
     """What the node asks of the hub's operator, in US dollars, while it is active; 0 = it is a gift."""
     standby: str = ""
     """Why the hub gives it no work, in a sentence; empty = nothing is known to keep it from that."""
+    update: str = ""
+    """That there is a newer release, and how to get it; empty = nothing is known of one."""
     holds: Mapping[str, str] = field(default_factory=dict)
     """Why the node leaves the machine to its owner, as sentences by `HoldReason`; empty = it does not."""
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -165,6 +167,8 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
     if snapshot.cost_per_hour:
         result.append(("asks for", f"${snapshot.cost_per_hour:.4g} an hour, while it is active"))
     result += [("fetching", amount) for amount in fetching(snapshot)]
+    if snapshot.update:
+        result.append(("update", snapshot.update))
     result += [("problem", sentence) for sentence in snapshot.problems.values()]
     return result
 

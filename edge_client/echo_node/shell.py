@@ -38,15 +38,18 @@ from echo_node.core.events import ArtefactReady, Event, FetchFailed
 from echo_node.core.troubles import TroubleCode, trouble_of
 from echo_node.core.work import WorkLoop
 from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
+from echo_node.host.clock import running_s
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.fetcher import UNREADABLE, Fetcher
+from echo_node.net.online import Online
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.messages import ArtefactOffer, Fetched, FromNode, ReceiptsWanted
 
 log = logging.getLogger(__name__)
 
+_ENGINE: Final = "the engine"
 ASK_BATCH: Final = 512
 """Rollouts whose receipts are asked for in one message."""
 
@@ -66,6 +69,7 @@ class RunParts:
     logs: Path
     capacity_factor: int
     troubles: TroubleLog = field(default_factory=TroubleLog)
+    online: Online = field(default_factory=Online)
 
 
 class RunShell:
@@ -114,8 +118,12 @@ class RunShell:
             if self._answers.get(event.policy_version) is not event:
                 return  # The fetch was abandoned after it had answered: its files go.
             del self._answers[event.policy_version]
-        for effect in self.work.handle(event, asyncio.get_running_loop().time()):
+        for effect in self.work.handle(event, running_s()):
             await self._carry_out(effect)
+        if (problem := self.work.engine_problem) is not None:
+            self._parts.troubles.begin(_ENGINE, problem)
+        else:
+            self._parts.troubles.end(_ENGINE)
 
     def unwanted(self, info_hashes: Iterable[bytes]) -> None:
         """These carriers need not be served any more."""
@@ -123,6 +131,7 @@ class RunShell:
 
     async def close(self) -> None:
         """Ends all tasks and the engine's process; what is still to be spooled is spooled."""
+        self._parts.troubles.end(_ENGINE)
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:
@@ -220,7 +229,7 @@ class RunShell:
             self.fetching[version] = (done, total)
 
         try:
-            fetched = await self.fetcher.fetch(offer, version, on_progress=progress)
+            fetched = await self._parts.online.run(lambda: self.fetcher.fetch(offer, version, on_progress=progress))
         except (RemoteProtocolError, SwarmError, StorageError) as error:
             trouble = trouble_of(error, otherwise=TroubleCode.FETCH)
             what = f"{artefact_title(version)} was not fetched, and is tried again. {trouble.sentence}"

@@ -46,18 +46,22 @@ OVER: Final[Mapping[TroubleCode, str]] = {
     TroubleCode.ENGINE: "The sampling engine works again.",
     TroubleCode.DEVICE_GONE: "The device is back.",
     TroubleCode.CLOCK: "This machine's clock is right again.",
-    TroubleCode.HUB: "The hub answers again.",
-    TroubleCode.SLEPT: "The hub answers again.",
-    TroubleCode.NETWORK_CHANGED: "The hub answers again.",
+    TroubleCode.HUB: "Connected again.",
+    TroubleCode.SLEPT: "Connected again.",
+    TroubleCode.NETWORK_CHANGED: "Connected again.",
     TroubleCode.TOO_OLD: "The hub lets this node in again.",
 }
 """What is said when it has passed."""
 
 
+_CODES: Final = frozenset({DISK_FULL, TroubleCode.CLOCK.value, TroubleCode.TOO_OLD.value})
+"""Errors that are a trouble of their own, whoever meets them."""
+
+
 def trouble_of(error: EchoError, *, otherwise: TroubleCode) -> Trouble:
-    """An error as trouble: the disk's under its own codes, all else as `otherwise`."""
-    if error.code == DISK_FULL:
-        code = TroubleCode.DISK_FULL
+    """An error as trouble: some under their own codes, the disk's as such, all else as `otherwise`."""
+    if error.code in _CODES:
+        code = TroubleCode(error.code)
     else:
         code = TroubleCode.STORAGE if isinstance(error, StorageError) else otherwise
     return Trouble(code, f"{error.brief}{'' if error.do is None else f' {error.do}'}")

@@ -194,6 +194,11 @@ class WorkLoop:
         return self._held.num_rollouts
 
     @property
+    def owes_the_hub(self) -> bool:
+        """Whether it holds leases, or has rollouts that the hub has not acknowledged."""
+        return bool(self._held.leases or self._spooling or self._unacked)
+
+    @property
     def engine_problem(self) -> Trouble | None:
         """Why the engine is not up, or does not get on; None = nothing is wrong with it."""
         return self._engine.problem

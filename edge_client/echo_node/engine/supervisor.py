@@ -176,7 +176,7 @@ class EngineSupervisor:
             await self._parts.deliver(EngineLost(what="The engine was ended before it was up.", cause="stopped"))
             return
         except BackendError as error:
-            log.warning("The sampling engine does not start: %s", error)
+            log.debug("The sampling engine does not start: %s", error)
             await self._lost(error, self._width)
             return
         child, speeds = opened.child, opened.speeds
@@ -191,7 +191,7 @@ class EngineSupervisor:
         except BackendError as error:
             self._child = None
             if not self._is_ended:
-                log.warning("The sampling engine ended: %s", error)
+                log.debug("The sampling engine ended: %s", error)
             await child.stop()  # What it holds is free before the next one starts.
             await self._lost(error, child.width)
         finally:
