@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from echo_node.core.manners import Hold
+from echo_node.core.troubles import Trouble
 from echo_node.engine.choosing import EngineChooser
 from echo_node.host.hubs import Joining
 from echo_node.net.client import Introduction
@@ -51,9 +53,15 @@ class About:
         )
 
     def snapshot(
-        self, welcomed: Welcomed | None, holds: tuple[Hold, ...], *, connected: bool, now: float
+        self,
+        welcomed: Welcomed | None,
+        holds: tuple[Hold, ...],
+        troubles: Iterable[Trouble],
+        *,
+        connected: bool,
+        now: float,
     ) -> NodeSnapshot:
-        """For the user. `now` is the event loop's time."""
+        """For the user. `now` is `running_s`."""
         about: dict[str, Any] = {
             "pid": os.getpid(),
             "node_id": self.me.node_id,
@@ -64,8 +72,11 @@ class About:
             "connected": connected,
             "holds": {hold.reason.value: hold.sentence for hold in holds},
         }
+        gone = self.chooser.trouble
+        met = (*troubles, *(() if gone is None else (gone,)))
+        problems = {trouble.code.value: trouble.sentence for trouble in met}
         if welcomed is None:
-            return NodeSnapshot(**about, activity="connecting")
+            return NodeSnapshot(**about, activity="connecting", problems=problems)
         shell = welcomed.shell
         held = shell.engine_held
         status = shell.work.status(now)
@@ -84,5 +95,5 @@ class About:
             cost_per_hour=self.cost_per_hour,
             cage={} if held is None else held.as_json(),
             standby=shell.work.standby if connected else "",
-            problem=shell.writer.problem,
+            problems=problems,
         )

@@ -73,6 +73,9 @@ class NodeConfig(BaseSettings):
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
     """Upload to other nodes: at most half of it for handing on, and half for BitTorrent, which does not count nodes of
     the local network; 0 = unlimited."""
+    download_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
+    """Download: at most half of it for what the hub and other nodes push, and half for BitTorrent and the hub's web
+    seed, which do not count nodes of the local network; 0 = unlimited."""
     cage: CageMode = "auto"
     """Whether the engine, which reads what a hub sends, is kept from your files, the network and other programs: auto =
     as far as the system can; required = it does not start where something of that is missing; off = not at all."""
@@ -82,6 +85,9 @@ class NodeConfig(BaseSettings):
     """Wait before the first attempt to connect again; later ones wait longer, up to a minute."""
     manners: MannersConfig = MannersConfig()
     """When the node leaves the machine to its owner."""
+    update: Literal["never", "tell"] = "tell"
+    """Whether to say so when the hub runs a newer release than this node, and how to get it. Nothing is ever installed
+    without the owner; a node that is too old to be let in says so in any case."""
     exit_with_stdin: bool = False
     """Stop when standard input ends: for a program that starts a node and must not leave it behind."""
 
@@ -101,6 +107,11 @@ class NodeConfig(BaseSettings):
     def upload_share_bytes_s(self) -> int:
         """What each of the two ways of sending may take of `upload_limit_bytes_s`; 0 = unlimited."""
         return (self.upload_limit_bytes_s + 1) // 2
+
+    @property
+    def download_share_bytes_s(self) -> int:
+        """What each of the two ways of receiving may take of `download_limit_bytes_s`; 0 = unlimited."""
+        return (self.download_limit_bytes_s + 1) // 2
 
     @property
     def wanted_backend(self) -> BackendName:

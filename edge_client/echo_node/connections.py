@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from echo_node.about import About
 from echo_node.config import NodeConfig
+from echo_node.host.traffic import TrafficMeter
+from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.client import HubClient
+from echo_node.net.flow import Flow
 from echo_node.net.mesh import Mesh
+from echo_node.net.online import Online
 from echo_node.net.receiver import Receiver
-from echo_shared.messages import Links
+from echo_shared.messages import Links, MeshPeer
 from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
 
 
@@ -25,6 +29,9 @@ class Connections:
     mesh: Mesh
     client: HubClient
     receiver: Receiver
+    meter: TrafficMeter
+    bulk: Online = field(default_factory=Online)
+    """Whether artefacts may be fetched and served; the hub's line is `client.line`."""
     links_are_news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever the hub is to be told which nodes this one is linked with."""
 
@@ -32,6 +39,24 @@ class Connections:
         """Says anew who this node is: its engine has changed, its device, or what its owner calls it."""
         introduction = about.introduction(swarm_port=self.swarm.port, mesh_port=self.mesh.port)
         await self.client.introduce(introduction)
+
+    def use_mesh(self, peers: Iterable[MeshPeer]) -> None:
+        """Links with these nodes, unless nothing is to be fetched and served now."""
+        self.mesh.set_peers(peers if self.bulk.is_on else ())
+
+    def set_online(self, is_online: bool) -> None:
+        """Off: what is fetched and served stops at once; the hub's line stays, for what is owed to it."""
+        self.bulk.turn(on=is_online)
+        self.swarm.set_online(is_online)
+        if is_online:
+            self.client.line.turn(on=True)
+        else:
+            self.mesh.set_peers(())
+
+    async def hang_up(self) -> None:
+        """Ends the hub's line as well, until `set_online`."""
+        self.client.line.turn(on=False)
+        await self.client.close()
 
     async def tell_links(self) -> None:
         """Tells the hub this node's links whenever they are news. Never ends."""
@@ -42,15 +67,19 @@ class Connections:
 
 
 @asynccontextmanager
-async def open_connections(config: NodeConfig, about: About) -> AsyncIterator[Connections]:
+async def open_connections(
+    config: NodeConfig, about: About, troubles: TroubleLog, meter: TrafficMeter
+) -> AsyncIterator[Connections]:
     """Listens for other nodes, and makes ready for the hub. Raises SwarmError."""
     settings = SwarmSettings(
         listen_host=config.swarm_host,
         port=config.swarm_port,
         upload_limit_bytes_s=config.upload_share_bytes_s,
+        download_limit_bytes_s=config.download_share_bytes_s,
     )
+    flow = Flow(config.download_share_bytes_s, lambda sent, received: meter.count(sent=sent, received=received))
     swarm, links_are_news = await open_swarm(settings), asyncio.Event()
-    mesh = Mesh(about.me, upload_limit_bytes_s=config.upload_share_bytes_s)
+    mesh = Mesh(about.me, upload_limit_bytes_s=config.upload_share_bytes_s, flow=flow)
     try:
         await mesh.open(  # Lets nobody in before the hub has told the run's keys; the receiver is there by then.
             config.swarm_host,
@@ -65,9 +94,18 @@ async def open_connections(config: NodeConfig, about: About) -> AsyncIterator[Co
             pinned_hub_key=None if about.joining.pinned is None else about.joining.pinned.hub_key,
             retry_first_s=config.reconnect_first_s,
             jitter=random.random,
+            troubles=troubles,
+            flow=flow,
         )
         receiver = Receiver(client.send, mesh)
-        yield Connections(swarm=swarm, mesh=mesh, client=client, receiver=receiver, links_are_news=links_are_news)
+        yield Connections(
+            swarm=swarm,
+            mesh=mesh,
+            client=client,
+            receiver=receiver,
+            meter=meter,
+            links_are_news=links_are_news,
+        )
     finally:
         await mesh.close()
         await swarm.close()

@@ -55,18 +55,24 @@ from echo_node.engine.supervisor import (
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here
+from echo_node.host.clock import running_s
 from echo_node.host.control import control_server
 from echo_node.host.hubs import Joining
 from echo_node.host.paths import Paths
 from echo_node.host.pause import PauseFile, pause_for
 from echo_node.host.sensors.machine import MachineSensors, Sensors
 from echo_node.host.signals import stop_signals, watch_stdin
+from echo_node.host.traffic import TrafficMeter
+from echo_node.host.trouble_log import TroubleLog
+from echo_node.machine_watch import MachineWatch
+from echo_node.network_hold import NetworkHold
 from echo_node.opening import Opening
 from echo_node.owner_watch import EngineNow, OwnerWatch
 from echo_node.panel import NodeSnapshot, Panel
+from echo_node.releases import newer_release, upgraded
 from echo_node.reloading import Changes, changes, in_force
 from echo_node.shell import RunShell
-from echo_shared.errors import EchoError, RefusedError
+from echo_shared.errors import DISK_FULL, EchoError, RefusedError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.messages import (
     Challenge,
@@ -93,6 +99,7 @@ log = logging.getLogger(__name__)
 INBOX_EVENTS: Final = 1_024
 TICK_S: Final = 0.25
 COUNT_EVERY_TICKS: Final = 4
+_OPENING: Final = "taking up the run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +141,16 @@ class Daemon:
             power_watts=config.power_watts,
         )
         self._inbox: asyncio.Queue[Incoming] = asyncio.Queue(INBOX_EVENTS)
+        self._troubles = TroubleLog()
+        self._meter = TrafficMeter(paths.traffic_file, self._troubles)
         self._watch = OwnerWatch(
             Manners(config.manners),
             sensors or MachineSensors(paths.data_dir),
             PauseFile(paths.pause_file),
             engine=self._engine_now,
             deliver=self._inbox.put,
+            troubles=self._troubles,
+            traffic=self._meter.now,
         )
         self._holding: Holding | None = None
         """What the watch has told last."""
@@ -152,6 +163,8 @@ class Daemon:
         self._stopping: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._reloading: set[asyncio.Task[None]] = set()
+        self._update = ""
+        self._network: NetworkHold | None = None
         self.is_told_to_end = False
         """By its owner or the system, and not by a turn's end."""
 
@@ -177,7 +190,7 @@ class Daemon:
         await self._chooser.decide()
         await self._watch.look()
         try:
-            async with open_connections(self._config, self._about) as self._connections:
+            async with open_connections(self._config, self._about, self._troubles, self._meter) as self._connections:
                 try:
                     await self._run_connected()
                 finally:
@@ -208,12 +221,20 @@ class Daemon:
 
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
-        now = asyncio.get_running_loop().time()
-        return self._about.snapshot(self._welcomed, self._watch.holds, connected=self._is_connected, now=now)
+        snapshot = self._about.snapshot(
+            self._welcomed, self._watch.holds, self._troubles.now, connected=self._is_connected, now=running_s()
+        )
+        return replace(snapshot, update=self._update)
 
     async def _run_connected(self) -> None:
         if self._config.exit_with_stdin:
             watch_stdin(self.request_stop)
+        self._network = NetworkHold(
+            self.connections,
+            is_wanted=lambda: any(hold.keeps_offline for hold in self._watch.holds),
+            owes_the_hub=lambda: self._shell is not None and self._shell.work.owes_the_hub,
+        )
+        await self._network.begin()
         verbs = {
             "status": self._status_verb,
             "stop": self._stop_verb,
@@ -222,12 +243,20 @@ class Daemon:
             "finish": self._finish_verb,
             "reload": self._reload_verb,
         }
+        machine = MachineWatch(
+            self.connections.client,
+            self._troubles,
+            on_wake=self._chooser.look_again,
+            on_upgrade=lambda release: self._inbox.put_nowait(ConnectionEnded(error=upgraded(release))),
+        )
         with stop_signals(lambda name: self.request_stop(f"got {name}")):
             async with control_server(self._paths.control_file, verbs), asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._connection(), name="connection"),
                     group.create_task(self._ticks(), name="ticks"),
                     group.create_task(self._watch.run(), name="owner watch"),
+                    group.create_task(machine.run(), name="machine watch"),
+                    group.create_task(self._meter.run(self.connections.swarm.traffic), name="traffic"),
                     group.create_task(self.connections.receiver.run(), name="receiver"),
                     group.create_task(self.connections.tell_links(), name="links"),
                 ]
@@ -267,9 +296,6 @@ class Daemon:
             incoming = await self._inbox.get()
             await HANDLERS[type(incoming)](self, incoming)
 
-    async def _take_event(self, event: Event) -> None:
-        await self._tell_shell(event)
-
     async def _tell_shell(self, event: Event) -> None:
         shell = self._shell
         if shell is not None:
@@ -282,6 +308,8 @@ class Daemon:
         hub_key = self.connections.client.hub_key
         assert hub_key is not None, "the handshake pins the hub's key"
         self._is_connected = True
+        if self._config.update == "tell":
+            self._update = newer_release(self.connections.client.hub_version)
         self._log_welcome(welcome, hub_key)
         before = self._welcomed
         if before is not None and before.welcome.run_id != welcome.run_id:
@@ -289,10 +317,18 @@ class Daemon:
             self._welcomed = None
             await before.shell.close()
             await before.shell.fetcher.close()
-        shell = self._shell or await self._open_shell(welcome, hub_key)
+        try:
+            shell = self._shell or await self._open_shell(welcome, hub_key)
+        except StorageError as error:
+            if not self._joining.patient or error.code != DISK_FULL:
+                raise
+            self._troubles.met(_OPENING, error)
+            await self.connections.client.close()  # It connects again, later each time.
+            return
+        self._troubles.end(_OPENING)
         self._welcomed = Welcomed(hub_key=hub_key, welcome=welcome, shell=shell)  # A tick shows it from here on.
         self._use_keys(welcome.run_keys)
-        self.connections.mesh.set_peers(welcome.mesh)
+        self.connections.use_mesh(welcome.mesh)
         self.connections.receiver.say_all()
         self.connections.links_are_news.set()
         if self._holding is not None:
@@ -306,7 +342,7 @@ class Daemon:
         self._use_keys(news.run_keys)
 
     async def _take_mesh(self, news: MeshNews) -> None:
-        self.connections.mesh.set_peers(news.peers)
+        self.connections.use_mesh(news.peers)
 
     async def _take_standby(self, news: Standby) -> None:
         log.info("%s", sentence(news))
@@ -315,6 +351,8 @@ class Daemon:
     async def _take_holding(self, event: Holding) -> None:
         self._holding = event
         await self._tell_shell(event)
+        if self._network is not None:
+            self._network.look()
         # An owner who is waited for is not to wait for the next tick.
         asyncio.get_running_loop().call_later(YIELD_S, self._tick)
 
@@ -353,8 +391,7 @@ class Daemon:
 
     def _log_welcome(self, welcome: Welcome, hub_key: bytes) -> None:
         if self._welcomed is not None:
-            log.info("Connected again.")
-            return
+            return  # The client tells that it is connected again.
         known = self._joining.pinned is not None and self._joining.pinned.hub_key == hub_key
         log.info("Connected to %s at %s.", welcome.run_name, self._joining.address.origin)
         log.info("The hub's key: %s (%s).", fingerprint(hub_key), "as before" if known else "pinned now")
@@ -372,6 +409,7 @@ class Daemon:
             connections=self.connections,
             make_engine=self._make_engine,
             deliver=self._inbox.put,
+            troubles=self._troubles,
         )
         return await opening.open(welcome, hub_key)
 
@@ -498,7 +536,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
             EngineOutdated,
             Tick,
         ),
-        Daemon._take_event,
+        Daemon._tell_shell,
     ),
 }
 """The handler of everything that may stand in the inbox. Of what a hub may say, `FOR_THE_CLIENT` never gets there."""

@@ -7,6 +7,7 @@ one which crashes or hangs is a finding like any other.
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import json
 import platform
@@ -20,13 +21,15 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice, Possibility
 from echo_node.config import NodeConfig, load_config
+from echo_node.doctor_manners import examine_manners
 from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import measured_rates, place_of, settings_of
+from echo_node.findings import Finding, Level
 from echo_node.host import control, hardware
 from echo_node.host.address import HubAddress
 from echo_node.host.artefact_files import content_here, headroom_bytes
@@ -37,8 +40,6 @@ from echo_node.host.paths import Paths
 from echo_node.net.tls import handshake_failure
 from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
 from echo_shared.messages.fields import printable_line
-
-Level = Literal["ok", "warning", "problem"]
 
 PROBE_S: Final = 120.0
 """The first import of PyTorch from a slow disk takes most of a minute."""
@@ -54,16 +55,6 @@ from echo_node.backends.llama_cpp_devices import load_devices
 load_devices()
 raise SystemExit(not llama_cpp.llama_supports_rpc())
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing looked at. A problem keeps this node from joining; a warning costs speed or comfort."""
-
-    subject: str
-    level: Level
-    what: str
-    do: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +99,9 @@ def examine(paths: Paths, url: str | None) -> Diagnosis:
         findings.append(Finding(subject="settings", level="problem", what=_said(error), do=error.do or ""))
     patient = _Patient(paths=paths, config=config, hardware=hardware.detect(), hub=hub, url=url)
     findings += [*_machine(patient.hardware), *_engines(patient), _cage(config.cage), _swarm()]
-    findings += [*_data_directory(paths), *_hub(patient)]
+    findings += _data_directory(patient)
+    on_gpu = bool(patient.hardware.cuda_gpus) or patient.hardware.apple_silicon
+    findings += [*examine_manners(paths, config, on_gpu=on_gpu), *_hub(patient)]
     return Diagnosis(findings=tuple(findings))
 
 
@@ -120,13 +113,16 @@ def _machine(hardware: Hardware) -> Iterator[Finding]:
     memory = f"{hardware.memory_bytes / _GIB:.1f} GiB"
     if 0 < hardware.memory_bytes < LITTLE_MEMORY_BYTES:
         yield Finding(subject="memory", level="warning", what=memory, do="Only the smallest models fit.")
+    elif hardware.memory_bytes:
+        yield Finding(subject="memory", level="ok", what=memory)
     else:
-        yield Finding(subject="memory", level="ok", what=memory if hardware.memory_bytes else "unknown")
+        yield Finding(subject="memory", level="note", what="the system does not say how much there is")
     for gpu in hardware.cuda_gpus:
         what = f"{gpu.name}, {gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes else gpu.name
         yield Finding(subject="GPU", level="ok", what=what)
     if not hardware.cuda_gpus and not hardware.apple_silicon:
-        yield Finding(subject="GPU", level="ok", what="none that an NVIDIA driver answers for")
+        what = "none that an NVIDIA driver answers for: the processor samples"
+        yield Finding(subject="GPU", level="note", what=what)
 
 
 # Engines
@@ -147,7 +143,7 @@ def _engines(patient: _Patient) -> Iterator[Finding]:
         key = (one.choice.name, one.choice.device)
         better = better and key not in working
         yield _engine(
-            one, failures.get(key), level="warning" if better else "ok", config_file=patient.paths.config_file
+            one, failures.get(key), level="warning" if better else "note", config_file=patient.paths.config_file
         )
     if any(name == "llama_cpp" for name, _ in working):
         yield _rpc()
@@ -159,7 +155,7 @@ def _engine(one: Possibility, failure: str | None, *, level: Level, config_file:
     subject = f"{one.choice.name} on {one.choice.device}"
     if one.missing is not None:
         if one.missing.code == registry.NO_DEVICE:
-            return Finding(subject=subject, level="ok", what="not for this machine")
+            return Finding(subject=subject, level="note", what="not for this machine")
         return Finding(subject=subject, level=level, what=_said(one.missing), do=one.missing.do or "")
     if failure is not None:
         do = registry.reinstall(one.choice.name)
@@ -242,7 +238,7 @@ def _rpc() -> Finding:
     if _probe(_SUPPORTS_RPC) is None:
         return Finding(subject=subject, level="ok", what="llama.cpp is built for it")
     what = "llama.cpp is not built for it (needed for `lend` and `--with` only)"
-    return Finding(subject=subject, level="ok", what=what, do=registry.reinstall_llama_with_rpc())
+    return Finding(subject=subject, level="note", what=what, do=registry.reinstall_llama_with_rpc())
 
 
 def _choice(patient: _Patient, working: list[tuple[str, str]]) -> Iterator[Finding]:
@@ -269,7 +265,7 @@ def _choice(patient: _Patient, working: list[tuple[str, str]]) -> Iterator[Findi
     if speeds is not None and speeds.decode:
         yield Finding(subject="speed", level="ok", what=str(speeds))
     else:
-        yield Finding(subject="speed", level="ok", what="not measured yet on the hub's model", do="echo-node bench")
+        yield Finding(subject="speed", level="note", what="not measured yet on the hub's model", do="echo-node bench")
 
 
 def _first_remedy(hardware: Hardware) -> str:
@@ -295,7 +291,8 @@ def _swarm() -> Finding:
     return Finding(subject="swarm", level="warning", what=what, do=f"{sys.executable} -m pip install libtorrent")
 
 
-def _data_directory(paths: Paths) -> Iterator[Finding]:
+def _data_directory(patient: _Patient) -> Iterator[Finding]:
+    paths, least = patient.paths, patient.config.manners.min_free_disk_bytes
     directory = paths.data_dir
     there = next(path for path in (directory, *directory.parents) if path.exists())
     other = "or choose another directory: --data-dir DIR"
@@ -306,13 +303,18 @@ def _data_directory(paths: Paths) -> Iterator[Finding]:
         disk = shutil.disk_usage(there)
     except OSError as error:
         what = f"{directory} cannot be written: {error.strerror or error}"
-        yield Finding(subject="data directory", level="problem", what=what, do=f"Make {there} writable, {other}")
+        do = "Free some space on the disk of" if error.errno == errno.ENOSPC else "Make it writable:"
+        yield Finding(subject="data directory", level="problem", what=what, do=f"{do} {there}, {other}")
         return
     running = ", and a node runs on it" if asyncio.run(control.is_running(paths.control_file)) else ""
     yield Finding(subject="data directory", level="ok", what=f"{directory} can be written{running}")
     what = f"{disk.free / _GIB:.1f} of {disk.total / _GIB:.1f} GiB free"
     if disk.free <= headroom_bytes(disk.total):
         yield Finding(subject="disk", level="problem", what=what, do=f"Free some space on the disk of {there}, {other}")
+    elif disk.free < least:
+        do = f"Free some space on the disk of {there}, or set less: min_free_disk_bytes of [manners]."
+        what = f"{what}: a node holds still with less than {least / _GIB:.2f}"
+        yield Finding(subject="disk", level="warning", what=what, do=do)
     elif disk.free < LITTLE_DISK_BYTES:
         yield Finding(subject="disk", level="warning", what=what, do="Larger models will not fit.")
     else:
@@ -328,7 +330,7 @@ def _hub(patient: _Patient) -> Iterator[Finding]:
         yield Finding(subject="joined", level="ok", what=f"{joined.run_name or 'a hub'} at {joined.url}")
     if patient.url is None and joined is None:
         what = "no hub joined yet"
-        yield Finding(subject="hub", level="ok", what=what, do="echo-node doctor URL, then echo-node join URL")
+        yield Finding(subject="hub", level="note", what=what, do="echo-node doctor URL, then echo-node join URL")
         return
     insecure = patient.config.insecure or patient.url is None  # The address was accepted when it was joined.
     try:

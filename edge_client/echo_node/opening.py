@@ -15,8 +15,10 @@ from echo_node.host.hubs import HubRecord, Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.shares import SharesFile
 from echo_node.host.spool import Spool
+from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.shell import Deliver, RunParts, RunShell
+from echo_shared.errors import StorageError
 from echo_shared.messages import Welcome
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ class Opening:
     connections: Connections
     make_engine: Callable[[EngineFiles], EngineSupervisor]
     deliver: Deliver
+    troubles: TroubleLog
 
     async def open(self, welcome: Welcome, hub_key: bytes) -> RunShell:
         """Remembers the hub, and takes up what this run left on disk. Raises StorageError."""
@@ -46,6 +49,8 @@ class Opening:
                 derived=self.paths.derived,
                 logs=self.paths.logs,
                 capacity_factor=self.config.capacity_factor,
+                troubles=self.troubles,
+                online=self.connections.bulk,
             )
         )
         try:
@@ -72,8 +77,12 @@ class Opening:
             shares, last = SharesFile(self.paths.shares_file), None if before is None else before.url
             await asyncio.to_thread(shares.joined, record.url, self.joining.share, before=last)
         spool = Spool(hubs.directory(record) / "spool.db")
-        await asyncio.to_thread(spool.open)
-        lost = await asyncio.to_thread(spool.begin_run, welcome.run_id)
+        try:
+            await asyncio.to_thread(spool.open)
+            lost = await asyncio.to_thread(spool.begin_run, welcome.run_id)
+        except StorageError:
+            await asyncio.to_thread(spool.close)
+            raise
         if lost:
             log.warning("%d rollouts of the hub's last run can no longer be trained on.", lost)
         return spool
@@ -88,4 +97,5 @@ class Opening:
             source,
             artefacts=self.paths.artefacts,
             carriers=self.paths.carriers,
+            on_downloaded=lambda count: self.connections.meter.count(received=count),
         )

@@ -6,19 +6,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 from echo_node.core.events import Holding
 from echo_node.core.manners import Hold, HoldReason, Manners, MannersConfig, Pause, Reading
+from echo_node.core.traffic import Traffic
 from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import Sensors
+from echo_node.host.trouble_log import TroubleLog
+from echo_shared.errors import StorageError
 from echo_shared.process_memory import own_bytes
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
+_PAUSE: Final = "the pause"
 PAUSED_LOOK_S: Final = 5.0
 """While the owner's own pause holds the node, and the sensors decide nothing."""
 
@@ -43,6 +48,8 @@ class OwnerWatch:
         *,
         engine: Callable[[], EngineNow],
         deliver: Callable[[Holding], Awaitable[None]],
+        troubles: TroubleLog,
+        traffic: Callable[[], Traffic] | None = None,
         look_s: float = LOOK_S,
     ) -> None:
         self.holds: tuple[Hold, ...] = ()
@@ -50,6 +57,10 @@ class OwnerWatch:
         self._sensors = sensors
         self._pause_file = pause_file
         self._pause = pause_file.load()
+        self._troubles = troubles
+        self._traffic = traffic
+        self._is_unsaved = False
+        """The owner's last word is not on the disk yet."""
         self._engine = engine
         self._deliver = deliver
         self._look_s = look_s
@@ -71,8 +82,13 @@ class OwnerWatch:
     async def look(self) -> None:
         """Reads the sensors once, and delivers a Holding where that changes what holds the node."""
         async with self._looking:
+            if self._is_unsaved:
+                with suppress(StorageError):  # Told when it began.
+                    self._save()
             engine = self._engine()
             reading = await asyncio.to_thread(self._read, engine)
+            if self._traffic is not None:
+                reading = replace(reading, traffic=self._traffic())
             self.holds = self._manners.holds(
                 reading,
                 pause=self._pause,
@@ -90,13 +106,24 @@ class OwnerWatch:
         """The owner pauses the node, or lets it go on. Raises StorageError, and does it even so."""
         self._pause = pause
         self._wake.set()
-        self._pause_file.save(pause)
+        self._save()
 
     def use(self, settings: MannersConfig) -> None:
         """These settings hold from now on."""
         self._manners.settings = settings
         self._told = None  # How long memory is kept may be news.
         self._wake.set()
+
+    def _save(self) -> None:
+        """Raises StorageError; a later look tries again."""
+        self._is_unsaved = True
+        try:
+            self._pause_file.save(self._pause)
+        except StorageError as error:
+            self._troubles.met(_PAUSE, error)
+            raise
+        self._is_unsaved = False
+        self._troubles.end(_PAUSE)
 
     def _read(self, engine: EngineNow) -> Reading:
         if engine.pid is not None:

@@ -53,11 +53,14 @@ class NodeSnapshot:
     """What the node asks of the hub's operator, in US dollars, while it is active; 0 = it is a gift."""
     standby: str = ""
     """Why the hub gives it no work, in a sentence; empty = nothing is known to keep it from that."""
+    update: str = ""
+    """That there is a newer release, and how to get it; empty = nothing is known of one."""
     holds: Mapping[str, str] = field(default_factory=dict)
     """Why the node leaves the machine to its owner, as sentences by `HoldReason`; empty = it does not."""
     cage: Mapping[str, Any] = field(default_factory=dict)
     """What the running engine is held to, as `Held.as_json` says; empty = no engine is up."""
-    problem: str | None = None
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """What stands in its way and is to pass by itself, as sentences by `TroubleCode`."""
 
 
 class Panel(Protocol):
@@ -170,8 +173,9 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
     if snapshot.cost_per_hour:
         result.append(("asks for", f"${snapshot.cost_per_hour:.4g} an hour, while it is active"))
     result += [("fetching", amount) for amount in fetching(snapshot)]
-    if snapshot.problem is not None:
-        result.append(("problem", snapshot.problem))
+    if snapshot.update:
+        result.append(("update", snapshot.update))
+    result += [("problem", sentence) for sentence in snapshot.problems.values()]
     return result
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, assert_never
 from weakref import WeakValueDictionary
@@ -35,17 +35,22 @@ from echo_node.core.effects import (
     SuspendEngine,
 )
 from echo_node.core.events import ArtefactReady, Event, FetchFailed
+from echo_node.core.troubles import TroubleCode, trouble_of
 from echo_node.core.work import WorkLoop
 from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.cage.description import Held
+from echo_node.host.clock import running_s
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
+from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.fetcher import UNREADABLE, Fetcher
+from echo_node.net.online import Online
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.messages import ArtefactOffer, Fetched, FromNode, ReceiptsWanted
 
 log = logging.getLogger(__name__)
 
+_ENGINE: Final = "the engine"
 ASK_BATCH: Final = 512
 """Rollouts whose receipts are asked for in one message."""
 
@@ -64,6 +69,8 @@ class RunParts:
     derived: Path
     logs: Path
     capacity_factor: int
+    troubles: TroubleLog = field(default_factory=TroubleLog)
+    online: Online = field(default_factory=Online)
 
 
 class RunShell:
@@ -81,7 +88,7 @@ class RunShell:
         """What fetches have answered that are not abandoned, until the work loop hears of it."""
         self._engine: EngineSupervisor | None = None
         self._work: WorkLoop | None = None
-        self.writer = SpoolWriter(parts.spool, parts.deliver)
+        self.writer = SpoolWriter(parts.spool, parts.deliver, parts.troubles)
         self.fetching: dict[int | None, tuple[int, int]] = {}
         """(bytes there, bytes in all) of each fetch under way."""
         self.stopped = False
@@ -112,8 +119,12 @@ class RunShell:
             if self._answers.get(event.policy_version) is not event:
                 return  # The fetch was abandoned after it had answered: its files go.
             del self._answers[event.policy_version]
-        for effect in self.work.handle(event, asyncio.get_running_loop().time()):
+        for effect in self.work.handle(event, running_s()):
             await self._carry_out(effect)
+        if (problem := self.work.engine_problem) is not None:
+            self._parts.troubles.begin(_ENGINE, problem)
+        else:
+            self._parts.troubles.end(_ENGINE)
 
     def unwanted(self, info_hashes: Iterable[bytes]) -> None:
         """These carriers need not be served any more."""
@@ -121,6 +132,7 @@ class RunShell:
 
     async def close(self) -> None:
         """Ends all tasks and the engine's process; what is still to be spooled is spooled."""
+        self._parts.troubles.end(_ENGINE)
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:
@@ -142,6 +154,7 @@ class RunShell:
                 self._fetches[version] = self._file_job(version, lambda: self._fetch(version, offer))
             case AbandonFetch(policy_version=unwanted):
                 self._answers.pop(unwanted, None)
+                self._parts.troubles.end(_fetch_of(unwanted))
                 if (fetch := self._fetches.get(unwanted)) is not None:
                     fetch.cancel()
                 self._file_job(unwanted, lambda: self.fetcher.abandon(unwanted))
@@ -223,14 +236,17 @@ class RunShell:
             self.fetching[version] = (done, total)
 
         try:
-            fetched = await self.fetcher.fetch(offer, version, on_progress=progress)
+            fetched = await self._parts.online.run(lambda: self.fetcher.fetch(offer, version, on_progress=progress))
         except (RemoteProtocolError, SwarmError, StorageError) as error:
-            log.warning("%s was not fetched: %s", artefact_title(version), error)
+            trouble = trouble_of(error, otherwise=TroubleCode.FETCH)
+            what = f"{artefact_title(version)} was not fetched, and is tried again. {trouble.sentence}"
+            self._parts.troubles.begin(_fetch_of(version), replace(trouble, sentence=what))
             unreadable = error.code == UNREADABLE
             await self._answer(FetchFailed(policy_version=version, what=error.what, unreadable=unreadable))
             return
         finally:
             self.fetching.pop(version, None)
+        self._parts.troubles.end(_fetch_of(version))
         log.info("%s is here.", artefact_title(version))
         await self._answer(ArtefactReady(policy_version=version, fetched=fetched))
         await self._share(version, offer, fetched)
@@ -273,3 +289,8 @@ class RunShell:
 def artefact_title(version: int | None) -> str:
     """The artefact as people call it."""
     return "The base model" if version is None else f"Policy version {version}"
+
+
+def _fetch_of(version: int | None) -> str:
+    """The fetch as a part of the node that may meet trouble."""
+    return f"the fetch of {artefact_title(version)}"

@@ -16,7 +16,10 @@ EchoError
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+DISK_FULL: Final = "disk_full"
+"""The code of a StorageError that some free space cures."""
 
 
 class EchoError(Exception):

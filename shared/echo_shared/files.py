@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
-from echo_shared.errors import StorageError
+from echo_shared.errors import DISK_FULL, StorageError
 
-_DISK_FULL: Final = {39, 112, errno.ENOSPC} if sys.platform == "win32" else {errno.ENOSPC, errno.EDQUOT}
+_NO_ROOM: Final = {39, 112, errno.ENOSPC} if sys.platform == "win32" else {errno.ENOSPC, errno.EDQUOT}
 
 
 class Readable(Protocol):
@@ -26,11 +26,15 @@ def write_private(path: Path, data: bytes) -> None:
     """Puts all of `data` into `path`, or leaves it as it is, even when the power fails. Only its owner may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # On a full disk it would take what room there is.
+        raise
 
 
 def sync(path: Path) -> None:
@@ -50,6 +54,6 @@ def disk_errors(what: str, place: Path) -> Iterator[None]:
 
 def disk_error(what: str, place: Path, *, got: str, code: int | None) -> StorageError:
     """The StorageError that `disk_errors` raises; `code` is the error's number to the system, or to C."""
-    if code in _DISK_FULL:
-        return StorageError("The disk is full.", got=got, do=f"Free some space on the disk of {place}.")
+    if code in _NO_ROOM:
+        return StorageError("The disk is full.", got=got, do=f"Free some space on the disk of {place}.", code=DISK_FULL)
     return StorageError(what, got=got, do=f"Check that {place} can be read and written.")

@@ -50,6 +50,14 @@ def how_to_upgrade() -> str:
     return f"Get the newer release of {place.name}, and install it as this one: {_pip(arguments)}"
 
 
+def installed_version() -> str | None:
+    """The release that lies on the disk now, which may be another than the one that runs; None where none does."""
+    try:
+        return metadata.version(NAME)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def shell_line(arguments: Sequence[str], *, windows: bool = sys.platform == "win32") -> str:
     """The arguments as one line to be pasted into a POSIX shell, or into PowerShell on Windows."""
     if not windows:

@@ -60,6 +60,8 @@ from echo_shared.messages import (
     Welcome,
 )
 
+UPGRADE_NODE: Final = "Upgrade the node: run its installer again."
+"""What a hub tells a node that is too old for it; the node knows better how it was installed."""
 SUPPORTED_VERSIONS: Final = range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 
 
@@ -133,7 +135,7 @@ def _transcript(role: str, *, node_nonce: bytes, hub_nonce: bytes, node_key: byt
 def _version_refusal(*, mine: str, theirs: str, peer: Hello | Challenge) -> RefusedError:
     """The side with the older protocol must upgrade."""
     behind = theirs if peer.protocol_version < OLDEST_PROTOCOL_VERSION else mine
-    upgrade = {"node": "Upgrade the node: run its installer again.", "hub": "Ask the hub's operator to upgrade it."}
+    upgrade = {"node": UPGRADE_NODE, "hub": "Ask the hub's operator to upgrade it."}
     return RefusedError(
         "Hub and node speak different protocol versions.",
         got=f"{theirs} {peer.protocol_version} (echo-swarm {peer.software_version}), {mine} {PROTOCOL_VERSION}",

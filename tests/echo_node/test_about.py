@@ -44,7 +44,7 @@ async def test_the_introduction_names_the_engine_of_the_moment(about: About) -> 
 
 
 async def test_a_node_that_is_not_let_in_yet_is_connecting(about: About) -> None:
-    shown = about.snapshot(None, (), connected=False, now=0.0)
+    shown = about.snapshot(None, (), (), connected=False, now=0.0)
     assert (shown.pid, shown.node_id, shown.name) == (os.getpid(), ME.node_id, "a node")
     assert (shown.backend, shown.device, shown.hub) == ("torch", "cuda", "http://127.0.0.1:8710")
     assert (shown.connected, shown.activity, shown.run_name) == (False, "connecting", "")

@@ -70,6 +70,7 @@ class Node:
     def __init__(self, data_dir: Path) -> None:
         self.paths = Paths.find(data_dir)
         self.stream_s = 5.0
+        self.manners = MannersConfig(priority="normal")
 
     def daemon(self, url: str, *, probe_s: float = 60.0, sensors: Sensors | None = None, **joining: Any) -> Daemon:
         address = HubAddress.parse(url, insecure=False)
@@ -82,7 +83,7 @@ class Node:
             swarm_host="127.0.0.1",
             reconnect_first_s=0.05,
             name="tester",
-            manners=MannersConfig(priority="normal"),
+            manners=self.manners,
         )
         me = key_file.load_or_create(self.paths.identity_key)
         return Daemon(

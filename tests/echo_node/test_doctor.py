@@ -18,13 +18,15 @@ from echo_node import doctor
 from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
-from echo_node.doctor import Diagnosis, Finding, examine, lines_of
+from echo_node.doctor import Diagnosis, examine, lines_of
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.supervisor import place_of, settings_of
+from echo_node.findings import Finding
 from echo_node.host import hardware
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
+from tests.echo_node.small_disk import fill, needs_mounts, small_disk
 
 Broken = Callable[..., None]
 
@@ -134,7 +136,7 @@ def test_what_is_missing_but_not_needed_is_said_without_alarm(paths: Paths, brok
     broken(llama_supports_rpc="raise SystemExit(1)", libtorrent="import no_such_library")
     diagnosis = examine(paths, None)
     rpc, swarm = of(diagnosis, "several devices as one"), of(diagnosis, "swarm")
-    assert rpc.level == "ok" and "GGML_RPC=ON" in rpc.do
+    assert rpc.level == "note" and "GGML_RPC=ON" in rpc.do
     assert swarm.level == "warning" and "pip install libtorrent" in swarm.do
     assert diagnosis.can_join
 
@@ -151,7 +153,30 @@ class Usage(NamedTuple):
     free: int
 
 
-@pytest.mark.parametrize(("free", "level"), [(2**20, "problem"), (2**30, "warning"), (2**36, "ok")])
+@needs_mounts
+def test_a_real_disk_without_room_is_a_problem_with_the_way_out(tmp_path: Path, broken: Broken) -> None:
+    with small_disk(tmp_path / "disk", 256 * 1024) as disk:
+        fill(disk)
+        diagnosis = examine(Paths.find(disk), None)
+    problem = of(diagnosis, "data directory")
+    assert problem.level == "problem" and problem.do.startswith(f"Free some space on the disk of {disk}")
+    assert not diagnosis.can_join
+
+
+def test_nothing_that_is_missing_is_called_ok(paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_cuda_gpus", tuple)
+    broken(llama_supports_rpc="raise SystemExit(1)")
+    diagnosis = examine(paths, None)
+    missing = ["GPU", "several devices as one", "speed", "hub"]
+    assert {subject: of(diagnosis, subject).level for subject in missing} == dict.fromkeys(missing, "note")
+    held = [finding for finding in diagnosis.findings if finding.subject == "held back"]
+    assert held and diagnosis.can_join
+    assert any(line.startswith("note     GPU ") for line in lines_of(diagnosis))
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(0, "problem"), (2**20, "problem"), (2**28, "problem"), (2**30, "warning"), (2**36, "ok")]
+)
 def test_a_full_disk_is_a_problem(
     paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch, free: int, level: str
 ) -> None:

@@ -9,10 +9,13 @@ import pytest
 
 from echo_node.core.events import Holding
 from echo_node.core.manners import Manners, MannersConfig, Pause, Reading
+from echo_node.core.troubles import TroubleCode
 from echo_node.host.pause import PauseFile
+from echo_node.host.trouble_log import TroubleLog
 from echo_node.owner_watch import EngineNow, OwnerWatch
 from echo_shared.errors import StorageError
 from tests.echo_node.fake_sensors import FakeSensors
+from tests.echo_node.small_disk import fill, needs_mounts, small_disk
 
 PATIENCE_S = 60.0
 
@@ -25,12 +28,19 @@ class Watched:
         self.engine = EngineNow(on_gpu=True, pid=None)
         self.told: asyncio.Queue[Holding] = asyncio.Queue()
         self.file = PauseFile(directory / "pause.json")
+        self.troubles = TroubleLog()
         self.watch = self.again()
 
     def again(self, *, look_s: float = 0.001) -> OwnerWatch:
         manners = Manners(MannersConfig(keep_memory_s=7.0))
         self.watch = OwnerWatch(
-            manners, self.sensors, self.file, engine=lambda: self.engine, deliver=self.told.put, look_s=look_s
+            manners,
+            self.sensors,
+            self.file,
+            engine=lambda: self.engine,
+            deliver=self.told.put,
+            look_s=look_s,
+            troubles=self.troubles,
         )
         return self.watch
 
@@ -90,6 +100,21 @@ async def test_a_pause_that_cannot_be_kept_is_one_all_the_same(watched: Watched,
         watch.change(Pause())
     await watch.look()
     assert await watched.next() == ["paused"]
+
+
+@needs_mounts
+async def test_a_pause_that_a_full_disk_refuses_is_kept_there_once_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64 * 1024) as disk:
+        watched, filler = Watched(disk), fill(disk)
+        with pytest.raises(StorageError, match="keeps to it all the same"):
+            watched.watch.change(Pause())
+        await watched.watch.look()
+        assert await watched.next() == ["paused"]
+        assert [trouble.code for trouble in watched.troubles.now] == [TroubleCode.DISK_FULL]
+        assert [file.name for file in disk.iterdir()] == ["filler"], "nothing half written stays"
+        filler.unlink()
+        await watched.watch.look()
+        assert watched.troubles.now == () and watched.file.load() == Pause()
 
 
 async def test_other_settings_are_told_even_where_the_reasons_stay(watched: Watched) -> None:

@@ -37,7 +37,7 @@ SNAPSHOT = NodeSnapshot(
     tokens_per_s=812.4,
     rollouts={"leased": 3, "sent": 2, "received": 1, "scored": 0, "trained": 40, "dropped": 5, "dropped:stale": 5},
     fetching={"Policy version 13": (500_000, 1_500_000)},
-    problem="the disk is full",
+    problems={"disk_full": "the disk is full"},
 )
 
 

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from echo_node.backends.base import unsupported_model
 from echo_node.backends.llama_cpp_devices import load_devices
 from echo_shared.adapter import Adapter
-from echo_shared.errors import BackendError, StorageError
+from echo_shared.errors import BackendError
+from echo_shared.files import disk_error
 from echo_shared.tensors import TensorFile
 
 FORMAT: Final = 1
@@ -263,10 +264,8 @@ def _on_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(
-            "A model cannot be converted for llama.cpp.",
-            got=str(error),
-            do=f"Check that {path.parent} is writable, and that its disk has room for the model once more.",
+        raise disk_error(
+            "A model cannot be converted for llama.cpp.", path.parent, got=str(error), code=error.errno
         ) from error
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo_node.backends.base import Engine, PreparedPolicy
-from echo_shared.errors import BackendError, StorageError
+from echo_shared.errors import BackendError
+from echo_shared.files import disk_error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +62,8 @@ class Policies:
         try:
             return self._engine.prepare(adapter_dir)
         except OSError as error:
-            raise StorageError("A policy cannot be converted for the engine.", got=str(error)) from error
+            what = "A policy cannot be converted for the engine."
+            raise disk_error(what, adapter_dir.parent, got=str(error), code=error.errno) from error
 
     def drop(self, version: int) -> None:
         """Forgets the version."""

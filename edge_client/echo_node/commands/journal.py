@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from echo_node.commands.options import DataDir, Json
-from echo_node.host.log_file import Line, LogFile
+from echo_node.host.log_reader import Line, LogReader
 from echo_node.host.paths import Paths
 
 LOOK_S: Final = 0.25
@@ -25,7 +25,7 @@ def log(
 ) -> None:
     """Print what the node has said, whether it runs or not; with --json, an object a line."""
     path = Paths.find(data_dir).logs / "node.log"
-    file = LogFile(path)
+    file = LogReader(path)
     _print(file.last(lines), as_json=as_json)
     if not path.exists():
         typer.echo(f"No node has written a log here yet: {path}", err=True)

@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -40,6 +39,7 @@ from echo_node.config import NodeConfig
 from echo_node.host import control
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
+from echo_node.host.log_file import LogFile
 from echo_node.host.paths import Paths
 from echo_node.host.shares import SharesFile
 from echo_node.host.signals import run_until_stopped
@@ -50,7 +50,6 @@ from echo_shared import key_file
 from echo_shared.errors import ConnectError, StorageError
 
 STOP_S: Final = 30.0
-LOG_BYTES: Final = 2**20
 
 
 def join(
@@ -242,8 +241,7 @@ def _serve(
 
 def _log_to(console: Console, paths: Paths, *, file: str, quiet: bool) -> None:
     paths.logs.mkdir(parents=True, exist_ok=True)
-    kept = RotatingFileHandler(paths.logs / file, maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8")
-    handlers: list[logging.Handler] = [kept]
+    handlers: list[logging.Handler] = [LogFile(paths.logs / file)]
     if sys.stdout is not None:  # A Windows logon task has none.
         shown: logging.Handler
         if console.is_terminal:

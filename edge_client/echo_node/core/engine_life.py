@@ -17,7 +17,9 @@ from typing import Final, Literal
 
 from echo_node.core.effects import StartEngine
 from echo_node.core.events import EngineLost, EngineReady
+from echo_node.core.troubles import Trouble, TroubleCode
 from echo_shared.backoff import backoff_s
+from echo_shared.errors import DISK_FULL
 
 MAX_FAILED_GROUPS: Final = 3
 """So many in a row are not the groups' fault: the node then rests before it asks for more, longer each time."""
@@ -45,6 +47,8 @@ class EngineLife:
         """`jitter` in [0, 1) spreads waits, as in `backoff_s`."""
         self.width = 0
         """Rollouts sampled at once; 0 = no engine is up."""
+        self.problem: Trouble | None = None
+        """Why it is not up, or why what it was given failed; until it is up, or has finished something."""
         self._jitter = jitter
         self._ready_at = 0.0
         self._deaths = 0
@@ -64,16 +68,18 @@ class EngineLife:
 
     def ready(self, event: EngineReady, now: float) -> None:
         """An engine is up."""
-        self.width = event.width
+        self.width, self.problem = event.width, None
         self._ready_at = now
 
     def finished_rollout(self) -> None:
         """What failed before is over: the engine works."""
         self._deaths = 0
         self._failed_groups = 0
+        self.problem = None
 
-    def group_failed(self, now: float) -> None:
+    def group_failed(self, now: float, *, what: str, code: str) -> None:
         """The engine could not sample one group, and goes on."""
+        self.problem = _trouble(code, f"What the engine was given failed, and went back to the hub: {what}")
         self._failed_groups += 1
         if self._failed_groups >= MAX_FAILED_GROUPS:
             wait_s = backoff_s(self._failed_groups - MAX_FAILED_GROUPS, self._jitter())
@@ -84,10 +90,17 @@ class EngineLife:
         was_up, self.width = self.is_up, 0
         was_steady = was_up and now - self._ready_at >= STEADY_S
         if event.cause == "stopped":
+            self.problem = None
             return EngineEnding(start=StartEngine(after_s=0.0), blame="nobody")
         if event.cause == "out_of_memory" and (was_steady or event.width != 1):
             half = max(1, (event.width or USUAL_WIDTH) // 2)
             return EngineEnding(start=StartEngine(after_s=0.0, max_width=0 if was_steady else half), blame="nobody")
+        how = "has ended" if was_up else "does not start"
+        self.problem = _trouble(event.code, f"The sampling engine {how}, and is started again: {event.what}")
         after_s = 0.0 if self._deaths == 0 else backoff_s(self._deaths - 1, self._jitter())
         self._deaths += 1
         return EngineEnding(start=StartEngine(after_s=after_s), blame="the work" if was_up else "the start")
+
+
+def _trouble(code: str, sentence: str) -> Trouble:
+    return Trouble(TroubleCode.DISK_FULL if code == DISK_FULL else TroubleCode.ENGINE, sentence)

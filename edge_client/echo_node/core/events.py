@@ -71,6 +71,8 @@ class EngineLost:
     cause: LossCause = "died"
     width: int = 0
     """With which it ran or was to start; 0 = its own choice, which is not known."""
+    code: str = ""
+    """Of the error that it ended with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,8 @@ class GroupFailed:
 
     lease_id: int
     what: str
+    code: str = ""
+    """Of the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

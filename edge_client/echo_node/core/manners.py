@@ -17,6 +17,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from echo_node.core.schedule import Schedule
+from echo_node.core.traffic import Caps, Traffic
 
 CALM_S: Final = 10.0
 """So long a figure must have been within its limit before its hold ends."""
@@ -67,8 +68,24 @@ class MannersConfig(BaseModel):
     """Of the disk that holds the node's files."""
     metered: bool = False
     """Whether to work where the network is paid for by use, as NetworkManager tells."""
+    max_upload_bytes_day: Annotated[int, Field(ge=0)] = 0
+    """What the node may send a day, by the local calendar; 0 = no cap, as in the next three. Where one is reached, the
+    node delivers what it has drawn, and leaves the network alone until the day, or the month, is over."""
+    max_upload_bytes_month: Annotated[int, Field(ge=0)] = 0
+    max_download_bytes_day: Annotated[int, Field(ge=0)] = 0
+    max_download_bytes_month: Annotated[int, Field(ge=0)] = 0
     keep_memory_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
     """Seconds that an engine which yields keeps its model in memory, to go on at once; a game has it at once."""
+
+    @property
+    def caps(self) -> Caps:
+        """On what is sent and received."""
+        return Caps(
+            sent_a_day=self.max_upload_bytes_day,
+            sent_a_month=self.max_upload_bytes_month,
+            received_a_day=self.max_download_bytes_day,
+            received_a_month=self.max_download_bytes_month,
+        )
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
@@ -99,6 +116,8 @@ class Reading:
     """Memory that the engine will take when it is started again; 0 = it is up, or that is not known."""
     free_disk_bytes: int | None = None
     metered: bool | None = None
+    traffic: Traffic | None = None
+    """What the node itself has sent and received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +145,7 @@ class HoldReason(StrEnum):
     MEMORY = "memory"
     DISK = "disk"
     METERED = "metered"
+    TRAFFIC = "traffic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +156,11 @@ class Hold:
     sentence: str
     frees_memory: bool = False
     """The engine's memory is wanted at once."""
+
+    @property
+    def keeps_offline(self) -> bool:
+        """The network is not to be used either."""
+        return self.reason in (HoldReason.METERED, HoldReason.TRAFFIC)
 
 
 FREES_MEMORY: Final = frozenset(
@@ -175,6 +200,9 @@ class Manners:
     ) -> tuple[Hold, ...]:
         """Why not to work, most personal first; empty: the machine is the node's. `local` has its time zone."""
         found = [*self._said(pause, local), *self._facts(reading, on_gpu=on_gpu)]
+        caps = self._settings.caps
+        if reading.traffic is not None and (said := caps.reached(reading.traffic, local.date())) is not None:
+            found.append((HoldReason.TRAFFIC, said))
         for finding in self._figures(reading, on_gpu=on_gpu):
             if self._calls_for(finding, now):
                 found.append((finding.reason, finding.sentence))

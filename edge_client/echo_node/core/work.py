@@ -66,6 +66,7 @@ from echo_node.core.hub_talk import HubTalk
 from echo_node.core.pace import Pace
 from echo_node.core.policies import OnDisk, Policies
 from echo_node.core.standby import sentence
+from echo_node.core.troubles import Trouble
 from echo_node.core.yielding import YIELD_S, Yielding
 from echo_shared.messages import (
     MAX_BATCHED,
@@ -197,6 +198,16 @@ class WorkLoop:
     def held_rollouts(self) -> int:
         """Leased and unfinished."""
         return self._held.num_rollouts
+
+    @property
+    def owes_the_hub(self) -> bool:
+        """Whether it holds leases, or has rollouts that the hub has not acknowledged."""
+        return bool(self._held.leases or self._spooling or self._unacked)
+
+    @property
+    def engine_problem(self) -> Trouble | None:
+        """Why the engine is not up, or does not get on; None = nothing is wrong with it."""
+        return self._engine.problem
 
     @property
     def newest_published(self) -> int:
@@ -359,7 +370,7 @@ class WorkLoop:
         failed = self._held.let_go(event.lease_id, event.what)
         self._return(failed)
         if failed:
-            self._engine.group_failed(now)
+            self._engine.group_failed(now, what=event.what, code=event.code)
 
     def _spooled(self, event: Spooled, now: float) -> None:
         self._spool_works = True

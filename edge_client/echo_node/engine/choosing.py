@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 from echo_node.backends.registry import BackendChoice
+from echo_node.core.clocks import in_words
+from echo_node.core.troubles import Trouble, TroubleCode
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
 
@@ -34,6 +37,7 @@ class EngineChooser:
         self._probe_s = probe_s
         self._first: BackendChoice | None = None
         self._is_renewed = False
+        self._again = asyncio.Event()
 
     @property
     def is_fallback(self) -> bool:
@@ -42,6 +46,23 @@ class EngineChooser:
     def renew(self) -> None:
         """The settings have changed: what is chosen next is the one to return to."""
         self._is_renewed = True
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """That the device of the first choice is gone, while it is."""
+        first = self._first
+        if first is None or first.device == "cpu" or self.choice.device == first.device:
+            return None
+        return Trouble(
+            TroubleCode.DEVICE_GONE,
+            f"The device of {first.name} on {first.device} is gone: the node works by {self.choice.name} on"
+            f" {self.choice.device}, and looks for it every {in_words(self._probe_s)}. If it stays away, restart the"
+            " computer.",
+        )
+
+    def look_again(self) -> None:
+        """`until_another` looks at once: the machine has just woken up."""
+        self._again.set()
 
     async def decide(self) -> BackendChoice:
         """Looks at the machine as it is now. Raises BackendError."""
@@ -63,7 +84,10 @@ class EngineChooser:
     async def until_another(self) -> None:
         """Looks now and then, until `decide` would choose otherwise."""
         while True:
-            await asyncio.sleep(self._probe_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._probe_s):
+                    await self._again.wait()
+            self._again.clear()
             try:
                 _, found = await asyncio.to_thread(self._look)
             except BackendError as error:

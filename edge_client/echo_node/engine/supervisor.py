@@ -181,7 +181,7 @@ class EngineSupervisor:
             await self._parts.deliver(EngineLost(what="The engine was ended before it was up.", cause="stopped"))
             return
         except BackendError as error:
-            log.warning("The sampling engine does not start: %s", error)
+            log.debug("The sampling engine does not start: %s", error)
             await self._lost(error, self._width)
             return
         child, speeds = opened.child, opened.speeds
@@ -196,7 +196,7 @@ class EngineSupervisor:
         except BackendError as error:
             self._child = None
             if not self._is_ended:
-                log.warning("The sampling engine ended: %s", error)
+                log.debug("The sampling engine ended: %s", error)
             await child.stop()  # What it holds is free before the next one starts.
             await self._lost(error, child.width)
         finally:
@@ -265,8 +265,9 @@ class EngineSupervisor:
             match event:
                 case FinishedRollout():
                     await self._parts.deliver(RolloutFinished(rollout=event, tokens_per_s=child.tokens_per_s))
-                case GroupFailed(lease_id=lease_id, what=what):
-                    await self._parts.deliver(events.GroupFailed(lease_id=lease_id, what=_for_the_hub(what)))
+                case GroupFailed(lease_id=lease_id, what=what, code=code):
+                    failed = events.GroupFailed(lease_id=lease_id, what=_for_the_hub(what), code=code)
+                    await self._parts.deliver(failed)
                 case Drawn(parts=parts):
                     await self._parts.deliver(RolloutsDrawn(parts=parts))
                 case Scored():
@@ -280,7 +281,7 @@ class EngineSupervisor:
 
     async def _lost(self, error: BackendError, width: int) -> None:
         cause = _CAUSES.get(error.code, "died")
-        await self._parts.deliver(EngineLost(what=_for_the_hub(error.brief), cause=cause, width=width))
+        await self._parts.deliver(EngineLost(what=_for_the_hub(error.brief), cause=cause, width=width, code=error.code))
 
     async def _make_way(self, child: EngineChild) -> None:
         """An engine on a device that is not the first choice ends when that is to be had again."""

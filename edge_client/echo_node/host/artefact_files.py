@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from echo_node.core.policies import OnDisk
 from echo_shared.artefacts import Manifest, content_of
 from echo_shared.codec import decode_from_node, encode
-from echo_shared.errors import CodecError, StorageError, SwarmError
+from echo_shared.errors import DISK_FULL, CodecError, StorageError, SwarmError
 from echo_shared.files import sync
 from echo_shared.hashed_files import describe_file
 from echo_shared.messages import (
@@ -120,6 +120,7 @@ def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]]) -> N
             f"The disk is full: {title} does not fit on it.",
             got=f"{missing_bytes / 2**20:,.0f} MiB to fetch, {disk.free / 2**20:,.0f} MiB free",
             do=f"Free some space on the disk of {parent}, or use another disk: --data-dir DIR",
+            code=DISK_FULL,
         )
 
 

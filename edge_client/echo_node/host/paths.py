@@ -68,6 +68,10 @@ class Paths:
         return self.data_dir / "shares.json"
 
     @property
+    def traffic_file(self) -> Path:
+        return self.data_dir / "traffic.json"
+
+    @property
     def hubs(self) -> Path:
         return self.data_dir / "hubs"
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from echo_node.core.manners import Pause
 from echo_shared.errors import ConfigError, StorageError
-from echo_shared.files import write_private
+from echo_shared.files import disk_error, write_private
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _PART: Final = r"([0-9]+(?:\.[0-9]+)?)([smhd])"
@@ -42,7 +42,9 @@ class PauseFile:
             else:
                 write_private(self._file, f"{json.dumps({'until': pause.until})}\n".encode())
         except OSError as error:
-            raise StorageError("The pause cannot be kept.", got=f"{self._file}: {error.strerror}") from error
+            what = "The pause cannot be kept on the disk; a node that runs keeps to it all the same."
+            failed = disk_error(what, self._file.parent, got=f"{self._file}: {error.strerror}", code=error.errno)
+            raise StorageError(what, got=failed.got, do=failed.do, code=failed.code) from error
 
 
 def pause_for(length: str | None) -> Pause:

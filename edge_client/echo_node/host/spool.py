@@ -10,6 +10,8 @@ One transaction a call, durable when the call returns. Calls are serialised by a
 
 from __future__ import annotations
 
+import errno
+import shutil
 import sqlite3
 import threading
 import time
@@ -22,6 +24,7 @@ from typing import Final, assert_never
 from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolEffect, SpoolLease, SpoolRollout
 from echo_shared.codec import decode_from_node, encode
 from echo_shared.errors import StorageError
+from echo_shared.files import disk_error
 from echo_shared.messages import (
     Checked,
     ReceiptState,
@@ -33,6 +36,10 @@ SENT: Final = "sent"
 STATES: Final = ("leased", SENT, "received", "scored", "trained", "dropped", "evaluated")
 """A state is stored as its place here; from `trained` on they are final."""
 _FINAL: Final = STATES.index("trained")
+_CANNOT: Final = "The spool, where finished work waits for the hub, cannot be written."
+_LEAST_FREE_BYTES: Final = 64 * 1024
+"""With less, what SQLite calls an input or output error is a full disk: of its own log it does not say so."""
+
 RESEND_BATCH: Final = 64
 MAX_ASKED: Final = 4_096
 """Rollouts whose receipts are asked for on one connection; older ones come up once these are final."""
@@ -232,8 +239,12 @@ class Spool:
             try:
                 yield
             except (sqlite3.Error, OSError) as error:
+                if _is_full(error, self._path.parent):
+                    raise disk_error(
+                        _CANNOT, self._path.parent, got=f"{self._path}: {error}", code=errno.ENOSPC
+                    ) from error
                 raise StorageError(
-                    "The spool, where finished work waits for the hub, cannot be written.",
+                    _CANNOT,
                     got=f"{self._path}: {error}",
                     do="Free some disk space or make the directory writable; the node tries again by itself."
                     if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.OperationalError)
@@ -244,6 +255,19 @@ class Spool:
 def _entry(row: tuple[str, int, str | None, str, float]) -> SpoolEntry:
     name, state, reason, checked, changed_at = row
     return SpoolEntry(rollout_id=name, state=STATES[state], drop_reason=reason, checked=checked, changed_at=changed_at)
+
+
+def _is_full(error: Exception, directory: Path) -> bool:
+    """Whether it was room that lacked."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return True
+    try:
+        has_no_room = shutil.disk_usage(directory).free < _LEAST_FREE_BYTES
+    except OSError:
+        return False
+    return has_no_room and isinstance(error, sqlite3.OperationalError)
 
 
 def _add(connection: sqlite3.Connection, rollout: Rollout, now: float) -> None:

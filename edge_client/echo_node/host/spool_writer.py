@@ -10,11 +10,14 @@ from typing import Final
 from echo_node.core.effects import SpoolEffect, SpoolRollout
 from echo_node.core.events import Spooled, SpoolFailed
 from echo_node.host.spool import Spool
+from echo_node.host.trouble_log import TroubleLog
 from echo_shared.errors import StorageError
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 5.0
+_PART: Final = "the spool"
+_COUNTS: Final = "the spool's counts"
 
 
 class SpoolWriter:
@@ -23,16 +26,19 @@ class SpoolWriter:
     `put` never waits; what is put is bounded by the work that the node holds, and none comes while writing fails.
     """
 
-    def __init__(self, spool: Spool, deliver: Callable[[Spooled | SpoolFailed], Awaitable[None]]) -> None:
+    def __init__(
+        self, spool: Spool, deliver: Callable[[Spooled | SpoolFailed], Awaitable[None]], troubles: TroubleLog
+    ) -> None:
         self._spool = spool
         self._deliver = deliver
+        self._troubles = troubles
+        self._fails = False
         self._pending: list[SpoolEffect] = []
         self._news = asyncio.Event()
         self._retry = asyncio.Event()
         self._dirty = True
         self.counts: dict[str, int] = {}
         """Rollouts by state, as of the last `refresh`."""
-        self.problem: str | None = None
 
     def put(self, effect: SpoolEffect) -> None:
         """Queues an effect, to be written after all that was put before."""
@@ -52,8 +58,8 @@ class SpoolWriter:
             try:
                 await asyncio.to_thread(self._spool.write, batch)
             except StorageError as error:
-                log.error("%s", error)
-                self.problem = str(error)
+                self._troubles.met(_PART, error)
+                self._fails = True
                 await self._deliver(SpoolFailed(what=error.what))
                 await self._wait_for_retry()
                 self._news.set()
@@ -61,8 +67,9 @@ class SpoolWriter:
             del self._pending[: len(batch)]
             self._dirty = True
             rollouts = tuple(effect.rollout for effect in batch if isinstance(effect, SpoolRollout))
-            if rollouts or self.problem is not None:
-                self.problem = None
+            self._troubles.end(_PART)
+            if rollouts or self._fails:
+                self._fails = False
                 await self._deliver(Spooled(rollouts=rollouts))
 
     async def refresh(self) -> None:
@@ -71,7 +78,9 @@ class SpoolWriter:
             try:
                 self.counts = await asyncio.to_thread(self._spool.counts)
             except StorageError as error:
-                self.problem = str(error)
+                self._troubles.met(_COUNTS, error)
+                return
+            self._troubles.end(_COUNTS)
             self._dirty = False
 
     def finish(self) -> None:

@@ -15,23 +15,32 @@ import secrets
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.datastructures import MultipleValuesError
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.http11 import Response
 
 import echo_shared
+from echo_node.core.clocks import HubClock
 from echo_node.core.events import Disconnected
+from echo_node.core.troubles import Trouble, TroubleCode, trouble_of
 from echo_node.host.address import HubAddress
+from echo_node.host.clock import running_s
+from echo_node.host.trouble_log import TroubleLog
+from echo_node.net.flow import Flow
+from echo_node.net.online import Online
 from echo_node.net.tls import handshake_failure
 from echo_shared.backoff import backoff_s
 from echo_shared.credentials import REFUSED_TYPE, Credentials, challenge_of
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity, node_id
+from echo_shared.installation import how_to_upgrade
 from echo_shared.messages import MAX_FRAME_BYTES, Challenge, FromHub, FromNode, Piece, RefusalCode, Refused, Welcome
 from echo_shared.messages.fields import printable_line
-from echo_shared.sessions import NodeSession
+from echo_shared.sessions import UPGRADE_NODE, NodeSession
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +55,9 @@ STEADY_S: Final = 30.0
 MOST_SHOWN: Final = 300
 """Characters of what is not a message."""
 
+_PART: Final = "the connection"
+_READ_AHEAD_BYTES: Final = 2**23
+"""That may have arrived without having been read: 16 frames, and the sockets' buffers."""
 HUB_KEY_CHANGED: Final = "hub_key_changed"
 FATAL: Final = frozenset(
     {
@@ -53,12 +65,13 @@ FATAL: Final = frozenset(
         RefusalCode.BAD_TOKEN,
         RefusalCode.BAD_SIGNATURE,
         RefusalCode.BANNED,
-        RefusalCode.PROTOCOL_VERSION,
         RefusalCode.ALREADY_CONNECTED,
         RefusalCode.FINISHED,
     }
 )
 """Refusals that trying again does not change."""
+UPGRADE_S: Final = 3_600.0
+"""Between two attempts of a node whose software, or whose hub's, is too old: neither changes by itself."""
 
 BANNED_DO: Final = "Ask the hub's operator why, and to let this node in again. It will not try again by itself."
 
@@ -92,6 +105,8 @@ class HubClient:
         pinned_hub_key: bytes | None,
         retry_first_s: float,
         jitter: Callable[[], float],
+        troubles: TroubleLog | None = None,
+        flow: Flow | None = None,
     ) -> None:
         self._address = address
         self._me = me
@@ -100,6 +115,16 @@ class HubClient:
         self._jitter = jitter
         self._open: tuple[ClientConnection, NodeSession] | None = None
         self._welcomed_at: float | None = None
+        self._troubles = troubles or TroubleLog()
+        self._flow = flow or Flow()
+        self.line = Online()
+        """Whether there is to be a connection; turned off, `close` ends the one there is."""
+        self._why: Trouble | None = None
+        """Why the connection was given up here."""
+        self._hurry = asyncio.Event()
+        self.hub_clock = HubClock()
+        self.hub_version = ""
+        """The release that the hub runs, once it has said so."""
         self.hub_key = pinned_hub_key
         """Pinned: from before, or at the first handshake."""
 
@@ -112,13 +137,15 @@ class HubClient:
         """
         attempt, loop = 0, asyncio.get_running_loop()
         while True:
-            self._welcomed_at = None
+            await self.line.wait()
+            self._welcomed_at, self._why = None, None
             try:
                 await self._converse(deliver, take)
             except RefusedError as error:
                 failure: EchoError = error
-                if error.code in FATAL:
-                    raise
+                is_of_another_release = error.code == RefusalCode.PROTOCOL_VERSION
+                if error.code in FATAL or (is_of_another_release and not patient):
+                    raise _with_command(error) from error
                 patient |= error.code == RefusalCode.TOO_SOON  # The hub is there, and is to be asked again.
             except (ConnectError, RemoteProtocolError) as error:
                 failure = error
@@ -128,10 +155,54 @@ class HubClient:
                 attempt = 0 if loop.time() - self._welcomed_at > STEADY_S else attempt
             if not patient:
                 raise failure
-            wait_s = backoff_s(attempt, self._jitter(), first_s=self._retry_first_s)
-            log.warning("%s (%s) Trying again in %.1f s.", failure.what, failure.got or failure.code, wait_s)
-            await asyncio.sleep(wait_s)
-            attempt += 1
+            if not self.line.is_on:
+                continue
+            if failure.code == RefusalCode.PROTOCOL_VERSION:
+                attempt = await self._wait_for_upgrade(_with_command(failure))
+                continue
+            self._troubles.begin(_PART, self._why or trouble_of(failure, otherwise=TroubleCode.HUB))
+            attempt = await self._wait(attempt)
+
+    async def _wait_for_upgrade(self, refusal: EchoError) -> int:
+        """As `_wait`; what is asked for is said once."""
+        said = f"{refusal.brief} The node asks again every hour. {refusal.do or ''}"
+        self._troubles.begin(_PART, Trouble(TroubleCode.TOO_OLD, said.rstrip()))
+        await self._pause(UPGRADE_S * (1.0 - self._jitter() / 2))
+        return 0
+
+    async def _wait(self, attempt: int) -> int:
+        """Until it is time for another attempt; its number."""
+        if self._hurry.is_set():
+            attempt = 0  # What failed before was another network, or hours ago.
+        self._hurry.clear()
+        wait_s = backoff_s(attempt, self._jitter(), first_s=self._retry_first_s)
+        log.info("Trying again in %.1f s.", wait_s)
+        return 0 if await self._pause(wait_s) else attempt + 1
+
+    async def _pause(self, wait_s: float) -> bool:
+        """Whether somebody was in a hurry."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._hurry.wait()
+        except TimeoutError:
+            return False
+        self._hurry.clear()
+        return True
+
+    @property
+    def own_address(self) -> str | None:
+        """This machine's end of the open connection; None = there is none."""
+        if self._open is None:
+            return None
+        address: str = self._open[0].local_address[0]
+        return address.partition("%")[0]
+
+    def reconnect(self, why: Trouble) -> None:
+        """Gives up the open connection, if there is one, without a word to the hub; the next attempt comes soon."""
+        self._hurry.set()
+        if self._open is not None:
+            self._why = why
+            self._open[0].transport.abort()
 
     async def send(self, message: FromNode) -> None:
         """Sends, or drops the message when there is no open connection."""
@@ -142,6 +213,7 @@ class HubClient:
         try:
             async with asyncio.timeout(SEND_S):
                 await socket.send(frame)
+            self._flow.sent(len(frame))
         except ConnectionClosed:
             log.debug("a %s was not sent: the connection is closed", message.type)
         except TimeoutError:
@@ -178,6 +250,7 @@ class HubClient:
             if introduction is not self._introduction:  # It has changed since the handshake began.
                 await socket.close()
             self._welcomed_at = asyncio.get_running_loop().time()
+            self._troubles.end(_PART)
             await deliver(welcome)
             while True:
                 message = await self._receive(socket, session)
@@ -226,7 +299,7 @@ class HubClient:
                 additional_headers={"Authorization": credentials.header()},
                 open_timeout=CONNECT_S,
                 ping_interval=PING_S,
-                ping_timeout=PING_S,
+                ping_timeout=self._ping_timeout_s,
                 close_timeout=CLOSE_S,
                 max_size=MAX_FRAME_BYTES,
                 compression=None,
@@ -244,15 +317,32 @@ class HubClient:
                 do="Check the address, your network, and that the hub runs.",
             ) from error
 
+    @property
+    def _ping_timeout_s(self) -> float:
+        """A hub's answer to a ping comes behind what it has sent before, and that waits for the cap."""
+        rate = self._flow.download_bytes_s
+        return PING_S + (_READ_AHEAD_BYTES / rate if rate else 0.0)
+
     def _challenge(self, answer: Response, session: NodeSession) -> Challenge:
         """Raises what `_not_let_in` says when the answer is none."""
+        self._note_time(answer)
         for header in answer.headers.get_all("WWW-Authenticate"):
             if (frame := challenge_of(header)) is not None:
                 message = session.receive(frame)
                 assert isinstance(message, Challenge | Refused)  # The session's state table allows nothing else here.
                 if isinstance(message, Challenge):
+                    self.hub_version = message.software_version
                     return message
         raise self._not_let_in(answer, session)
+
+    def _note_time(self, answer: Response) -> None:
+        """Web servers say what time it is."""
+        try:
+            told = parsedate_to_datetime(answer.headers.get("Date", ""))
+        except (ValueError, MultipleValuesError):
+            return
+        if told.tzinfo is not None:
+            self.hub_clock.tell(told.timestamp(), running=running_s())
 
     def _not_let_in(self, answer: Response, session: NodeSession) -> EchoError:
         """What an answer means that is neither a challenge nor a websocket."""
@@ -279,6 +369,7 @@ class HubClient:
             frame = await socket.recv()
         except ConnectionClosed as error:
             raise self._lost(error) from error
+        await self._flow.received(len(frame))
         if isinstance(frame, str):
             raise RemoteProtocolError("The hub sent text where a message should be.", got=_shown(frame[:80]))
         message = session.receive(frame)
@@ -292,6 +383,13 @@ class HubClient:
             got=f"{self._address.origin}: {_shown(error)}",
             do="The node connects again by itself.",
         )
+
+
+def _with_command(error: EchoError) -> EchoError:
+    """The refusal of a node that is too old names the command that renews this copy."""
+    if error.code == RefusalCode.PROTOCOL_VERSION and error.do in (None, "", UPGRADE_NODE):
+        return RefusedError(error.what, got=error.got, do=how_to_upgrade(), code=error.code)
+    return error
 
 
 def _refusal(message: Refused) -> RefusedError:

@@ -106,11 +106,22 @@ _Make = Callable[[Path, bytes, Path | None], Mapping[str, str]]
 class Fetcher:
     """One run's artefacts and their carriers. Each artefact is fetched by at most one task at a time."""
 
-    def __init__(self, swarm: Swarm, receiver: Receiver, source: Source, *, artefacts: Path, carriers: Path) -> None:
+    def __init__(
+        self,
+        swarm: Swarm,
+        receiver: Receiver,
+        source: Source,
+        *,
+        artefacts: Path,
+        carriers: Path,
+        on_downloaded: Callable[[int], None] = lambda count_bytes: None,
+    ) -> None:
+        """`on_downloaded` is told of bytes that come from a model hub."""
         self._swarm = swarm
         self._receiver = receiver
         self._source = source
         self._directory = artefacts
+        self._on_downloaded = on_downloaded
         self._trackers = (source.address.url(source.tracker_path),)
         self._carriers = Carriers(swarm, carriers, self._trackers)
         self._keys: dict[int, bytes] = {}
@@ -219,6 +230,7 @@ class Fetcher:
             here_bytes += more_bytes
             if stop.is_set():
                 raise SwarmError(f"The download of {manifest.source} was stopped.")
+            loop.call_soon_threadsafe(self._on_downloaded, more_bytes)
             loop.call_soon_threadsafe(job.on_progress, min(here_bytes, manifest.total_bytes), manifest.total_bytes)
 
         log.info("The base model comes from a model hub: %s.", manifest.source)

@@ -21,6 +21,7 @@ from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
+from echo_node.net.flow import Flow
 from echo_node.net.mesh_link import Link, UploadCap
 from echo_node.net.mesh_proof import Handshake, node_of
 from echo_shared.backoff import backoff_s
@@ -66,11 +67,18 @@ OnLinks = Callable[[tuple[str, ...]], None]
 class Mesh:
     """This node's links. Call `open` first; nobody is let in before `set_keys`."""
 
-    def __init__(self, me: Identity, *, upload_limit_bytes_s: int = 0) -> None:
+    def __init__(
+        self,
+        me: Identity,
+        *,
+        upload_limit_bytes_s: int = 0,
+        flow: Flow | None = None,
+    ) -> None:
         self.port = 0
         """Where other nodes can connect; 0 = nowhere."""
         self._me = me
-        self._cap = UploadCap(upload_limit_bytes_s)
+        self._flow = flow or Flow()
+        self._cap = UploadCap(upload_limit_bytes_s, self._flow.sent)
         self._run_key: RunKey | None = None
         self._peers: dict[str, MeshPeer] = {}
         self._connectors: dict[str, asyncio.Task[None]] = {}
@@ -291,6 +299,7 @@ class Mesh:
         writer = asyncio.create_task(link.write(self._cap), name=f"mesh-to-{link.node_id}")
         try:
             async for frame in link.socket:
+                await self._flow.received(len(frame))
                 piece = decode_from_hub(frame) if isinstance(frame, bytes) else None
                 if not isinstance(piece, Piece):
                     raise RemoteProtocolError("A node may send pieces only.", got=type(piece).__name__)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
+from echo_shared.rate_cap import RateCap
 from echo_shared.sockets import keep_unsent_short
 
 log = logging.getLogger(__name__)
@@ -19,23 +21,21 @@ MOST_QUEUED_BYTES: Final = 4 * 2**20
 """For one link. The hub bounds what is under way; what does not fit all the same is not sent, and the hub sends it."""
 UNSENT_BYTES: Final = 64 * 1024
 """That the system has taken for one link."""
-_BURST_S: Final = 0.1
 
 
 class UploadCap:
-    """Caps what is sent over all links, in bytes a second; 0 = no cap."""
+    """Caps what is sent over all links, in bytes a second, and counts it; 0 = no cap."""
 
-    def __init__(self, bytes_per_s: int) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._paid_until = 0.0
+    def __init__(self, bytes_per_s: int, count: Callable[[int], None] = lambda count_bytes: None) -> None:
+        self._cap = RateCap(bytes_per_s)
+        self._count = count
 
     async def take(self, count_bytes: int) -> None:
         """Waits until so many bytes may go; first come, first served."""
-        if self._bytes_per_s:
-            now = asyncio.get_running_loop().time()
-            self._paid_until = max(self._paid_until, now - _BURST_S) + count_bytes / self._bytes_per_s
-            if self._paid_until > now:
-                await asyncio.sleep(self._paid_until - now)
+        delay_s = self._cap.delay_s(count_bytes, asyncio.get_running_loop().time())
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        self._count(count_bytes)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

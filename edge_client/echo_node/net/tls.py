@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from datetime import datetime
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -10,12 +11,19 @@ from echo_node.host.address import HubAddress
 from echo_shared.errors import ConnectError
 from echo_shared.messages.fields import printable_line
 
+CLOCK: Final = "clock"
+"""The code of a failure that this machine's clock is to blame for."""
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 """What OpenSSL's releases say of an answer that is no TLS record."""
+_NOT_YET_VALID: Final = 9
+_EXPIRED: Final = 10
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
 def handshake_failure(error: ssl.SSLError, address: HubAddress) -> ConnectError:
     """An untrusted certificate, a server that speaks plain HTTP, and all else, told apart."""
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in (_NOT_YET_VALID, _EXPIRED):
+        return _out_of_time(error, address)
     if isinstance(error, ssl.SSLCertVerificationError):
         return ConnectError(
             "The hub's certificate is not trusted.",
@@ -33,6 +41,23 @@ def handshake_failure(error: ssl.SSLError, address: HubAddress) -> ConnectError:
         "The TLS handshake with the hub failed.",
         got=f"{address.origin}: {said}",
         do="Check the address, and ask the operator whether the hub is to be reached by https:// there.",
+    )
+
+
+def _out_of_time(error: ssl.SSLCertVerificationError, address: HubAddress) -> ConnectError:
+    """Either clock may be wrong: of the one that made a certificate which is not valid yet, that is hardly so."""
+    here = f"by this machine's clock, which shows {datetime.now().astimezone():%Y-%m-%d %H:%M %z}"
+    if error.verify_code == _NOT_YET_VALID:
+        return ConnectError(
+            f"The hub's certificate is not valid yet {here}.",
+            got=address.origin,
+            do="Set this machine's clock right; the node connects by itself then.",
+            code=CLOCK,
+        )
+    return ConnectError(
+        f"The hub's certificate has expired {here}.",
+        got=address.origin,
+        do="If that clock is right, the operator has to renew the certificate; else set it right.",
     )
 
 

@@ -32,6 +32,8 @@ class SwarmSettings(BaseModel):
     """TCP port for other peers; 0 = any free one."""
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
     """Upload to peers outside the local network; 0 = unlimited."""
+    download_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
+    """Download from the web seed, and from peers outside the local network; 0 = unlimited."""
     web_seed_after_s: Annotated[float, Field(ge=0)] = 3.0
     """A fetch that no peer has served for so long turns to the hub's web seed as well; 0 = at once, and so does one
     that is told of no peer and no tracker."""
@@ -99,6 +101,14 @@ class Swarm(ABC):
     @abstractmethod
     async def stats(self) -> Mapping[bytes, TorrentStats]:
         """All torrents that are served or fetched now, by info-hash."""
+
+    @abstractmethod
+    async def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received since it was opened, the protocol's own included."""
+
+    @abstractmethod
+    def set_online(self, is_online: bool) -> None:
+        """Off: no byte goes in either direction, and fetches stand still; on is how it begins."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -87,6 +87,8 @@ _TUNED: Final = {
     ),
 }
 _LEAST_WAIT_S: Final = 1.0
+_STATS_S: Final = 5.0
+"""For libtorrent to tell what it has counted; else what it told last counts."""
 _REVIVE_WEB_SEED_AFTER_S: Final = 15.0
 """Long enough for a slow connection to be made."""
 _RECHECK_AFTER_S: Final = 5.0
@@ -102,6 +104,8 @@ class BitTorrentSwarm(Swarm):
         self._transfers: dict[bytes, Transfer] = {}
         self._loop = asyncio.get_running_loop()
         self._listening: asyncio.Future[int] = self._loop.create_future()
+        self._traffic = (0, 0)
+        self._traffic_told = asyncio.Event()
 
     async def listen(self) -> None:
         """Starts the session. Raises SwarmError when it cannot listen."""
@@ -111,6 +115,7 @@ class BitTorrentSwarm(Swarm):
             **_TUNED,
             "listen_interfaces": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "upload_rate_limit": self._settings.upload_limit_bytes_s,
+            "download_rate_limit": self._settings.download_limit_bytes_s,
         }
         self._session = lt.session(settings)
         self._bell, self._rope = socket.socketpair()
@@ -150,6 +155,9 @@ class BitTorrentSwarm(Swarm):
                 self._listening.set_result(alert.port)
             case lt.listen_failed_alert() if not self._listening.done():
                 self._listening.set_exception(_cannot_listen(alert.message()))
+            case lt.session_stats_alert():
+                self._traffic = alert.values["net.sent_bytes"], alert.values["net.recv_bytes"]
+                self._traffic_told.set()
             case lt.alerts_dropped_alert():
                 log.warning("libtorrent had more to say than was read: counts of bytes may be too low.")
 
@@ -258,6 +266,19 @@ class BitTorrentSwarm(Swarm):
     async def stats(self) -> Mapping[bytes, TorrentStats]:
         handles = {info_hash: transfer.handle for info_hash, transfer in self._transfers.items()}
         return await asyncio.to_thread(_stats_of, handles)
+
+    async def traffic(self) -> tuple[int, int]:
+        if self._session is not None:
+            self._traffic_told.clear()
+            self._session.post_session_stats()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STATS_S):
+                    await self._traffic_told.wait()
+        return self._traffic
+
+    def set_online(self, is_online: bool) -> None:
+        if self._session is not None:
+            (self._session.resume if is_online else self._session.pause)()
 
     async def close(self) -> None:
         for transfer in self._transfers.values():

@@ -110,8 +110,8 @@ class Transfer:
                 self._note(f"the tracker says: {alert.failure_reason() or alert.error.message()}")
 
     def _break(self, error: EchoError) -> None:
-        if self.error is None:
-            log.warning("%s", error)  # For a seed, which nobody awaits, this is the only word.
+        if self.complete:
+            log.warning("%s", error.brief)  # A seed is awaited by nobody: this is the only word.
         self.fail(error)
 
     def _note(self, problem: str) -> None:

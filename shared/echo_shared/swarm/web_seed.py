@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from echo_shared.errors import CodecError, LocalProtocolError, SwarmError
 from echo_shared.messages.fields import printable_line
+from echo_shared.rate_cap import RateCap
 from echo_shared.swarm.base import (
     FetchStats,
     OnProgress,
@@ -50,6 +51,9 @@ class WebSeedSwarm(Swarm):
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings
         self._downloads: dict[bytes, _Download] = {}
+        self._cap = RateCap(settings.download_limit_bytes_s)
+        self._received_bytes = 0
+        """By downloads that have ended."""
 
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
         """Serving takes libtorrent, so there is nothing to do."""
@@ -78,14 +82,13 @@ class WebSeedSwarm(Swarm):
             if on_progress is not None:
                 loop.call_soon_threadsafe(on_progress, done_bytes, layout.total_bytes)
 
-        download = _Download(
-            layout, parent, url=web_seed_url, stall_timeout_s=self._settings.stall_timeout_s, report=report
-        )
+        download = _Download(layout, parent, url=web_seed_url, settings=self._settings, cap=self._cap, report=report)
         self._downloads[layout.info_hash] = download
         try:
             await download.run()
         finally:
             del self._downloads[layout.info_hash]
+            self._received_bytes += download.received_bytes
         return FetchStats(seconds=loop.time() - started_at, swarm_bytes=0, web_seed_bytes=download.received_bytes)
 
     async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:
@@ -101,6 +104,13 @@ class WebSeedSwarm(Swarm):
             for info_hash, download in self._downloads.items()
         }
 
+    async def traffic(self) -> tuple[int, int]:
+        under_way = sum(download.received_bytes for download in self._downloads.values())
+        return 0, self._received_bytes + under_way
+
+    def set_online(self, is_online: bool) -> None:
+        """It serves nothing, and who fetches by it ends that."""
+
     async def close(self) -> None:
         for download in tuple(self._downloads.values()):
             await download.stop()
@@ -110,13 +120,21 @@ class _Download:
     """One fetch. Its work, which blocks, is done in a thread."""
 
     def __init__(
-        self, layout: Layout, parent: Path, *, url: str, stall_timeout_s: float, report: Callable[[int], None]
+        self,
+        layout: Layout,
+        parent: Path,
+        *,
+        url: str,
+        settings: SwarmSettings,
+        cap: RateCap,
+        report: Callable[[int], None],
     ) -> None:
         self.received_bytes = 0
         self._layout = layout
         self._pieces = PieceFile(layout, parent)
         self._url = f"{url}{quote(layout.name)}/"
-        self._stall_timeout_s = stall_timeout_s
+        self._stall_timeout_s = settings.stall_timeout_s
+        self._cap = cap
         self._report = report
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
@@ -207,6 +225,7 @@ class _Download:
                         raise OSError(errno.EPROTO, f"{wanted.path} ended {left} bytes early")
                     left -= len(data)
                     self.received_bytes += len(data)
+                    self._stopping.wait(self._cap.delay_s(len(data), time.monotonic()))
                     yield data
 
 

@@ -80,12 +80,12 @@ def test_waits_are_jittered() -> None:
 def test_it_rests_when_group_after_group_fails() -> None:
     life = engine()
     for _ in range(MAX_FAILED_GROUPS - 1):
-        life.group_failed(10.0)
+        life.group_failed(10.0, what="it fails", code="")
     assert not life.is_resting(10.0)
-    life.group_failed(10.0)
+    life.group_failed(10.0, what="it fails", code="")
     assert life.is_resting(10.9) and not life.is_resting(11.0)
-    life.group_failed(11.0)
+    life.group_failed(11.0, what="it fails", code="")
     assert life.is_resting(12.9) and not life.is_resting(13.0)
     life.finished_rollout()
-    life.group_failed(14.0)
+    life.group_failed(14.0, what="it fails", code="")
     assert not life.is_resting(14.0)

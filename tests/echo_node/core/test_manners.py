@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from echo_node.core.manners import CALM_S, Hold, HoldReason, Manners, MannersConfig, Pause, Reading
+from echo_node.core.traffic import Amount, Traffic
 from echo_shared.errors import ConfigError
 
 NOON = datetime(2026, 11, 2, 12, 0, tzinfo=UTC)  # A Monday.
@@ -147,3 +148,16 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     for wrong in ({"others_gpu": 1.5}, {"cpu_share": 0}, {"gpu": "sometimes"}, {"idle_after_s": math.nan}, {"x": 1}):
         with pytest.raises(ValidationError):
             MannersConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_cap_on_traffic_holds_the_node_and_keeps_it_off_the_network() -> None:
+    owner = Owner(max_upload_bytes_day=1_000_000_000)
+    used = Traffic(day=Amount(sent=999_999_999), month=Amount(sent=5 * 10**9))
+    assert owner.holds(replace(QUIET, traffic=used)) == ()
+    (hold,) = owner.holds(replace(QUIET, traffic=replace(used, day=Amount(sent=10**9))))
+    assert (hold.reason, hold.keeps_offline, hold.frees_memory) == (HoldReason.TRAFFIC, True, False)
+    assert hold.sentence == "1.00 GB were uploaded this day, of 1.00 that you have set: the node goes on at midnight."
+    (metered,) = owner.holds(replace(QUIET, metered=True))
+    assert metered.keeps_offline
+    (battery,) = owner.holds(replace(QUIET, on_battery=True))
+    assert not battery.keeps_offline

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
 from echo_node.backends.registry import BackendChoice
+from echo_node.core.troubles import TroubleCode
 from echo_node.engine.choosing import EngineChooser
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
@@ -47,11 +49,25 @@ async def test_a_device_that_vanishes_and_comes_back(chooser_of: Callable[[Machi
     assert (chooser.is_fallback, machine.changes) == (False, 0)
     assert await chooser.decide() == CPU
     assert (chooser.is_fallback, machine.changes) == (True, 1)
+    assert chooser.trouble is not None and chooser.trouble.code is TroubleCode.DEVICE_GONE
+    assert "torch on cuda is gone: the node works by llama_cpp on cpu" in chooser.trouble.sentence
     await chooser.until_another()  # Over looks that find the same, and nothing.
     assert chooser.choice == CPU
     assert await chooser.decide() == GPU
     assert (chooser.is_fallback, machine.changes) == (False, 2)
-    assert chooser.hardware == FOUND
+    assert chooser.hardware == FOUND and chooser.trouble is None
+
+
+async def test_who_wakes_up_looks_at_once() -> None:
+    machine = Machine(GPU, CPU, GPU)
+    chooser = EngineChooser(machine.look, on_change=machine.changed, probe_s=100_000.0)
+    await chooser.decide()
+    await chooser.decide()
+    chooser.look_again()
+    async with asyncio.timeout(60):
+        await chooser.until_another()
+    await chooser.decide()
+    assert chooser.trouble is None
 
 
 async def test_new_settings_decide_which_choice_is_the_one_to_return_to(

@@ -1,78 +1,41 @@
-"""The node's log, read while a real handler writes and rotates it."""
-
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import pytest
 
-from echo_node.host.log_file import KEPT, Line, LogFile
-from echo_shared.errors import StorageError
+from echo_node.host.log_file import LOG_BYTES, LogFile
+from tests.echo_node.small_disk import fill, needs_mounts, small_disk
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "node.log"
+def record(text: str) -> logging.LogRecord:
+    return logging.LogRecord("test", logging.INFO, __file__, 1, text, None, None)
 
 
-@pytest.fixture
-def log(path: Path) -> Iterator[logging.Logger]:
-    """As `echo-node` writes it, but that a file is full after 200 bytes."""
-    handler = RotatingFileHandler(path, maxBytes=200, backupCount=KEPT, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger = logging.Logger("test")
-    logger.addHandler(handler)
-    yield logger
-    handler.close()
+@needs_mounts
+def test_a_full_disk_costs_lines_that_are_counted_and_nothing_else(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "disk", 256 * 1024) as disk:
+        kept = LogFile(disk / "node.log")
+        kept.emit(record("before"))
+        filler = fill(disk)
+        for number in range(100):
+            kept.emit(record(f"{number} " + 100 * "x"))
+        assert 0 < kept.missing <= 100
+        missing = kept.missing
+        filler.unlink()
+        kept.emit(record("after"))
+        kept.close()
+        lines = (disk / "node.log").read_text().splitlines()
+    assert lines[0] == "before" and lines[-1] == "after"
+    assert lines[-2] == f"{missing} lines are missing here: the disk did not take them."
+    assert len(lines) == 3 + 100 - missing, "no line is there twice or in part"
+    assert capfd.readouterr() == ("", "")
 
 
-def texts(lines: Iterator[Line] | list[Line]) -> list[str]:
-    return [line.text for line in lines]
-
-
-def test_the_last_lines_reach_back_across_files(path: Path, log: logging.Logger) -> None:
-    for number in range(10):
-        log.info("number %d %s", number, "x" * 40)
-    assert path.with_name("node.log.1").exists()
-    found = LogFile(path).last(5)
-    assert [text.split()[1] for text in texts(found)] == ["5", "6", "7", "8", "9"]
-    assert all(line.at is not None for line in found)
-    assert LogFile(path).last(0) == []
-    assert len(LogFile(path).last(1_000)) < 10, "the oldest are gone for good"
-
-
-def test_nothing_is_missed_or_told_twice_when_the_file_is_rotated(path: Path, log: logging.Logger) -> None:
-    log.info("first")
-    file = LogFile(path)
-    told = texts(file.last(10))
-    for number in range(30):
-        log.info("number %d %s", number, "x" * (number % 7) * 10)
-        if number % 2:
-            told += texts(file.more())
-    assert told == ["first", *(f"number {n} {'x' * (n % 7) * 10}" for n in range(30))]
-
-
-def test_a_line_is_told_once_it_is_whole(path: Path) -> None:
-    file = LogFile(path)
-    assert file.last(3) == [] and list(file.more()) == []
-    with path.open("w", encoding="utf-8") as writer:
-        writer.write("2026-01-02 03:04:05,678 half")
-        writer.flush()
-        assert list(file.more()) == []
-        writer.write(" and whole\n  and more\n")
-        writer.flush()
-        assert list(file.more()) == [Line("2026-01-02 03:04:05,678", "half and whole"), Line(None, "  and more")]
-
-
-def test_what_steers_a_terminal_is_not_printed(path: Path) -> None:
-    path.write_bytes(b"2026-01-02 03:04:05,678 \x1b[2Jgone \xff\n")
-    assert texts(LogFile(path).last(1)) == ["?[2Jgone �"]
-
-
-def test_a_log_that_cannot_be_read_is_said(path: Path) -> None:
-    path.mkdir()
-    with pytest.raises(StorageError, match="log cannot be read"):
-        LogFile(path).last(1)
+def test_it_is_set_aside_when_it_is_long(tmp_path: Path) -> None:
+    kept = LogFile(tmp_path / "node.log")
+    for _ in range(3):
+        kept.emit(record("x" * (LOG_BYTES - 100)))
+    kept.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["node.log", "node.log.1", "node.log.2"]

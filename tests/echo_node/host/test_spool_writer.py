@@ -8,9 +8,12 @@ import pytest
 
 from echo_node.core.effects import SpoolLease, SpoolRollout
 from echo_node.core.events import Spooled, SpoolFailed
+from echo_node.core.troubles import TroubleCode
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
+from echo_node.host.trouble_log import TroubleLog
 from echo_shared.messages import FinishReason, Rollout
+from tests.echo_node.small_disk import fill, needs_mounts, small_disk
 
 
 def effect(index: int, length: int = 3) -> SpoolRollout:
@@ -40,7 +43,8 @@ def spool(tmp_path: Path) -> Any:
 
 async def test_tells_of_rollouts_once_they_are_durable(spool: Spool) -> None:
     told: asyncio.Queue[Spooled | SpoolFailed] = asyncio.Queue()
-    writer = SpoolWriter(spool, told.put)
+    troubles = TroubleLog()
+    writer = SpoolWriter(spool, told.put, troubles)
     task = asyncio.create_task(writer.run())
     writer.put(SpoolLease(lease_id=1, indices=(0, 1)))
     writer.put(effect(0))
@@ -63,7 +67,8 @@ async def test_a_full_disk_is_told_and_tried_again_until_it_is_over(spool: Spool
     import resource
 
     told: asyncio.Queue[Spooled | SpoolFailed] = asyncio.Queue()
-    writer = SpoolWriter(spool, told.put)
+    troubles = TroubleLog()
+    writer = SpoolWriter(spool, told.put, troubles)
     task = asyncio.create_task(writer.run())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
@@ -73,7 +78,7 @@ async def test_a_full_disk_is_told_and_tried_again_until_it_is_over(spool: Spool
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert isinstance(failed, SpoolFailed)
-    assert "cannot be written" in (writer.problem or "")
+    assert "cannot be written" in troubles.now[0].sentence
     writer.put(effect(1))
     writer.retry_now()
     names: list[str] = []
@@ -84,13 +89,44 @@ async def test_a_full_disk_is_told_and_tried_again_until_it_is_over(spool: Spool
         else:
             writer.retry_now()
     assert names == ["1-0", "1-1"]
-    assert writer.problem is None
+    assert troubles.now == ()
     task.cancel()
     await asyncio.wait({task})
 
 
+@needs_mounts
+async def test_a_disk_without_room_is_said_once_and_nothing_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with small_disk(tmp_path / "disk", 512 * 1024) as disk:
+        spool, troubles = Spool(disk / "spool.db"), TroubleLog()
+        spool.open()
+        spool.begin_run("run")
+        told: asyncio.Queue[Spooled | SpoolFailed] = asyncio.Queue()
+        writer = SpoolWriter(spool, told.put, troubles)
+        task = asyncio.create_task(writer.run())
+        filler = fill(disk)
+        writer.put(effect(0, length=20_000))
+        for _ in range(4):
+            assert isinstance(await told.get(), SpoolFailed)
+            writer.retry_now()
+        assert [trouble.code for trouble in troubles.now] == [TroubleCode.DISK_FULL]
+        filler.unlink()
+        writer.retry_now()
+        while isinstance(event := await told.get(), SpoolFailed):
+            writer.retry_now()
+        assert [rollout.rollout_id for rollout in event.rollouts] == ["1-0"] == spool.unacked_ids()
+        task.cancel()
+        await asyncio.wait({task})
+        spool.close()
+    begun, over = [record.message for record in caplog.records]
+    assert begun.startswith("The disk is full. (") and begun.endswith(f"Free some space on the disk of {disk}.")
+    assert over == "There is room on the disk again: the node goes on."
+
+
 async def test_finish_writes_what_run_did_not(spool: Spool) -> None:
-    writer = SpoolWriter(spool, asyncio.Queue[Any]().put)
+    writer = SpoolWriter(spool, asyncio.Queue[Any]().put, TroubleLog())
     writer.put(effect(7))
     writer.finish()
     assert spool.unacked_ids() == ["1-7"]

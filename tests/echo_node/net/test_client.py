@@ -4,20 +4,30 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.asyncio.server import serve
 
 from echo_node.core.events import Disconnected
+from echo_node.core.troubles import Trouble, TroubleCode
 from echo_node.host.address import HubAddress
+from echo_node.host.clock import read_clocks
+from echo_node.host.trouble_log import TroubleLog
 from echo_node.lending.pairing import Pairing
 from echo_node.net.client import HubClient, Introduction
 from echo_shared.credentials import Credentials, challenge_header
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
+from echo_shared.installation import how_to_upgrade
 from echo_shared.messages import (
     FromHub,
     Mesh,
@@ -27,12 +37,15 @@ from echo_shared.messages import (
     RefusalCode,
     Welcome,
 )
-from echo_shared.sessions import HubSession
+from echo_shared.sessions import UPGRADE_NODE, HubSession
+from tests.echo_node.waiting import until
 
 STATUS = NodeStatus(activity="waiting", capacity=1, policy_version=0, tokens_per_s=0.0)
 
 
-def client_of(url: str, *, me: Identity | None = None, pinned: bytes | None = None) -> HubClient:
+def client_of(
+    url: str, *, me: Identity | None = None, pinned: bytes | None = None, troubles: TroubleLog | None = None
+) -> HubClient:
     return HubClient(
         HubAddress.parse(url, insecure=False),
         me=me or Identity.generate(),
@@ -40,6 +53,7 @@ def client_of(url: str, *, me: Identity | None = None, pinned: bytes | None = No
         pinned_hub_key=pinned,
         retry_first_s=0.01,
         jitter=lambda: 0.0,
+        troubles=troubles,
     )
 
 
@@ -173,7 +187,6 @@ async def test_the_key_pinned_at_first_use_holds_for_the_next_connection(hub: An
         RefusalCode.BAD_TOKEN,
         RefusalCode.BAD_SIGNATURE,
         RefusalCode.BANNED,
-        RefusalCode.PROTOCOL_VERSION,
         RefusalCode.ALREADY_CONNECTED,
         RefusalCode.FINISHED,
     ],
@@ -182,6 +195,29 @@ async def test_some_refusals_are_the_end_even_for_the_patient(hub: Any, code: Re
     hub.refusal = RefusedError("No.", do="Do this.", code=code)
     error = await failure(client_of(hub.url), patient=True)
     assert (error.code, error.what, error.do) == (code, "The hub says: No.", "Do this.")
+
+
+@pytest.mark.parametrize("do", [UPGRADE_NODE, ""])
+async def test_a_node_that_is_too_old_names_the_command_and_does_not_hammer(hub: Any, do: str) -> None:
+    hub.refusal = RefusedError("Too old.", do=do, code=RefusalCode.PROTOCOL_VERSION)
+    error = await failure(client_of(hub.url))
+    assert error.do == how_to_upgrade()
+    troubles = TroubleLog()
+    client, before = client_of(hub.url, troubles=troubles), hub.closed
+    async with running(client, patient=True) as events:
+        await until(lambda: [trouble.code.value for trouble in troubles.now] == ["too_old"])
+        assert how_to_upgrade() in troubles.now[0].sentence and "asks again every hour" in troubles.now[0].sentence
+        assert hub.closed == before + 1, "once, at a backoff of hundredths of a second"
+        hub.refusal = None
+        client.reconnect(Trouble(TroubleCode.SLEPT, "It slept."))
+        await events.next(Welcome)
+        assert troubles.now == ()
+
+
+async def test_a_hub_that_is_too_old_is_the_operator_s_to_upgrade(hub: Any) -> None:
+    hub.refusal = RefusedError("Too old.", do="Ask the hub's operator.", code=RefusalCode.PROTOCOL_VERSION)
+    error = await failure(client_of(hub.url))
+    assert error.do == "Ask the hub's operator."
 
 
 async def test_other_refusals_are_tried_again_by_the_patient(hub: Any) -> None:
@@ -261,6 +297,66 @@ async def test_a_certificate_that_nobody_vouches_for(tmp_path: Path) -> None:
         error = await failure(client_of(f"https://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"))
     assert isinstance(error, ConnectError)
     assert "certificate is not trusted" in error.what and "self-signed" in (error.got or "")
+
+
+@pytest.mark.parametrize(
+    ("from_day", "to_day", "says", "code"),
+    [(1, 2, "not valid yet by this machine's clock", "clock"), (-2, -1, "has expired by this machine's", "connect")],
+)
+async def test_a_certificate_of_another_day_is_put_down_to_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_day: int, to_day: int, says: str, code: str
+) -> None:
+    file = tmp_path / "own.pem"
+    write_certificate(file, from_day=from_day, to_day=to_day)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(file)
+    async with serve(lambda _: asyncio.sleep(0), "127.0.0.1", 0, ssl=server_side) as listening:
+        error = await failure(client_of(f"https://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"))
+    assert isinstance(error, ConnectError) and error.code == code
+    assert says in error.what and f"{datetime.now():%Y-%m-%d}" in error.what
+    assert "right" in (error.do or "")
+
+
+def write_certificate(file: Path, *, from_day: int, to_day: int) -> None:
+    """And its key, of a server at 127.0.0.1; days from now."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a hub")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + timedelta(days=from_day))
+        .not_valid_after(now + timedelta(days=to_day))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(private + certificate.public_bytes(pem))
+
+
+async def test_who_waits_for_a_hub_is_told_why_until_it_is_there(hub: Any) -> None:
+    troubles = TroubleLog()
+    await hub.close()
+    async with running(client_of(hub.url, troubles=troubles), patient=True) as events:
+        await until(lambda: [trouble.code.value for trouble in troubles.now] == ["hub"])
+        assert "cannot be reached" in troubles.now[0].sentence
+        await hub.open()
+        await events.next(Welcome)
+        assert troubles.now == ()
+
+
+async def test_the_hub_tells_what_time_it_is(hub: Any) -> None:
+    client = client_of(hub.url)
+    now = read_clocks()
+    assert client.hub_clock.ahead_s(replace(now, wall=0.0)) == 0.0 and client.own_address is None
+    async with running(client) as events:
+        await events.next(Welcome)
+        assert client.own_address == "127.0.0.1"
+    assert client.hub_clock.ahead_s(replace(now, wall=now.wall + 7_200)) == pytest.approx(7_200, abs=60)
 
 
 async def test_a_server_that_speaks_no_websocket() -> None:
@@ -355,7 +451,7 @@ async def test_a_hub_that_asks_for_no_proof_is_too_old() -> None:
         return socket
 
     async with odd_hub(answer) as url:
-        error = await failure(client_of(url), patient=True)
+        error = await failure(client_of(url))
     assert error.code == RefusalCode.PROTOCOL_VERSION and "operator" in (error.do or "")
 
 

@@ -46,6 +46,21 @@ def here(*swarms: Swarm) -> list[tuple[str, int]]:
     return [("127.0.0.1", swarm.port) for swarm in swarms]
 
 
+async def test_offline_nothing_goes_until_it_is_online_again(payload, open_swarm, tmp_path) -> None:
+    hub, node = await open_swarm(), await open_swarm(web_seed_after_s=NEVER, download_limit_bytes_s=123_000)
+    assert node._session.get_settings()["download_rate_limit"] == 123_000
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    hub.set_online(False)
+    fetch = asyncio.create_task(node.fetch(payload.torrent.torrent, tmp_path / "node", peers=here(hub)))
+    while not await node.stats():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    for _ in range(3):
+        assert (await node.traffic())[1] < payload.total_bytes / 2
+    hub.set_online(True)
+    await fetch
+    assert payload.matches(tmp_path / "node" / payload.directory.name)
+
+
 async def test_two_nodes_fetch_from_the_hub_and_serve_a_third_without_it(payload, open_swarm, tmp_path) -> None:
     hub = await open_swarm()
     first, second, third = [await open_swarm(web_seed_after_s=NEVER) for _ in range(3)]
@@ -70,6 +85,11 @@ async def test_two_nodes_fetch_from_the_hub_and_serve_a_third_without_it(payload
     assert payload.matches(tmp_path / "first" / payload.directory.name)
     assert payload.matches(tmp_path / "second" / payload.directory.name)
 
+    sent, _ = await hub.traffic()
+    _, received = await first.traffic()
+    assert sent >= payload.total_bytes / 2 and received >= payload.total_bytes
+    before = await second.traffic()
+    assert await second.traffic() >= before
     await hub.close()
     await third.fetch(payload.torrent.torrent, tmp_path / "third", peers=here(first, second))
     assert payload.matches(tmp_path / "third" / payload.directory.name)

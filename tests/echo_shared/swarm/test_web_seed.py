@@ -1,6 +1,7 @@
 """The client without libtorrent, against a real web server."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from echo_shared.errors import LocalProtocolError, StorageError, SwarmError
+from echo_shared.rate_cap import BURST_S
 from echo_shared.swarm import SwarmSettings, make_torrent
 from echo_shared.swarm.web_seed import WebSeedSwarm, _batches
 
@@ -34,6 +36,16 @@ async def test_fetches_and_reports_progress(node, payload, web_server, tmp_path)
     assert progress[0] == (0, payload.total_bytes)
     assert progress[-1] == (payload.total_bytes, payload.total_bytes)
     assert await node.stats() == {}
+    assert await node.traffic() == (0, payload.total_bytes)
+
+
+async def test_a_cap_lets_no_more_through(payload, web_server, tmp_path) -> None:
+    rate = 4 * payload.total_bytes
+    swarm = WebSeedSwarm(SwarmSettings(download_limit_bytes_s=rate))
+    began = time.monotonic()
+    await swarm.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url)
+    assert payload.total_bytes <= rate * (time.monotonic() - began + BURST_S)
+    await swarm.close()
 
 
 async def test_a_complete_directory_needs_no_request(node, payload, web_server, tmp_path) -> None:

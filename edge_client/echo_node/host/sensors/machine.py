@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import psutil
 
 from echo_node.core.manners import MannersConfig, Reading
+from echo_node.host.sensors import cgroup
 from echo_node.host.sensors.drm import DrmSensors
 from echo_node.host.sensors.gpu_reading import GpuReading, together
 from echo_node.host.sensors.load import OthersLoad
@@ -61,7 +62,7 @@ class MachineSensors:
             cpu_celsius=cpu_celsius(self._sys_root) if settings.max_cpu_celsius else None,
             gpu_celsius=gpu.celsius,
             gpu_watts=gpu.watts,
-            free_memory_bytes=int(psutil.virtual_memory().available) if settings.min_free_memory_bytes else None,
+            free_memory_bytes=_free_memory_bytes() if settings.min_free_memory_bytes else None,
             free_disk_bytes=_free_bytes(self._data_dir) if settings.min_free_disk_bytes else None,
             metered=None if settings.metered else self._owner.metered(),
         )
@@ -72,6 +73,12 @@ class MachineSensors:
     def close(self) -> None:
         self._owner.close()
         self._nvidia.close()
+
+
+def _free_memory_bytes() -> int:
+    """Of the machine's, or of what this process and its engine may take of it."""
+    allowed, free = cgroup.left_bytes(), int(psutil.virtual_memory().available)
+    return free if allowed is None else min(free, allowed)
 
 
 def _free_bytes(directory: Path) -> int | None:

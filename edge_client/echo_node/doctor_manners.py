@@ -1,0 +1,117 @@
+"""What this machine tells of its owner and of itself, and what of it would hold a node back right now."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from echo_node.config import NodeConfig
+from echo_node.core.clocks import in_words
+from echo_node.core.manners import Manners, MannersConfig, Reading
+from echo_node.findings import Finding
+from echo_node.host import control
+from echo_node.host.paths import Paths
+from echo_node.host.pause import PauseFile
+from echo_node.host.sensors.machine import MachineSensors, Sensors
+from echo_shared.errors import ConnectError
+
+
+def examine_manners(
+    paths: Paths, config: NodeConfig, *, on_gpu: bool, sensors: Sensors | None = None
+) -> Iterator[Finding]:
+    """`on_gpu`: whether the engine would run on one. `sensors`: this machine's, unless given. Blocks for a second."""
+    found = sensors or MachineSensors(paths.data_dir)
+    try:
+        yield from _sensors(found.read(_curious(config.manners), engines=(), on_gpu=True))
+        running = _running(paths)
+        if running is not None:
+            yield from _of_the_node(running)
+        else:
+            yield from _of_this_moment(paths, config.manners, found, on_gpu=on_gpu)
+    finally:
+        found.close()
+
+
+def _curious(settings: MannersConfig) -> MannersConfig:
+    """Settings by which every sensor is asked."""
+    asks = MannersConfig()
+    return settings.model_copy(
+        update={
+            "gpu": "idle",
+            "cpu": "idle",
+            "on_battery": False,
+            "full_screen": False,
+            "metered": False,
+            "max_cpu_celsius": asks.max_cpu_celsius,
+            "min_free_memory_bytes": asks.min_free_memory_bytes,
+            "min_free_disk_bytes": asks.min_free_disk_bytes,
+        }
+    )
+
+
+def _sensors(reading: Reading) -> Iterator[Finding]:
+    """What is told, and what is not."""
+    said = {
+        "the owner's keyboard and mouse": _idle(reading.idle_s),
+        "battery": None if reading.on_battery is None else ("in use" if reading.on_battery else "not in use"),
+        "full screen": None if reading.full_screen is None else ("yes" if reading.full_screen else "no"),
+        "the GPU's load": None if reading.others_gpu is None else f"{reading.others_gpu:.0%} by others",
+        "the GPU's temperature": _celsius(reading.gpu_celsius),
+        "the processor's temperature": _celsius(reading.cpu_celsius),
+        "metered network": None if reading.metered is None else ("yes" if reading.metered else "no"),
+    }
+    told = "; ".join(f"{name}: {value}" for name, value in said.items() if value is not None)
+    missing = ", ".join(name for name, value in said.items() if value is None)
+    if told:
+        yield Finding(subject="sensors", level="ok", what=told)
+    if missing:
+        what = f"this machine does not tell: {missing}. What is not told holds nothing back"
+        yield Finding(subject="sensors", level="note", what=what)
+
+
+def _idle(idle_s: float | None) -> str | None:
+    if idle_s is None:
+        return None
+    return "nobody has a desktop here" if math.isinf(idle_s) else f"last used {in_words(idle_s)} ago"
+
+
+def _celsius(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f} °C"
+
+
+def _running(paths: Paths) -> Mapping[str, Any] | None:
+    """What the node that runs here says of itself."""
+    try:
+        return asyncio.run(control.ask(paths.control_file, "status"))
+    except ConnectError:
+        return None
+
+
+def _of_the_node(status: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of one that runs."""
+    for sentence in status["holds"].values():
+        yield Finding(subject="held back", level="note", what=sentence)
+    problems = status.get("problems", {})  # Of a node of an older release, there are none.
+    for sentence in problems.values():
+        yield Finding(subject="running node", level="warning", what=sentence)
+    if not status["holds"] and not problems:
+        yield Finding(subject="held back", level="ok", what="by nothing; the node that runs here works")
+
+
+def _of_this_moment(paths: Paths, settings: MannersConfig, sensors: Sensors, *, on_gpu: bool) -> Iterator[Finding]:
+    """Of one that were started now."""
+    holds = Manners(settings).holds(
+        sensors.read(settings, engines=(), on_gpu=on_gpu),
+        pause=PauseFile(paths.pause_file).load(),
+        on_gpu=on_gpu,
+        now=time.monotonic(),
+        local=datetime.now().astimezone(),
+    )
+    for hold in holds:
+        yield Finding(subject="held back", level="note", what=f"a node would hold still now. {hold.sentence}")
+    if not holds:
+        yield Finding(subject="held back", level="ok", what="by nothing at this moment")

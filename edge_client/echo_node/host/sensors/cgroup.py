@@ -1,0 +1,64 @@
+"""What a limit on this process's own memory leaves of it: Linux's control groups, which containers and services have.
+
+https://docs.kernel.org/admin-guide/cgroup-v2.html#memory and cgroup-v1/memory.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from echo_node.host.sensors.sysfs import text_of
+
+GROUPS: Final = Path("/sys/fs/cgroup")
+OWN: Final = Path("/proc/self/cgroup")
+_NO_LIMIT: Final = 2**60
+"""Version 1 writes a number as large as this where there is none."""
+
+
+def left_bytes(groups: Path = GROUPS, own: Path = OWN) -> int | None:
+    """The least that any group of this process has left, counting file caches as free; None where no limit is set.
+
+    `groups`: where the groups are mounted; `own`: the file that names those of this process.
+    """
+    found = (_left(place, *names) for place, names in _places(groups, own))
+    return min((left for left in found if left is not None), default=None)
+
+
+_VERSION_2: Final = ("memory.max", "memory.current", ("inactive_file", "active_file"))
+_VERSION_1: Final = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+)
+_Names = tuple[str, str, tuple[str, ...]]
+
+
+def _places(groups: Path, own: Path) -> Iterator[tuple[Path, _Names]]:
+    """The directories of this process's groups, and of those that these are in."""
+    for line in text_of(own).splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            mounts, names = [groups, groups / "unified"], _VERSION_2
+        elif "memory" in controllers.split(","):
+            mounts, names = [groups / "memory"], _VERSION_1
+        else:
+            continue
+        for mount in mounts:
+            place = mount / path.lstrip("/")
+            # In a container, the path may be one that only its host knows: the mount itself is the group then.
+            place = place if place.is_dir() else mount
+            for group in (place, *place.parents):
+                if group == mount or mount in group.parents:
+                    yield group, names
+
+
+def _left(place: Path, limit: str, used: str, caches: tuple[str, ...]) -> int | None:
+    most, now = text_of(place / limit), text_of(place / used)
+    if not (most.isdecimal() and now.isdecimal()) or int(most) >= _NO_LIMIT:
+        return None
+    stats = dict(line.partition(" ")[::2] for line in text_of(place / "memory.stat").splitlines())
+    cached = sum(int(stats[name]) for name in caches if stats.get(name, "").isdecimal())
+    return max(0, int(most) - int(now) + cached)

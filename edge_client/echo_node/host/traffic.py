@@ -1,0 +1,81 @@
+"""The meter of what a node sends and receives: traffic.json, by day, written every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import date
+from pathlib import Path
+from typing import Final
+
+from echo_node.core.traffic import Amount, Ledger, Traffic
+from echo_node.host.trouble_log import TroubleLog
+from echo_shared.files import disk_error, write_private
+
+log = logging.getLogger(__name__)
+
+SAVE_S: Final = 5.0
+"""What a power cut can take of the count."""
+_PART: Final = "the count of traffic"
+
+
+class TrafficMeter:
+    """Used on the event loop. `count` at every message; `run` adds what the swarm has moved, and saves."""
+
+    def __init__(self, file: Path, troubles: TroubleLog, *, today: Callable[[], date] = date.today) -> None:
+        self._file = file
+        self._troubles = troubles
+        self._today = today
+        self._ledger = Ledger(_load(file))
+        self._swarm = Amount()
+        self._is_saved = True
+
+    def count(self, *, sent: int = 0, received: int = 0) -> None:
+        """So many bytes, just now."""
+        if sent or received:
+            self._ledger.add(Amount(sent, received), self._today())
+            self._is_saved = False
+
+    def now(self) -> Traffic:
+        """By this machine's calendar."""
+        return self._ledger.now(self._today())
+
+    async def run(self, of_swarm: Callable[[], Awaitable[tuple[int, int]]]) -> None:
+        """Until cancelled. `of_swarm`: bytes that the swarm has sent and received since it was opened."""
+        try:
+            while True:
+                await asyncio.sleep(SAVE_S)
+                sent, received = await of_swarm()
+                self.count(sent=sent - self._swarm.sent, received=received - self._swarm.received)
+                self._swarm = Amount(sent, received)
+                self.save()
+        finally:
+            self.save()
+
+    def save(self) -> None:
+        """Writes the count if it has changed; a disk that does not take it is told, and tried again."""
+        if self._is_saved:
+            return
+        days = {day.isoformat(): [amount.sent, amount.received] for day, amount in self._ledger.days.items()}
+        try:
+            write_private(self._file, f"{json.dumps(days, indent=1)}\n".encode())
+        except OSError as error:
+            what = "What is sent and received cannot be written down; it is counted all the same."
+            self._troubles.met(_PART, disk_error(what, self._file.parent, got=str(error), code=error.errno))
+            return
+        self._is_saved = True
+        self._troubles.end(_PART)
+
+
+def _load(file: Path) -> dict[date, Amount]:
+    """What was counted before; a file that is damaged is begun anew."""
+    try:
+        days = json.loads(file.read_text(encoding="utf-8"))
+        return {date.fromisoformat(day): Amount(int(sent), int(received)) for day, (sent, received) in days.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        log.warning("What was sent and received is counted anew: %s: %s", file, error)
+        return {}

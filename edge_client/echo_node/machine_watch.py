@@ -1,0 +1,89 @@
+"""Looks after the machine itself: whether it slept, what its clock shows, and whether its network is another one.
+
+A connection whose end on this machine is gone, or that slept, is dead without anybody saying so: it is given up at
+once, instead of after the hub has not answered for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import echo_shared
+from echo_node.core.clocks import ClockReading, SleepSense, slept
+from echo_node.core.troubles import Trouble, TroubleCode
+from echo_node.host.clock import read_clocks
+from echo_node.host.network import own_addresses
+from echo_node.host.trouble_log import TroubleLog
+from echo_node.net.client import HubClient
+from echo_shared.installation import installed_version
+
+LOOK_S: Final = 1.0
+_RELEASE_EVERY: Final = 30
+"""Looks."""
+_CLOCK: Final = "the clock"
+_ANOTHER_NETWORK: Final = Trouble(
+    TroubleCode.NETWORK_CHANGED, "This machine is in another network now; connecting again."
+)
+
+
+class MachineWatch:
+    """`run` looks again and again."""
+
+    def __init__(
+        self,
+        client: HubClient,
+        troubles: TroubleLog,
+        *,
+        on_wake: Callable[[], None],
+        on_upgrade: Callable[[str], None],
+        clocks: Callable[[], ClockReading] = read_clocks,
+        addresses: Callable[[], frozenset[str]] = own_addresses,
+    ) -> None:
+        """`on_wake` is called after each sleep: devices may be gone, or back.
+
+        `on_upgrade` is told of another release that has been installed while the hub refuses the one that runs.
+        """
+        self._client = client
+        self._troubles = troubles
+        self._on_wake = on_wake
+        self._on_upgrade = on_upgrade
+        self._looks = 0
+        self._clocks = clocks
+        self._addresses = addresses
+        self._sleep = SleepSense(LOOK_S)
+        self._last_addresses: frozenset[str] | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Once."""
+        reading = self._clocks()
+        slept_s = self._sleep.slept_s(reading)
+        if slept_s:
+            self._client.reconnect(slept(slept_s))
+            self._on_wake()
+        if (wrong := self._client.hub_clock.trouble(reading)) is not None:
+            self._troubles.begin(_CLOCK, wrong)
+        else:
+            self._troubles.end(_CLOCK)
+        self._look_at_network()
+        self._looks += 1
+        is_refused = any(trouble.code is TroubleCode.TOO_OLD for trouble in self._troubles.now)
+        if is_refused and self._looks % _RELEASE_EVERY == 0:
+            there = installed_version()
+            if there is not None and there != echo_shared.__version__:
+                self._on_upgrade(there)
+
+    def _look_at_network(self) -> None:
+        last, self._last_addresses = self._last_addresses, self._addresses()
+        if last is None or last == self._last_addresses:
+            return
+        own = self._client.own_address
+        if own is None or own not in self._last_addresses:
+            self._client.reconnect(_ANOTHER_NETWORK)

@@ -1,0 +1,28 @@
+import asyncio
+
+import pytest
+
+from echo_node.net import flow as flow_module
+from echo_node.net.flow import SMALL_BYTES, Flow
+
+
+async def test_what_comes_counts_and_what_is_large_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    counted: list[tuple[int, int]] = []
+
+    async def sleep(delay_s: float) -> None:
+        waited.append(round(delay_s))
+
+    monkeypatch.setattr(flow_module.asyncio, "sleep", sleep)
+    flow = Flow(10_000, lambda sent, received: counted.append((sent, received)))
+    await flow.received(100_000)
+    await flow.received(SMALL_BYTES)
+    await flow.received(100_000)
+    flow.sent(7)
+    assert counted == [(0, 100_000), (0, SMALL_BYTES), (0, 100_000), (7, 0)]
+    assert waited == [10, 20], "news in between are not kept waiting, and count"
+
+
+async def test_no_cap_waits_for_nothing() -> None:
+    async with asyncio.timeout(60):
+        await Flow().received(2**50)

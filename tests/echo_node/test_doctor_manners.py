@@ -1,0 +1,72 @@
+"""What the doctor says of a machine's manners: by sensors that tell what a test says, and by this machine's own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+
+from echo_node.config import NodeConfig
+from echo_node.core.manners import MannersConfig, Pause, Reading
+from echo_node.doctor_manners import examine_manners
+from echo_node.findings import Finding
+from echo_node.host.control import control_server
+from echo_node.host.paths import Paths
+from echo_node.host.pause import PauseFile
+from tests.echo_node.fake_sensors import FakeSensors
+
+
+def found(paths: Paths, reading: Reading, **manners: object) -> list[Finding]:
+    sensors = FakeSensors()
+    sensors.reading = reading
+    config = NodeConfig(manners=MannersConfig(**manners))  # type: ignore[arg-type]
+    findings = list(examine_manners(paths, config, on_gpu=True, sensors=sensors))
+    assert sensors.is_closed
+    return findings
+
+
+def test_which_sensors_there_are_and_which_are_not(tmp_path: Path) -> None:
+    told, missing, held = found(Paths.find(tmp_path), Reading(idle_s=math.inf, on_battery=False, cpu_celsius=45.4))
+    assert (told.subject, told.level) == ("sensors", "ok")
+    assert told.what == (
+        "the owner's keyboard and mouse: nobody has a desktop here; battery: not in use;"
+        " the processor's temperature: 45 °C"
+    )
+    assert (missing.subject, missing.level) == ("sensors", "note")
+    assert missing.what.startswith("this machine does not tell: full screen, the GPU's load, the GPU's temperature,")
+    assert (held.subject, held.level, held.what) == ("held back", "ok", "by nothing at this moment")
+
+
+def test_what_would_hold_a_node_now(tmp_path: Path) -> None:
+    paths = Paths.find(tmp_path)
+    PauseFile(paths.pause_file).save(Pause())
+    held = [one for one in found(paths, Reading(on_battery=True)) if one.subject == "held back"]
+    assert [one.level for one in held] == ["note", "note"]
+    assert "a node would hold still now. Paused by you." in held[0].what and "On battery." in held[1].what
+
+
+async def test_a_running_node_tells_what_holds_it_and_what_is_wrong(tmp_path: Path) -> None:
+    paths = Paths.find(tmp_path)
+    status = {"holds": {"on_battery": "On battery."}, "problems": {"disk_full": "The disk is full."}}
+    async with control_server(paths.control_file, {"status": lambda _: status}):
+        findings = await asyncio.to_thread(found, paths, Reading())
+        status |= {"holds": {}, "problems": {}}
+        well = await asyncio.to_thread(found, paths, Reading())
+    told = [(one.subject, one.level, one.what) for one in findings if one.subject != "sensors"]
+    assert told == [("held back", "note", "On battery."), ("running node", "warning", "The disk is full.")]
+    assert well[-1].level == "ok" and "works" in well[-1].what
+
+
+def test_this_machine_s_own_sensors_are_asked(tmp_path: Path) -> None:
+    settings = NodeConfig(manners=MannersConfig(min_free_disk_bytes=2**62))
+    findings = list(examine_manners(Paths.find(tmp_path), settings, on_gpu=False))
+    assert findings[-1].subject == "held back" and "of the disk are free" in findings[-1].what
+    assert {one.subject for one in findings} == {"sensors", "held back"}
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 600.0])
+def test_an_owner_who_was_here_is_told_of(tmp_path: Path, idle_s: float) -> None:
+    findings = found(Paths.find(tmp_path), Reading(idle_s=idle_s))
+    assert f"last used {'0 s' if idle_s == 0 else '10 min'} ago" in findings[0].what

@@ -1,0 +1,113 @@
+"""A real connection on a machine whose clocks and addresses are as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import echo_shared
+from echo_node.core.clocks import ClockReading
+from echo_node.core.events import Disconnected
+from echo_node.core.troubles import Trouble, TroubleCode
+from echo_node.host.clock import read_clocks
+from echo_node.host.trouble_log import TroubleLog
+from echo_node.machine_watch import MachineWatch
+from echo_node.net.client import HubClient
+from echo_shared.installation import installed_version
+from echo_shared.messages import Welcome
+from tests.echo_node.net.test_client import Events, client_of, running
+
+
+class Machine:
+    """One that is connected."""
+
+    def __init__(self, client: HubClient, events: Events, troubles: TroubleLog) -> None:
+        self.client, self.events, self.troubles = client, events, troubles
+        self.asleep_s = self.ahead_s = 0.0
+        self.addresses = frozenset({"127.0.0.1", "192.0.2.1"})
+        self.woke = 0
+        self.upgrades: list[str] = []
+        self.watch = MachineWatch(
+            client,
+            troubles,
+            on_wake=self._wake,
+            on_upgrade=self.upgrades.append,
+            clocks=self._clocks,
+            addresses=lambda: self.addresses,
+        )
+
+    def _wake(self) -> None:
+        self.woke += 1
+
+    def _clocks(self) -> ClockReading:
+        now = read_clocks()
+        return ClockReading(now.running + self.asleep_s, now.wall + self.asleep_s + self.ahead_s)
+
+    def look(self) -> dict[str, str]:
+        self.watch.look()
+        return {trouble.code.value: trouble.sentence for trouble in self.troubles.now}
+
+
+@pytest.fixture
+async def machine(hub: Any) -> AsyncIterator[Machine]:
+    troubles = TroubleLog()
+    client = client_of(hub.url, troubles=troubles)
+    async with running(client) as events:
+        await events.next(Welcome)
+        yield Machine(client, events, troubles)
+
+
+async def test_a_machine_that_slept_connects_again_at_once(
+    machine: Machine, hub: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert machine.look() == {} and machine.look() == {}
+    machine.asleep_s = 7_200.0
+    machine.look()
+    await machine.events.next(Disconnected)
+    await machine.events.next(Welcome)
+    assert machine.look() == {} and machine.woke == 1 and hub.handshakes == 2
+    assert [record.message for record in caplog.records if record.name.endswith("trouble_log")] == [
+        "This machine slept for 2 h; connecting again.",
+        "Connected again.",
+    ]
+
+
+async def test_a_machine_whose_address_is_gone_connects_again_at_once(machine: Machine, hub: Any) -> None:
+    machine.look()
+    machine.addresses = frozenset({"127.0.0.1", "192.0.2.1", "192.0.2.2"})
+    machine.look()
+    machine.addresses = frozenset({"127.0.0.1"})
+    machine.look()
+    assert machine.events.queue.empty() and hub.handshakes == 1, "another address than the connection's"
+    machine.addresses = frozenset({"192.0.2.1"})
+    machine.look()
+    await machine.events.next(Disconnected)
+    await machine.events.next(Welcome)
+    assert machine.woke == 0 and hub.handshakes == 2
+
+
+async def test_a_clock_that_is_set_wrong_is_told_until_it_is_right(machine: Machine) -> None:
+    assert machine.look() == {}
+    machine.ahead_s = 3 * 3_600.0
+    assert list(machine.look()) == ["clock"]
+    assert "3 h ahead of the hub's" in machine.look()["clock"]
+    machine.ahead_s = 0.0
+    assert machine.look() == {} and machine.events.queue.empty(), "it is no reason to connect again"
+
+
+async def test_a_release_that_is_installed_while_the_hub_refuses_this_one_is_told_of(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(100):
+        machine.look()
+    monkeypatch.setattr(echo_shared, "__version__", "0.0.0")
+    for _ in range(100):
+        machine.look()
+    assert machine.upgrades == [], "the hub lets it in"
+    machine.troubles.begin("a test", Trouble(TroubleCode.TOO_OLD, "Too old."))
+    for _ in range(30):
+        machine.look()
+    assert machine.upgrades == [installed_version()]
