@@ -16,10 +16,10 @@ from echo_node.host import control
 from echo_node.host.shares import SharesFile
 from echo_node.turns import Paces, Turns
 from echo_shared.errors import ConnectError, RefusedError
-from echo_shared.messages import Goodbye, RefusalCode
+from echo_shared.messages import Goodbye, LeaseReturned, RefusalCode
 from tests.echo_node.conftest import Hub
 from tests.echo_node.test_daemon import Node, ready_for
-from tests.echo_node.test_daemon_yields import finished
+from tests.echo_node.test_daemon_yields import finished, returned
 
 pytest.importorskip("llama_cpp")
 
@@ -100,10 +100,11 @@ async def test_a_turn_ends_when_its_time_is_over_and_what_is_held_is_finished(
     leases = [await hub.lease(n, version=0, **LONG) for n in range(1, 9)]
     assert hub.all(Goodbye) == [], "there is nobody else to work for"
     owner.file.joined(other.url, 1.0, before=hub.url)
-    for lease in leases:
-        await hub.finished(lease)
     await other.until(ready_for(other, 0))
     assert hub.all(Goodbye)
+    leased = {(lease.lease_id, index) for lease in leases for index in lease.indices}
+    assert finished(hub) | returned(hub) == leased and finished(hub)
+    assert {one.reason for one in hub.all(LeaseReturned)} <= {"the node is leaving"}, "what it held it has finished"
     await owner.stop()
     async with asyncio.timeout(PATIENCE_S):
         await running

@@ -69,11 +69,14 @@ class MannersConfig(BaseModel):
     metered: bool = False
     """Whether to work where the network is paid for by use, as NetworkManager tells."""
     max_upload_bytes_day: Annotated[int, Field(ge=0)] = 0
-    """What the node may send a day, by the local calendar; 0 = no cap, as in the next three. Where one is reached, the
-    node delivers what it has drawn, and leaves the network alone until the day, or the month, is over."""
+    """What the node may send a day, by the local calendar; 0 = no cap. Once it is reached, the node delivers what it has
+    drawn, and leaves the network alone until the day is over."""
     max_upload_bytes_month: Annotated[int, Field(ge=0)] = 0
+    """The same a month."""
     max_download_bytes_day: Annotated[int, Field(ge=0)] = 0
+    """The same of what it may receive a day."""
     max_download_bytes_month: Annotated[int, Field(ge=0)] = 0
+    """The same of what it may receive a month."""
     keep_memory_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
     """Seconds that an engine which yields keeps its model in memory, to go on at once; a game has it at once."""
 
