@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from echo_node.about import About, Welcomed
@@ -40,7 +40,9 @@ from echo_node.core.events import (
     SpoolFailed,
     Tick,
 )
+from echo_node.core.history import TokenHistory
 from echo_node.core.manners import Manners
+from echo_node.core.notices import Notice, notice_of_end, notice_of_standby
 from echo_node.core.standby import sentence
 from echo_node.core.yielding import YIELD_S
 from echo_node.engine.choosing import PROBE_S, EngineChooser
@@ -58,14 +60,17 @@ from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here
 from echo_node.host.control import control_server
 from echo_node.host.hubs import Joining
+from echo_node.host.last_word import LastWord
+from echo_node.host.notifications import notify
 from echo_node.host.paths import Paths
 from echo_node.host.pause import PauseFile, pause_for
 from echo_node.host.sensors.machine import MachineSensors, Sensors
 from echo_node.host.signals import stop_signals
 from echo_node.opening import Opening
 from echo_node.owner_watch import EngineNow, OwnerWatch
-from echo_node.panel import NodeSnapshot, Panel
+from echo_node.panel import NodeSnapshot, Panel, rows
 from echo_node.shell import RunShell
+from echo_node.status_page.page import StatusPage, Verb
 from echo_shared.errors import EchoError, RefusedError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.messages import (
@@ -83,6 +88,7 @@ from echo_shared.messages import (
     Refused,
     RunKeys,
     Standby,
+    Totals,
     Unwanted,
     Welcome,
 )
@@ -145,6 +151,7 @@ class Daemon:
         """What the watch has told last."""
         self._connections: Connections | None = None
         self._welcomed: Welcomed | None = None
+        self._history = TokenHistory()
         self._is_connected = False
         self._is_over = False
         self._ended_by: EchoError | None = None
@@ -161,6 +168,7 @@ class Daemon:
     async def run(self) -> None:
         """Raises the EchoError that made it end, if one did; CancelledError after a second request to stop."""
         self._running = asyncio.current_task()
+        LastWord(self._paths.last_word_file).save(None)
         await self._chooser.decide()
         await self._watch.look()
         try:
@@ -186,23 +194,36 @@ class Daemon:
             assert self._running is not None, "the daemon runs in a task"
             self._running.cancel()
 
+    @property
+    def has_worked(self) -> bool:
+        """Whether a hub has let it in."""
+        return self._welcomed is not None
+
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
         now = asyncio.get_running_loop().time()
-        return self._about.snapshot(self._welcomed, self._watch.holds, connected=self._is_connected, now=now)
+        return self._about.snapshot(
+            self._welcomed,
+            self._watch.holds,
+            connected=self._is_connected,
+            now=now,
+            token_rates=self._history.rates,
+        )
 
     async def _run_connected(self) -> None:
         if self._config.exit_with_stdin:
             self._watch_stdin()
-        verbs = {
+        verbs: dict[str, Verb] = {
             "status": self._status_verb,
             "stop": self._stop_verb,
             "pause": self._pause_verb,
             "resume": self._resume_verb,
             "finish": self._finish_verb,
         }
+        page = StatusPage(view=self._page_view, verbs=dict(verbs))
+        verbs["page"] = lambda _: {"url": page.invite()}
         with stop_signals(lambda name: self.request_stop(f"got {name}")):
-            async with control_server(self._paths.control_file, verbs), asyncio.TaskGroup() as group:
+            async with control_server(self._paths.control_file, verbs, page), asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._connection(), name="connection"),
                     group.create_task(self._ticks(), name="ticks"),
@@ -230,6 +251,7 @@ class Daemon:
             self._tick()
             if shell is not None and ticks % COUNT_EVERY_TICKS == 0:
                 await shell.writer.refresh()
+                self._history.note(shell.work.progress.drawn_tokens, asyncio.get_running_loop().time())
             self._panel.update(self.snapshot())
             ticks += 1
             await asyncio.sleep(TICK_S)
@@ -265,11 +287,15 @@ class Daemon:
         before = self._welcomed
         if before is not None and before.welcome.run_id != welcome.run_id:
             log.warning("The hub has begun another run: what belonged to the last one is deleted.")
-            self._welcomed = None
+            self._welcomed, self._history = None, TokenHistory()
             await before.shell.close()
             await before.shell.fetcher.close()
-        shell = self._shell or await self._open_shell(welcome, hub_key)
-        self._welcomed = Welcomed(hub_key=hub_key, welcome=welcome, shell=shell)  # A tick shows it from here on.
+        known = self._welcomed
+        if known is None:
+            shell = await self._open_shell(welcome, hub_key)
+            await shell.writer.refresh()
+            known = Welcomed(hub_key=hub_key, welcome=welcome, shell=shell, counts_before=shell.writer.counts)
+        self._welcomed = replace(known, hub_key=hub_key, welcome=welcome)  # A tick shows it from here on.
         self._use_keys(welcome.run_keys)
         self.connections.mesh.set_peers(welcome.mesh)
         self.connections.receiver.say_all()
@@ -284,11 +310,16 @@ class Daemon:
     async def _take_keys(self, news: KeysRotated) -> None:
         self._use_keys(news.run_keys)
 
+    async def _take_totals(self, news: Totals) -> None:
+        if self._welcomed is not None:
+            self._welcomed = replace(self._welcomed, totals=news)
+
     async def _take_mesh(self, news: MeshNews) -> None:
         self.connections.mesh.set_peers(news.peers)
 
     async def _take_standby(self, news: Standby) -> None:
         log.info("%s", sentence(news))
+        await _notify(notice_of_standby(news, sentence(news)))
         await self._tell_shell(news)
 
     async def _take_holding(self, event: Holding) -> None:
@@ -313,6 +344,9 @@ class Daemon:
 
     async def _take_end(self, event: ConnectionEnded) -> None:
         self._ended_by = event.error
+        notice = notice_of_end(event.error)
+        LastWord(self._paths.last_word_file).save(notice)
+        await _notify(notice)
         await self._take_loss(Disconnected())
         # Its own words may be too long for the messages in which leases go back.
         await self._drain(DrainRequested(reason="the connection to the hub has ended"))
@@ -394,6 +428,10 @@ class Daemon:
     def _status_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         return asdict(self.snapshot())
 
+    def _page_view(self) -> Mapping[str, Any]:
+        snapshot = self.snapshot()
+        return {"snapshot": asdict(snapshot), "rows": rows(snapshot)}
+
     def _pause_verb(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         pause = pause_for(arguments.get("length"))
         self._watch.change(pause)
@@ -436,6 +474,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
     MeshNews: Daemon._take_mesh,
     Unwanted: Daemon._take_unwanted,
     Standby: Daemon._take_standby,
+    Totals: Daemon._take_totals,
     ConnectionEnded: Daemon._take_end,
     Disconnected: Daemon._take_loss,
     Holding: Daemon._take_holding,
@@ -468,6 +507,11 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
 """The handler of everything that may stand in the inbox. Of what a hub may say, `FOR_THE_CLIENT` never gets there."""
 FOR_THE_CLIENT: Final = (Challenge, Refused, Piece)
 """What the hub's connection settles itself: the handshake, its end, and pieces, which go to the receiver at once."""
+
+
+async def _notify(notice: Notice | None) -> None:
+    if notice is not None:
+        await asyncio.to_thread(notify, notice)
 
 
 def _first_cause(group: ExceptionGroup[Exception]) -> Exception:

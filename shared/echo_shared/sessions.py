@@ -56,6 +56,7 @@ from echo_shared.messages import (
     Rollout,
     RolloutParts,
     Standby,
+    Totals,
     Unwanted,
     Welcome,
 )
@@ -89,6 +90,7 @@ NODE_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
                 CheckLease,
                 Standby,
                 Receipts,
+                Totals,
             ),
             State.OPEN,
         ),
@@ -232,6 +234,7 @@ class NodeSession:
                 mesh_port=mesh_port,
                 cost_per_hour=cost_per_hour,
                 power_watts=power_watts,
+                hears_totals=True,
             )
         )
 
