@@ -58,7 +58,9 @@ async def test_what_it_began_with_is_not_of_this_time(hub: Any, node: Node) -> N
         await hub.finished(await hub.lease(1, version=0))
         await hub.acknowledge("1-0", state=ReceiptState.TRAINED)
         await hub.until(lambda: daemon.snapshot().rollouts.get("trained") == 1)
+    hub.said.clear()
     async with node.running(hub.url) as daemon:
+        await hub.until(ready_for(hub, 0))
         await hub.until(lambda: daemon.snapshot().rollouts.get("trained") == 1)
         assert daemon.snapshot().since_start == {}
 
