@@ -152,7 +152,7 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
 
 def _policy(snapshot: NodeSnapshot) -> str:
     if snapshot.policy_version is None:
-        return f"none here yet; newest published: {snapshot.published_version}"
+        return f"none loaded; newest published: {snapshot.published_version}"
     came = f", {snapshot.arrived_by}" if snapshot.arrived_by else ""
     return f"version {snapshot.policy_version}{came}; newest published: {snapshot.published_version}"
 
