@@ -67,6 +67,7 @@ ARROWS: dict[str, set[str]] = {
     "echo_node.backends": {"echo_node.host", "echo_node.lending"},
     "echo_node.engine": {"echo_node.backends", "echo_node.config", "echo_node.core", "echo_node.host"},
     "echo_node.net": {"echo_node.core", "echo_node.host"},
+    "echo_node.status_page": set(),
     "echo_shared": {"echo_shared.messages"},
     "echo_shared.messages": set(),
     "echo_shared.delta": {"echo_shared"},

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from echo_node.condition import described
+from echo_node.core.arrival import arrival
 from echo_node.core.manners import Hold
 from echo_node.core.troubles import Trouble
 from echo_node.engine.choosing import EngineChooser
@@ -15,7 +18,7 @@ from echo_node.net.client import Introduction
 from echo_node.panel import NodeSnapshot
 from echo_node.shell import RunShell, artefact_title
 from echo_shared.identity import Identity, fingerprint
-from echo_shared.messages import Welcome
+from echo_shared.messages import Totals, Welcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,10 @@ class Welcomed:
     welcome: Welcome
     """The newest."""
     shell: RunShell
+    counts_before: Mapping[str, int] = field(default_factory=dict)
+    """Rollouts by state when the shell was opened."""
+    totals: Totals | None = None
+    """What the hub has said last of all that this node's key has done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +45,7 @@ class About:
     chooser: EngineChooser
     cost_per_hour: float = 0.0
     power_watts: float = 0.0
+    started_at: float = field(default_factory=time.time)
 
     def introduction(self, *, swarm_port: int, mesh_port: int) -> Introduction:
         """For the hub."""
@@ -60,8 +68,9 @@ class About:
         *,
         connected: bool,
         now: float,
+        token_rates: Sequence[float] = (),
     ) -> NodeSnapshot:
-        """For the user. `now` is `running_s`."""
+        """For the user. `now` is `running_s`; `token_rates` are `TokenHistory`'s."""
         about: dict[str, Any] = {
             "pid": os.getpid(),
             "node_id": self.me.node_id,
@@ -70,17 +79,19 @@ class About:
             "device": self.chooser.choice.device,
             "hub": self.joining.address.origin,
             "connected": connected,
+            "started_at": self.started_at,
+            "cost_per_hour": self.cost_per_hour,
             "holds": {hold.reason.value: hold.sentence for hold in holds},
         }
         gone = self.chooser.trouble
         met = (*troubles, *(() if gone is None else (gone,)))
         problems = {trouble.code.value: trouble.sentence for trouble in met}
         if welcomed is None:
-            return NodeSnapshot(**about, activity="connecting", problems=problems)
+            return described(NodeSnapshot(**about, activity="connecting", problems=problems), is_finishing=False)
         shell = welcomed.shell
         held = shell.engine_held
-        status = shell.work.status(now)
-        return NodeSnapshot(
+        status, progress = shell.work.status(now), shell.work.progress
+        snapshot = NodeSnapshot(
             **about,
             activity=status.activity,
             hub_fingerprint=fingerprint(welcomed.hub_key),
@@ -92,8 +103,41 @@ class About:
             tokens_per_s=status.tokens_per_s,
             rollouts=shell.writer.counts,
             fetching={artefact_title(version): amount for version, amount in shell.fetching.items()},
-            cost_per_hour=self.cost_per_hour,
             cage={} if held is None else held.as_json(),
+            lease_tokens=progress.tokens,
+            lease_most_tokens=progress.most_tokens,
+            drawn_rollouts=progress.finished_rollouts,
+            drawn_tokens=progress.drawn_tokens,
+            token_rates=tuple(token_rates),
+            arrived_by="" if progress.newest_by is None else arrival(progress.newest_by),
+            since_start=_since(welcomed.counts_before, shell.writer.counts),
+            totals=None if welcomed.totals is None else _as_fields(welcomed.totals),
+            page="" if welcomed.totals is None else f"{self.joining.address.origin}{welcomed.totals.page}",
             standby=shell.work.standby if connected else "",
             problems=problems,
         )
+        return described(snapshot, is_finishing=progress.is_finishing)
+
+
+def _since(before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
+    """Of what is final, that which has become so meanwhile."""
+    final = ("trained", "evaluated", "dropped", "dropped:")
+    return {
+        key: count - before.get(key, 0)
+        for key, count in counts.items()
+        if key.startswith(final) and count > before.get(key, 0)
+    }
+
+
+def _as_fields(totals: Totals) -> dict[str, Any]:
+    """As `NodeSnapshot.totals` has them."""
+    return {
+        "trained": totals.trained_rollouts,
+        "trained_tokens": totals.trained_tokens,
+        "evaluated": totals.evaluated_rollouts,
+        "dropped": {one.reason: one.rollouts for one in totals.dropped},
+        "others_checked": totals.others_checked,
+        "share": totals.share,
+        "rank": totals.rank,
+        "num_ranked": totals.num_ranked,
+    }

@@ -39,7 +39,9 @@ from echo_node.core.events import (
     SpoolFailed,
     Tick,
 )
+from echo_node.core.history import TokenHistory
 from echo_node.core.manners import Manners
+from echo_node.core.notices import Notice, notice_of_end, notice_of_standby
 from echo_node.core.standby import sentence
 from echo_node.core.yielding import YIELD_S
 from echo_node.engine.choosing import PROBE_S, EngineChooser
@@ -58,6 +60,8 @@ from echo_node.host.artefact_files import content_here
 from echo_node.host.clock import running_s
 from echo_node.host.control import control_server
 from echo_node.host.hubs import Joining
+from echo_node.host.last_word import LastWord
+from echo_node.host.notifications import notify
 from echo_node.host.paths import Paths
 from echo_node.host.pause import PauseFile, pause_for
 from echo_node.host.sensors.machine import MachineSensors, Sensors
@@ -68,10 +72,11 @@ from echo_node.machine_watch import MachineWatch
 from echo_node.network_hold import NetworkHold
 from echo_node.opening import Opening
 from echo_node.owner_watch import EngineNow, OwnerWatch
-from echo_node.panel import NodeSnapshot, Panel
+from echo_node.panel import NodeSnapshot, Panel, rows
 from echo_node.releases import newer_release, upgraded
 from echo_node.reloading import Changes, changes, in_force
 from echo_node.shell import RunShell
+from echo_node.status_page.page import StatusPage, Verb
 from echo_shared.errors import DISK_FULL, EchoError, RefusedError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.messages import (
@@ -89,6 +94,7 @@ from echo_shared.messages import (
     Refused,
     RunKeys,
     Standby,
+    Totals,
     Unwanted,
     Welcome,
 )
@@ -156,6 +162,7 @@ class Daemon:
         """What the watch has told last."""
         self._connections: Connections | None = None
         self._welcomed: Welcomed | None = None
+        self._history = TokenHistory()
         self._is_connected = False
         self._is_over = False
         self._ended_by: EchoError | None = None
@@ -187,6 +194,7 @@ class Daemon:
     async def run(self) -> None:
         """Raises the EchoError that made it end, if one did; CancelledError after a second request to stop."""
         self._running = asyncio.current_task()
+        LastWord(self._paths.last_word_file).save(None)
         await self._chooser.decide()
         await self._watch.look()
         try:
@@ -219,10 +227,20 @@ class Daemon:
             log.info("Finishing what is held, then leaving: %s.", reason)
             self._finishing = asyncio.ensure_future(self._inbox.put(FinishRequested(reason=reason)))
 
+    @property
+    def has_worked(self) -> bool:
+        """Whether a hub has let it in."""
+        return self._welcomed is not None
+
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
         snapshot = self._about.snapshot(
-            self._welcomed, self._watch.holds, self._troubles.now, connected=self._is_connected, now=running_s()
+            self._welcomed,
+            self._watch.holds,
+            self._troubles.now,
+            connected=self._is_connected,
+            now=running_s(),
+            token_rates=self._history.rates,
         )
         return replace(snapshot, update=self._update)
 
@@ -235,7 +253,7 @@ class Daemon:
             owes_the_hub=lambda: self._shell is not None and self._shell.work.owes_the_hub,
         )
         await self._network.begin()
-        verbs = {
+        verbs: dict[str, Verb] = {
             "status": self._status_verb,
             "stop": self._stop_verb,
             "pause": self._pause_verb,
@@ -249,8 +267,10 @@ class Daemon:
             on_wake=self._chooser.look_again,
             on_upgrade=lambda release: self._inbox.put_nowait(ConnectionEnded(error=upgraded(release))),
         )
+        page = StatusPage(view=self._page_view, verbs=dict(verbs))
+        verbs["page"] = lambda _: {"url": page.invite()}
         with stop_signals(lambda name: self.request_stop(f"got {name}")):
-            async with control_server(self._paths.control_file, verbs), asyncio.TaskGroup() as group:
+            async with control_server(self._paths.control_file, verbs, page), asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._connection(), name="connection"),
                     group.create_task(self._ticks(), name="ticks"),
@@ -280,6 +300,7 @@ class Daemon:
             self._tick()
             if shell is not None and ticks % COUNT_EVERY_TICKS == 0:
                 await shell.writer.refresh()
+                self._history.note(shell.work.progress.drawn_tokens, asyncio.get_running_loop().time())
             self._panel.update(self.snapshot())
             ticks += 1
             await asyncio.sleep(TICK_S)
@@ -314,19 +335,23 @@ class Daemon:
         before = self._welcomed
         if before is not None and before.welcome.run_id != welcome.run_id:
             log.warning("The hub has begun another run: what belonged to the last one is deleted.")
-            self._welcomed = None
+            self._welcomed, self._history = None, TokenHistory()
             await before.shell.close()
             await before.shell.fetcher.close()
-        try:
-            shell = self._shell or await self._open_shell(welcome, hub_key)
-        except StorageError as error:
-            if not self._joining.patient or error.code != DISK_FULL:
-                raise
-            self._troubles.met(_OPENING, error)
-            await self.connections.client.close()  # It connects again, later each time.
-            return
-        self._troubles.end(_OPENING)
-        self._welcomed = Welcomed(hub_key=hub_key, welcome=welcome, shell=shell)  # A tick shows it from here on.
+        known = self._welcomed
+        if known is None:
+            try:
+                shell = await self._open_shell(welcome, hub_key)
+            except StorageError as error:
+                if not self._joining.patient or error.code != DISK_FULL:
+                    raise
+                self._troubles.met(_OPENING, error)
+                await self.connections.client.close()  # It connects again, later each time.
+                return
+            self._troubles.end(_OPENING)
+            await shell.writer.refresh()
+            known = Welcomed(hub_key=hub_key, welcome=welcome, shell=shell, counts_before=shell.writer.counts)
+        self._welcomed = replace(known, hub_key=hub_key, welcome=welcome)  # A tick shows it from here on.
         self._use_keys(welcome.run_keys)
         self.connections.use_mesh(welcome.mesh)
         self.connections.receiver.say_all()
@@ -341,11 +366,16 @@ class Daemon:
     async def _take_keys(self, news: KeysRotated) -> None:
         self._use_keys(news.run_keys)
 
+    async def _take_totals(self, news: Totals) -> None:
+        if self._welcomed is not None:
+            self._welcomed = replace(self._welcomed, totals=news)
+
     async def _take_mesh(self, news: MeshNews) -> None:
         self.connections.use_mesh(news.peers)
 
     async def _take_standby(self, news: Standby) -> None:
         log.info("%s", sentence(news))
+        await _notify(notice_of_standby(news, sentence(news)))
         await self._tell_shell(news)
 
     async def _take_holding(self, event: Holding) -> None:
@@ -372,6 +402,9 @@ class Daemon:
 
     async def _take_end(self, event: ConnectionEnded) -> None:
         self._ended_by = event.error
+        notice = notice_of_end(event.error)
+        LastWord(self._paths.last_word_file).save(notice)
+        await _notify(notice)
         await self._take_loss(Disconnected())
         # Its own words may be too long for the messages in which leases go back.
         await self._drain(DrainRequested(reason="the connection to the hub has ended"))
@@ -454,6 +487,10 @@ class Daemon:
     def _status_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         return asdict(self.snapshot())
 
+    def _page_view(self) -> Mapping[str, Any]:
+        snapshot = self.snapshot()
+        return {"snapshot": asdict(snapshot), "rows": rows(snapshot)}
+
     def _pause_verb(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         pause = pause_for(arguments.get("length"))
         self._watch.change(pause)
@@ -509,6 +546,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
     MeshNews: Daemon._take_mesh,
     Unwanted: Daemon._take_unwanted,
     Standby: Daemon._take_standby,
+    Totals: Daemon._take_totals,
     ConnectionEnded: Daemon._take_end,
     Disconnected: Daemon._take_loss,
     Holding: Daemon._take_holding,
@@ -546,6 +584,11 @@ FOR_THE_CLIENT: Final = (Challenge, Refused, Piece)
 
 def _name(config: NodeConfig, me: Identity) -> str:
     return config.name or f"node-{me.node_id[:8]}"
+
+
+async def _notify(notice: Notice | None) -> None:
+    if notice is not None:
+        await asyncio.to_thread(notify, notice)
 
 
 def _first_cause(group: ExceptionGroup[Exception]) -> Exception:

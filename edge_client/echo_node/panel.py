@@ -1,26 +1,19 @@
-"""What a node shows of itself: a snapshot, redrawn on a terminal, as log lines elsewhere, as text for `status`."""
+"""What a node shows of itself: a snapshot, as log lines, and as text for `status` and the live view (`live_view`)."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
-
 from echo_node.host.cage.description import Held
+from echo_shared.messages.fields import printable
 
 log = logging.getLogger(__name__)
 
 PLAIN_EVERY_S: Final = 15.0
-LIVE_PER_S: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +54,31 @@ class NodeSnapshot:
     """What the running engine is held to, as `Held.as_json` says; empty = no engine is up."""
     problems: Mapping[str, str] = field(default_factory=dict)
     """What stands in its way and is to pass by itself, as sentences by `TroubleCode`."""
+    state: str = "connecting"
+    """What it does, in a word, as `echo_node.condition` has them."""
+    reason: str = ""
+    """Why, in a sentence."""
+    started_at: float = 0.0
+    """Seconds since the epoch."""
+    lease_tokens: int = 0
+    """That there are of the rollouts held."""
+    lease_most_tokens: int = 0
+    """That they may have in the end."""
+    drawn_rollouts: int = 0
+    """Finished since the start; the tokens are those of all rollouts."""
+    drawn_tokens: int = 0
+    token_rates: Sequence[float] = ()
+    """Tokens per second in each of the last ten-second spans, the oldest first."""
+    arrived_by: str = ""
+    """How `policy_version` came, in words."""
+    since_start: Mapping[str, int] = field(default_factory=dict)
+    """Rollouts that were trained, evaluated or dropped since the start; those dropped also as `dropped:reason`."""
+    totals: Mapping[str, Any] | None = None
+    """What this node's key has done over all time, as the hub says; None = it has said nothing yet. Counts of rollouts
+    `trained`, `evaluated`, `others_checked`, and `dropped` by reason; `trained_tokens`; the `share` of all that was of
+    use; `rank` (None = it has none yet) of `num_ranked` nodes."""
+    page: str = ""
+    """The address of the node's own place on the hub's leaderboard."""
 
 
 class Panel(Protocol):
@@ -89,26 +107,6 @@ class PlainPanel:
             log.info("Fetching: %s", "; ".join(fetching(snapshot)))
 
 
-class LivePanel:
-    """The newest snapshot as a table that redraws itself."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def update(self, snapshot: NodeSnapshot) -> None:
-        self._live.update(table(snapshot))
-
-
-@contextmanager
-def open_panel(console: Console, *, quiet: bool) -> Iterator[Panel]:
-    """The panel that suits where the output goes."""
-    if quiet or not console.is_terminal:
-        yield PlainPanel()
-        return
-    with Live(console=console, refresh_per_second=LIVE_PER_S, transient=True) as live:
-        yield LivePanel(live)
-
-
 def summary(snapshot: NodeSnapshot) -> str:
     """The snapshot in one line."""
     counts = snapshot.rollouts
@@ -122,18 +120,6 @@ def summary(snapshot: NodeSnapshot) -> str:
     )
 
 
-def table(snapshot: NodeSnapshot) -> RenderableType:
-    """The snapshot as rows of name and value."""
-    grid = Table.grid(padding=(0, 2))
-    amounts = iter(snapshot.fetching.values())
-    for name, value in rows(snapshot):
-        grid.add_row(Text(name, style="dim"), Text(value))  # Text: what a hub calls itself is not markup.
-        if name == "fetching":
-            done, total = next(amounts)
-            grid.add_row("", ProgressBar(total=total, completed=done, width=40))
-    return grid
-
-
 def fetching(snapshot: NodeSnapshot) -> list[str]:
     """How far each fetch is."""
     return [
@@ -143,40 +129,89 @@ def fetching(snapshot: NodeSnapshot) -> list[str]:
 
 
 def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
-    """What the table and `echo-node status` show."""
-    counts = snapshot.rollouts
-    reasons = [f"{count} {key.partition(':')[2]}" for key, count in counts.items() if key.startswith("dropped:")]
-    dropped = f"{counts.get('dropped', 0)}" + (f" ({', '.join(reasons)})" if reasons else "")
-    version = "-" if snapshot.policy_version is None else str(snapshot.policy_version)
+    """What `echo-node status` and the live view show, under names that tell them apart."""
     result = [
-        ("node", f"{snapshot.name} ({snapshot.node_id})"),
-        ("hub", f"{snapshot.hub} {snapshot.run_name}{'' if snapshot.connected else ' - not connected'}"),
-        ("hub's key", snapshot.hub_fingerprint),
-        ("engine", f"{snapshot.backend} on {snapshot.device}, {snapshot.tokens_per_s:.0f} tokens/s"),
-        ("doing", snapshot.activity),
-        ("policy", f"version {version}; newest published: {snapshot.published_version}"),
-        (
-            "rollouts",
-            f"{snapshot.held_rollouts} leased, {counts.get('sent', 0)} waiting for the hub, "
-            f"{counts.get('received', 0)} received, {counts.get('scored', 0)} scored, "
-            f"{counts.get('trained', 0)} trained, {counts.get('evaluated', 0)} evaluated, {dropped} dropped",
-        ),
+        ("state", f"{snapshot.state}. {snapshot.reason}".rstrip()),
+        ("hub", f"{snapshot.run_name} at {snapshot.hub}" if snapshot.run_name else snapshot.hub),
+        ("policy", _policy(snapshot)),
+        ("lease", _lease(snapshot)),
+        ("speed", f"{snapshot.tokens_per_s:,.0f} tokens/s"),
+        ("receipts", _receipts(snapshot)),
     ]
-    passed, failed = counts.get("checked:passed", 0), counts.get("checked:failed", 0)
+    result += [("fetching", amount) for amount in fetching(snapshot)]
+    if snapshot.totals is not None:
+        result += [("credit", credit(snapshot.totals)), ("rank", rank(snapshot.totals))]
+    if snapshot.page:
+        result.append(("page", snapshot.page))
+    passed, failed = snapshot.rollouts.get("checked:passed", 0), snapshot.rollouts.get("checked:failed", 0)
     if passed or failed:
-        result.append(("checked", f"{passed} found to be drawn honestly, {failed} not"))
-    result += [("held back", sentence) for sentence in snapshot.holds.values()]
-    if snapshot.cage:
-        result.append(("engine's cage", Held.of(snapshot.cage).sentence))
-    if snapshot.standby:
-        result.append(("work", snapshot.standby))
+        result.append(("checked", f"{passed:,} found to be drawn honestly, {failed:,} not"))
     if snapshot.cost_per_hour:
         result.append(("asks for", f"${snapshot.cost_per_hour:.4g} an hour, while it is active"))
-    result += [("fetching", amount) for amount in fetching(snapshot)]
+    result.append(("node", f"{snapshot.name} ({snapshot.node_id}), {snapshot.backend} on {snapshot.device}"))
+    if snapshot.hub_fingerprint:
+        result.append(("hub's key", snapshot.hub_fingerprint))
+    if snapshot.cage:
+        result.append(("engine's cage", Held.of(snapshot.cage).sentence))
     if snapshot.update:
         result.append(("update", snapshot.update))
     result += [("problem", sentence) for sentence in snapshot.problems.values()]
-    return result
+    return [(name, printable(value)) for name, value in result]
+
+
+def _policy(snapshot: NodeSnapshot) -> str:
+    if snapshot.policy_version is None:
+        return f"none loaded; newest published: {snapshot.published_version}"
+    came = f", {snapshot.arrived_by}" if snapshot.arrived_by else ""
+    return f"version {snapshot.policy_version}{came}; newest published: {snapshot.published_version}"
+
+
+def _lease(snapshot: NodeSnapshot) -> str:
+    if not snapshot.held_rollouts:
+        return "nothing at this moment"
+    of_most = f"{snapshot.lease_tokens:,} of at most {snapshot.lease_most_tokens:,} tokens"
+    return f"{snapshot.held_rollouts} rollouts, {of_most}"
+
+
+def _receipts(snapshot: NodeSnapshot) -> str:
+    """By state, as this computer has them: since it joined."""
+    counts = snapshot.rollouts
+    waiting = f"{counts.get('sent', 0):,} wait for the hub, " if counts.get("sent") else ""
+    under_way = counts.get("received", 0) + counts.get("scored", 0)
+    return f"{waiting}{under_way:,} with the hub, {fates(counts)}"
+
+
+def fates(counts: Mapping[str, int]) -> str:
+    """How rollouts have ended."""
+    by_reason = {key.partition(":")[2]: count for key, count in counts.items() if key.startswith("dropped:")}
+    return (
+        f"{counts.get('trained', 0):,} trained, {counts.get('evaluated', 0):,} evaluated, "
+        f"{counts.get('dropped', 0):,} dropped{_reasons(by_reason)}"
+    )
+
+
+def credit(totals: Mapping[str, Any]) -> str:
+    """What the hub credits the node's key with, over all time."""
+    dropped = sum(totals["dropped"].values())
+    checked = f", {totals['others_checked']:,} of others checked" if totals["others_checked"] else ""
+    return (
+        f"{totals['trained']:,} trained ({totals['trained_tokens']:,} tokens), {totals['evaluated']:,} evaluated, "
+        f"{dropped:,} dropped{_reasons(totals['dropped'])}{checked}: {totals['share']:.1%} of all that was of use"
+    )
+
+
+def rank(totals: Mapping[str, Any]) -> str:
+    """The node's place among those that were of use."""
+    if totals["rank"] is None:
+        return f"none yet: the first rollout that is of use brings one ({totals['num_ranked']:,} nodes have one)"
+    return f"{totals['rank']:,} of {totals['num_ranked']:,}"
+
+
+def _reasons(by_reason: Mapping[str, int]) -> str:
+    found = sorted(by_reason.items(), key=lambda item: -item[1])
+    return (
+        f" ({', '.join(f'{count:,} {reason}' for reason, count in found if count)})" if any(by_reason.values()) else ""
+    )
 
 
 def from_json(fields: Mapping[str, Any]) -> NodeSnapshot:

@@ -131,13 +131,14 @@ class RunShell:
         self._start(self.fetcher.unwanted(tuple(info_hashes)), name="unwanted carriers")
 
     async def close(self) -> None:
-        """Ends all tasks and the engine's process; what is still to be spooled is spooled."""
+        """Ends all tasks and the engine's process; what is still to be spooled is spooled, and counted."""
         self._parts.troubles.end(_ENGINE)
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         await asyncio.to_thread(self.writer.finish)
+        await self.writer.refresh()
         await asyncio.to_thread(self._parts.spool.close)
 
     async def _carry_out(self, effect: Effect) -> None:

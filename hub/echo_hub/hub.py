@@ -79,6 +79,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.tensorboard import EventFiles
+from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
 from echo_hub.verify.by_nodes import NodeChecks
 from echo_hub.verify.verifier import Load, Verifier, verifier_settings
@@ -148,6 +149,7 @@ class Hub:
         self._node_evaluations = self._make_node_evaluations()
         self._evaluations = self._make_evaluations()
         self._housekeeping = self._make_housekeeping()
+        self._totals = TotalsNews(store=opened.store, nodes=self._nodes.live, send=self._gateway.send)
         self._event_files = EventFiles(directory.root / "tensorboard", opened.store.store)
         self.pages = self._make_pages()
         self.guard = guard_of(config, directory, run_id=opened.run_id)
@@ -359,6 +361,7 @@ class Hub:
                     self._housekeeping.run(),
                     self._housekeeping.watch_bans(),
                     self._housekeeping.watch_pardons(report),
+                    self._totals.run(),
                     self._event_files.run(self._changes),
                 ):
                     tasks.create_task(work)

@@ -56,6 +56,7 @@ from echo_shared.messages import (
     Rollout,
     RolloutParts,
     Standby,
+    Totals,
     Unwanted,
     Welcome,
 )
@@ -91,6 +92,7 @@ NODE_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
                 CheckLease,
                 Standby,
                 Receipts,
+                Totals,
             ),
             State.OPEN,
         ),
@@ -234,6 +236,7 @@ class NodeSession:
                 mesh_port=mesh_port,
                 cost_per_hour=cost_per_hour,
                 power_watts=power_watts,
+                hears_totals=True,
             )
         )
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -122,6 +123,7 @@ def test_the_commands_are_these() -> None:
         "leave",
         "bench",
         "doctor",
+        "page",
         "pause",
         "resume",
         "finish",
@@ -204,6 +206,11 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout.split()) == (0, ["config", "evaluated"]), done.stderr
     assert (tmp_path / ".bashrc").exists()
+
+
+def test_the_page_needs_a_node_that_runs() -> None:
+    with pytest.raises(ConnectError, match="No node is running here"):
+        invoke("page", "--no-browser")
 
 
 def test_a_pause_without_a_node_is_kept_for_the_next_one(home: Path) -> None:
@@ -383,6 +390,7 @@ async def test_join_works_until_told_to_stop(hub: Any, number: signal.Signals) -
     status, out, err = await node.end()
     assert (status, err) == (0, "")
     assert "Connected to test run" in out and "pinned now" in out
+    assert "4 rollouts, " in out and "Go on with: echo-node run" in out
     assert isinstance(hub.said[-1], Goodbye)
 
 
@@ -406,6 +414,9 @@ async def test_a_killed_node_comes_back_with_run_and_leaves_for_good(hub: Any) -
     status, out, _ = await shown.end()
     assert status == 0
     assert json.loads(out)["hub"] == hub.url
+    shown = await Process.start("page", "--no-browser")
+    status, out, _ = await shown.end()
+    assert status == 0 and re.search(r"http://127\.0\.0\.1:\d+/\S+/enter\?code=\S+", out)
     leaving = await Process.start("leave")
     status, out, err = await leaving.end()
     assert (status, err) == (0, "") and "Left test run" in out

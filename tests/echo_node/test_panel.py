@@ -1,22 +1,18 @@
-import io
 import json
 from dataclasses import asdict, replace
 
 import pytest
-from rich.console import Console
 
 from echo_node import panel
 from echo_node.host.cage.description import Held
 from echo_node.panel import (
     PLAIN_EVERY_S,
-    LivePanel,
     NodeSnapshot,
     PlainPanel,
     from_json,
-    open_panel,
+    rank,
     rows,
     summary,
-    table,
 )
 
 SNAPSHOT = NodeSnapshot(
@@ -41,20 +37,40 @@ SNAPSHOT = NodeSnapshot(
 )
 
 
+TOTALS = {
+    "trained": 39_544,
+    "trained_tokens": 5_139_912,
+    "evaluated": 412,
+    "dropped": {"stale": 7},
+    "others_checked": 3,
+    "share": 0.125,
+    "rank": 3,
+    "num_ranked": 57,
+}
+
+
 def test_all_that_matters_is_shown() -> None:
     shown = dict(rows(SNAPSHOT))
-    assert "40 trained" in shown["rollouts"] and "5 dropped" not in shown["policy"]
-    assert "5 (5 stale) dropped" in shown["rollouts"]
+    assert shown["receipts"] == "2 wait for the hub, 1 with the hub, 40 trained, 0 evaluated, 5 dropped (5 stale)"
     assert shown["policy"] == "version 12; newest published: 13"
     assert shown["fetching"] == "Policy version 13: 0.5 of 1.5 MB (33 %)"
     assert shown["problem"] == "the disk is full"
-    assert "work" not in shown and "asks for" not in shown
-    waiting = dict(rows(replace(SNAPSHOT, standby="Standing by: it is too slow.", cost_per_hour=0.4)))
-    assert waiting["work"] == "Standing by: it is too slow."
-    assert waiting["asks for"] == "$0.4 an hour, while it is active"
+    assert shown["hub"] == "echo at http://127.0.0.1:8710"
+    assert not {"credit", "rank", "page", "asks for", "checked"} & shown.keys()
     held = Held(by=("seccomp",), lacks={"reading": "no Landlock"})
     assert dict(rows(replace(SNAPSHOT, cage=held.as_json())))["engine's cage"] == held.sentence
-    assert "not connected" in dict(rows(replace(SNAPSHOT, connected=False)))["hub"]
+    asking = dict(rows(replace(SNAPSHOT, state="standby", reason="It is too slow.", cost_per_hour=0.4)))
+    assert asking["state"] == "standby. It is too slow."
+    assert asking["asks for"] == "$0.4 an hour, while it is active"
+
+
+def test_the_hubs_totals_are_shown_beside_what_this_computer_counts() -> None:
+    shown = dict(rows(replace(SNAPSHOT, totals=TOTALS, page="http://hub/leaderboard?node=abc")))
+    assert shown["credit"].startswith("39,544 trained (5,139,912 tokens), 412 evaluated, 7 dropped (7 stale)")
+    assert shown["credit"].endswith("3 of others checked: 12.5% of all that was of use")
+    assert "40 trained" in shown["receipts"]
+    assert (shown["rank"], shown["page"]) == ("3 of 57", "http://hub/leaderboard?node=abc")
+    assert rank({**TOTALS, "rank": None}).startswith("none yet")
 
 
 def test_one_line_sums_it_up() -> None:
@@ -69,14 +85,9 @@ def test_a_snapshot_travels_as_json() -> None:
     assert rows(back) == rows(SNAPSHOT)
 
 
-def test_a_terminal_gets_a_panel_and_a_file_gets_lines(caplog: pytest.LogCaptureFixture) -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with open_panel(terminal, quiet=False) as shown:
-        assert isinstance(shown, LivePanel)
-        shown.update(SNAPSHOT)
-    plain = Console(file=io.StringIO(), width=120)
-    with open_panel(plain, quiet=False) as shown, caplog.at_level("INFO"):
-        assert isinstance(shown, PlainPanel)
+def test_a_file_gets_a_line_when_the_counts_have_changed(caplog: pytest.LogCaptureFixture) -> None:
+    shown = PlainPanel()
+    with caplog.at_level("INFO"):
         shown.update(SNAPSHOT)
         shown.update(SNAPSHOT)
     assert [record.message for record in caplog.records] == [summary(SNAPSHOT)]
@@ -90,15 +101,3 @@ def test_a_long_fetch_is_told_now_and_then(caplog: pytest.LogCaptureFixture, mon
         for fetching in (True, True, True, False, True):
             shown.update(counted if fetching else replace(counted, fetching={}))
     assert [record.message for record in caplog.records] == ["Fetching: Policy version 13: 0.5 of 1.5 MB (33 %)"]
-
-
-def test_a_fetch_has_a_bar_on_a_terminal() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    console.print(table(SNAPSHOT))
-    assert "━━━" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_names_from_outside_are_text_not_markup() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(table(replace(SNAPSHOT, run_name="[red]run[/red] [/]")))
-    assert "[red]run[/red] [/]" in console.file.getvalue()  # type: ignore[attr-defined]

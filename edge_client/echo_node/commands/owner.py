@@ -16,6 +16,7 @@ from echo_node.host import control
 from echo_node.host.paths import Paths
 from echo_node.host.pause import PauseFile, pause_for
 from echo_node.panel import from_json, rows
+from echo_node.status_page.browser import open_in_browser
 from echo_shared.errors import ConnectError
 
 
@@ -27,6 +28,21 @@ def status(data_dir: DataDir = None, as_json: Json = False) -> None:
     else:
         for label, value in rows(from_json(answer)):
             typer.echo(f"{label:<10} {value}")
+
+
+def page(
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in the browser.")] = True,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the running node on a page of this computer, live, with its buttons."""
+    paths = Paths.find(data_dir)
+    url = asyncio.run(control.ask(paths.control_file, "page"))["url"]
+    if as_json:
+        typer.echo(json.dumps({"url": url}))
+        return
+    opened = browser and open_in_browser(url, paths.page_file)
+    typer.echo(f"{'It opens in the browser.' if opened else 'Open within a minute; the address is good once:'}\n{url}")
 
 
 def pause(

@@ -6,13 +6,16 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.text import Text
 
 from echo_node.commands.options import (
     Backend,
@@ -36,6 +39,7 @@ from echo_node.commands.options import (
     settings,
 )
 from echo_node.config import NodeConfig
+from echo_node.farewell import farewell
 from echo_node.host import control
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
@@ -45,9 +49,14 @@ from echo_node.host.shares import SharesFile
 from echo_node.host.signals import run_until_stopped
 from echo_node.host.spool import Spool
 from echo_node.lending.pairing import DEFAULT_PORT
-from echo_node.panel import open_panel
+from echo_node.live_view import open_panel
 from echo_shared import key_file
 from echo_shared.errors import ConnectError, StorageError
+
+if TYPE_CHECKING:
+    from echo_node.daemon import Daemon
+
+log = logging.getLogger(__name__)
 
 STOP_S: Final = 30.0
 
@@ -227,7 +236,8 @@ def _serve(
             with open_panel(console, quiet=quiet) as panel:
                 first = Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel)
                 if not by_turns:
-                    await first.run()
+                    with _closing_words(console, first, quiet=quiet):
+                        await first.run()
                     return
 
                 def make(hub: str) -> Daemon:
@@ -237,6 +247,20 @@ def _serve(
                 await Turns(SharesFile(paths.shares_file), make).run(first if joining.share else None)
 
         run_until_stopped(serve())
+
+
+@contextmanager
+def _closing_words(console: Console, daemon: Daemon, *, quiet: bool) -> Iterator[None]:
+    """Says at the end what was done, however it ended: as it is on a terminal, else into the log."""
+    try:
+        yield
+    finally:
+        lines = farewell(daemon.snapshot(), time.time()) if daemon.has_worked else []
+        for line in lines:
+            if console.is_terminal and not quiet:
+                console.print(Text(line))  # Text: it is not markup.
+            else:
+                log.info("%s", line)
 
 
 def _log_to(console: Console, paths: Paths, *, file: str, quiet: bool) -> None:

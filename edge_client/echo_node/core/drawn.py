@@ -69,6 +69,14 @@ class Drawn:
 
     def __init__(self) -> None:
         self._leases: dict[int, dict[int, _Progress]] = {}
+        self.num_tokens = 0
+        """That this node has drawn, of whatever became of them."""
+        self.num_finished = 0
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Of the rollouts in progress, what their leases gave included."""
+        return sum(len(progress.ids) for rollouts in self._leases.values() for progress in rollouts.values())
 
     def begin(self, lease: Lease, pending: Set[int]) -> None:
         """Notes what a new lease, of which the indices `pending` are sampled, has given."""
@@ -86,6 +94,7 @@ class Drawn:
             progress.logprobs = np.concatenate([progress.logprobs, part.logprobs])
             progress.versions = grown(progress.versions, part.policy_version, len(part.ids))
             progress.sampling_s = part.sampling_s
+            self.num_tokens += len(part.ids)
 
     def prefixes(self, lease_id: int, indices: Iterable[int]) -> tuple[Prefix, ...]:
         """What an engine is to go on from, that now begins the lease, for the first time or anew."""
@@ -135,6 +144,8 @@ class Drawn:
         progress = self._leases.get(finished.lease_id, {}).pop(finished.index, None) or _Progress.fresh()
         count = len(finished.completion_ids)
         told = between(progress.versions, 0, count)
+        self.num_tokens += count - min(count, len(progress.ids))
+        self.num_finished += 1
         return Ended(
             num_given=progress.num_given,
             versions=grown(told, finished.policy_version, count - min(count, len(progress.ids))),

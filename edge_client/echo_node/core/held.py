@@ -65,6 +65,11 @@ class HeldLeases:
         return sum(len(held.pending) for held in self._held.values())
 
     @property
+    def most_tokens(self) -> int:
+        """That the unfinished rollouts may have in the end, all of them together."""
+        return sum(len(held.pending) * held.lease.max_tokens for held in self._held.values())
+
+    @property
     def versions(self) -> frozenset[int]:
         """Policy versions that are needed: those that leases run by, and those that others can begin by alone."""
         return frozenset(

@@ -114,6 +114,10 @@ class Policies:
     def fetching_newest(self) -> bool:
         return self.newest_published in self._fetching
 
+    def arrived(self, version: int) -> Fetched | None:
+        """How a version came here; None = it is not here."""
+        return self._on_disk.get(version)
+
     @property
     def reports(self) -> Iterable[Fetched]:
         """How what is on disk came here."""

@@ -65,6 +65,7 @@ from echo_node.core.held import HeldLeases, Unfinished
 from echo_node.core.hub_talk import HubTalk
 from echo_node.core.pace import Pace
 from echo_node.core.policies import OnDisk, Policies
+from echo_node.core.progress import Progress
 from echo_node.core.standby import sentence
 from echo_node.core.troubles import Trouble
 from echo_node.core.yielding import YIELD_S, Yielding
@@ -208,6 +209,20 @@ class WorkLoop:
     def engine_problem(self) -> Trouble | None:
         """Why the engine is not up, or does not get on; None = nothing is wrong with it."""
         return self._engine.problem
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is, for its user."""
+        newest = self._policies.newest_loaded
+        return Progress(
+            rollouts=self.held_rollouts,
+            tokens=self._drawn.num_held_tokens,
+            most_tokens=self._held.most_tokens,
+            drawn_tokens=self._drawn.num_tokens,
+            finished_rollouts=self._drawn.num_finished,
+            newest_by=self._base.fetched if newest == 0 else None if newest is None else self._policies.arrived(newest),
+            is_finishing=bool(self._finishing),
+        )
 
     @property
     def newest_published(self) -> int:

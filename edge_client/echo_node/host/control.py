@@ -1,7 +1,8 @@
 """How `echo-node status` and `echo-node leave` talk to the running daemon: a websocket on loopback, JSON both ways.
 
 The port is any free one. It stands, with a secret, in a file that only the owner of the data directory can read; a
-request without the secret, or from a web page (which sends an Origin), is refused.
+request without the secret, or from a web page (which sends an Origin), is refused. The status page, where there is one,
+is served on the same port, and guards itself.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidHandshake, WebSocketException
+from websockets.http11 import Request, Response
 
 from echo_shared.errors import ConfigError, ConnectError, EchoError
 from echo_shared.files import write_private
@@ -38,12 +41,39 @@ Verbs = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]
 an answer, too: whoever asked raises it."""
 
 
+class Page(Protocol):
+    """What web pages are served: `echo_node.status_page.page`."""
+
+    def listens(self, host: str, port: int) -> None:
+        """It is served there from now on."""
+
+    def owns(self, request: Request) -> bool:
+        """Whether a request is the page's to answer."""
+
+    def respond(self, request: Request) -> Response | None:
+        """The answer to one of its requests; None: it becomes a websocket."""
+
+    async def converse(self, connection: ServerConnection) -> None:
+        """Until that websocket is closed."""
+
+
 @asynccontextmanager
-async def control_server(file: Path, verbs: Verbs) -> AsyncIterator[None]:
-    """Serves `verbs` while the context is open; `file` then says where."""
+async def control_server(file: Path, verbs: Verbs, page: Page | None = None) -> AsyncIterator[None]:
+    """Serves `verbs`, and the page, while the context is open; `file` then says where."""
     token = secrets.token_urlsafe(32)
 
+    def look(connection: ServerConnection, request: Request) -> Response | None:
+        if page is not None and page.owns(request):
+            return page.respond(request)
+        if request.headers.get_all("Origin"):
+            return connection.respond(HTTPStatus.FORBIDDEN, "Web pages have no business here.\n")
+        return None
+
     async def answer(connection: ServerConnection) -> None:
+        assert connection.request is not None, "the handshake is over"
+        if page is not None and page.owns(connection.request):
+            await page.converse(connection)
+            return
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await connection.send(json.dumps(_reply(await connection.recv(), token=token, verbs=verbs)))
@@ -55,13 +85,15 @@ async def control_server(file: Path, verbs: Verbs) -> AsyncIterator[None]:
         answer,
         LOOPBACK,
         0,
-        origins=[None],
+        process_request=look,
         max_size=MAX_REQUEST_BYTES,
         compression=None,
         open_timeout=PATIENCE_S,
         create_connection=incoming,
     ) as server:
         port = next(iter(server.sockets)).getsockname()[1]
+        if page is not None:
+            page.listens(LOOPBACK, port)
         write_private(file, json.dumps({"port": port, "token": token, "pid": os.getpid()}).encode())
         try:
             yield

@@ -72,6 +72,14 @@ class Paths:
         return self.data_dir / "traffic.json"
 
     @property
+    def last_word_file(self) -> Path:
+        return self.data_dir / "last_word.json"
+
+    @property
+    def page_file(self) -> Path:
+        return self.data_dir / "page.html"
+
+    @property
     def hubs(self) -> Path:
         return self.data_dir / "hubs"
 

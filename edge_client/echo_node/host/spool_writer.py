@@ -90,6 +90,7 @@ class SpoolWriter:
         except StorageError as error:
             log.error("%s", error)
         self._pending.clear()
+        self._dirty = True
 
     async def _wait_for_retry(self) -> None:
         self._retry.clear()

@@ -80,6 +80,8 @@ class NodeInfo:
     """What it says that it draws; 0 = not stated."""
     invite_id: int | None = None
     """By whose invite it comes; None: by nobody's."""
+    hears_totals: bool = False
+    """It understands Totals."""
 
 
 class Inbox(Protocol):
@@ -338,6 +340,7 @@ class Gateway:
             cost_per_hour=proof.cost_per_hour,
             power_watts=proof.power_watts,
             invite_id=guest.invite_id,
+            hears_totals=proof.hears_totals,
         )
 
     def _replace(self, node_id: str) -> bool:

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 from echo_hub.core.effects import Record
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.store.credits import Credit
 from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.store import Store
@@ -129,6 +130,9 @@ class AsyncStore:
 
     async def wanted_pardons(self) -> frozenset[str]:
         return await self._read(self.store.wanted_pardons)
+
+    async def credits(self, node_ids: Collection[str]) -> dict[str, Credit]:
+        return await self._read(self.store.credits, node_ids)
 
     async def num_invites(self) -> tuple[int, int]:
         return await self._read(self.store.num_invites)

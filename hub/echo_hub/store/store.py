@@ -19,6 +19,7 @@ from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store import invites, reading, recent, reports, standings
 from echo_hub.store.contribution import read_contribution
+from echo_hub.store.credits import Credit, read_credits
 from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
 from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
@@ -273,6 +274,11 @@ class Store:
         """Every node, or `most` and those of `always`; most trained rollouts first, counted from receipts."""
         with self._reading() as connection:
             return reports.read_leaderboard(connection, most=most, always=always)
+
+    def credits(self, node_ids: Collection[str]) -> dict[str, Credit]:
+        """What these nodes have done over all time, and their ranks among all."""
+        with self._reading() as connection:
+            return read_credits(connection, node_ids)
 
     def num_nodes(self) -> NumNodes:
         """In all the books."""

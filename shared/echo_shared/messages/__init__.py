@@ -39,7 +39,16 @@ from echo_shared.messages.leases import (
     Standby,
     StandbyReason,
 )
-from echo_shared.messages.receipts import Checked, DropReason, Receipt, Receipts, ReceiptState, ReceiptsWanted
+from echo_shared.messages.receipts import (
+    Checked,
+    DroppedCount,
+    DropReason,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    ReceiptsWanted,
+    Totals,
+)
 from echo_shared.messages.rollouts import (
     MAX_PARTS_TOKENS,
     MAX_VERSION_SPANS,
@@ -94,6 +103,7 @@ __all__ = [
     "CheckResult",
     "Checked",
     "DropReason",
+    "DroppedCount",
     "Fetched",
     "FinishReason",
     "FromHub",
@@ -131,6 +141,7 @@ __all__ = [
     "SharedMemory",
     "Standby",
     "StandbyReason",
+    "Totals",
     "Unwanted",
     "VersionSpan",
     "VersionSpans",
@@ -154,6 +165,7 @@ FromHub = (
     | CheckLease
     | Standby
     | Receipts
+    | Totals
 )
 FromNode = (
     Hello

@@ -71,6 +71,8 @@ class Proof(Message):
     """What the hub's operator is to pay for the node while it is active, in US dollars; 0 = it is a gift."""
     power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
     """What it draws while it works; 0 = not stated."""
+    hears_totals: bool = False
+    """It understands Totals."""
 
 
 class Welcome(Message):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from echo_shared.messages.base import MAX_BATCHED, Message
-from echo_shared.messages.fields import Lax, RolloutId
+from echo_shared.messages.fields import Count, Lax, Name, RolloutId
 
 
 class ReceiptState(StrEnum):
@@ -73,3 +73,34 @@ class ReceiptsWanted(Message):
 
     type: Literal["receipts_wanted"] = "receipts_wanted"
     rollout_ids: Annotated[tuple[RolloutId, ...], Field(min_length=1, max_length=MAX_BATCHED, strict=False)]
+
+
+class DroppedCount(Message):
+    """How many rollouts were dropped for one reason; a newer hub may name reasons that are not known here."""
+
+    reason: Name
+    rollouts: Count
+
+
+class Totals(Message):
+    """What the node's key has done in this run over all time, by the hub's books, and its place on the leaderboard.
+
+    Sent soon after the Welcome, then now and then when it has changed, to nodes whose Proof says `hears_totals`.
+    """
+
+    type: Literal["totals"] = "totals"
+    trained_rollouts: Count
+    trained_tokens: Count
+    """Those that this node drew."""
+    evaluated_rollouts: Count
+    dropped: Annotated[tuple[DroppedCount, ...], Field(max_length=64, strict=False)] = ()
+    others_checked: Count = 0
+    """Rollouts of others that it has computed again, and whose finding stands."""
+    share: Annotated[float, Field(ge=0, le=1)]
+    """Of all rollouts that were trained on or evaluated."""
+    rank: Annotated[int, Field(ge=1, le=2**53)] | None
+    """By share, largest first; None = nothing of it was of use yet."""
+    num_ranked: Count
+    """Nodes that have a rank."""
+    page: Annotated[str, Field(max_length=256, pattern=r"^/[!-~]*$")]
+    """Path of the node's own place on the hub's pages."""

@@ -61,6 +61,7 @@ async def test_a_node_joins_and_the_hub_knows_who_it_is(hub: Hub) -> None:
             hub_host="127.0.0.1",
             swarm_port=6881,
             mesh_port=0,
+            hears_totals=True,
         )
     ]
     assert hub.gateway.send(node.me.node_id, revoked(1)), "its session is open"

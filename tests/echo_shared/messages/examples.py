@@ -11,6 +11,7 @@ from echo_shared.messages import (
     Challenge,
     CheckLease,
     CheckResult,
+    DroppedCount,
     DropReason,
     Fetched,
     FinishReason,
@@ -45,6 +46,7 @@ from echo_shared.messages import (
     SharedMemory,
     Standby,
     StandbyReason,
+    Totals,
     Unwanted,
     VersionSpan,
     Welcome,
@@ -140,6 +142,19 @@ CHECK = CheckLease(
 )
 
 
+TOTALS = Totals(
+    trained_rollouts=39_544,
+    trained_tokens=5_139_912,
+    evaluated_rollouts=412,
+    dropped=(DroppedCount(reason="stale", rollouts=7),),
+    others_checked=3,
+    share=0.125,
+    rank=3,
+    num_ranked=57,
+    page="/leaderboard?node=0123456789",
+)
+
+
 FROM_HUB: list[FromHub] = [
     Challenge(protocol_version=2, software_version="1", hub_key=bytes(32), nonce=bytes(32), signature=bytes(64)),
     Welcome(
@@ -168,6 +183,7 @@ FROM_HUB: list[FromHub] = [
     LeaseRevoked(lease_id=1, reason=DropReason.STALE),
     CHECK,
     Receipts(receipts=(Receipt(rollout_id="3-5", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE),)),
+    TOTALS,
 ]
 
 

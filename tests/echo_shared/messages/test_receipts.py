@@ -1,13 +1,13 @@
-"""Bounds of what is asked about rollouts."""
+"""Bounds of what is asked and told about rollouts."""
 
 from typing import Any
 
 import pytest
 
-from echo_shared.codec import decode_from_node
+from echo_shared.codec import decode_from_hub, decode_from_node
 from echo_shared.errors import CodecError
 from echo_shared.messages import MAX_BATCHED, ReceiptsWanted
-from tests.echo_shared.messages.examples import changed
+from tests.echo_shared.messages.examples import TOTALS, changed
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,30 @@ from tests.echo_shared.messages.examples import changed
 def test_receipts_wanted_out_of_bounds_are_refused(ids: Any) -> None:
     with pytest.raises(CodecError):
         decode_from_node(changed(ReceiptsWanted(rollout_ids=("3-5",)), rollout_ids=ids))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("trained_rollouts", -1),
+        ("trained_tokens", 2**60),
+        ("dropped", [{"reason": "stale", "rollouts": 1}] * 65),
+        ("dropped", [{"reason": "stale"}]),
+        ("share", 1.5),
+        ("share", float("nan")),
+        ("rank", 0),
+        ("num_ranked", "many"),
+        ("page", "https://elsewhere.example"),
+        ("page", "/leader\x1b[2Jboard"),
+        ("page", "/leaderboard\n"),
+        ("page", "/" + "a" * 256),
+    ],
+)
+def test_totals_out_of_bounds_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(CodecError):
+        decode_from_hub(changed(TOTALS, **{field: value}))
+
+
+def test_reasons_are_safe_to_print() -> None:
+    told = decode_from_hub(changed(TOTALS, dropped=[{"reason": "new\x1b[31m", "rollouts": 1}]))
+    assert told.dropped[0].reason == "new?[31m"  # type: ignore[union-attr]

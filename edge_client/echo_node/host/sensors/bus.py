@@ -25,9 +25,18 @@ class Bus:
         self._not_before = 0.0
 
     def call(
-        self, service: str, path: str, interface: str, method: str, signature: str = "", body: tuple[Any, ...] = ()
+        self,
+        service: str,
+        path: str,
+        interface: str,
+        method: str,
+        signature: str = "",
+        body: tuple[Any, ...] = (),
+        *,
+        may_start: bool = False,
     ) -> tuple[Any, ...] | None:
-        """What is answered; None where there is no bus, no such service, or no answer in time."""
+        """What is answered; None where there is no bus, no such service, or no answer in time. `may_start`: a service
+        that does not run is started, where the bus knows how."""
         import jeepney
 
         connection = self._connected()
@@ -35,7 +44,8 @@ class Bus:
             return None
         address = jeepney.DBusAddress(path, service, interface)
         message = jeepney.new_method_call(address, method, signature or None, body)
-        message.header.flags |= jeepney.MessageFlag.no_auto_start  # To ask a desktop must not start one.
+        if not may_start:
+            message.header.flags |= jeepney.MessageFlag.no_auto_start  # To ask a desktop must not start one.
         try:
             reply = connection.send_and_get_reply(message, timeout=ANSWER_S)
         except (OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError.

@@ -22,6 +22,8 @@ class Desktop:
         self.address = address
         self.answers: Answers = {}
         self.asked: list[tuple[str, str]] = []
+        self.bodies: list[tuple[Any, ...]] = []
+        """Of what was asked."""
         self._connections: list[Any] = []
         self._threads: list[threading.Thread] = []
 
@@ -50,6 +52,7 @@ class Desktop:
                 if key[1] in ("Get", "GetAll"):
                     key = key[0], "/".join([key[1], *message.body[1:]]).rstrip("/")
                 self.asked.append(key)
+                self.bodies.append(message.body)
                 if key in self.answers:
                     signature, body = self.answers[key]
                     connection.send(new_method_return(message, signature, body))

@@ -1,0 +1,31 @@
+"""How an artefact came to this node, in words."""
+
+from __future__ import annotations
+
+from echo_shared.messages import Fetched
+
+
+def arrival(fetched: Fetched) -> str:
+    """The way that brought most of it, how much that was in all, and how long it took."""
+    sent = fetched.pushed_bytes + fetched.mesh_bytes
+    amounts = {
+        "through the host's shared memory": fetched.shared_memory_bytes,
+        "from a model hub": fetched.model_hub_bytes,
+        "broadcast" if fetched.mesh_bytes else "inline": sent,
+        "swarm": fetched.swarm_bytes,
+        "web seed": fetched.web_seed_bytes,
+    }
+    total = sum(amounts.values())
+    if not total:
+        return "was here before"
+    way = max(amounts, key=lambda name: amounts[name])
+    others = f", {100 * fetched.mesh_bytes // total} % of it handed on by other nodes" if way == "broadcast" else ""
+    return f"{way}, {amount(total)} in {fetched.seconds:.1f} s{others}"
+
+
+def amount(num_bytes: int) -> str:
+    """The number with a unit that suits it."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"

@@ -1,0 +1,38 @@
+"""Notifications on the owner's desktop, where the session's D-Bus has somebody who shows them.
+
+https://specifications.freedesktop.org/notification-spec/1.2/
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+from typing import Any, Final
+
+from echo_node.core.notices import Notice
+from echo_node.host.sensors.bus import Bus
+
+SERVICE: Final = "org.freedesktop.Notifications"
+PATH: Final = "/org/freedesktop/Notifications"
+URGENT: Final = ("y", 2)
+"""It stays until somebody has seen it."""
+MOST_SHOWN: Final = 500
+"""Characters."""
+
+
+def notify(notice: Notice) -> bool:
+    """Whether somebody shows it. Blocks, for a second or two at most."""
+    if sys.platform != "linux":
+        return False
+    bus = Bus("SESSION")
+    try:
+        text = notice.text[:MOST_SHOWN]
+        can = bus.call(SERVICE, PATH, SERVICE, "GetCapabilities", may_start=True)
+        if can is None:
+            return False
+        if "body-markup" in can[0]:
+            text = html.escape(text, quote=False)  # Some of it is the hub's words.
+        body: tuple[Any, ...] = ("echo-node", 0, "", notice.title, text, [], {"urgency": URGENT}, -1)
+        return bus.call(SERVICE, PATH, SERVICE, "Notify", "susssasa{sv}i", body) is not None
+    finally:
+        bus.close()

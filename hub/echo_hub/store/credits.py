@@ -1,0 +1,88 @@
+"""What nodes have earned over all time, and their ranks: what each connected node is told of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy import Connection, Subquery, func, select
+
+from echo_hub.store.tables import checking, nodes, tallies
+from echo_hub.store.tallies import EVALUATED, TRAINED
+
+KEYS_A_QUERY: Final = 10_000
+"""Few hubs have more nodes connected, and every query ranks all nodes; both databases take three times as many
+parameters of one statement."""
+_USEFUL: Final = (TRAINED, EVALUATED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """One node's; counts are of rollouts."""
+
+    trained: int = 0
+    trained_tokens: int = 0
+    evaluated: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """By reason."""
+    others_checked: int = 0
+    share: float = 0.0
+    """Of all rollouts that were trained on or evaluated."""
+    rank: int | None = None
+    """On the leaderboard; None = nothing of it was of use yet."""
+    num_ranked: int = 0
+
+
+def read_credits(connection: Connection, node_ids: Collection[str]) -> dict[str, Credit]:
+    """Of each of these nodes. Ranks are the leaderboard's: by useful rollouts, then by name and id; the database
+    sorts, and nothing of other nodes is read from it."""
+    ranks, keys = _ranks(connection), sorted(node_ids)
+    num_ranked, total = connection.execute(select(func.count(), func.sum(ranks.c.useful)).select_from(ranks)).one()
+    credits = {}
+    for start in range(0, len(keys), KEYS_A_QUERY):
+        part = keys[start : start + KEYS_A_QUERY]
+        places = {row.node_id: row for row in connection.execute(select(ranks).where(ranks.c.node_id.in_(part)))}
+        by_others = select(checking.c.node_id, checking.c.rollouts).where(checking.c.node_id.in_(part))
+        checked = {row.node_id: int(row.rollouts) for row in connection.execute(by_others)}
+        final: dict[str, dict[str, Any]] = {}
+        for row in connection.execute(_OUTCOMES.where(tallies.c.node_id.in_(part))):
+            final.setdefault(row.node_id, {})[row.outcome] = row
+        for node_id in part:
+            of_node, place = final.get(node_id, {}), places.get(node_id)
+            trained, evaluated = of_node.get(TRAINED), of_node.get(EVALUATED)
+            credits[node_id] = Credit(
+                trained=trained.rollouts if trained else 0,
+                trained_tokens=trained.tokens if trained else 0,
+                evaluated=evaluated.rollouts if evaluated else 0,
+                dropped={
+                    outcome: row.rollouts
+                    for outcome, row in sorted(of_node.items())
+                    if outcome not in _USEFUL and row.rollouts
+                },
+                others_checked=checked.get(node_id, 0),
+                share=int(place.useful) / int(total) if place else 0.0,
+                rank=int(place.rank) if place else None,
+                num_ranked=num_ranked,
+            )
+    return credits
+
+
+_OUTCOMES: Final = select(tallies.c.node_id, tallies.c.outcome, tallies.c.rollouts, tallies.c.tokens)
+
+
+def _ranks(connection: Connection) -> Subquery:
+    """Every node of use, its useful rollouts and its rank."""
+    name = func.coalesce(nodes.c.name, tallies.c.node_id)
+    summed = (
+        select(tallies.c.node_id, func.min(name).label("name"), func.sum(tallies.c.rollouts).label("useful"))
+        .select_from(tallies.outerjoin(nodes, nodes.c.node_id == tallies.c.node_id))
+        .where(tallies.c.outcome.in_(_USEFUL), tallies.c.rollouts > 0)
+        .group_by(tallies.c.node_id)
+        .subquery()
+    )
+    # As Python sorts, whatever the database's own language is.
+    collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
+    order = (summed.c.useful.desc(), summed.c.name.collate(collation), summed.c.node_id.collate(collation))
+    rank = func.row_number().over(order_by=order).label("rank")
+    return select(summed.c.node_id, summed.c.useful, rank).subquery()

@@ -1,0 +1,25 @@
+from echo_node.core.history import KEPT, SPAN_S, TokenHistory
+
+
+def test_each_span_has_its_rate() -> None:
+    history = TokenHistory()
+    for now, count in ((100.0, 0), (105.0, 40), (110.0, 100), (111.0, 500), (120.0, 150)):
+        history.note(count, now)
+    assert history.rates == (10.0, 5.0)
+
+
+def test_spans_without_a_note_share_their_rate() -> None:
+    history = TokenHistory()
+    history.note(0, 0.0)
+    history.note(300, 3 * SPAN_S)
+    assert history.rates == (10.0, 10.0, 10.0)
+    history.note(300, 4 * SPAN_S)
+    assert history.rates[-1] == 0.0
+
+
+def test_it_forgets_what_is_old() -> None:
+    history = TokenHistory()
+    for span in range(3 * KEPT):
+        history.note(span, span * SPAN_S)
+    history.note(0, 1e9)  # A machine that slept long.
+    assert len(history.rates) == KEPT

@@ -1,0 +1,3 @@
+from tests.echo_node.host.sensors.conftest import Desktop, desktop
+
+__all__ = ["Desktop", "desktop"]

@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+
+from echo_node.core.notices import Notice
+from echo_node.host.last_word import LastWord
+
+
+def test_it_is_there_until_there_is_nothing_to_say(tmp_path: Path) -> None:
+    word = LastWord(tmp_path / "last_word.json")
+    assert word.load() is None
+    word.save(Notice("Banned", "The hub says: no."))
+    assert word.load() == Notice("Banned", "The hub says: no.")
+    word.save(None)
+    word.save(None)
+    assert word.load() is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"title": 1}', "\x00"])
+def test_what_cannot_be_understood_is_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "last_word.json").write_text(text)
+    assert LastWord(tmp_path / "last_word.json").load() is None
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    LastWord(tmp_path / "file" / "last_word.json").save(Notice("t", "u"))
+    assert "cannot be kept" in caplog.text

@@ -1,0 +1,46 @@
+from dataclasses import replace
+
+import pytest
+
+from echo_node.farewell import farewell, length
+from tests.echo_node.test_panel import SNAPSHOT, TOTALS
+
+ENDED = replace(
+    SNAPSHOT,
+    started_at=1_000.0,
+    drawn_rollouts=48,
+    drawn_tokens=6_144,
+    since_start={"trained": 30, "dropped": 5, "dropped:stale": 5},
+    totals=TOTALS,
+    page="http://127.0.0.1:8710/leaderboard?node=abc",
+)
+
+
+def test_it_sums_up_what_was_done_and_where_it_goes_on() -> None:
+    assert farewell(ENDED, 9_040.0) == [
+        "Ran for 2 h 14 min: 48 rollouts, 6,144 tokens drawn.",
+        "Since the start: 30 trained, 0 evaluated, 5 dropped (5 stale).",
+        "With the hub, to be trained on or not: 1. The node hears of them when it runs again.",
+        "Finished, and not at the hub yet: 2. They go there when the node runs again.",
+        "Over all time: 39,544 trained (5,139,912 tokens), 412 evaluated, 7 dropped (7 stale), 3 of others checked: "
+        "12.5% of all that was of use.",
+        "Rank: 3 of 57.",
+        "Your place: http://127.0.0.1:8710/leaderboard?node=abc",
+        "Go on with: echo-node run",
+    ]
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    lines = farewell(replace(SNAPSHOT, rollouts={}, started_at=0.0), 59.0)
+    assert lines[0].startswith("Ran for 59 s") and len(lines) == 3
+
+
+def test_what_a_hub_says_steers_no_terminal() -> None:
+    hostile = {**TOTALS, "dropped": {"\x1b[2J\n": 1}}
+    said = "".join(farewell(replace(ENDED, totals=hostile), 1_000.0))
+    assert "\x1b" not in said and "\n" not in said
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(-3, "0 s"), (59.4, "59 s"), (60, "1 min"), (7_199, "1 h 59 min")])
+def test_lengths_are_rounded(seconds: float, text: str) -> None:
+    assert length(seconds) == text
