@@ -84,8 +84,8 @@ async def test_too_many_at_once_are_told_to_come_later(
         assert answer.status == 503 and answer.headers["Retry-After"] == "10"
         await slow.read()
     async with asyncio.timeout(60):
-        while (await client.head(address)).status == 503:
-            await asyncio.sleep(0)  # noqa: ASYNC110 - the hub tells nobody that it has sent an answer.
+        while (await client.head(address)).status == 503:  # noqa: ASYNC110 - nobody is told that an answer is sent.
+            await asyncio.sleep(0)
 
 
 async def test_without_the_setting_nothing_is_offered() -> None:

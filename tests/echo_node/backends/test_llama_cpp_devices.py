@@ -76,7 +76,7 @@ def test_a_package_without_a_device_is_said(portable: Path, tmp_path: Path) -> N
     for library in (tmp_path / "packages").rglob("libggml-*"):
         if "base" not in library.name:
             library.unlink()
-    with pytest.raises(AssertionError, match="llama.cpp has no device to compute with"):
+    with pytest.raises(AssertionError, match=r"llama\.cpp has no device to compute with"):
         look(tmp_path, tmp_path / "packages")
 
 
