@@ -175,7 +175,10 @@ install_version() {
     mkdir -p "$versions"
     new=$(mktemp -d "$versions/$(date +%Y%m%d).XXXXXX")
     if [ -n "$from" ]; then install_wheelhouse; else install_source; fi
-    starts "$new" || fail "What was installed does not start here${before:+; what was here before stays}."
+    said=$(starts "$new" 2>&1) || {
+        say "$said"
+        fail "What was installed does not start here${before:+; what was here before stays}."
+    }
     made=${new##*/}
     new=''
     switch_to "$made"

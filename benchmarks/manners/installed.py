@@ -30,6 +30,8 @@ TOOLS: Final = (
     *("sh", "env", "cat", "cksum", "cp", "date", "dirname", "basename", "find", "grep", "ln", "mkdir", "mktemp", "mv"),
     *("readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
 )
+ROLLOUT_TOKENS: Final = 64
+"""Of a first rollout: long ones would measure how fast the engine samples."""
 INSTALL_S: Final = 600.0
 FIRST_ROLLOUT_S: Final = 300.0
 LOOK_S: Final = 0.01
@@ -62,7 +64,7 @@ async def measure(scratch: Path, models: Models, model: str) -> Mapping[str, Any
 
 
 def _install(environment: Mapping[str, str]) -> None:
-    command = [str(WHEELHOUSE / INSTALLER), "--from", str(WHEELHOUSE)]
+    command: list[str | Path] = [WHEELHOUSE / INSTALLER, "--from", WHEELHOUSE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=INSTALL_S, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"The installer failed: {done.stdout}{done.stderr}")
@@ -72,7 +74,7 @@ async def _first_rollout(scratch: Path, base: Path, environment: Mapping[str, st
     hub = DrivenHub(scratch / "hub")
     await hub.open()
     await hub.publish_base(base)
-    leasing = asyncio.create_task(lease_for_ever(hub))
+    leasing = asyncio.create_task(lease_for_ever(hub, max_tokens=ROLLOUT_TOKENS))
     try:
         began = time.monotonic()
         with _joined(hub.url, scratch / "node.log", environment):
@@ -88,7 +90,7 @@ async def _first_rollout(scratch: Path, base: Path, environment: Mapping[str, st
 
 @contextmanager
 def _joined(url: str, log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    command = [str(Path(environment["HOME"], ".local", "bin", "echo-node")), "join", url, "--quiet"]
+    command: list[str | Path] = [Path(environment["HOME"], ".local", "bin", "echo-node"), "join", url, "--quiet"]
     with log.open("ab") as output:
         node = subprocess.Popen(
             command,

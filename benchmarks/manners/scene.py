@@ -159,7 +159,7 @@ async def scene(
         await hub.end()
 
 
-async def lease_for_ever(hub: DrivenHub) -> None:
+async def lease_for_ever(hub: DrivenHub, *, max_tokens: int = MAX_TOKENS) -> None:
     """As much as the node says that it will hold, in groups."""
     rng = np.random.default_rng(0)
     out: set[tuple[int, int]] = set()
@@ -179,7 +179,7 @@ async def lease_for_ever(hub: DrivenHub) -> None:
             out |= {(number, index) for index in range(GROUP_SIZE)}
             fields: dict[str, Any] = {
                 "prompt_ids": rng.integers(10, 8_000, PROMPT_TOKENS).astype(np.int32),
-                "max_tokens": MAX_TOKENS,
+                "max_tokens": max_tokens,
                 "stop_ids": (),
             }
             await hub.lease(number, version=0, count=GROUP_SIZE, deadline_s=600.0, **fields)

@@ -16,6 +16,8 @@ from typing import Any, Final
 import llama_cpp
 from llama_cpp._ctypes_extensions import load_shared_library
 
+from echo_shared.errors import BackendError
+
 LIBRARIES: Final = Path(llama_cpp.__file__).parent / "lib"
 _GPUS: Final = (1, 2)
 """ggml_backend_dev_type: with memory of its own, and without."""
@@ -31,12 +33,19 @@ def ggml() -> Any:
 
 @cache
 def load_devices() -> None:
-    """To be called before anything else of llama.cpp's: what it finds out without devices holds for the process."""
+    """To be called before anything else of llama.cpp's: what it finds out without devices holds for the process.
+    Raises BackendError when there is none."""
     count, load = ggml().ggml_backend_reg_count, ggml().ggml_backend_load_all_from_path
     count.restype = ctypes.c_size_t
     load.restype, load.argtypes = None, (ctypes.c_char_p,)
     if count() == 0:
         load(str(LIBRARIES).encode())
+    if count() == 0:
+        raise BackendError(
+            "llama.cpp has no device to compute with, not even the processor.",
+            got=f"{LIBRARIES} holds none that works here",
+            do="Install the node anew.",
+        )
 
 
 def has_gpu() -> bool:

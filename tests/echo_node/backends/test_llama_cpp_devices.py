@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -67,6 +68,16 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 content.extractall(target)
                 return target
     pytest.skip("dist/ has no wheelhouse for all processors: make wheelhouse")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libraries have other names elsewhere")
+def test_a_package_without_a_device_is_said(portable: Path, tmp_path: Path) -> None:
+    shutil.copytree(portable, tmp_path / "packages")
+    for library in (tmp_path / "packages").rglob("libggml-*"):
+        if "base" not in library.name:
+            library.unlink()
+    with pytest.raises(AssertionError, match=r"llama\.cpp has no device to compute with"):
+        look(tmp_path, tmp_path / "packages")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
