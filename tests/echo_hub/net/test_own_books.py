@@ -65,9 +65,7 @@ class Asked:
         status, _, said = await self.once(path, body, Credentials(hello=hello, nonce=challenge.nonce, proof=proof))
         return status, said
 
-    async def once(
-        self, path: str, body: bytes | None, credentials: Credentials | None
-    ) -> tuple[int, Any, bytes]:
+    async def once(self, path: str, body: bytes | None, credentials: Credentials | None) -> tuple[int, Any, bytes]:
         headers = {} if credentials is None else {"Authorization": credentials.header()}
         method = "GET" if path == BOOKS_CERTIFICATE else "POST"
         async with (
