@@ -119,14 +119,11 @@ def receipts_certificate(
     paths = Paths.find(data_dir)
     record = last_hub(paths)
     shown = out.with_suffix(".svg")
+    if out == shown:
+        raise ConfigError("The certificate itself is no picture.", got=str(out), do="Choose another: --out NAME.json")
     for file in (out, shown):
-        if out == shown:
-            raise ConfigError(
-                "The certificate itself is no picture.", got=str(out), do="Choose another: --out NAME.json"
-            )
         if file.exists():
-            do = "Choose another: --out NAME.json"
-            raise ConfigError("This file is there already.", got=str(file), do=do)
+            raise ConfigError("This file is there already.", got=str(file), do="Choose another: --out NAME.json")
     document, said = _books(paths, record).certificate()
     try:
         write_private(out, document)
