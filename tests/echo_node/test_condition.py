@@ -6,7 +6,7 @@ import pytest
 from echo_node.condition import STATES, described
 from tests.echo_node.test_panel import SNAPSHOT
 
-QUIET = replace(SNAPSHOT, fetching={}, problem=None)
+QUIET = replace(SNAPSHOT, fetching={}, problems={})
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ class MannersConfig(BaseModel):
     metered: bool = False
     """Whether to work where the network is paid for by use, as NetworkManager tells."""
     max_upload_bytes_day: Annotated[int, Field(ge=0)] = 0
-    """What the node may send a day, by the local calendar; 0 = no cap. Then it delivers what it has drawn, and leaves the
-    network alone until the day is over."""
+    """What the node may send a day, by the local calendar; 0 = no cap. Then it delivers what it has drawn, and leaves
+    the network alone until the day is over."""
     max_upload_bytes_month: Annotated[int, Field(ge=0)] = 0
     """The same a month."""
     max_download_bytes_day: Annotated[int, Field(ge=0)] = 0

@@ -125,6 +125,7 @@ class Filled:
             "set_run_meta": lambda: store.set_run_meta("run_id", "r"),
             "run_meta": store.run_meta,
             "leaderboard": store.leaderboard,
+            "contribution": lambda: store.contribution("a", run_id="r", run_name="R", hub_key=bytes(32), now=2.0),
             "credits": lambda: store.credits(["a", "b"]),
             "num_nodes": store.num_nodes,
             "accounting": store.accounting,
