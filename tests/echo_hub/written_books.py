@@ -36,7 +36,7 @@ KINDS = {"fast0": ("torch", "RTX 4070"), "fast1": ("torch", "RTX 4070"), "slow0"
 def write_books(store: Store, *, steps: int = 6, slow_start: float = 0.0) -> None:
     """`slow_start`: seconds that the first step's leases take on top."""
     for node_id, (backend, device) in KINDS.items():
-        store.node_seen(node_id=node_id, public_key=b"k", name=node_id, backend=backend, device=device, now=BEGAN)
+        store.node_seen(node_id=node_id, public_key=bytes(32), name=node_id, backend=backend, device=device, now=BEGAN)
     for step in range(1, steps + 1):
         _write_step(store, step, BEGAN + PERIOD_S * (step - 1), early_s=slow_start if step == 1 else 0.0)
 

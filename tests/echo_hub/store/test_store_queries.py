@@ -168,7 +168,7 @@ class Filled:
 
     @staticmethod
     def _join(store: Store, node_id: str) -> None:
-        store.node_seen(node_id=node_id, public_key=b"k", name=node_id, backend="torch", device="cpu", now=1.0)
+        store.node_seen(node_id=node_id, public_key=bytes(32), name=node_id, backend="torch", device="cpu", now=1.0)
 
     @staticmethod
     def _release(version: int) -> Release:
