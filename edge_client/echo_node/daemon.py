@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -63,7 +62,7 @@ from echo_node.host.hubs import Joining
 from echo_node.host.last_word import LastWord
 from echo_node.host.notifications import notify
 from echo_node.host.paths import Paths
-from echo_node.host.pause import PauseFile, pause_for
+from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import MachineSensors, Sensors
 from echo_node.host.signals import stop_signals, watch_stdin
 from echo_node.host.traffic import TrafficMeter
@@ -72,11 +71,11 @@ from echo_node.machine_watch import MachineWatch
 from echo_node.network_hold import NetworkHold
 from echo_node.opening import Opening
 from echo_node.owner_watch import EngineNow, OwnerWatch
-from echo_node.panel import NodeSnapshot, Panel, rows
+from echo_node.owner_word import OwnerWord
+from echo_node.panel import NodeSnapshot, Panel
 from echo_node.releases import newer_release, upgraded
 from echo_node.reloading import Changes, changes, in_force
 from echo_node.shell import RunShell
-from echo_node.status_page.page import StatusPage, Verb
 from echo_shared.errors import DISK_FULL, EchoError, RefusedError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.messages import (
@@ -253,24 +252,22 @@ class Daemon:
             owes_the_hub=lambda: self._shell is not None and self._shell.work.owes_the_hub,
         )
         await self._network.begin()
-        verbs: dict[str, Verb] = {
-            "status": self._status_verb,
-            "stop": self._stop_verb,
-            "pause": self._pause_verb,
-            "resume": self._resume_verb,
-            "finish": self._finish_verb,
-            "reload": self._reload_verb,
-        }
+        word = OwnerWord(
+            snapshot=self.snapshot,
+            watch=self._watch,
+            stop=self._stop_once,
+            finish=self._finish_for_good,
+            reload=self._reload,
+        )
+        page = word.page()
         machine = MachineWatch(
             self.connections.client,
             self._troubles,
             on_wake=self._chooser.look_again,
             on_upgrade=lambda release: self._inbox.put_nowait(ConnectionEnded(error=upgraded(release))),
         )
-        page = StatusPage(view=self._page_view, verbs=dict(verbs))
-        verbs["page"] = lambda _: {"url": page.invite()}
         with stop_signals(lambda name: self.request_stop(f"got {name}")):
-            async with control_server(self._paths.control_file, verbs, page), asyncio.TaskGroup() as group:
+            async with control_server(self._paths.control_file, word.verbs(page), page), asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._connection(), name="connection"),
                     group.create_task(self._ticks(), name="ticks"),
@@ -484,28 +481,15 @@ class Daemon:
 
     # --- the user
 
-    def _status_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
-        return asdict(self.snapshot())
+    def _stop_once(self) -> None:
+        if self._stopping is None:
+            self.request_stop("asked to by echo-node")
 
-    def _page_view(self) -> Mapping[str, Any]:
-        snapshot = self.snapshot()
-        return {"snapshot": asdict(snapshot), "rows": rows(snapshot)}
-
-    def _pause_verb(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        pause = pause_for(arguments.get("length"))
-        self._watch.change(pause)
-        return {"until": pause.until}
-
-    def _resume_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._watch.change(None)
-        return {}
-
-    def _finish_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _finish_for_good(self) -> None:
         self.is_told_to_end = True
         self.finish("asked to by echo-node")
-        return {"pid": os.getpid(), "held_rollouts": self.snapshot().held_rollouts}
 
-    def _reload_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _reload(self) -> Mapping[str, Any]:
         """Reads the settings again. Raises ConfigError; what held then still holds."""
         file = self._paths.config_file
         after = load_config(file if file.exists() else None, {**self._joining.flags, **self._joining.given})
@@ -532,11 +516,6 @@ class Daemon:
                 power_watts=config.power_watts,
             )
             await self._introduce()
-
-    def _stop_verb(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
-        if self._stopping is None:
-            self.request_stop("asked to by echo-node")
-        return {"pid": os.getpid()}
 
 
 HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {

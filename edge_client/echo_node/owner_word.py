@@ -1,0 +1,64 @@
+"""What the owner of a running node may ask of it: by `echo-node`, and by the page on loopback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from echo_node.host.pause import pause_for
+from echo_node.owner_watch import OwnerWatch
+from echo_node.panel import NodeSnapshot, rows
+from echo_node.status_page.page import StatusPage, Verb
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerWord:
+    """Whom a word goes to."""
+
+    snapshot: Callable[[], NodeSnapshot]
+    watch: OwnerWatch
+    stop: Callable[[], None]
+    finish: Callable[[], None]
+    reload: Callable[[], Mapping[str, Any]]
+    """Reads the settings again, and says what that changes. Raises ConfigError."""
+
+    def page(self) -> StatusPage:
+        """For the browser; all verbs but the one that opens it."""
+        return StatusPage(view=self._view, verbs=self._verbs())
+
+    def verbs(self, page: StatusPage) -> dict[str, Verb]:
+        """By name, for the control socket."""
+        return {**self._verbs(), "page": lambda _: {"url": page.invite()}}
+
+    def _verbs(self) -> dict[str, Verb]:
+        return {
+            "status": lambda _: asdict(self.snapshot()),
+            "stop": self._stop,
+            "pause": self._pause,
+            "resume": self._resume,
+            "finish": self._finish,
+            "reload": lambda _: self.reload(),
+        }
+
+    def _view(self) -> Mapping[str, Any]:
+        snapshot = self.snapshot()
+        return {"snapshot": asdict(snapshot), "rows": rows(snapshot)}
+
+    def _pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        pause = pause_for(arguments.get("length"))
+        self.watch.change(pause)
+        return {"until": pause.until}
+
+    def _resume(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.watch.change(None)
+        return {}
+
+    def _finish(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.finish()
+        return {"pid": os.getpid(), "held_rollouts": self.snapshot().held_rollouts}
+
+    def _stop(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.stop()
+        return {"pid": os.getpid()}
