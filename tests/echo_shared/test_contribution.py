@@ -60,6 +60,7 @@ def test_the_signed_bytes_are_these() -> None:
         ("issued_at", moment(1e9 + 1)),
         ("hub_key", NODE.public_key.hex()),
     ],
+    ids=["tokens", "name", "time", "key"],  # Keys are made anew in each process.
 )
 def test_nothing_can_be_changed(place: str, value: object) -> None:
     document = json.loads(sign(contribution(), HUB))
