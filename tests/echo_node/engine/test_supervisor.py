@@ -14,7 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_node.backends.base import EngineSettings
+from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings
+from echo_node.backends.process import DIED
 from echo_node.backends.registry import BackendChoice
 from echo_node.core.events import (
     EngineLost,
@@ -121,7 +122,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 async def test_an_engine_too_wide_for_its_memory_is_halved_and_that_is_remembered(bench: Bench) -> None:
     (bench.directory / "enough.json").write_text("10")
     lost = await bench.start()
-    assert lost == EngineLost(what="It is too big. (width 64)", cause="out_of_memory", width=0)
+    assert lost == EngineLost(what="It is too big. (width 64)", cause="out_of_memory", width=0, code=OUT_OF_MEMORY)
     lost = await bench.start(16)
     assert (lost.cause, lost.width) == ("out_of_memory", 16)
     assert await bench.start(8) == EngineReady(width=8, scores=True)
@@ -164,12 +165,12 @@ async def test_what_was_learnt_of_one_engine_does_not_hold_for_another(bench: Be
 async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> None:
     await bench.start()
     lost = await bench.sample(NO_ROOM)
-    assert lost == EngineLost(what="No room for the keys.", cause="out_of_memory", width=64)
+    assert lost == EngineLost(what="No room for the keys.", cause="out_of_memory", width=64, code=OUT_OF_MEMORY)
 
 
 async def test_a_group_fails_with_a_reason_that_the_hub_can_be_told_however_much_the_engine_says(bench: Bench) -> None:
     await bench.start()
-    assert await bench.sample(HICCUP) == GroupFailed(lease_id=1, what="The engine has hiccups.")
+    assert await bench.sample(HICCUP) == GroupFailed(lease_id=1, what="The engine has hiccups.", code="backend")
     failed = await bench.sample(RANT)
     assert failed.what.startswith("The engine failed. (error: no such kernel") and "\n" not in failed.what
     assert "/home/me" not in failed.what
@@ -192,7 +193,7 @@ async def test_a_crash_is_told_with_its_reason(bench: Bench) -> None:
     assert isinstance(await bench.sample(FINE), RolloutFinished)
     lost = await bench.sample(BUG)
     what = "The engine's process ended: exit status 1. (RuntimeError: a bug in the engine)"
-    assert lost == EngineLost(what=what, cause="died", width=64)
+    assert lost == EngineLost(what=what, cause="died", width=64, code=DIED)
 
 
 async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Bench) -> None:
@@ -254,6 +255,6 @@ async def test_an_engine_that_is_ended_says_so_once_whatever_it_did(bench: Bench
 async def test_a_machine_without_any_engine_is_told_and_not_the_end(bench: Bench) -> None:
     await bench.start()
     bench.choice = None
-    assert await bench.start() == EngineLost(what="There is no engine.", cause="died", width=0)
+    assert await bench.start() == EngineLost(what="There is no engine.", cause="died", width=0, code="backend")
     bench.choice = LLAMA
     assert await bench.start() == EngineReady(width=64, scores=True)
