@@ -45,7 +45,7 @@ def third_party(directory: str) -> dict[str, list[str]]:
     ("directory", "extras"),
     [
         ("hub", ("hub",)),
-        ("edge_client", ("cpu", "cuda", "mlx", "vllm")),
+        ("edge_client", ("cpu", "cuda", "mlx", "vllm", "tray")),
         ("shared", ("cuda",)),
         ("benchmarks", ("hub", "cpu", "benchmarks")),
         ("tests", ("hub", "cpu", "mlx", "benchmarks", "dev")),

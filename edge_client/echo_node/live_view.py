@@ -21,7 +21,8 @@ BAR: Final = 40
 """Columns of a bar at most."""
 MOST_SHOWN: Final = 400
 """Characters of one value: some are another's words."""
-KEYS: Final = "Ctrl-C ends it. From elsewhere: echo-node pause, status, page, finish"
+KEYS: Final = "Ctrl-C ends it. Elsewhere: echo-node pause, status, page, finish"
+"""Short of 80 columns with its name: the terminal itself writes ^C behind it."""
 RISING: Final = "▁▂▃▄▅▆▇█"
 RISING_ASCII: Final = "_.-=+*%#"
 COLOURS: Final = {

@@ -124,6 +124,7 @@ def test_the_commands_are_these() -> None:
         "bench",
         "doctor",
         "page",
+        "tray",
         "pause",
         "resume",
         "finish",

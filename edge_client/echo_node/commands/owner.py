@@ -45,6 +45,13 @@ def page(
     typer.echo(f"{'It opens in the browser.' if opened else 'Open within a minute; the address is good once:'}\n{url}")
 
 
+def tray(data_dir: DataDir = None) -> None:
+    """Show an icon in the desktop's tray, with the node's state and buttons, until it is closed."""
+    from echo_node.tray import Tray
+
+    Tray(Paths.find(data_dir)).run()
+
+
 def pause(
     length: Annotated[str | None, typer.Option("--for", help="30m, 2h, 1h30m, 3d; left out: until `resume`.")] = None,
     data_dir: DataDir = None,

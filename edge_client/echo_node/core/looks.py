@@ -1,0 +1,62 @@
+"""What the tray's icon shows of a node: one word, one colour, one sentence, and which of its buttons make sense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+TOOLTIP: Final = 120
+"""Characters: Windows takes 128."""
+NOT_RUNNING: Final = "not running"
+START: Final = "Start it with: echo-node run"
+COLOURS: Final = {
+    "sampling": "#1f9d55",
+    "waiting": "#1f9d55",
+    "fetching": "#2f7bd0",
+    "preparing": "#2f7bd0",
+    "connecting": "#2f7bd0",
+    "standby": "#d79a1e",
+    "paused": "#d79a1e",
+    "finishing": "#d79a1e",
+    "not connected": "#c9362c",
+    NOT_RUNNING: "#80868b",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """At one moment."""
+
+    state: str
+    reason: str
+    is_running: bool
+    is_paused: bool
+    """By its owner."""
+
+    @property
+    def title(self) -> str:
+        """For the tooltip."""
+        text = f"Echo: {self.state}. {self.reason}"
+        return text if len(text) <= TOOLTIP else f"{text[: TOOLTIP - 1]}…"
+
+    @property
+    def colour(self) -> str:
+        return COLOURS.get(self.state, COLOURS["connecting"])
+
+    @property
+    def has_bars(self) -> bool:
+        """It holds still: colours alone do not tell that to everybody."""
+        return self.state in ("paused", "standby", "finishing")
+
+
+def look_of(status: Mapping[str, Any] | None, last_word: str = "") -> Look:
+    """Of what `echo-node status --json` prints; None = no node runs, and `last_word` is why it ended, if known."""
+    if status is None:
+        return Look(state=NOT_RUNNING, reason=last_word or START, is_running=False, is_paused=False)
+    return Look(
+        state=str(status["state"]),
+        reason=str(status["reason"]),
+        is_running=True,
+        is_paused="paused" in status["holds"],
+    )

@@ -1,0 +1,167 @@
+"""An icon in the desktop's tray: what the node does, why, and its buttons. A program of its own beside the daemon.
+
+It asks the daemon what `echo-node status` asks, every `LOOK_S`. Where the desktop gives its icons no menu (plain X11),
+it shows the state alone; the status page has the same buttons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from echo_node.core.looks import Look, look_of
+from echo_node.core.notices import Notice
+from echo_node.host import control
+from echo_node.host.last_word import LastWord
+from echo_node.host.paths import Paths
+from echo_node.status_page.browser import open_in_browser
+from echo_shared.errors import ConfigError, EchoError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+LOOK_S: Final = 2.0
+SIZE: Final = 64
+"""Pixels; desktops scale it."""
+MOST_SHOWN: Final = 80
+"""Characters of a menu's line."""
+
+
+class Tray:
+    """`run` shows the icon until it is closed; it must be called in the main thread, as macOS wants it."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._last_word = LastWord(paths.last_word_file)
+        self._look = look_of(None)
+        self._told: Notice | None = self._last_word.load()
+        """What was notified of; what is older than this icon is no news."""
+        self._said = ""
+        """What the last button's answer was, if it was no success."""
+        self._closed = threading.Event()
+
+    def run(self) -> None:
+        """Raises ConfigError where there is no tray, or nothing that draws in it."""
+        pystray = _pystray()
+        try:
+            icon = pystray.Icon("echo-node", picture(self._look), _for_x11(self._look.title), self._menu(pystray))
+        except Exception as error:  # Each desktop's library has errors of its own.
+            raise _no_tray(str(error) or type(error).__name__) from error
+        icon.run(setup=self._follow)
+
+    def _menu(self, pystray: Any) -> Any:
+        item, separator = pystray.MenuItem, pystray.Menu.SEPARATOR
+        running = lambda _: self._look.is_running  # noqa: E731
+        working = lambda _: self._look.is_running and not self._look.is_paused  # noqa: E731
+        return pystray.Menu(
+            item(lambda _: f"Echo: {self._look.state}", None, enabled=False),
+            item(lambda _: _cut(self._said or self._look.reason), None, enabled=False),
+            separator,
+            item("Open the page", self._button(self._open_page), default=True, visible=running),
+            item("Pause for an hour", self._button(lambda: self._ask("pause", length="1h")), visible=working),
+            item("Pause until resumed", self._button(lambda: self._ask("pause")), visible=working),
+            item("Resume", self._button(lambda: self._ask("resume")), visible=lambda _: self._look.is_paused),
+            item("Finish and stop", self._button(lambda: self._ask("finish")), visible=running),
+            separator,
+            item("Close this icon", self._close),
+        )
+
+    def _button(self, do: Callable[[], object]) -> Callable[[Any], None]:
+        def pressed(icon: Any) -> None:
+            try:
+                do()
+                self._said = ""
+            except EchoError as error:
+                self._said = str(error)
+            self._show(icon)
+
+        return pressed
+
+    def _ask(self, verb: str, **arguments: str) -> dict[str, Any]:
+        return asyncio.run(control.ask(self._paths.control_file, verb, arguments))
+
+    def _open_page(self) -> None:
+        open_in_browser(self._ask("page")["url"], self._paths.page_file)
+
+    def _close(self, icon: Any) -> None:
+        self._closed.set()
+        icon.stop()
+
+    def _follow(self, icon: Any) -> None:
+        """In a thread of the icon's own."""
+        icon.visible = True
+        while not self._closed.is_set():
+            self._show(icon)
+            self._closed.wait(LOOK_S)
+
+    def _show(self, icon: Any) -> None:
+        """Looks, and shows what has changed."""
+        try:
+            look = look_of(self._ask("status"))
+        except EchoError:
+            word = self._last_word.load()
+            look = look_of(None, "" if word is None else word.title)
+            self._notify(icon, word)
+        if look != self._look:
+            is_other = (look.colour, look.has_bars) != (self._look.colour, self._look.has_bars)
+            self._look = look
+            icon.title = look.title if icon.HAS_MENU else _for_x11(look.title)
+            if is_other:
+                icon.icon = picture(look)
+        icon.update_menu()
+
+    def _notify(self, icon: Any, word: Notice | None) -> None:
+        """On Linux the daemon does it, by D-Bus."""
+        if word is not None and word != self._told and sys.platform != "linux" and icon.HAS_NOTIFICATION:
+            icon.notify(word.text, word.title)
+        self._told = word
+
+
+def picture(look: Look) -> Image.Image:
+    """A disc of the state's colour, with two bars where the node holds still."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGBA", (SIZE, SIZE), (0, 0, 0, 0))
+    draw = ImageDraw.Draw(image)
+    draw.ellipse((4, 4, SIZE - 5, SIZE - 5), fill=look.colour)
+    if look.has_bars:
+        for left in (22, 36):
+            draw.rectangle((left, 20, left + 6, 43), fill="white")
+    return image
+
+
+def _for_x11(text: str) -> str:
+    """Plain X11's names of windows are Latin-1, and pystray fails on anything else."""
+    return text.encode("latin-1", "replace").decode("latin-1")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+
+
+def _pystray() -> Any:
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise _no_tray("neither DISPLAY nor WAYLAND_DISPLAY is set")
+    try:
+        import PIL  # noqa: F401
+        import pystray
+    except ImportError as error:
+        raise ConfigError(
+            "The tray's icon needs two more packages.",
+            got=str(error),
+            do='Install the extra "tray": pip install "echo-swarm[tray]". The same without it: echo-node page',
+            code="no_tray",
+        ) from error
+    except Exception as error:  # Each desktop's library has errors of its own; X11's looks for a display at once.
+        raise _no_tray(str(error) or type(error).__name__) from error
+    return pystray
+
+
+def _no_tray(got: str) -> ConfigError:
+    return ConfigError(
+        "There is no desktop to show an icon on.", got=got, do="The same without it: echo-node page", code="no_tray"
+    )
