@@ -178,7 +178,7 @@ def test_every_command_that_ends_by_itself_prints_json() -> None:
     for group in app.registered_groups:
         commands += [f"{group.name} {command.name}" for command in group.typer_instance.registered_commands]
     without = {command for command in commands if "--json" not in options(command)}
-    assert without == {"join", "run", "lend"}
+    assert without == {"join", "run", "lend", "tray"}
 
 
 def test_the_version_is_printed() -> None:
