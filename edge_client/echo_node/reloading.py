@@ -21,6 +21,7 @@ ENGINE: Final = frozenset(
         "kv_cache_bytes",
         "width",
         "bench_seconds",
+        "cage",
         "memory_limit_bytes",
         "stream_s",
         "manners.priority",

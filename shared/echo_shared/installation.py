@@ -23,6 +23,8 @@ NAME: Final = "echo-swarm"
 """Of the distribution."""
 
 _PINS: Final = "constraints.txt"
+_OF_WHEELHOUSE: Final = "wheelhouse"
+"""The file in an environment by which the installers know which wheelhouse it is of."""
 _UNPINNED: Final = ("vllm",)
 """Extras that need other releases than those which a checkout pins."""
 _OF_EXTRA: Final = re.compile(
@@ -40,6 +42,8 @@ def how_to_install(extra: str) -> str:
 
 def how_to_upgrade() -> str:
     """What brings a newer release here."""
+    if (Path(sys.prefix) / _OF_WHEELHOUSE).is_file():
+        return f"Run the line again that has installed it, or with a newer wheelhouse: {_installer()}"
     direct_url = _direct_url()
     place, arguments = _local(direct_url), _from_source("")
     if place is None or not arguments:
@@ -48,6 +52,15 @@ def how_to_upgrade() -> str:
     if place.is_dir():
         return f"Bring {place} up to date, then: {_pip(arguments)}"
     return f"Get the newer release of {place.name}, and install it as this one: {_pip(arguments)}"
+
+
+def _installer() -> str:
+    """What the installer has left beside this copy, as a command."""
+    if sys.platform == "win32":
+        script = Path(sys.prefix) / "installers" / "windows" / "install.ps1"
+        return shell_line(["powershell", "-ExecutionPolicy", "Bypass", "-File", str(script), "-From", "ARCHIVE"])
+    system = "macos" if sys.platform == "darwin" else "linux"
+    return shell_line([str(Path(sys.prefix) / "installers" / system / "install.sh"), "--from", "ARCHIVE"])
 
 
 def installed_version() -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_shared.installation import shell_line
+from echo_shared.installation import how_to_upgrade, shell_line
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="the command is for PowerShell")
 
@@ -99,6 +99,18 @@ def test_a_copy_from_a_checkout_is_added_to_from_there(checkout: Path, tmp_path:
     assert "constraints.txt" not in said(target, "how_to_install('vllm')")
     without_extra = command.replace("[cuda]", "")
     assert said(target, "how_to_upgrade()") == f"Bring {checkout} up to date, then: {without_extra}"
+
+
+@posix
+def test_a_copy_that_the_installer_made_is_renewed_by_what_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    before = how_to_upgrade()
+    (tmp_path / "wheelhouse").write_text("0" * 64)
+    system = "macos" if sys.platform == "darwin" else "linux"
+    assert before != how_to_upgrade()
+    assert how_to_upgrade().endswith(f"{tmp_path}/installers/{system}/install.sh --from ARCHIVE")
 
 
 @posix
