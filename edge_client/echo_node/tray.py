@@ -20,6 +20,7 @@ from echo_node.host.last_word import LastWord
 from echo_node.host.paths import Paths
 from echo_node.status_page.browser import open_in_browser
 from echo_shared.errors import ConfigError, EchoError
+from echo_shared.installation import how_to_install
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -153,7 +154,7 @@ def _pystray() -> Any:
         raise ConfigError(
             "The tray's icon needs two more packages.",
             got=str(error),
-            do='Install the extra "tray": pip install "echo-swarm[tray]". The same without it: echo-node page',
+            do=f"{how_to_install('tray')}. The same without it: echo-node page",
             code="no_tray",
         ) from error
     except Exception as error:  # Each desktop's library has errors of its own; X11's looks for a display at once.
