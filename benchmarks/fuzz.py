@@ -93,8 +93,9 @@ def fuzzed(name: str, scratch: Path, seed: int, *, child: str = "benchmarks.fuzz
         *([str(known)] if known.is_dir() else []),
     ]
     began_at = time.monotonic()
+    # By a shell: a process begins with its parent's greatest memory as its own, and libFuzzer goes by that.
     process = subprocess.run(
-        [*command, *options],
+        ["/bin/sh", "-c", '"$@"; exit $?', "sh", *command, *options],
         capture_output=True,
         text=True,
         errors="replace",

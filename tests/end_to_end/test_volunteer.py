@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import Any
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 async def test_a_full_disk_stops_the_node_and_loses_nothing(site: Any, until: Any, small_disk: Any) -> None:
     run = await site.make_run(training={"steps": 60})
     _, url = await site.hub(run)
-    node = await site.node(url, "disk/node")
+    node = await site.node(url, "disk/node", env={**os.environ, "ECHO_NODE_MANNERS__MIN_FREE_DISK_BYTES": "0"})
     await until(url, lambda view: view["trained_step"] >= 1)
     small_disk.fill()
     before = await until(url, lambda view: view["trained_step"] >= 1)
