@@ -108,6 +108,8 @@ class Turns:
                 has_none = now - busy_at >= self._paces.idle_s
                 if not (has_none or now - began >= self._paces.turn_s):
                     continue
+                self._keep(hub, had_s)
+                had_s = 0.0
                 after = self._with_work(besides=hub if has_none else None)
                 if after in (None, hub):
                     began = busy_at = now
