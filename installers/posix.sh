@@ -39,7 +39,7 @@ find_python() {
 }
 
 check_compiler() {
-    case $extra in *cpu*) ;; *) return ;; esac
+    case $extra in *cpu*) ;; *) return 0 ;; esac
     command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 ||
         fail "A C++ compiler is needed: llama-cpp-python, the engine for CPUs, is compiled here. $compiler_hint"
 }

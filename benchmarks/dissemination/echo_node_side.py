@@ -85,6 +85,7 @@ class _NoEngine(EngineSupervisor):
 
     def __init__(self) -> None:
         """Takes none of an engine's parts."""
+        self._child = None
 
     async def run(self, after_s: float, max_width: int) -> None:
         await asyncio.Event().wait()
