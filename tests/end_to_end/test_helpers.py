@@ -25,7 +25,7 @@ async def test_a_node_with_a_helper_trains_and_bears_its_loss(site: Any, until: 
 
     (server,) = psutil.Process(helper.process.pid).children()
     server.send_signal(signal.SIGKILL)
-    await node.printed(r"The sampling engine ended.*\n.*RPC server")
+    await node.printed(r"The sampling engine has ended.*RPC server")
     view = await until(url, lambda view: view["state"] == "finished")
     books = view["accounting"]
     assert books["leased"] == books["trained"] + sum(books["dropped"].values())
