@@ -170,6 +170,7 @@ async def _start(site: _Site) -> None:
         "ECHO_NODE_EXIT_WITH_STDIN": "true",
         "ECHO_NODE_BENCH_SECONDS": "0",
         "ECHO_NODE_MANNERS__PRIORITY": "normal",
+        "ECHO_NODE_CAGE": "off",  # Its engine writes down what it draws.
     }
     with (site.scratch / f"{home.name}.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
