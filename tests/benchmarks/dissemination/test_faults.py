@@ -7,7 +7,6 @@ from benchmarks.dissemination.faults import FAULTS, WAYS, Fault, try_one
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skip(reason="the nodes of this benchmark do not get on with the present daemon: to be mended"),
     pytest.mark.skipif(not links.can_shape(), reason="namespaces with shaped links take root and iproute2"),
 ]
 

@@ -15,7 +15,6 @@ TOY = FleetCases(
 )
 
 
-@pytest.mark.skip(reason="the nodes of this benchmark do not get on with the present daemon: to be mended")
 @pytest.mark.slow
 @pytest.mark.parametrize("shaped", [True, False])
 async def test_every_side_brings_it_to_every_node(monkeypatch: pytest.MonkeyPatch, shaped: bool) -> None:
