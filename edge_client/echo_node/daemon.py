@@ -314,6 +314,10 @@ class Daemon:
             incoming = await self._inbox.get()
             await HANDLERS[type(incoming)](self, incoming)
 
+    async def _take_event(self, event: Event) -> None:
+        """By the method's name, so that a daemon of another kind may listen in on what its shell is told."""
+        await self._tell_shell(event)
+
     async def _tell_shell(self, event: Event) -> None:
         shell = self._shell
         if shell is not None:
@@ -553,7 +557,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
             EngineOutdated,
             Tick,
         ),
-        Daemon._tell_shell,
+        Daemon._take_event,
     ),
 }
 """The handler of everything that may stand in the inbox. Of what a hub may say, `FOR_THE_CLIENT` never gets there."""
