@@ -222,6 +222,8 @@ async def from_a_node(scratch: Path, seed: int) -> str:
         finally:
             await node.close()
     stall = f"{health.stall_s:.2f} s at most"
+    if not dropped:
+        raise Unnoticed("it was given no work before any scorer was killed")
     told = "nothing" if node.standby is None else node.standby.reason
     return f"{dropped} killed their scorer, then it was given no work, and told {told}; /healthz took {stall}"
 
