@@ -2,7 +2,7 @@
 
 A short real run of the built-in model makes the versions; every sampler claims that it drew by the same one. A token's
 *distance* is how far its u lies from where that version would have drawn it, in cumulative probability; its *claim* is
-off by the difference between the claimed log-probability and the true one, in nats. Cost is processor time, so that
+off by the difference between the claimed log-odds and the true ones, in nats. Cost is processor time, so that
 other work on the machine does not count. "u 0.02" is the share of tokens whose distance is above 0.02, "claim 0.2" that
 of tokens whose claim is off by more than 0.2 nats, "kl" the divergence a token that the claims show.
 """

@@ -39,7 +39,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES
+from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, log_odds
 
 SLACK: Final = 0.05
 OUTSIDE: Final = 0.1
@@ -114,9 +114,10 @@ def count(tokens: Tokens, turns_N: NDArray[np.int64]) -> dict[tuple[int, int], t
     rollouts_N = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
     known = np.isfinite(tokens.distances_N)
     differences = _differences(tokens)[known]
+    odds = np.nan_to_num(log_odds(tokens.learner_logprobs_N) - log_odds(tokens.claims_N), nan=0.0)[known]
     places, of_place = np.unique(np.stack([rollouts_N[known], turns_N[known]], axis=1), axis=0, return_inverse=True)
     draws = _by_class(tokens.distances_N[known].astype(np.float64), DRAW_EDGES, of_place, len(places))
-    claims = _by_class(np.abs(differences), CLAIM_EDGES, of_place, len(places))
+    claims = _by_class(np.abs(odds), CLAIM_EDGES, of_place, len(places))
     near = np.minimum(differences, MAX_LOG_RATIO)
     mismatch = np.bincount(of_place, weights=np.expm1(near) - near, minlength=len(places))
     return {

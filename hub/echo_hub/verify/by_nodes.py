@@ -15,7 +15,7 @@ import numpy as np
 
 from echo_hub.core.effects import SendCheck
 from echo_hub.core.events import CheckAbandoned, CheckReturned
-from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.evidence import Evidence, log_odds
 from echo_hub.core.trust.pairs import Finding
 from echo_hub.verify.drawn import DrawnRollout
 from echo_hub.verify.verifier import Load
@@ -110,8 +110,8 @@ def finding_of(drawn: DrawnRollout, result: CheckResult) -> Finding:
     u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
     logprobs = result.logprobs.astype(np.float64)
     outside = draws.outside(result.below, result.logprobs, u)
-    differences = logprobs - drawn.behavior_logprobs
-    ratios = differences.clip(*_LOG_RATIOS)
+    differences = log_odds(logprobs) - log_odds(drawn.behavior_logprobs)
+    ratios = (logprobs - drawn.behavior_logprobs).clip(*_LOG_RATIOS)
     divergence = np.expm1(ratios) - ratios
 
     shown = Evidence.of_spans(outside, differences, divergence, [span.num_tokens for span in drawn.spans])

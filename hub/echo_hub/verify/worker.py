@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.evidence import Evidence, log_odds
 from echo_hub.learner import frames
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.objectives.base import k3
@@ -49,8 +49,8 @@ _LEAST_LOG_RATIO: Final = -1e3
 
 
 _Found = NDArray[np.float64]
-"""[3, N]: of each token, how far it is from what would have been drawn, true less claimed log-probability in nats, and
-the estimate of the divergence."""
+"""[3, N]: of each token, how far it is from what would have been drawn, true less claimed log-odds in nats, and the
+estimate of the divergence."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -189,9 +189,12 @@ class Examiner:
         if greedy_N is not None:
             greedy_N = greedy_N.to(u_N.device)
         outside_N, logprobs_N = self._policy.distances(batch.to(device), u_N, greedy_N=greedy_N, adapters=adapters)
-        differences_N = logprobs_N - batch.behavior_logprobs_N.to(logprobs_N)
-        divergence_N = k3(differences_N.clamp(min=_LEAST_LOG_RATIO))
-        return torch.stack([outside_N, differences_N, divergence_N]).numpy(force=True)
+        claims_N = batch.behavior_logprobs_N.to(logprobs_N)
+        divergence_N = k3((logprobs_N - claims_N).clamp(min=_LEAST_LOG_RATIO))
+        outside, true, claimed, divergence = torch.stack([outside_N, logprobs_N, claims_N, divergence_N]).numpy(
+            force=True
+        )
+        return np.stack([outside, log_odds(true) - log_odds(claimed), divergence])
 
 
 def _pieces(drawn: DrawnRollout) -> list[_Piece]:

@@ -76,7 +76,7 @@ def test_counts_by_rollout_and_turn() -> None:
     )
     counts = count(given, np.array([0, 0, 1, 0, 0]))
     assert counts.keys() == {(0, 0), (0, 1), (1, 0)}, "nothing is counted of what is drawn with an unknown u"
-    assert counts[0, 0][:2] == ([1, 0, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0])
+    assert counts[0, 0][:2] == ([1, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0])
     assert counts[0, 1][:2] == ([0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 1])
     assert counts[1, 0] == ([0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], 0.0)
     assert counts[0, 1][2] == pytest.approx(np.exp(-2) - 1 + 2)

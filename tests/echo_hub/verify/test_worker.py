@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from echo_hub.core.payload import Span
-from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.evidence import Evidence, log_odds
 from echo_hub.learner.policy import Policy
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence
@@ -82,7 +82,7 @@ def test_what_it_shows_is_what_the_definition_says(versions: Versions, made: Mad
     for rollout_id, spans in answers(made(), rollouts).items():
         (drawn,) = [one for one in rollouts if one.rollout_id == rollout_id]
         outside, logprobs = by_hand(versions, drawn, 2)
-        expected = Evidence.of(outside, logprobs - drawn.behavior_logprobs)
+        expected = Evidence.of(outside, log_odds(logprobs) - log_odds(drawn.behavior_logprobs))
         ((_, shown),) = spans
         assert isinstance(shown, Evidence)
         assert (shown.draws, shown.claims) == (expected.draws, expected.claims)

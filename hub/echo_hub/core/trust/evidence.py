@@ -4,8 +4,12 @@ Two questions are asked of each token that a node drew, under the policy version
 
     draw    how far does u[t] lie outside the claimed token's interval of the cumulative distribution? An honest node
             with the very same numerics is never outside; rounding puts it just outside now and then
-    claim   by how many nats is its claimed log-probability off? Rounding errs to both sides alike; another temperature,
-            or whoever claims all his tokens more likely than they were, to one
+    claim   by how much are its claimed log-odds off, ln(p / (1 - p))? Rounding moves logits, and so the log-odds of
+            likely tokens as much as those of unlikely ones, to both sides alike. Another temperature multiplies them;
+            whoever claims all his tokens more likely than they were errs to one side
+
+Log-probabilities hide the second: of a token of 99 %, whatever is claimed is off by a hundredth at most, unless it is
+outright invented.
 
 The answers are counted in classes, so that evidence of several rollouts adds up and every kind of numerics can learn
 its own honest shares (`DESIGN.md` section 6).
@@ -23,11 +27,13 @@ from numpy.typing import ArrayLike, NDArray
 DRAW_EDGES: Final = (1e-4, 0.005, 0.02, 0.05, 0.2)
 """A token counts in the first class whose edge is not below its distance, in cumulative probability; the last class has
 no edge."""
-CLAIM_EDGES: Final = (1e-3, 0.01, 0.05, 0.2, 1.0)
-"""Likewise, nats."""
-CLAIM_CUT: Final = 0.1
+CLAIM_EDGES: Final = (0.01, 0.05, 0.2, 0.5, 1.0)
+"""Likewise, nats of log-odds."""
+CLAIM_CUT: Final = 0.5
 """Of each token's signed difference no more than so many nats count, of either sign, so that few large ones do not hide
 many small ones, nor make them up."""
+SURE: Final = 1e-3
+"""All probabilities within so much of 1 have the same log-odds: what is left to 1 is rounding there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +47,7 @@ class Evidence:
     mismatch_kl: float = 0.0
     """Sum over the tokens of the k3 estimate of KL(behaviour ‖ truth), nats."""
     bias: float = 0.0
-    """Sum over the tokens of the true less the claimed log-probability, each cut at `CLAIM_CUT`, nats."""
+    """Sum over the tokens of the true less the claimed log-odds, each cut at `CLAIM_CUT`, nats."""
     squares: float = 0.0
     """Sum of the squares of these, nats**2."""
 
@@ -75,7 +81,7 @@ class Evidence:
         num_tokens: Sequence[int],
     ) -> list[Evidence]:
         """Of spans one behind the other, of so many tokens each: how far each draw lies outside, by how many nats its
-        true log-probability is above what is claimed, and the estimate of the divergence; no NaN."""
+        true log-odds are above what is claimed, and the estimate of the divergence; no NaN."""
         count = len(num_tokens)
         spans_N = np.repeat(np.arange(count), num_tokens)
         cut_N = differences_N.clip(-CLAIM_CUT, CLAIM_CUT)
@@ -108,6 +114,12 @@ class Evidence:
             bias=self.bias - other.bias,
             squares=self.squares - other.squares,
         )
+
+
+def log_odds(logprobs_N: NDArray[np.floating]) -> NDArray[np.float64]:
+    """ln(p / (1 - p)), nats: see `SURE`."""
+    capped_N = np.minimum(logprobs_N.astype(np.float64), np.log1p(-SURE))
+    return capped_N - np.log(-np.expm1(capped_N))
 
 
 def _counted(

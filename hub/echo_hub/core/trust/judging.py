@@ -11,25 +11,30 @@ once in 1 / false_alarm checked rollouts on average, however long they live (Lor
 under honesty e**(what a rollout weighs) has mean 1. That holds for the rollout as a whole, so one that is beyond doubt
 by itself convicts at once.
 
-Honest claims err by rounding, to both sides alike, so the mean of their errors x, each cut at c = `CLAIM_CUT` nats, is
-near zero, however coarse the class; that of another temperature, or of log-probabilities that are all claimed somewhat
-too high, is not. So two more sums, one for each sign, weigh
+Honest claims err by rounding, to both sides alike, so the mean of their errors x, in log-odds, each cut at c =
+`CLAIM_CUT` nats, is near zero, however coarse the class; that of log-probabilities that are all claimed somewhat too
+high is not. So two more sums, one for each sign, weigh
 
     +-x / c - psi    a token,    psi = (e - 2) v / c**2 + v / c
 
 of which e**(what it weighs) has mean 1 at most (Bennett, J. Amer. Stat. Assoc. 57, 1962; v is the mean of x**2 that
-honest nodes of the class show). The second term is for the mean itself: of claims that are true of what was drawn with,
-it is the divergence from the policy, about v / 2.
+honest nodes of the class show). The second term is for the mean itself: of claims that are true of what was drawn with
+it is v at most.
 
-    q4_k_m:  psi = 0.13 of a class that nobody has shown anything of, 0.07 once it knows its v; a token of temperature
-             0.7 then weighs 0.15 on average, so that 25 short rollouts convict
+    q4_k_m:  psi = 0.35 of a class that nobody has shown anything of, 0.18 once it knows its v; a token of temperature
+             0.7 then weighs 0.3 on average
+
+Another temperature multiplies log-odds, so that most of its claims fall far outside of what rounding does.
+
+    q4_k_m:  of temperature 0.7 half of the tokens err by more than a nat, of honest ones one in 5,000: two to five
+             rollouts of four tokens convict; of temperature 0.9, twenty
 
 Whoever computes in fewer bits than it says draws and claims nearly what it should, but nearly all of its claims are off
 by more than rounding of the precision that it names. So in classes that hardly round one more sum weighs every token's
 claim, w = 1, as if f were what the coarsest honest engine shows.
 
-    q8_0 that says float32:  a token weighs 1.1 on average, so that 16 tokens convict; one of f16, which an engine that
-                             says float32 may well keep its cache in, weighs -0.4
+    q8_0 that says float32:  a token weighs 2.0 on average, so that 9 tokens convict; one of f16, which an engine that
+                             says float32 may well keep its cache in, weighs -0.6
 
 Three shares w, because nobody knows how much is forged: all of a short answer, every tenth token, or a few tokens
 behind a long prefix that was drawn honestly, which speaks for the node all the while.
@@ -54,11 +59,12 @@ WEIGHTS: Final = (0.2, 0.02, 0.002)
 DISHONEST_DRAWS: Final[Shares] = (0.0, 0.02, 0.05, 0.10, 0.25, 0.58)
 """How tokens fall that were not drawn by their u: where it lies has nothing to do with their interval. Hand-written
 answers and re-rolls were measured to have 85 to 95 of 100 beyond 0.02, of those that are outside at all."""
-DISHONEST_CLAIMS: Final[Shares] = (0.0, 0.0, 0.02, 0.08, 0.30, 0.60)
-"""How invented log-probabilities fall."""
+DISHONEST_CLAIMS: Final[Shares] = (0.0, 0.01, 0.03, 0.08, 0.18, 0.70)
+"""How invented log-probabilities fall; those of a temperature of 0.7 or 1.5 do so as well, but for tokens that every
+policy is sure of."""
 
 FINE: Final = 0.9
-"""Classes whose honest claims are right to a thousandth so often are not to be coarse. Those of others may differ among
+"""Classes whose honest claims are right to a hundredth so often are not to be coarse. Those of others may differ among
 themselves by as much as their precision's name leaves open: kernels, caches."""
 
 Sums = tuple[float, ...]

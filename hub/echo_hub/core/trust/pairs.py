@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, Evidence
+from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, Evidence, log_odds
 from echo_hub.core.trust.numerics import LEAST, Honest, Shares
 
 FLOOR: Final = -7.0
@@ -54,8 +54,8 @@ def together(one: Honest, other: Honest) -> Honest:
 
 def apart(one: Finding, other: Finding) -> Evidence:
     """How far two findings of one rollout lie apart, as evidence against either."""
-    logprobs = np.maximum(one.logprobs, FLOOR) - np.maximum(other.logprobs, FLOOR)
-    return Evidence.of(np.abs(one.outside - other.outside), logprobs)
+    claims = (log_odds(np.maximum(finding.logprobs, FLOOR)) for finding in (one, other))
+    return Evidence.of(np.abs(one.outside - other.outside), np.subtract(*claims))
 
 
 def _apart(one: Shares, other: Shares, edges: tuple[float, ...]) -> Shares:

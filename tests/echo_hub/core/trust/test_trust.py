@@ -348,9 +348,9 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
 
 
 def test_a_biased_claim_convicts_however_coarse_the_class(world) -> None:
-    """Each token of four bits claimed a twentieth of a nat too likely: by its size such an error is a common one."""
+    """Each token of four bits claimed with odds three tenths of a nat too high: by its size such an error is common."""
     bench = world(groups_per_step=64)
-    biased = Evidence.of([0.0] * 6, [-0.05] * 6)
+    biased = Evidence.of([0.0] * 6, [-0.3] * 6)
     decided: list[TrustDecided] = []
     for lease in join(bench, "a", F32._replace(precision="q4_k_m"))[:20]:
         arrive(bench, lease)
@@ -364,7 +364,7 @@ def test_rounding_to_both_sides_convicts_nobody(world) -> None:
     bench = world(groups_per_step=64)
     for lease in join(bench, "a", F32._replace(precision="q4_k_m")):
         arrive(bench, lease)
-        verdict(bench, lease, Evidence.of([0.0] * 6, [-0.05, 0.03, -0.01, 0.01, -0.03, 0.05]))
+        verdict(bench, lease, Evidence.of([0.0] * 6, [-0.25, 0.15, -0.05, 0.05, -0.15, 0.25]))
         assert not bench.of(TrustDecided)
 
 
