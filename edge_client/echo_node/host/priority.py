@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import psutil
@@ -19,6 +22,10 @@ _NICE: Final = {"low": 10, "lowest": 19}
 _QOS_CLASS_UTILITY: Final = 0x11
 _PROCESS_POWER_THROTTLING: Final = 4
 _PR_SET_PDEATHSIG: Final = 1
+_AUTOGROUP: Final = Path("/proc/self/autogroup")
+_TRIES: Final = 20
+_AGAIN_S: Final = 0.1
+"""The kernel takes one such change in a tenth of a second, of whoever is not root."""
 
 
 def give_way(priority: Priority) -> None:
@@ -44,12 +51,27 @@ def die_with_parent() -> None:
 
 def _on_linux(priority: Literal["lowest", "low"]) -> None:
     """SCHED_IDLE runs when nobody else wants the core; Linux counts as `nice` what has a niceness, so it has both."""
+    _lower_session(_NICE[priority])
     os.setpriority(os.PRIO_PROCESS, 0, _NICE[priority])
     if priority == "lowest":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     else:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
+
+
+def _lower_session(niceness: int) -> None:
+    """Where the kernel shares cores out among sessions first, each gets as much as any other, whatever the priorities
+    within it are, unless the session has a niceness itself: sched(7), "The autogroup feature". One that this process
+    shares with others is left as it is."""
+    if os.getsid(0) != os.getpid():
+        return
+    for _ in range(_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            if _AUTOGROUP.exists():
+                _AUTOGROUP.write_text(str(niceness))
+            return
+        time.sleep(_AGAIN_S)
 
 
 def _on_macos(priority: Literal["lowest", "low"]) -> None:

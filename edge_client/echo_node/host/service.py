@@ -60,6 +60,8 @@ def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_
         "OOMPolicy=continue\n"  # The kernel takes the engine's process, which the node starts again.
         "TimeoutStopSec=30\n"
         "Nice=10\n"
+        # Where groups of processes share a core, a niceness counts only within each: of 100 for any other.
+        "CPUWeight=5\n"
         "\n"
         "[Install]\n"
         "WantedBy=default.target\n"

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="how Linux shares cores out")
+AUTOGROUP = Path("/proc/self/autogroup")
+ENGINE = """
+    from echo_node.host.priority import give_way
+    give_way({priority!r})
+    print("ready", flush=True)
+    input()
+    while True:
+        pass
+"""
+
+
+@contextmanager
+def engine(priority: str, *, own_session: bool = True) -> Iterator[subprocess.Popen[str]]:
+    """A process that has given way, and computes from a line on its input on."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(ENGINE.format(priority=priority))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=own_session,
+    )
+    with process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def session_niceness(pid: int) -> str:
+    """As the kernel says it: `/autogroup-17 nice 0`."""
+    return Path(f"/proc/{pid}/autogroup").read_text().split()[-1]
+
+
+@linux
+@pytest.mark.parametrize(("priority", "policy", "niceness"), [("lowest", "SCHED_IDLE", 19), ("low", "SCHED_OTHER", 10)])
+def test_an_engine_gives_way_by_itself_and_as_a_session(priority: str, policy: str, niceness: int) -> None:
+    with engine(priority) as process:
+        assert os.sched_getscheduler(process.pid) == getattr(os, policy)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == niceness
+        if AUTOGROUP.exists():
+            assert session_niceness(process.pid) == str(niceness)
+
+
+@linux
+def test_at_normal_priority_it_stays_as_it_was_started() -> None:
+    with engine("normal") as process:
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+        if AUTOGROUP.exists():
+            assert session_niceness(process.pid) == "0"
+
+
+@linux
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel shares nothing out among sessions")
+def test_a_session_that_others_are_in_is_left_as_it_is() -> None:
+    before = AUTOGROUP.read_text()
+    with engine("lowest", own_session=False) as process:
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+        assert AUTOGROUP.read_text() == before
+
+
+@linux
+def test_whoever_computes_on_the_same_core_in_another_session_hardly_notices_it() -> None:
+    """Of the time that both had, the engine's part; the kernel alone would give it half."""
+    core = min(os.sched_getaffinity(0))
+    with engine("lowest") as process:
+        os.sched_setaffinity(process.pid, {core})
+        owner = f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nwhile time.process_time() < 1.5: pass"
+        of_engine = psutil.Process(process.pid)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        before = sum(of_engine.cpu_times()[:2])
+        subprocess.run([sys.executable, "-c", owner], check=True, start_new_session=True)
+        taken = sum(of_engine.cpu_times()[:2]) - before
+    assert taken / (taken + 1.5) < 0.1
