@@ -112,6 +112,28 @@ install_source() {
     cp -R "$installers" "$new/installers"
 }
 
+# Into the environment $1: what a node whose owner has turned `update = "auto"` on gives this installer again
+# (echo_node/host/installed_copy.py). Nothing that comes from a hub is run by itself, so of that it says no more.
+note_source() {
+    if [ -n "$temporary" ]; then
+        set -- "$1" hub ''
+    elif [ -n "$from" ]; then
+        set -- "$1" wheelhouse "$from" ${python:+--python "$python"} ${insecure:+--insecure}
+    else
+        set -- "$1" source "$source"
+    fi
+    XDG_DATA_HOME=${XDG_DATA_HOME:-$HOME/.local/share} XDG_CONFIG_HOME=${XDG_CONFIG_HOME:-$HOME/.config} \
+        "$1/bin/python" -I -c '
+import json, os, sys
+place, origin, source, *options = sys.argv[1:]
+environment = {name: os.environ[name] for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+noted = {"origin": origin, "source": source, "options": options, "environment": environment}
+with open(place + "/source.json.new", "w", encoding="utf-8") as file:
+    json.dump(noted, file)
+os.replace(file.name, place + "/source.json")
+' "$@"
+}
+
 # Whether the environment $1 can work: the command starts, and the engine's library loads on this processor.
 starts() {
     "$1/bin/echo-node" --help >/dev/null && "$1/bin/python" -I -c '
@@ -179,12 +201,15 @@ install_version() {
         say "$said"
         fail "What was installed does not start here${before:+; what was here before stays}."
     }
+    note_source "$new"
     made=${new##*/}
     new=''
     switch_to "$made"
     make_link
     restart_service "$before"
-    if [ -n "$was_running" ] && [ ! -f "$service_file" ]; then
+    if [ -n "$running" ]; then
+        remove_others "$before" # the node that runs this still needs its files
+    elif [ -n "$was_running" ] && [ ! -f "$service_file" ]; then
         say "Note: a node is running; it takes up the new version when you start it again."
         remove_others "$before" # it still needs its files
     else
@@ -231,7 +256,7 @@ EOF
 }
 
 read_install_options() {
-    from='' source='' extra='' python='' url='' token='' insecure='' service=no
+    from='' source='' extra='' python='' url='' token='' insecure='' service=no running=''
     while [ $# -gt 0 ]; do
         case $1 in
             --from | --temporary | --source | --extra | --python | --join | --token)
@@ -248,6 +273,7 @@ read_install_options() {
             --token) token=$2 && shift ;;
             --insecure) insecure=yes ;;
             --service) service=yes ;;
+            --running) running=yes ;; # a node's own, which updates itself
             -h | --help) install_usage && exit ;;
             *) fail "There is no option $1; see --help" ;;
         esac
@@ -281,6 +307,7 @@ install_main() {
     installing=yes
     if [ -n "$from" ] && is_installed; then
         say "This very version is installed already: $link"
+        note_source "$current"
         make_link
     else
         install_version

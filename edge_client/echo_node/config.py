@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_node.core.manners import MannersConfig
+from echo_node.core.updating import UpdateMode
 from echo_node.host.cage.description import CageMode
 from echo_node.host.paths import HOME_VARIABLE
 from echo_node.lending.pairing import HelperAddress
@@ -85,9 +86,10 @@ class NodeConfig(BaseSettings):
     """Wait before the first attempt to connect again; later ones wait longer, up to a minute."""
     manners: MannersConfig = MannersConfig()
     """When the node leaves the machine to its owner."""
-    update: Literal["never", "tell"] = "tell"
-    """Whether to say so when the hub runs a newer release than this node, and how to get it. Nothing is ever installed
-    without the owner; a node that is too old to be let in says so in any case."""
+    update: UpdateMode = "tell"
+    """Whether to say so when the hub runs a newer release than this node, and how to get it. A node that is too old to
+    be let in says so in any case; by auto, and by nothing else, it then runs the installer that it came with, with the
+    source that it came from, once a day at most. It runs nothing from a hub."""
     exit_with_stdin: bool = False
     """Stop when standard input ends: for a program that starts a node and must not leave it behind."""
 

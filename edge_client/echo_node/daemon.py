@@ -76,6 +76,7 @@ from echo_node.panel import NodeSnapshot, Panel
 from echo_node.releases import newer_release, upgraded
 from echo_node.reloading import Changes, changes, in_force
 from echo_node.shell import RunShell
+from echo_node.updating import Node, Updater
 from echo_shared.errors import DISK_FULL, EchoError, RefusedError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.messages import (
@@ -170,6 +171,7 @@ class Daemon:
         self._finishing: asyncio.Task[None] | None = None
         self._reloading: set[asyncio.Task[None]] = set()
         self._update = ""
+        self._updater: Updater | None = None
         self._network: NetworkHold | None = None
         self.is_told_to_end = False
         """By its owner or the system, and not by a turn's end."""
@@ -241,7 +243,7 @@ class Daemon:
             now=running_s(),
             token_rates=self._history.rates,
         )
-        return replace(snapshot, update=self._update)
+        return replace(snapshot, update=(self._updater and self._updater.said) or self._update)
 
     async def _run_connected(self) -> None:
         if self._config.exit_with_stdin:
@@ -264,8 +266,9 @@ class Daemon:
             self.connections.client,
             self._troubles,
             on_wake=self._chooser.look_again,
-            on_upgrade=lambda release: self._inbox.put_nowait(ConnectionEnded(error=upgraded(release))),
+            on_upgrade=self._end_upgraded,
         )
+        self._updater = self._make_updater()
         with stop_signals(lambda name: self.request_stop(f"got {name}")):
             async with control_server(self._paths.control_file, word.verbs(page), page), asyncio.TaskGroup() as group:
                 tasks = [
@@ -273,6 +276,7 @@ class Daemon:
                     group.create_task(self._ticks(), name="ticks"),
                     group.create_task(self._watch.run(), name="owner watch"),
                     group.create_task(machine.run(), name="machine watch"),
+                    group.create_task(self._updater.run(), name="updater"),
                     group.create_task(self._meter.run(self.connections.swarm.traffic), name="traffic"),
                     group.create_task(self.connections.receiver.run(), name="receiver"),
                     group.create_task(self.connections.tell_links(), name="links"),
@@ -280,6 +284,21 @@ class Daemon:
                 await self._work()
                 for task in tasks:
                     task.cancel()
+
+    def _make_updater(self) -> Updater:
+        node = Node(
+            mode=lambda: self._config.update,
+            refusal=lambda: self.connections.client.too_old,
+            hub=self.hub,
+            is_held=lambda: bool(self._watch.holds),
+            held_rollouts=lambda: self.snapshot().held_rollouts,
+            end=self._end_upgraded,
+        )
+        return Updater(self._paths, node)
+
+    def _end_upgraded(self, release: str) -> None:
+        error = upgraded(release, takes_over=self._config.update == "auto")
+        self._inbox.put_nowait(ConnectionEnded(error=error))
 
     async def _connection(self) -> None:
         client, receiver = self.connections.client, self.connections.receiver
@@ -330,7 +349,7 @@ class Daemon:
         hub_key = self.connections.client.hub_key
         assert hub_key is not None, "the handshake pins the hub's key"
         self._is_connected = True
-        if self._config.update == "tell":
+        if self._config.update != "never":
             self._update = newer_release(self.connections.client.hub_version)
         self._log_welcome(welcome, hub_key)
         before = self._welcomed

@@ -1,7 +1,7 @@
 """Which of a running node's parts take new settings, and which settings wait for its next start.
 
-A setting is of the part that works by it: the owner's watch, at once; the engine, which is ended and started again;
-what the node says of itself, by a new introduction. All others are read once, when the node starts.
+A setting is of the part that works by it: the owner's watch, or updates, at once; the engine, which is ended and
+started again; what the node says of itself, by a new introduction. All others are read once, when the node starts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ENGINE: Final = frozenset(
 """What an engine is started with."""
 INTRODUCTION: Final = frozenset({"name", "cost_per_hour", "power_watts"})
 """What the hub is told when the node connects."""
-WATCH: Final = frozenset({key for key in keys_of() if key.startswith("manners.")}) - ENGINE
-"""What the owner's watch goes by."""
+WATCH: Final = frozenset({key for key in keys_of() if key.startswith("manners.")} | {"update"}) - ENGINE
+"""What is looked at again and again while the node runs: by the owner's watch, and before an update."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Final
 from echo_node.core.shares import next_hub
 from echo_node.daemon import Daemon
 from echo_node.host.shares import SharesFile
+from echo_node.releases import TAKES_OVER
 from echo_shared.errors import EchoError, StorageError
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Turns:
             try:
                 await daemon.run()
             except EchoError as error:
-                if first is not None:  # The hub that is being joined, which its owner sees fail.
+                if first is not None or error.code == TAKES_OVER:  # Its owner sees the hub fail that is being joined.
                     raise
                 log.error("No more turns for %s: %s", hub, error)
                 self._refused, self._away_until[hub] = error, math.inf

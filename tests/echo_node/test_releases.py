@@ -1,5 +1,5 @@
 import echo_shared
-from echo_node.releases import newer_release, upgraded
+from echo_node.releases import TAKES_OVER, newer_release, upgraded
 from echo_shared.installation import how_to_upgrade
 
 
@@ -11,4 +11,5 @@ def test_a_hub_of_a_newer_release_is_a_reason_to_upgrade_and_no_other() -> None:
 
 def test_an_upgrade_on_the_disk_ends_the_process_that_is_refused() -> None:
     error = upgraded("99.0")
+    assert upgraded("99.0", takes_over=True).code == TAKES_OVER != error.code
     assert error.code == "upgraded" and "99.0" in error.what and echo_shared.__version__ in error.what

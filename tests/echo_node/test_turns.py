@@ -14,12 +14,14 @@ import pytest
 from echo_node.daemon import Daemon
 from echo_node.host import control
 from echo_node.host.shares import SharesFile
+from echo_node.releases import TAKES_OVER
 from echo_node.turns import Paces, Turns
-from echo_shared.errors import ConnectError, RefusedError
+from echo_shared.errors import ConnectError, EchoError, RefusedError
 from echo_shared.messages import Goodbye, LeaseReturned, RefusalCode
 from tests.echo_node.conftest import Hub
 from tests.echo_node.test_daemon import Node, ready_for
 from tests.echo_node.test_daemon_yields import finished, returned
+from tests.echo_node.waiting import until
 
 pytest.importorskip("llama_cpp")
 
@@ -126,3 +128,22 @@ async def test_a_hub_that_is_being_joined_and_fails_is_said_at_once(hub: Any, tm
         async with asyncio.timeout(PATIENCE_S):
             await owner.turns.run(owner.node.daemon("http://127.0.0.1:9"))
     assert owner.made == []
+
+
+async def test_a_release_that_takes_over_ends_the_turns_of_all_hubs(hub: Any, other: Any, tmp_path: Path) -> None:
+    node, made = Node(tmp_path / "node"), list[Daemon]()
+    shares = SharesFile(node.paths.shares_file)
+    for url in (hub.url, other.url):
+        shares.joined(url, 1.0, before=None)
+
+    def make(url: str) -> Daemon:
+        made.append(node.daemon(url, patient=True))
+        made[-1]._config = made[-1]._config.model_copy(update={"update": "auto"})
+        return made[-1]
+
+    running = asyncio.create_task(Turns(shares, make).run())
+    await until(lambda: hub.handshakes + other.handshakes > 0)
+    made[0]._end_upgraded("99.0")
+    with pytest.raises(EchoError) as raised:
+        await running
+    assert raised.value.code == TAKES_OVER and len(made) == 1

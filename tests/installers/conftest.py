@@ -182,6 +182,7 @@ def _write_wheel(into: Path, release: str, main: str) -> Path:
     files = {
         "echo_node/__init__.py": "",
         "echo_node/main.py": f"def run():\n    import sys\n    {main}\n",
+        "echo_node/__main__.py": "from echo_node.main import run\nrun()\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: echo-swarm\nVersion: {release}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": "[console_scripts]\necho-node = echo_node.main:run\n",

@@ -43,6 +43,8 @@ from echo_node.farewell import farewell
 from echo_node.host import control
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
+from echo_node.host.installed_copy import InstalledCopy
+from echo_node.host.installing import come_back
 from echo_node.host.log_file import LogFile
 from echo_node.host.paths import Paths
 from echo_node.host.shares import SharesFile
@@ -50,8 +52,9 @@ from echo_node.host.signals import run_until_stopped
 from echo_node.host.spool import Spool
 from echo_node.lending.pairing import DEFAULT_PORT
 from echo_node.live_view import open_panel
+from echo_node.releases import TAKES_OVER
 from echo_shared import key_file
-from echo_shared.errors import ConnectError, StorageError
+from echo_shared.errors import ConnectError, EchoError, StorageError
 
 if TYPE_CHECKING:
     from echo_node.daemon import Daemon
@@ -227,7 +230,7 @@ def _serve(
     from echo_node.daemon import Daemon  # Their imports take longer than the other commands run.
     from echo_node.turns import Turns
 
-    with paths.lock():
+    with _becoming_the_newest(paths, joining, quiet=quiet), paths.lock():
         me = key_file.load_or_create(paths.identity_key)
         console = Console()
         _log_to(console, paths, file="node.log", quiet=quiet)
@@ -247,6 +250,25 @@ def _serve(
                 await Turns(SharesFile(paths.shares_file), make).run(first if joining.share else None)
 
         run_until_stopped(serve())
+
+
+@contextmanager
+def _becoming_the_newest(paths: Paths, joining: Joining, *, quiet: bool) -> Iterator[None]:
+    """A node that ends for another version in the place of its own starts as that, and goes on as it was told to."""
+    copy = InstalledCopy()  # Before another version is in its place.
+    try:
+        yield
+    except EchoError as error:
+        if error.code != TAKES_OVER or not copy.is_replaced:
+            raise
+        log.info("Going on as the version that is installed now.")
+        again = sys.argv[1:]
+        if not joining.patient and Hubs(paths).at(joining.address.origin) is not None:  # It has joined by now.
+            again = ["run", "--data-dir", str(paths.data_dir), *(["--quiet"] if quiet else [])]
+        try:
+            come_back(copy, again)
+        except OSError as failed:
+            raise error from failed
 
 
 @contextmanager

@@ -125,6 +125,8 @@ class HubClient:
         self.hub_clock = HubClock()
         self.hub_version = ""
         """The release that the hub runs, once it has said so."""
+        self.too_old = ""
+        """What the hub said when it refused this node as too old; empty = it did not, or has let it in since."""
         self.hub_key = pinned_hub_key
         """Pinned: from before, or at the first handshake."""
 
@@ -158,6 +160,7 @@ class HubClient:
             if not self.line.is_on:
                 continue
             if failure.code == RefusalCode.PROTOCOL_VERSION:
+                self.too_old = failure.brief if _is_node_too_old(failure) else ""
                 attempt = await self._wait_for_upgrade(_with_command(failure))
                 continue
             self._troubles.begin(_PART, self._why or trouble_of(failure, otherwise=TroubleCode.HUB))
@@ -251,6 +254,7 @@ class HubClient:
                 await socket.close()
             self._welcomed_at = asyncio.get_running_loop().time()
             self._troubles.end(_PART)
+            self.too_old = ""
             await deliver(welcome)
             while True:
                 message = await self._receive(socket, session)
@@ -385,9 +389,14 @@ class HubClient:
         )
 
 
+def _is_node_too_old(error: EchoError) -> bool:
+    """Whether it is the node that must be upgraded, and not the hub."""
+    return error.code == RefusalCode.PROTOCOL_VERSION and error.do in (None, "", UPGRADE_NODE)
+
+
 def _with_command(error: EchoError) -> EchoError:
     """The refusal of a node that is too old names the command that renews this copy."""
-    if error.code == RefusalCode.PROTOCOL_VERSION and error.do in (None, "", UPGRADE_NODE):
+    if _is_node_too_old(error):
         return RefusedError(error.what, got=error.got, do=how_to_upgrade(), code=error.code)
     return error
 

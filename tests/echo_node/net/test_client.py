@@ -207,17 +207,23 @@ async def test_a_node_that_is_too_old_names_the_command_and_does_not_hammer(hub:
     async with running(client, patient=True) as events:
         await until(lambda: [trouble.code.value for trouble in troubles.now] == ["too_old"])
         assert how_to_upgrade() in troubles.now[0].sentence and "asks again every hour" in troubles.now[0].sentence
+        assert client.too_old == "The hub says: Too old."
         assert hub.closed == before + 1, "once, at a backoff of hundredths of a second"
         hub.refusal = None
         client.reconnect(Trouble(TroubleCode.SLEPT, "It slept."))
         await events.next(Welcome)
-        assert troubles.now == ()
+        assert troubles.now == () and client.too_old == ""
 
 
 async def test_a_hub_that_is_too_old_is_the_operator_s_to_upgrade(hub: Any) -> None:
     hub.refusal = RefusedError("Too old.", do="Ask the hub's operator.", code=RefusalCode.PROTOCOL_VERSION)
     error = await failure(client_of(hub.url))
     assert error.do == "Ask the hub's operator."
+    troubles = TroubleLog()
+    client = client_of(hub.url, troubles=troubles)
+    async with running(client, patient=True):
+        await until(lambda: bool(troubles.now))
+        assert client.too_old == "", "nothing is to be done about the node"
 
 
 async def test_other_refusals_are_tried_again_by_the_patient(hub: Any) -> None:

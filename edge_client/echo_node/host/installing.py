@@ -1,0 +1,122 @@
+"""Runs the installer that this copy came with, with the source that it was given, and starts what it has installed.
+
+The installer outlives the node: where the node is a service, it stops that and starts the new version in its place, or
+the old one again. systemd ends all that a service has started along with it, so there it runs as a unit of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from echo_node.host.installed_copy import Given, InstalledCopy
+from echo_node.host.paths import HOME_VARIABLE
+from echo_node.host.service import UNIT as SERVICE_UNIT
+from echo_shared.messages.fields import printable_line
+
+log = logging.getLogger(__name__)
+
+UNIT: Final = "echo-node-update"
+LONGEST_S: Final = 3_600.0
+"""After which an installer is ended."""
+_LOOK_S: Final = 0.2
+_MOST_SAID: Final = 300
+"""Characters."""
+_CGROUPS: Final = Path("/proc/self/cgroup")
+
+
+def command(copy: InstalledCopy, given: Given) -> list[str]:
+    """What runs the installer again; `--running` keeps the files of the version that runs."""
+    return [str(copy.installer), "--from", given.source, *given.options, "--running"]
+
+
+def as_unit(installer: Sequence[str], environment: Mapping[str, str], log_file: Path) -> list[str]:
+    """The same as a unit of the user's systemd, waited for."""
+    output = f"append:{log_file}"
+    return [
+        *("systemd-run", "--user", "--collect", "--quiet", "--wait", f"--unit={UNIT}"),
+        *("-p", f"StandardOutput={output}", "-p", f"StandardError={output}", "-p", f"RuntimeMaxSec={LONGEST_S:.0f}"),
+        *(f"--setenv={name}={value}" for name, value in sorted(environment.items())),
+        *("--", *installer),
+    ]
+
+
+def is_in_service(cgroups: str) -> bool:
+    """Whether a process with these lines of /proc/PID/cgroup ends when systemd stops the node's unit."""
+    return any(line.endswith(f"/{SERVICE_UNIT}") for line in cgroups.splitlines())
+
+
+async def install(copy: InstalledCopy, given: Given, log_file: Path) -> str:
+    """Empty: the installer has done its work; else what it said at its end, in a line. All that it says is in the log.
+
+    Cancelled, it leaves the installer to end by itself, which leaves a whole version behind in any case. Raises OSError
+    where it cannot be started.
+    """
+    process, began = _start(copy, given, log_file)
+    status = await _end_of(process)
+    return "" if status == 0 else _last_words(log_file, began) or f"The installer ended with status {status}."
+
+
+def _start(copy: InstalledCopy, given: Given, log_file: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The installer, and where in the log its words begin."""
+    kept = {key: os.environ[key] for key in (HOME_VARIABLE, "PATH") if key in os.environ}
+    environment = {**kept, **given.environment}
+    line = command(copy, given)
+    if _CGROUPS.exists() and is_in_service(_CGROUPS.read_text(encoding="utf-8")):
+        line = as_unit(line, environment, log_file)
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as output:
+        began = output.tell()  # Which moves with what the installer writes.
+        process = subprocess.Popen(
+            line,
+            cwd=copy.home,
+            env={**_without_python(os.environ), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C, and the end of a LaunchAgent, are the node's alone.
+        )
+        return process, began
+
+
+def _without_python(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what steers this interpreter, and would lead another one astray."""
+    return {name: value for name, value in environment.items() if not name.startswith("PYTHON")}
+
+
+async def _end_of(process: subprocess.Popen[bytes]) -> int:
+    """Not waited for in a thread, which a node that ends would have to wait for in its turn."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + LONGEST_S
+    while (status := process.poll()) is None:
+        if loop.time() > ends_at:
+            log.error("The installer has not ended within %.0f s: it is ended.", LONGEST_S)
+            os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.sleep(_LOOK_S)
+    return status
+
+
+def _last_words(log_file: Path, began: int) -> str:
+    """Of what the installer wrote: its own error, or else its last line."""
+    with log_file.open("rb") as file:
+        file.seek(began)
+        lines = file.read().decode(errors="replace").split("\n")
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    found = errors or [line for line in lines if line.strip()]
+    return printable_line(found[-1])[:_MOST_SAID] if found else ""
+
+
+def come_back(copy: InstalledCopy, arguments: Sequence[str]) -> NoReturn:
+    """Becomes the version that holds now, with these arguments of `echo-node`. Raises OSError where that cannot be."""
+    python = str(copy.newest / "bin" / "python")
+    logging.shutdown()
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    os.execv(python, [python, "-m", "echo_node", *arguments])

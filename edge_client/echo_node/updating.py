@@ -1,0 +1,169 @@
+"""Updates the node where its owner has turned that on, once a hub has said that it is too old: the doing of what
+`echo_node.core.updating` decides.
+
+What is held is finished first, as long as that takes ten minutes at most. Then the installer runs, while the node
+answers as before and says what happens. A service is started anew by the installer, which brings the old version back
+where the new one does not answer; any other node ends in good order and becomes the new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+import echo_shared
+from echo_node.core.notices import Notice
+from echo_node.core.updating import (
+    ComeBack,
+    Decision,
+    Install,
+    Known,
+    Stay,
+    UpdateMode,
+    decide,
+    host_of,
+)
+from echo_node.host.hubs import Hubs
+from echo_node.host.installed_copy import InstalledCopy
+from echo_node.host.installing import install
+from echo_node.host.notifications import notify
+from echo_node.host.paths import Paths
+from echo_node.host.update_book import UpdateBook
+from echo_shared.errors import StorageError
+from echo_shared.installation import how_to_upgrade
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 5.0
+FINISH_S: Final = 600.0
+BEGINS: Final = "This node updates itself"
+FAILED: Final = "This node could not update itself"
+_INSTALLED: Final = "Release {release} was installed then."
+_NOTHING_NEW: Final = "There was no other release at {source}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What is updated, now."""
+
+    mode: Callable[[], UpdateMode]
+    refusal: Callable[[], str]
+    """What the hub says of a node that is too old; empty = it has not said so."""
+    hub: str
+    """The address of that hub."""
+    is_held: Callable[[], bool]
+    held_rollouts: Callable[[], int]
+    end: Callable[[str], None]
+    """Told of the release that is to take over."""
+
+
+class Updater:
+    """`run` looks again and again; `said` is what `status` shows of it, empty where there is nothing to say."""
+
+    def __init__(self, paths: Paths, node: Node, *, copy: InstalledCopy | None = None, look_s: float = LOOK_S) -> None:
+        """`copy`: the one that runs, unless given."""
+        self.said = ""
+        self._paths = paths
+        self._node = node
+        self._copy = copy or InstalledCopy()
+        self._book = UpdateBook(self._copy.home)
+        self._log_file = paths.logs / "update.log"
+        self._look_s = look_s
+        self._is_unwritable = False
+        """A try could not be written down, so there is none before the node starts again."""
+
+    async def run(self) -> None:
+        """Until another version is to take over."""
+        while True:
+            decision = self._decide()
+            match decision:
+                case Stay():
+                    self._say(decision.sentence and f"{decision.sentence} {how_to_upgrade()}")
+                case Install():
+                    await self._update(decision)
+                case ComeBack():
+                    self._node.end(self._copy.newest_release or "another one")
+                    return
+                case _:
+                    assert_never(decision)
+            await asyncio.sleep(self._look_s)
+
+    def _decide(self) -> Decision:
+        mode, refusal, now = self._node.mode(), self._node.refusal(), time.time()
+        if mode != "auto" or not refusal:  # As good as always: nothing on the disk has a say then.
+            return decide(Known(mode=mode, refusal=refusal, is_by_installer=False, now=now))
+        try:
+            hosts, tries = self._hub_hosts(), None if self._is_unwritable else self._book.tries()
+        except StorageError:  # Its source may be a hub's that cannot be read.
+            hosts, tries = frozenset(), None
+        return decide(
+            Known(
+                mode=mode,
+                refusal=refusal,
+                is_by_installer=self._copy.is_by_installer,
+                is_replaced=self._copy.is_replaced,
+                note=self._copy.note(),
+                hub_hosts=hosts,
+                tries=tries,
+                is_held=self._node.is_held(),
+                now=now,
+            )
+        )
+
+    def _hub_hosts(self) -> frozenset[str]:
+        known = [record.url for record in Hubs(self._paths).all()]
+        return frozenset(host_of(url) for url in (*known, self._node.hub))
+
+    async def _update(self, decision: Install) -> None:
+        self._say(f"The hub takes no node of release {echo_shared.__version__}: updating from {decision.source}.")
+        await self._finish()
+        if self._decide() != decision:  # In that time the owner, or the hub, has thought better of it.
+            return
+        try:
+            if not self._book.begin(decision.name, time.time()):
+                return  # Another node of this installation was first.
+        except StorageError as error:
+            self._is_unwritable = True
+            await self._fail(error.brief)
+            return
+        await _show(Notice(BEGINS, self.said))
+        given = self._copy.given()
+        assert given is not None, "it was decided by what is noted"
+        try:
+            trouble = await install(self._copy, given, self._log_file)
+        except OSError as error:
+            trouble = f"The installer cannot be started: {error}"
+        if not trouble and not self._copy.is_replaced:
+            trouble = _NOTHING_NEW.format(source=decision.source)
+        self._note(decision.name, trouble or _INSTALLED.format(release=self._copy.newest_release or "another one"))
+        if trouble:
+            await self._fail(trouble)
+
+    async def _finish(self) -> None:
+        """Until nothing is held any more: a hub that refuses the node gives it nothing new."""
+        ends_at = time.monotonic() + FINISH_S
+        while self._node.held_rollouts() and time.monotonic() < ends_at:  # noqa: ASYNC110
+            await asyncio.sleep(self._look_s)
+
+    async def _fail(self, trouble: str) -> None:
+        log.error("The update failed; the node goes on as it is. %s", trouble)
+        await _show(Notice(FAILED, f"{trouble} {how_to_upgrade()}"))
+
+    def _note(self, name: str, outcome: str) -> None:
+        try:
+            self._book.end(name, outcome)
+        except StorageError as error:
+            log.warning("%s", error)
+
+    def _say(self, sentence: str) -> None:
+        if sentence and sentence != self.said:
+            log.warning("%s", sentence)
+        self.said = sentence
+
+
+async def _show(notice: Notice) -> None:
+    await asyncio.to_thread(notify, notice)

@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pytest
+
+from echo_node.core.updating import DAY_S, Try
+from echo_node.host.update_book import UpdateBook
+from echo_shared.errors import StorageError
+
+
+def test_what_was_tried_is_tried_no_more_and_another_waits_a_day(tmp_path: Path) -> None:
+    book = UpdateBook(tmp_path)
+    assert book.tries() == ()
+    assert book.begin("a", 0.0)
+    assert UpdateBook(tmp_path).tries() == (Try(name="a", at=0.0),)
+    assert not book.begin("a", 9 * DAY_S) and not UpdateBook(tmp_path).begin("b", DAY_S - 1)
+    book.end("a", "The disk is full.")
+    assert book.begin("b", DAY_S)
+    assert book.tries() == (Try(name="a", at=0.0, outcome="The disk is full."), Try(name="b", at=DAY_S))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"tries": [1]}', '{"tries": [{"name": "a", "at": "soon"}]}'])
+def test_a_book_that_cannot_be_read_lets_nothing_through(tmp_path: Path, text: str) -> None:
+    (tmp_path / "updates.json").write_text(text)
+    book = UpdateBook(tmp_path)
+    assert book.tries() is None and not book.begin("a", 0.0)
+    assert (tmp_path / "updates.json").read_text() == text
+
+
+def test_a_try_that_cannot_be_written_down_is_none(tmp_path: Path) -> None:
+    (tmp_path / "updates.lock").mkdir()
+    with pytest.raises(StorageError, match="written down"):
+        UpdateBook(tmp_path).begin("a", 0.0)

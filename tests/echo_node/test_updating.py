@@ -1,0 +1,157 @@
+"""The updater of a node, with an installer of a few lines; tests/installers has the real one, and a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from echo_node.core.updating import SENTENCES, Try, UpdateMode, Why, name_of
+from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.installed_copy import InstalledCopy
+from echo_node.host.paths import Paths
+from echo_node.host.update_book import UpdateBook
+from echo_node.updating import Node, Updater
+from echo_shared.installation import how_to_upgrade
+from tests.echo_node.host.installed import SWITCH, make_copy
+from tests.echo_node.waiting import until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the installer of Windows notes nothing")
+SAID = "Too old."
+
+
+class Told:
+    """A node whose hub and whose owner are as a test says."""
+
+    def __init__(self, tmp_path: Path, copy: InstalledCopy) -> None:
+        self.mode: UpdateMode = "auto"
+        self.refusal = SAID
+        self.held = 0
+        self.is_held = False
+        self.ended: list[str] = []
+        self.copy = copy
+        self.paths = Paths.find(tmp_path / "node")
+        node = Node(
+            mode=lambda: self.mode,
+            refusal=lambda: self.refusal,
+            hub="https://hub.example.org",
+            is_held=lambda: self.is_held,
+            held_rollouts=lambda: self.held,
+            end=self.ended.append,
+        )
+        self.updater = Updater(self.paths, node, copy=copy, look_s=0.01)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Told]:
+        task = asyncio.create_task(self.updater.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled() or task.exception() is None, task.exception()
+
+    @property
+    def tries(self) -> list[Try]:
+        return list(UpdateBook(self.copy.home).tries() or ())
+
+    def says(self, why: Why) -> bool:
+        return self.updater.said.startswith(SENTENCES[why].partition("{")[0])
+
+
+async def test_a_node_that_is_too_old_installs_and_makes_way(tmp_path: Path) -> None:
+    async with Told(tmp_path, make_copy(tmp_path / "home")).running() as node:
+        await until(lambda: bool(node.ended))
+    assert node.ended == ["another one"], "its release is not noted there"
+    assert node.copy.newest.name == "2"
+    (only,) = node.tries
+    assert only.name == name_of(SAID) and "installed" in only.outcome
+
+
+async def test_what_is_held_is_finished_before_and_said_meanwhile(tmp_path: Path) -> None:
+    node = Told(tmp_path, make_copy(tmp_path / "home"))
+    node.held = 3
+    async with node.running():
+        await until(lambda: "updating from" in node.updater.said)
+        assert node.tries == [] and str(node.copy.home / "echo.tar") in node.updater.said
+        node.held = 0
+        await until(lambda: bool(node.ended))
+
+
+async def test_an_owner_who_changes_their_mind_while_it_finishes_is_heard(tmp_path: Path) -> None:
+    node = Told(tmp_path, make_copy(tmp_path / "home"))
+    node.held = 3
+    async with node.running():
+        await until(lambda: "updating from" in node.updater.said)
+        node.mode, node.held = "tell", 0
+        await until(lambda: node.updater.said == "")
+    assert node.tries == [] and node.ended == []
+
+
+@pytest.mark.parametrize(
+    ("installer", "trouble"),
+    [("echo 'error: no such processor'; exit 1", "no such processor"), ("true", "There was no other release at ")],
+)
+async def test_an_update_that_fails_is_not_tried_again_and_the_node_goes_on(
+    tmp_path: Path, installer: str, trouble: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = make_copy(tmp_path / "home", f"echo ran >> '{tmp_path}/runs'; {installer}")
+    async with Told(tmp_path, copy).running() as node:
+        await until(lambda: node.says(Why.TRIED))
+        assert trouble in node.updater.said and node.updater.said.endswith(how_to_upgrade())
+        node.refusal = "Too old, under another name."
+        await until(lambda: node.says(Why.TODAY))
+    async with Told(tmp_path, copy).running() as again:
+        await until(lambda: again.says(Why.TRIED))
+    assert (tmp_path / "runs").read_text() == "ran\n"
+    assert node.ended == again.ended == []
+    assert [one for one in caplog.messages if one.startswith("The update failed")] != []
+
+
+@pytest.mark.parametrize("mode", ["never", "tell"])
+async def test_where_it_is_not_turned_on_nothing_happens(tmp_path: Path, mode: UpdateMode) -> None:
+    node = Told(tmp_path, make_copy(tmp_path / "home", f"touch '{tmp_path}/ran'; {SWITCH}"))
+    node.mode = mode
+    async with node.running():
+        for _ in range(10):
+            await asyncio.sleep(0)
+        node.mode, node.is_held = "auto", True
+        await until(lambda: node.says(Why.HELD))
+    assert not (tmp_path / "ran").exists() and node.tries == []
+
+
+async def test_what_comes_from_the_host_of_a_hub_is_not_run(tmp_path: Path) -> None:
+    for number, source in enumerate(("https://hub.example.org/x.tar", "https://other.example.org/x.tar")):
+        node = Told(tmp_path, make_copy(tmp_path / str(number), source=source))
+        Hubs(node.paths).save(HubRecord(url="https://other.example.org:9", hub_key_hex="00" * 32, joined_at=0.0))
+        async with node.running():
+            await until(lambda node=node: node.says(Why.FROM_HUB))
+        assert node.tries == []
+
+
+async def test_a_node_that_cannot_write_its_tries_or_read_its_hubs_tries_nothing(tmp_path: Path) -> None:
+    node = Told(tmp_path, make_copy(tmp_path / "home", f"touch '{tmp_path}/ran'"))
+    (node.copy.home / "updates.lock").mkdir()
+    async with node.running():
+        await until(lambda: node.says(Why.NO_BOOK))
+    (node.copy.home / "updates.lock").rmdir()
+    node = Told(tmp_path, node.copy)
+    (node.paths.hubs / "x").mkdir(parents=True)
+    (node.paths.hubs / "x" / "hub.json").write_text("?")
+    async with node.running():
+        await until(lambda: node.says(Why.NO_BOOK))
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_a_version_that_somebody_else_has_installed_takes_over(tmp_path: Path) -> None:
+    copy = make_copy(tmp_path / "home", f"touch '{tmp_path}/ran'")
+    (copy.home / "current").unlink()
+    (copy.home / "versions" / "2" / "installers").mkdir(parents=True)
+    (copy.home / "current").symlink_to("versions/2")
+    async with Told(tmp_path, copy).running() as node:
+        await until(lambda: bool(node.ended))
+    assert not (tmp_path / "ran").exists()
