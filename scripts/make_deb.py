@@ -1,9 +1,15 @@
-"""Makes a Debian package of the node out of a wheelhouse for Linux: `python scripts/make_deb.py [--out DIRECTORY]`.
+"""Makes Debian packages of the node and of the hub, each out of a wheelhouse for Linux.
 
-The package carries the wheelhouse. When it is installed, it makes an environment of it in /opt/echo-node, offline and
-by the wheels' hashes, with the Python that is there; an upgrade that fails brings back what was there. Its systemd
-*user* unit is off: a machine with the package lends nothing until one of its users joins a hub and turns the unit on.
-What users keep in their homes is theirs, and stays. Runs in an environment with Echo, and needs dpkg-deb.
+    python scripts/make_deb.py          dist/echo-node_RELEASE_ARCHITECTURE.deb, of dist/wheelhouse
+    python scripts/make_deb.py --hub    dist/echo-hub_RELEASE_ARCHITECTURE.deb, of dist/hub/wheelhouse
+
+A package carries its wheelhouse. When it is installed, it makes an environment of it in /opt, offline and by the
+wheels' hashes, with the Python that is there; an upgrade that fails brings back what was there. Nothing starts by
+itself: the node's systemd *user* unit is off, and a machine lends nothing until one of its users joins a hub and turns
+it on; the hub's system unit is off, and has nothing to serve until its operator makes a run as the user `echo-hub`,
+which the package makes. What users keep in their homes is theirs, and runs are the operator's: both stay when a package
+goes.
+Runs in an environment with Echo's node, and needs dpkg-deb.
 """
 
 from __future__ import annotations
@@ -12,89 +18,194 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from echo_node.host.service import UNIT, systemd_unit
+from echo_shared.errors import ConfigError, EchoError
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+PARTS: Final = ROOT / "scripts" / "deb"
 ARCHITECTURES: Final = {"linux-x86_64": "amd64", "linux-aarch64": "arm64"}
-CARRIED: Final = Path("usr", "share", "echo-node", "wheelhouse")
-PLACE: Final = "/opt/echo-node"
 
 CONTROL: Final = """\
-Package: echo-node
+Package: {name}
 Version: {release}
 Architecture: {architecture}
 Maintainer: Echo <echo@localhost>
 Section: science
 Priority: optional
-Depends: python3 (>= {oldest}), python3 (<< {too_new}), libc6 (>= {glibc}), libstdc++6
-Description: lends this computer to train language models
- Nothing is lent before a user joins a hub: echo-node join URL
+Depends: python3 (>= {oldest}), python3 (<< {too_new}), libc6 (>= {glibc}), libstdc++6{also}
+Description: {description}
 """
 
-POSTINST: Final = f"""\
+POSTINST: Final = """\
 #!/bin/sh
 set -e
 [ "$1" = configure ] || exit 0
-house=/{CARRIED}
+house=/{carried}
+{before}\
 give_up() {{
-    rm -rf {PLACE}
-    [ ! -d {PLACE}.before ] || mv {PLACE}.before {PLACE}
+    rm -rf {place}
+    [ ! -d {place}.before ] || mv {place}.before {place}
+{after}\
 }}
 trap give_up EXIT
-rm -rf {PLACE}.before
-[ ! -d {PLACE} ] || mv {PLACE} {PLACE}.before
+rm -rf {place}.before
+[ ! -d {place} ] || mv {place} {place}.before
 requirements=$(python3 "$house/installers/wheelhouse.py" requirements "$house")
-python3 -m venv --without-pip {PLACE}
+python3 -m venv --without-pip {place}
 set -- "$house"/wheels/pip-*.whl
-{PLACE}/bin/python "$1/pip" --isolated install --quiet --disable-pip-version-check --no-index --no-cache-dir \\
+{place}/bin/python "$1/pip" --isolated install --quiet --disable-pip-version-check --no-index --no-cache-dir \\
     --root-user-action ignore --find-links "$house/wheels" --only-binary :all: --require-hashes -r "$requirements"
-{PLACE}/bin/echo-node --help >/dev/null
+{place}/bin/{name} --help >/dev/null
 trap - EXIT
-rm -rf {PLACE}.before
+rm -rf {place}.before
+{after}\
 """
 
-PRERM: Final = f"""\
+PRERM: Final = """\
 #!/bin/sh
 set -e
-[ "$1" != remove ] || rm -rf {PLACE}
+[ "$1" = remove ] || exit 0
+{stop}\
+rm -rf {place}
+"""
+
+HUB_BEFORE: Final = """\
+systemd-sysusers echo-hub.conf
+install -d -m 0750 -o echo-hub -g echo-hub /var/lib/echo-hub
+running=''
+if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload
+    if systemctl --quiet is-active echo-hub.service; then running=yes; fi
+    [ -z "$running" ] || systemctl stop echo-hub.service
+fi
+"""
+
+HUB_AFTER: Final = """\
+    [ -z "$running" ] || systemctl start echo-hub.service
+"""
+
+HUB_STOP: Final = """\
+[ ! -d /run/systemd/system ] || systemctl --quiet disable --now echo-hub.service
 """
 
 
-def build(wheelhouse: Path, out: Path) -> Path:
-    """The package. Raises KeyError for a platform that Debian does not have."""
-    manifest = json.loads((wheelhouse / "manifest.json").read_text(encoding="utf-8"))
-    architecture = ARCHITECTURES[manifest["platform"]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """What tells one package from the other."""
+
+    name: str
+    """The command's, too."""
+    extras: tuple[str, ...]
+    """Of the wheelhouses that it can be made of."""
+    description: str
+    files: Mapping[str, str]
+    """By path: what it has besides."""
+    also: str = ""
+    """What else it depends on."""
+    before: str = ""
+    """Shell, before the environment is made anew."""
+    after: str = ""
+    """Shell, when it is there, or the one before is back."""
+    stop: str = ""
+    """Shell, before the package is removed."""
+
+    @property
+    def place(self) -> str:
+        return f"/opt/{self.name}"
+
+    @property
+    def carried(self) -> Path:
+        return Path("usr", "share", self.name, "wheelhouse")
+
+
+def node() -> Package:
+    """Lends the machine, for whoever of its users turns that on."""
+    unit = systemd_unit(["/opt/echo-node/bin/echo-node", "run"], {}, Path("/")).content.decode()
+    return Package(
+        name="echo-node",
+        extras=("cpu",),
+        description="lends this computer to train language models\n"
+        " Nothing is lent before a user joins a hub: echo-node join URL",
+        files={f"usr/lib/systemd/user/{UNIT}": unit},
+    )
+
+
+def hub() -> Package:
+    """Serves a run as a user of its own."""
+    return Package(
+        name="echo-hub",
+        extras=("hub",),
+        description="trains a language model with rollouts from computers that people lend\n"
+        " Nothing is served before there is a run, and the unit is on:\n"
+        " sudo -u echo-hub echo-hub init /var/lib/echo-hub/run\n"
+        " sudo systemctl enable --now echo-hub",
+        files={
+            "usr/lib/systemd/system/echo-hub.service": (PARTS / "echo-hub.service").read_text("utf-8"),
+            "usr/lib/sysusers.d/echo-hub.conf": (PARTS / "echo-hub.sysusers").read_text("utf-8"),
+            "usr/share/doc/echo-hub/operator.md": (ROOT / "docs" / "operator.md").read_text("utf-8"),
+        },
+        also=", systemd",
+        before=HUB_BEFORE,
+        after=HUB_AFTER,
+        stop=HUB_STOP,
+    )
+
+
+def build(package: Package, wheelhouse: Path, out: Path) -> Path:
+    """The package's file. Raises ConfigError for a wheelhouse that it cannot be made of."""
+    manifest = _manifest(package, wheelhouse)
     pythons = sorted(manifest["pythons"], key=lambda version: int(version.partition(".")[2]))
-    too_new = f"3.{int(pythons[-1].partition('.')[2]) + 1}"
     control = CONTROL.format(
+        name=package.name,
         release=manifest["release"],
-        architecture=architecture,
+        architecture=ARCHITECTURES[manifest["platform"]],
         oldest=pythons[0],
-        too_new=too_new,
+        too_new=f"3.{int(pythons[-1].partition('.')[2]) + 1}",
         glibc=manifest["glibc"] or "2.28",
+        also=package.also,
+        description=package.description,
     )
     with tempfile.TemporaryDirectory(prefix="echo-deb-") as scratch:
         root = Path(scratch, "root")
         root.mkdir(mode=0o755)
-        shutil.copytree(wheelhouse, root / CARRIED)
+        shutil.copytree(wheelhouse, root / package.carried)
         _write(root / "DEBIAN" / "control", control)
-        _write(root / "DEBIAN" / "postinst", POSTINST, mode=0o755)
-        _write(root / "DEBIAN" / "prerm", PRERM, mode=0o755)
-        unit = systemd_unit([f"{PLACE}/bin/echo-node", "run"], {}, root).content.decode()
-        _write(root / "usr" / "lib" / "systemd" / "user" / UNIT, unit)
-        _write(root / "usr" / "share" / "doc" / "echo-node" / "copyright", (ROOT / "LICENSE").read_text("utf-8"))
+        for name, script in {"postinst": POSTINST, "prerm": PRERM}.items():
+            parts = {"before": package.before, "after": package.after, "stop": package.stop, "carried": package.carried}
+            _write(root / "DEBIAN" / name, script.format(name=package.name, place=package.place, **parts), mode=0o755)
+        for path, text in package.files.items():
+            _write(root / path, text)
+        _write(root / "usr/share/doc" / package.name / "copyright", (ROOT / "LICENSE").read_text("utf-8"))
         (root / "usr" / "bin").mkdir()
-        (root / "usr" / "bin" / "echo-node").symlink_to(f"{PLACE}/bin/echo-node")
+        (root / "usr" / "bin" / package.name).symlink_to(f"{package.place}/bin/{package.name}")
         out.mkdir(parents=True, exist_ok=True)
-        package = out / f"echo-node_{manifest['release']}_{architecture}.deb"
+        made = out / f"{package.name}_{manifest['release']}_{ARCHITECTURES[manifest['platform']]}.deb"
         # Wheels are compressed already.
-        subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", root, package], check=True)
-    return package
+        subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", root, made], check=True)
+    return made
+
+
+def _manifest(package: Package, wheelhouse: Path) -> dict[str, Any]:
+    path = wheelhouse / "manifest.json"
+    what = "make deb-hub" if package.name == "echo-hub" else "make deb"
+    if not path.is_file():
+        raise ConfigError("There is no wheelhouse here.", got=f"no {path}", do=f"{what} makes it, and the package.")
+    manifest = dict(json.loads(path.read_text(encoding="utf-8")))
+    platform, extra = manifest["platform"], manifest["extra"]
+    if platform not in ARCHITECTURES or extra not in package.extras:
+        raise ConfigError(
+            f"{package.name} cannot be made of this wheelhouse.",
+            got=f"{path}: for {platform}, with the extra {extra}",
+            do=f"Take one for {' or '.join(ARCHITECTURES)} with {' or '.join(package.extras)}; {what} makes it.",
+        )
+    return manifest
 
 
 def _write(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -104,11 +215,19 @@ def _write(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 def main(
-    wheelhouse: Annotated[Path, typer.Option(help="As `make wheelhouse` made it.")] = ROOT / "dist" / "wheelhouse",
+    is_hub: Annotated[bool, typer.Option("--hub", help="The hub's package instead of the node's.")] = False,
+    wheelhouse: Annotated[
+        Path | None, typer.Option(help="Default: dist/wheelhouse, for the hub dist/hub/wheelhouse.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where the package goes.")] = ROOT / "dist",
 ) -> None:
-    """Make a Debian package of the node."""
-    typer.echo(build(wheelhouse, out))
+    """Make a Debian package of the node, or of the hub."""
+    chosen = wheelhouse or ROOT / "dist" / ("hub/wheelhouse" if is_hub else "wheelhouse")
+    try:
+        typer.echo(build(hub() if is_hub else node(), chosen, out))
+    except EchoError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
 
 
 if __name__ == "__main__":

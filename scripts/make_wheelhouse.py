@@ -6,11 +6,15 @@
                          installers, and a manifest with the hash of every file
     serve/*.tar          the same as one file: echo-swarm-RELEASE-PLATFORM.tar
     serve/install.sh     what a hub serves (server.install_from): it takes the archive of its platform
+    serve/install.ps1    the same for Windows, where one of the archives is for it
+
+`--extra hub` makes one for the hub instead, for this very Python, of which scripts/make_deb.py and the Containerfile
+install; nothing serves it.
 
 llama.cpp is compiled once for each set of options, for every kind of processor that it knows: which one fits is found
 out where it runs. `--variants native` compiles for this machine's processor alone, in a tenth of the time. Vulkan, for
-the GPUs of AMD and Intel, is in where its SDK is. `--index` only writes serve/install.sh anew, for archives that were
-gathered from several machines.
+the GPUs of AMD and Intel, is in where its SDK is. `--index` only writes the scripts in serve/ anew, for archives that
+were gathered from several machines.
 """
 
 from __future__ import annotations
@@ -43,6 +47,9 @@ METADATA: Final = ("pyproject.toml", "README.md", "LICENSE")
 ENGINE: Final = "llama-cpp-python"
 PYTHONS: Final = ("3.11", "3.12", "3.13")
 """Those that libtorrent has wheels for."""
+HUB: Final = "hub"
+"""The extra of a hub's wheelhouse."""
+THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 EVERY_CPU: Final = ("-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON", "-DGGML_NATIVE=OFF")
 PACKED: Final = ("-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",)
 """llama.cpp installs devices that are files of their own among the programs."""
@@ -145,17 +152,20 @@ def _pinned(name: str) -> str:
     return next(line for line in lines if line.startswith(f"{name}==")).partition("==")[2]
 
 
-def fill(wheels: Path, python: str, wanted: str, engines: Sequence[Path]) -> list[Path]:
-    """Puts all wheels for one Python into `wheels`; returns them, in the order of their names."""
+def fill(wheels: Path, python: str, wanted: str, engines: Sequence[Path], *, may_build: bool = False) -> list[Path]:
+    """Puts all wheels for one Python into `wheels`; returns them, in the order of their names.
+
+    `may_build`: what has no wheels is compiled, for which `python` has to be the one that runs this.
+    """
+    there = ("download", "--only-binary=:all:", f"--python-version={python}", "--dest")
+    built = ("wheel", "--prefer-binary", "--wheel-dir")
     with tempfile.TemporaryDirectory(prefix="echo-wheels-") as scratch:
         pip(
-            "download",
+            *(built if may_build else there),
+            scratch,
             "--quiet",
-            "--only-binary=:all:",
-            f"--python-version={python}",
             *(f"--find-links={engine.parent}" for engine in engines),
             f"--constraint={ROOT / 'constraints.txt'}",
-            f"--dest={scratch}",
             wanted,
             "pip",
         )
@@ -202,7 +212,7 @@ def make(out: Path, *, extra: str, pythons: Sequence[str], variants: str) -> Pat
     with tempfile.TemporaryDirectory(prefix="echo-own-") as scratch:
         own = own_wheel(Path(scratch))
         for python in pythons:
-            found = fill(wheels, python, f"{own}[{extra}]", engines)
+            found = fill(wheels, python, f"{own}[{extra}]", engines, may_build=extra == HUB)
             (target / f"requirements-{python}.txt").write_text(requirements_text(found), encoding="utf-8")
     release = str(parse_wheel_filename(own.name)[1])
     shutil.copytree(ROOT / "installers", target / "installers", ignore=shutil.ignore_patterns("__pycache__"))
@@ -220,7 +230,8 @@ def make(out: Path, *, extra: str, pythons: Sequence[str], variants: str) -> Pat
     }
     (target / open_house.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     open_house.check(target)
-    archive(target, out / "serve" / f"echo-swarm-{release}-{manifest['platform']}.tar")
+    if extra != HUB:
+        archive(target, out / "serve" / f"echo-swarm-{release}-{manifest['platform']}.tar")
     return target
 
 
@@ -240,31 +251,46 @@ def archive(directory: Path, into: Path) -> None:
     unfinished.replace(into)
 
 
-def index(serve: Path) -> Path:
-    """Writes the script that a hub serves, which knows the archives beside it by their hashes."""
+def index(serve: Path) -> list[Path]:
+    """Writes the scripts that a hub serves, which know the archives beside them by their hashes."""
     open_house = opener()
     archives = sorted(serve.glob("echo-swarm-*-*-*.tar"))
-    table = "".join(f"{one.stem.split('-', 3)[3]} {open_house.hash_of(one)} {one.name}\n" for one in archives)
-    template = (ROOT / "installers" / "from_hub.sh").read_text(encoding="utf-8")
-    program = (ROOT / "installers" / "wheelhouse.py").read_text(encoding="utf-8")
-    script = serve / "install.sh"
-    script.write_text(template.replace("@ARCHIVES@\n", table).replace("@WHEELHOUSE@\n", program), encoding="utf-8")
+    lines = {one: f"{one.stem.split('-', 3)[3]} {open_house.hash_of(one)} {one.name}\n" for one in archives}
+    for_windows = "".join(line for line in lines.values() if line.startswith("win32-"))
+    script, for_powershell = serve / "install.sh", serve / "install.ps1"
+    _write_served("from_hub.sh", script, "".join(lines.values()))
     script.chmod(0o755)
-    return script
+    if not for_windows:
+        for_powershell.unlink(missing_ok=True)
+        return [script]
+    _write_served("from_hub.ps1", for_powershell, for_windows)
+    return [script, for_powershell]
+
+
+def _write_served(template: str, script: Path, table: str) -> None:
+    """`table`: a line for each archive, PLATFORM SHA256 NAME."""
+    text = (ROOT / "installers" / template).read_text(encoding="utf-8")
+    program = (ROOT / "installers" / "wheelhouse.py").read_text(encoding="utf-8")
+    script.write_text(text.replace("@ARCHIVES@\n", table).replace("@WHEELHOUSE@\n", program), encoding="utf-8")
 
 
 def main() -> None:
     is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
     parser = argparse.ArgumentParser(description="Makes a wheelhouse for this kind of machine.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist/")
-    parser.add_argument("--extra", choices=("cpu", "mlx"), default="mlx" if is_apple else "cpu", help="the engine")
-    parser.add_argument("--pythons", nargs="+", default=PYTHONS, help=f"default: {' '.join(PYTHONS)}")
+    default_extra = "mlx" if is_apple else "cpu"
+    parser.add_argument("--extra", choices=("cpu", "mlx", HUB), default=default_extra, help="the engine, or the hub")
+    parser.add_argument("--pythons", nargs="+", help=f"default: {' '.join(PYTHONS)}; for the hub, this one alone")
     parser.add_argument("--variants", choices=("all", "native"), default="all", help="processors to compile for")
-    parser.add_argument("--index", action="store_true", help="only write serve/install.sh anew")
+    parser.add_argument("--index", action="store_true", help="only write the scripts in serve/ anew")
     given = parser.parse_args()
+    pythons = given.pythons or ([THIS_PYTHON] if given.extra == HUB else PYTHONS)
+    if given.extra == HUB and pythons != [THIS_PYTHON]:
+        parser.error(f"a hub's wheelhouse is for the Python that makes it, {THIS_PYTHON}; got: {' '.join(pythons)}")
     if not given.index:
-        print(make(given.out, extra=given.extra, pythons=given.pythons, variants=given.variants))
-    print(index(given.out / "serve"))
+        print(make(given.out, extra=given.extra, pythons=pythons, variants=given.variants))
+    if given.index or given.extra != HUB:
+        print(*index(given.out / "serve"), sep="\n")
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
+from echo_hub.net.install_routes import is_for_windows
 from echo_hub.net.install_routes import routes as install_routes
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.own_books import OwnBooks
@@ -307,6 +308,7 @@ class Hub:
             finished=self.ending.finished.is_set(),
             join_command=self.join_command,
             install_command=install_command(self.config, self.server),
+            windows_install_command=windows_install_command(self.config, self.server),
             turned_away={
                 "connection": self.server.limits.counts,
                 "passkey": dict(self._opened.tracker.refused),
@@ -467,6 +469,14 @@ def install_command(config: HubConfig, server: Server) -> str:
         return ""
     arguments = join_command(config, server).removeprefix("echo-node join ")
     return f"curl -fsSL {server.url}/install.sh | sh -s -- --join {arguments}"
+
+
+def windows_install_command(config: HubConfig, server: Server) -> str:
+    """The same for PowerShell on Windows; empty unless this hub has something for it now."""
+    if not is_for_windows(config.server.install_from):
+        return ""
+    token = " -Token TOKEN" if config.server.join == "invite" else ""
+    return f"& ([scriptblock]::Create((irm {server.url}/install.ps1))) -Join {server.url}{token}"
 
 
 def export_path(config: HubConfig, directory: RunDirectory, step: int) -> Path | None:

@@ -33,7 +33,9 @@ param(
     # Allow http:// to another machine, in a network that you trust.
     [switch] $Insecure,
     # With -Join: run in the background from now on, whenever you are logged in.
-    [switch] $Service
+    [switch] $Service,
+    # from_hub.ps1's folder: goes when all is installed.
+    [string] $Temporary = ''
 )
 
 Set-StrictMode -Version 3.0
@@ -72,6 +74,27 @@ function Find-Python {
 function Test-Connected {
     $ErrorActionPreference = 'Continue' # As long as no node is up, `status` says so on stderr.
     return (& $EchoNode status --json 2>$null | Out-String) -match '"connected": true'
+}
+
+# What the node that runs here says of itself; nothing, if none does.
+function Get-Status {
+    $ErrorActionPreference = 'Continue'
+    $said = & $EchoNode status --json 2>$null | Out-String
+    if ($LASTEXITCODE -eq 0) { return $said | ConvertFrom-Json }
+}
+
+# A node that runs is left to the hub that it works for; its owner is told how to have it work for -Join's.
+function Show-Running([string] $Hub) {
+    Write-Host "A node runs here already, and goes on as it is: it works for $Hub. See it with: echo-node status"
+    if ("$Join/".StartsWith("$Hub/", [StringComparison]::OrdinalIgnoreCase)) {
+        if ($Service) { Write-Host 'To have it start by itself: echo-node finish; and when it has stopped: echo-node service install' }
+        return
+    }
+    $arguments = @($joinArguments | ForEach-Object { if ($_ -match '\s') { "'$_'" } else { $_ } }) -join ' '
+    Write-Host "It has not joined $Join by this. First have it end what it holds, and stop: echo-node finish"
+    Write-Host "  then, to have it work for $Join alone: echo-node $arguments"
+    Write-Host "  or, for both by turns:                 echo-node $arguments --share 1"
+    Write-Host 'Once it is connected, Ctrl-C and echo-node service install have it go on with that in the background.'
 }
 
 function Select-Extra {
@@ -194,7 +217,10 @@ catch {
 Set-Current $new
 if (Test-Path -LiteralPath (Join-Path $env:LOCALAPPDATA 'echo-node\logon-task.xml')) {
     Write-Host 'Starting the service anew'
-    try { Invoke-Program $EchoNode @('service', 'install') }
+    try {
+        Invoke-Program $EchoNode @('service', 'install')
+        for ($waited = 0; $waited -lt 60 -and -not (Get-Status); $waited++) { Start-Sleep -Seconds 1 }
+    }
     catch {
         if ($before) {
             Set-Current $before
@@ -219,6 +245,7 @@ if ($entries -notcontains $BinDir) {
 }
 Write-Host "Installed: command echo-node, in $HomeDir"
 Write-Host "To remove it: $Environment\installers\windows\uninstall.ps1"
+if ($Temporary -and (Test-Path -LiteralPath $Temporary)) { Remove-Item -LiteralPath $Temporary -Recurse -Force }
 
 if (-not $Join) {
     Write-Host 'Next: echo-node join URL'
@@ -227,6 +254,11 @@ if (-not $Join) {
 $joinArguments = @('join', $Join)
 if ($Token) { $joinArguments += @('--token', $Token) }
 if ($Insecure) { $joinArguments += '--insecure' }
+$running = Get-Status
+if ($running) {
+    Show-Running $running.hub
+    return
+}
 if (-not $Service) {
     Write-Host "Joining $Join. Ctrl-C stops; echo-node run goes on with it."
     Invoke-Program $EchoNode $joinArguments

@@ -1,6 +1,7 @@
 <#
 .SYNOPSIS
-Removes what install.ps1 made: the service, the environment, the node's data and its key, the entry on PATH.
+Removes what install.ps1 made: the service, the environment, the node's data and its key, the entry on PATH, and what
+`echo-node --install-completion` wrote.
 
 .EXAMPLE
 powershell -ExecutionPolicy Bypass -File installers\windows\uninstall.ps1 -KeepIdentity
@@ -15,6 +16,18 @@ Set-StrictMode -Version 3.0
 $ErrorActionPreference = 'Stop'
 . (Join-Path $PSScriptRoot 'settings.ps1')
 
+# What `echo-node --install-completion` adds to a profile of PowerShell. Its other lines may be of any encoding: each
+# byte is a character here, and stays.
+function Remove-Completion([string] $File) {
+    if (-not (Test-Path -LiteralPath $File)) { return }
+    $bytes = [Text.Encoding]::GetEncoding(28591)
+    $text = $bytes.GetString([IO.File]::ReadAllBytes($File))
+    $pattern = '(?s)Import-Module PSReadLine\r?\nSet-PSReadLineKeyHandler -Chord Tab -Function MenuComplete\r?\n(?:(?!Register-ArgumentCompleter|Import-Module).)*Register-ArgumentCompleter -Native -CommandName echo-node -ScriptBlock \$scriptblock\r?\n?'
+    $left = [regex]::Replace($text, $pattern, '')
+    if ($left -eq $text) { return }
+    if ($left.Trim()) { [IO.File]::WriteAllBytes($File, $bytes.GetBytes($left)) } else { Remove-Item -LiteralPath $File }
+}
+
 $data = Join-Path $env:LOCALAPPDATA 'echo-node'
 
 if (Test-Path -LiteralPath $EchoNode) {
@@ -24,6 +37,10 @@ if (Test-Path -LiteralPath $EchoNode) {
         & $EchoNode leave --force
         if ($LASTEXITCODE -ne 0) { Write-Warning 'The node could not be asked to stop.' }
     }
+}
+
+foreach ($shell in 'WindowsPowerShell', 'PowerShell') {
+    Remove-Completion (Join-Path ([Environment]::GetFolderPath('MyDocuments')) "$shell\Microsoft.PowerShell_profile.ps1")
 }
 
 Set-UserPath @(Get-UserPath | Where-Object { $_ -ne $BinDir })

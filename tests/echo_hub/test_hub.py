@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, RunConfig, ServerConfig, TrainingConfig
-from echo_hub.hub import export_path, install_command
+from echo_hub.hub import export_path, install_command, windows_install_command
 from echo_hub.main import make_run
 from echo_hub.net.server import Server
 from echo_hub.opening import open_hub
@@ -48,13 +48,21 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
         await asyncio.wait([serving])
 
 
-def test_the_line_that_installs_is_shown_where_it_is_offered() -> None:
-    for join, token in (("open", ""), ("invite", " --token TOKEN")):
+def test_the_line_that_installs_is_shown_where_it_is_offered(tmp_path: Path) -> None:
+    for join, token in (("open", ""), ("invite", "oken TOKEN")):
         server = ServerConfig.model_validate({"public_url": "https://hub.example/", "join": join})
         assert install_command(HubConfig(server=server), Server(server)) == ""
-        server = server.model_copy(update={"install_from": "dist/serve"})
+        assert windows_install_command(HubConfig(server=server), Server(server)) == ""
+        server = server.model_copy(update={"install_from": str(tmp_path)})
         assert install_command(HubConfig(server=server), Server(server)) == (
-            f"curl -fsSL https://hub.example/install.sh | sh -s -- --join https://hub.example{token}"
+            f"curl -fsSL https://hub.example/install.sh | sh -s -- --join https://hub.example{token and f' --t{token}'}"
+        )
+        (tmp_path / "install.ps1").unlink(missing_ok=True)
+        assert windows_install_command(HubConfig(server=server), Server(server)) == ""
+        (tmp_path / "install.ps1").touch()
+        assert windows_install_command(HubConfig(server=server), Server(server)) == (
+            "& ([scriptblock]::Create((irm https://hub.example/install.ps1)))"
+            f" -Join https://hub.example{token and f' -T{token}'}"
         )
 
 

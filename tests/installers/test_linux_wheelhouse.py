@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,11 @@ SAYS = (
     " else print('usage: echo-node {}', *sys.argv[1:])"
 )
 """Its node runs where there is a service."""
+RUNS = (
+    "json = __import__('json'); print(json.dumps({'hub': 'https://old.example'}) if 'status' in sys.argv"
+    " else ' '.join(['usage: echo-node', *sys.argv[1:]]))"
+)
+"""A node runs, for another hub."""
 DIES = "sys.exit('no such processor')"
 
 
@@ -96,6 +102,68 @@ def test_what_does_not_start_leaves_or_brings_back_the_version_before(bare_home:
     done = bare_home.try_to_install("--from", small_wheelhouse("4.0", SAYS.format("4.0")))
     assert done.returncode == 0 and "usage: echo-node 4.0 service install" in done.stdout
     assert said(bare_home) == "usage: echo-node 4.0"
+
+
+@pytest.mark.parametrize("has_service", [False, True])
+def test_a_node_that_runs_is_left_to_its_hub_and_its_owner_is_told_how_it_has_another(
+    bare_home: Any, small_wheelhouse: Any, has_service: bool
+) -> None:
+    if has_service:
+        (bare_home.root / SERVICE).parent.mkdir(parents=True)
+        (bare_home.root / SERVICE).write_text("[Service]")
+    options = ("--from", small_wheelhouse("1.0", RUNS), "--join", "https://new.example", "--token", "secret")
+    for _ in ("installed", "installed already"):
+        done = bare_home.try_to_install(*options)
+        assert done.returncode == 0, done.stdout
+        assert "A node runs here already, and goes on as it is: it works for https://old.example." in done.stdout
+        assert "It has not joined https://new.example by this." in done.stdout
+        assert "alone: echo-node join https://new.example --token secret\n" in done.stdout
+        assert "turns: echo-node join https://new.example --token secret --share 1\n" in done.stdout
+        assert ("echo-node service install have it go on" in done.stdout) == has_service
+        assert "usage: echo-node join" not in done.stdout, "nothing is joined"
+
+
+@pytest.mark.parametrize("page", ["", "/", "/leaderboard"])
+def test_a_node_that_works_for_this_hub_goes_on(bare_home: Any, small_wheelhouse: Any, page: str) -> None:
+    wheelhouse = small_wheelhouse("1.0", RUNS)
+    done = bare_home.try_to_install("--from", wheelhouse, "--join", f"https://old.example{page}")
+    assert done.returncode == 0 and "it works for https://old.example. See it with" in done.stdout
+    assert "has not joined" not in done.stdout and "service install" not in done.stdout
+    done = bare_home.try_to_install("--from", wheelhouse, "--join", f"https://old.example{page}", "--service")
+    assert done.returncode == 0 and "and when it has stopped: echo-node service install" in done.stdout
+    done = bare_home.try_to_install("--from", wheelhouse, "--join", "https://old.example.org")
+    assert done.returncode == 0 and "It has not joined https://old.example.org by this." in done.stdout
+
+
+@pytest.mark.parametrize("mine", [None, "", "# mine", "# mine\n", "# mine\n\n\nalias a=b\n"], ids=repr)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_no_completion_of_a_shell_is_left(bare_home: Any, small_wheelhouse: Any, shell: str, mine: str | None) -> None:
+    file = bare_home.root / f".{shell}rc"
+    if mine is not None and shell != "fish":
+        file.write_text(mine)
+    before = bare_home.tree()
+    bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
+    complete = bare_home.run(
+        *("env", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION=1"),
+        *(Path(sys.executable).with_name("echo-node"), "--install-completion", shell),
+    )
+    assert complete.returncode == 0, complete.stdout
+    written = [path for path in bare_home.root.rglob("*echo-node*") if shell in str(path) or ".zfunc" in str(path)]
+    assert len(written) == 1, "typer has put it where the uninstaller looks"
+    if mine is not None and shell == "bash":
+        file.write_text(f"{file.read_text()}source '{written[0]}2'\n")
+    bare_home.uninstall()
+    if shell == "zsh" and mine:
+        assert file.read_text().startswith(mine), "what zsh was told is of use to others"
+        file.write_text(mine)
+    elif shell == "bash" and mine is not None:
+        assert (
+            file.read_text() == f"{mine}{'' if mine.endswith(chr(10)) or not mine else chr(10)}source '{written[0]}2'\n"
+        )
+        file.write_text(mine)
+    if mine == "" and shell == "zsh":
+        file.touch()
+    assert bare_home.tree() == before
 
 
 def test_a_damaged_wheel_is_not_installed(bare_home: Any, small_wheelhouse: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import platform
+import re
 import subprocess
 import sys
 import tarfile
@@ -109,7 +110,8 @@ def test_an_archive_takes_the_place_of_its_platforms_earlier_one(script: ModuleT
 def test_the_script_to_serve_knows_the_archives_by_their_hashes(script: ModuleType, tmp_path: Path) -> None:
     for name in ("1.0-linux-x86_64", "1.0-darwin-arm64"):
         (tmp_path / f"echo-swarm-{name}.tar").write_text(name)
-    served = script.index(tmp_path)
+    served = tmp_path / "install.sh"
+    assert script.index(tmp_path) == [served]
     text = served.read_text(encoding="utf-8")
     for name in ("1.0-linux-x86_64", "1.0-darwin-arm64"):
         line = f"{name.removeprefix('1.0-')} {hashlib.sha256(name.encode()).hexdigest()} echo-swarm-{name}.tar"
@@ -120,6 +122,31 @@ def test_the_script_to_serve_knows_the_archives_by_their_hashes(script: ModuleTy
     assert (checked.returncode, checked.stderr) == (0, "")
     told = subprocess.run(["sh", served], capture_output=True, text=True, timeout=60, check=False)
     assert told.returncode == 1 and "Say which hub this came from" in told.stderr
+
+
+def test_windows_has_a_script_of_its_own_where_there_is_an_archive_for_it(script: ModuleType, tmp_path: Path) -> None:
+    archives = {name: tmp_path / f"echo-swarm-1.0-{name}.tar" for name in ("linux-x86_64", "win32-amd64")}
+    for name, archive in archives.items():
+        archive.write_text(name)
+    served = tmp_path / "install.ps1"
+    assert script.index(tmp_path)[1:] == [served]
+    text = served.read_text(encoding="utf-8")
+    line = f"win32-amd64 {hashlib.sha256(b'win32-amd64').hexdigest()} {archives['win32-amd64'].name}"
+    found = dict(re.findall(r"^\$(\w+) = @'\n(.*?)\n'@$", text, re.MULTILINE | re.DOTALL))
+    program = (script.ROOT / "installers" / "wheelhouse.py").read_text(encoding="utf-8")
+    assert found == {"Archives": line, "Wheelhouse": program.removesuffix("\n")}, (
+        "what is in them is taken as it stands"
+    )
+    assert text.rstrip().splitlines()[-1].startswith("Install-FromHub #")
+    assert text.isascii(), "whatever encoding it is read in, it is the same"
+    archives["win32-amd64"].unlink()
+    assert script.index(tmp_path) == [tmp_path / "install.sh"] and not served.exists()
+
+
+def test_a_hub_s_wheelhouse_is_for_the_python_that_makes_it(script: ModuleType) -> None:
+    command = [sys.executable, SCRIPT, "--extra", "hub", "--pythons", "3.1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "3.1" in done.stderr and script.THIS_PYTHON in done.stderr
 
 
 def test_the_own_wheel_holds_the_three_packages_and_leaves_the_checkout_alone(

@@ -207,6 +207,8 @@ class RunView:
     """What it does, or waits for."""
     install_command: str = ""
     """The one line that installs a node from this hub and joins; empty where the operator does not offer it."""
+    windows_install_command: str = ""
+    """The same for PowerShell."""
     problems: tuple[str, ...] = ()
     """What is broken, for the operator, and the alarms."""
     alarms: tuple[str, ...] = ()

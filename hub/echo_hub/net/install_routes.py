@@ -1,8 +1,9 @@
 """What an operator offers to volunteers for installation: the directory `serve` that `make wheelhouse` leaves.
 
-`GET /install.sh` is the script in it, word for word. `GET /install/{sha256}/{name}` is an archive beside it, by the
-hash that the script names, so that a script and an archive of two releases never meet. Anybody may have both; nothing
-else of the directory is served. Files may change while the hub runs: each request looks at them anew.
+`GET /install.sh` is the script in it, word for word, and so is `GET /install.ps1`, which is for Windows and only there
+if one of the archives is. `GET /install/{sha256}/{name}` is an archive beside them, by the hash that the script names,
+so that a script and an archive of two releases never meet. Anybody may have them; nothing else of the directory is
+served. Files may change while the hub runs: each request looks at them anew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from aiohttp.abc import AbstractStreamWriter
 from echo_shared.errors import ConfigError
 
 SCRIPT: Final = "install.sh"
+WINDOWS_SCRIPT: Final = "install.ps1"
 ARCHIVES: Final = "echo-swarm-*.tar"
 MOST_AT_ONCE: Final = 32
 """Archives under way: the rest of the hub's uplink is the run's."""
@@ -26,7 +28,7 @@ _LATER: Final = {hdrs.RETRY_AFTER: "10"}
 
 
 def routes(directory: str) -> list[web.RouteDef]:
-    """Empty: nothing is offered, and both addresses are not found. Raises ConfigError when there is no script."""
+    """Empty: nothing is offered, and no address is found. Raises ConfigError when there is no script."""
     if directory and not (Path(directory) / SCRIPT).is_file():
         raise ConfigError(
             "There is nothing to install from.",
@@ -34,7 +36,15 @@ def routes(directory: str) -> list[web.RouteDef]:
             do="Run `make wheelhouse` and set it to dist/serve, or leave it empty.",
         )
     offered = _Offered(Path(directory) if directory else None)
-    return [web.get(f"/{SCRIPT}", offered.script), web.get("/install/{sha256}/{name}", offered.archive)]
+    return [
+        *(web.get(f"/{name}", offered.script) for name in (SCRIPT, WINDOWS_SCRIPT)),
+        web.get("/install/{sha256}/{name}", offered.archive),
+    ]
+
+
+def is_for_windows(directory: str) -> bool:
+    """Whether what is offered there now can be installed on Windows."""
+    return bool(directory) and (Path(directory) / WINDOWS_SCRIPT).is_file()
 
 
 class _Offered:
@@ -45,12 +55,12 @@ class _Offered:
         self._hashing = asyncio.Lock()
         self.under_way = 0
 
-    async def script(self, _request: web.Request) -> web.Response:
-        """GET /install.sh"""
+    async def script(self, request: web.Request) -> web.Response:
+        """GET /install.sh, GET /install.ps1"""
         if self._directory is None:
             raise web.HTTPNotFound
         try:
-            text = await asyncio.to_thread((self._directory / SCRIPT).read_bytes)
+            text = await asyncio.to_thread((self._directory / request.path.removeprefix("/")).read_bytes)
         except FileNotFoundError as error:
             raise web.HTTPNotFound from error
         headers = {hdrs.CACHE_CONTROL: "no-cache"}
@@ -60,7 +70,7 @@ class _Offered:
         """GET /install/{sha256}/{name}"""
         path = await self._find(request.match_info["name"], request.match_info["sha256"])
         if path is None:
-            raise web.HTTPNotFound(text="No such archive is offered here. Fetch install.sh anew.\n")
+            raise web.HTTPNotFound(text="No such archive is offered here. Fetch the script anew.\n")
         if self.under_way >= MOST_AT_ONCE:
             raise web.HTTPServiceUnavailable(text="Too many install from here right now. Try again.\n", headers=_LATER)
         return _Archive(path, self)

@@ -47,6 +47,7 @@ class Moment:
     """The run is over."""
     join_command: str
     install_command: str = ""
+    windows_install_command: str = ""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Since the hub's start, by what it was and why."""
 
@@ -90,6 +91,7 @@ class RunViews:
             base_model=config.model.base,
             join_command=moment.join_command,
             install_command=moment.install_command,
+            windows_install_command=moment.windows_install_command,
             state=RunState.FINISHED if moment.finished else RunState.RUNNING,
             state_detail=state_detail(moment),
             problems=(*problems(moment), *warnings),

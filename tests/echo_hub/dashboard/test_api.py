@@ -24,6 +24,7 @@ SCHEMA = {
             "base_model",
             "join_command",
             "install_command",
+            "windows_install_command",
             "state",
             "state_detail",
             "problems",

@@ -32,7 +32,10 @@ async def test_who_installs_from_the_hub_is_told_whose_program_that_is(open_hub:
     text = await page(await open_hub(source))
     assert "curl -fsSL http://hub/install.sh | sh -s -- --join http://hub" in text
     assert "a program which this hub's operator built" in text
-    assert "nothing that comes from the hub is ever run" in text
+    assert "nothing that comes from the hub is ever run" in text and "PowerShell" not in text
+    source.windows_install_command = "& ([scriptblock]::Create((irm http://hub/install.ps1))) -Join http://hub"
+    text = await page(await open_hub(source))
+    assert "(irm http://hub/install.ps1))) -Join http://hub" in text and "in PowerShell" in text
 
 
 async def test_a_finished_run_thanks(open_hub: Any, make_source: Any) -> None:

@@ -12,7 +12,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from echo_hub.net import install_routes
-from echo_hub.net.install_routes import routes
+from echo_hub.net.install_routes import is_for_windows, routes
 from echo_shared.errors import ConfigError
 
 ARCHIVE = "echo-swarm-1.0-linux-x86_64.tar"
@@ -26,6 +26,7 @@ def sha256(path: Path) -> str:
 @pytest.fixture
 def offered(tmp_path: Path) -> Path:
     (tmp_path / "install.sh").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "install.ps1").write_text("exit 0\n")
     (tmp_path / ARCHIVE).write_bytes(bytes(range(256)) * 4_096)
     (tmp_path / "secret.txt").write_text("nobody's business")
     return tmp_path
@@ -43,12 +44,17 @@ async def test_the_script_and_its_archive(client: Client, offered: Path) -> None
     script = await client.get("/install.sh")
     assert (script.status, script.content_type) == (200, "text/plain")
     assert await script.read() == (offered / "install.sh").read_bytes()
+    for_windows = await client.get("/install.ps1")
+    assert (for_windows.status, for_windows.content_type, for_windows.charset) == (200, "text/plain", "utf-8")
+    assert await for_windows.read() == (offered / "install.ps1").read_bytes()
     archive = await client.get(f"/install/{sha256(offered / ARCHIVE)}/{ARCHIVE}")
     assert archive.status == 200 and "immutable" in archive.headers["Cache-Control"]
     assert await archive.read() == (offered / ARCHIVE).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["secret.txt", "install.sh", "..%2F..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd", "%00"])
+@pytest.mark.parametrize(
+    "name", ["secret.txt", "install.sh", "install.ps1", "..%2F..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd", "%00"]
+)
 async def test_nothing_else_of_the_directory(client: Client, offered: Path, name: str) -> None:
     for there in ("secret.txt", "install.sh", ARCHIVE):
         assert (await client.get(f"/install/{sha256(offered / there)}/{name}")).status == 404
@@ -56,7 +62,7 @@ async def test_nothing_else_of_the_directory(client: Client, offered: Path, name
 
 async def test_an_archive_by_another_hash_is_not_found(client: Client) -> None:
     answer = await client.get(f"/install/{'0' * 64}/{ARCHIVE}")
-    assert answer.status == 404 and "Fetch install.sh anew" in await answer.text()
+    assert answer.status == 404 and "Fetch the script anew" in await answer.text()
 
 
 async def test_a_new_archive_is_taken_up_and_the_old_hash_is_gone(client: Client, offered: Path) -> None:
@@ -67,9 +73,17 @@ async def test_a_new_archive_is_taken_up_and_the_old_hash_is_gone(client: Client
     assert (await client.get(f"/install/{sha256(offered / ARCHIVE)}/{ARCHIVE}")).status == 200
 
 
-async def test_a_script_that_is_gone_is_not_found(client: Client, offered: Path) -> None:
-    (offered / "install.sh").unlink()
-    assert (await client.get("/install.sh")).status == 404
+@pytest.mark.parametrize("name", ["install.sh", "install.ps1"])
+async def test_a_script_that_is_gone_is_not_found(client: Client, offered: Path, name: str) -> None:
+    (offered / name).unlink()
+    assert (await client.get(f"/{name}")).status == 404
+
+
+def test_windows_is_offered_something_as_long_as_its_script_is_there(offered: Path) -> None:
+    assert is_for_windows(str(offered))
+    (offered / "install.ps1").unlink()
+    assert not is_for_windows(str(offered))
+    assert not is_for_windows("")
 
 
 async def test_too_many_at_once_are_told_to_come_later(
@@ -93,6 +107,7 @@ async def test_without_the_setting_nothing_is_offered() -> None:
     application.add_routes(routes(""))
     async with TestClient(TestServer(application)) as client:
         assert (await client.get("/install.sh")).status == 404
+        assert (await client.get("/install.ps1")).status == 404
         assert (await client.get(f"/install/{'0' * 64}/{ARCHIVE}")).status == 404
 
 

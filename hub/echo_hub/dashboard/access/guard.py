@@ -37,7 +37,8 @@ PUBLIC: Final = frozenset(
         "/node/certificate",
         "/announce/{passkey}",
         "/artefacts/{passkey}/{carrier}/{path}",
-        "/install.sh",  # Not found, unless the operator set server.install_from.
+        "/install.sh",  # Not found, unless the operator set server.install_from; so the next two.
+        "/install.ps1",
         "/install/{sha256}/{name}",
     }
 )

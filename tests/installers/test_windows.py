@@ -1,0 +1,73 @@
+"""The Windows scripts as far as they can be read here; where there is PowerShell, also whether it can parse them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from typer._completion_shared import get_completion_script
+
+INSTALLERS = Path(__file__).resolve().parents[2] / "installers"
+SCRIPTS = sorted(INSTALLERS.rglob("*.ps1"))
+PWSH = shutil.which("pwsh") or shutil.which("powershell")
+
+
+def parameters(script: Path) -> set[str]:
+    """Those of a script that opens with its `param` block."""
+    text = script.read_text(encoding="utf-8")
+    block = text[text.index("\nparam(") : text.index("\n)\n")]
+    return set(re.findall(r"^    \[.*\] \$(\w+)", block, re.MULTILINE))
+
+
+@pytest.mark.skipif(PWSH is None, reason="no PowerShell here")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_powershell_can_parse_it(script: Path) -> None:
+    parse = f"[Management.Automation.Language.Parser]::ParseFile('{script}', [ref] $null, [ref] $errors)"
+    command = f"$errors = $null; {parse} | Out-Null; $errors | Out-String; exit $errors.Count"
+    done = subprocess.run([str(PWSH), "-NoProfile", "-Command", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_it_is_ascii_which_every_powershell_reads_the_same(script: Path) -> None:
+    assert script.read_bytes().isascii()
+
+
+def test_what_the_served_script_passes_on_is_taken(opener: ModuleType, tmp_path: Path) -> None:
+    text = (INSTALLERS / "from_hub.ps1").read_text(encoding="utf-8")
+    passed = re.findall(r"'-([A-Z]\w+)'", text)
+    assert set(passed) == {"From", "Temporary", "Join", "Token", "Python", "Insecure", "Service"}
+    assert set(passed) <= parameters(INSTALLERS / "windows" / "install.ps1")
+    assert parameters(INSTALLERS / "from_hub.ps1") == set(passed) - {"From", "Temporary"}
+    opened = re.search(r"\$options = @\('open', .*?, \$scratch, '(--\w+)', \$sha256\)", text)
+    added = re.search(r"\$options \+= '(--\w+)'", text)
+    assert opened is not None and added is not None
+    command = ["open", str(tmp_path / "nothing"), str(tmp_path), opened[1], "0" * 64, added[1]]
+    assert opener.main(command) == 1, "it is refused for what is not there, and not for how it is called"
+
+
+def test_the_served_script_asks_for_what_a_hub_offers() -> None:
+    text = (INSTALLERS / "from_hub.ps1").read_text(encoding="utf-8")
+    assert '"$hub/install/$sha256/$name"' in text
+    assert "irm HUB/install.ps1" in text
+
+
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("# mine\r\n", "$a = 1\n"), ("\xef\xbb\xbf# \xe4", "")])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_profile_is_left_as_it_was_but_for_the_completion(before: str, after: str, line_end: str) -> None:
+    text = (INSTALLERS / "windows" / "uninstall.ps1").read_text(encoding="utf-8")
+    (pattern,) = re.findall(r"^    \$pattern = '(.*)'$", text, re.MULTILINE)
+
+    def completion(program: str) -> str:
+        variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
+        script = get_completion_script(prog_name=program, complete_var=variable, shell="pwsh")
+        return f"{script}\n".replace("\n", line_end)
+
+    other = completion("other")
+    profile = f"{before}{other}{completion('echo-node')}{other}{after}"
+    assert re.sub(pattern, "", profile) == f"{before}{other}{other}{after}"
+    assert re.sub(pattern, "", other) == other
