@@ -144,6 +144,8 @@ class Daemon:
         self._network: NetworkHold | None = None
         self.is_told_to_end = False
         """By its owner or the system, and not by a turn's end."""
+        self.leaves = False
+        """Its owner has it forget its hub."""
 
     @property
     def hub(self) -> str:
@@ -404,7 +406,8 @@ class Daemon:
 
     # --- the user
 
-    def _stop_once(self) -> None:
+    def _stop_once(self, left: str) -> None:
+        self.leaves = self.leaves or left == self.hub
         if self._stopping is None:
             self.request_stop("asked to by echo-node")
 
