@@ -9,7 +9,6 @@ import re
 import signal
 import sqlite3
 import ssl
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -20,6 +19,8 @@ import aiohttp
 import hypothesis
 import psutil
 import pytest
+
+from tests.small_disk import SmallDisk, mounted
 
 hypothesis.settings.register_profile("tests", deadline=None)  # No test asserts how long something takes.
 hypothesis.settings.load_profile("tests")
@@ -176,29 +177,6 @@ class Site:
         return await self.program(sys.executable, "-u", "-m", "echo_node.main", "join", url, *where, *flags, env=env)
 
 
-class SmallDisk:
-    """A file system of its own, which can be filled up."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._ballast = directory / "ballast"
-
-    def fill(self, *, leave_bytes: int = 0) -> None:
-        """Takes all room that is left, but `leave_bytes`."""
-        block = bytes(2**20)
-        with self._ballast.open("wb", buffering=0) as file:
-            while block:
-                try:
-                    file.write(block)
-                except OSError:
-                    block = block[: len(block) // 2]
-            file.truncate(file.tell() - leave_bytes)
-
-    def empty(self) -> None:
-        """Gives that room back."""
-        self._ballast.unlink()
-
-
 def _set(text: str, section: str, key: str, value: object) -> str:
     head, mark, rest = text.partition(f"\n[{section}]\n")
     assert mark, f"no section {section}"
@@ -281,12 +259,5 @@ def books() -> Callable[[Path], sqlite3.Connection]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """24 MiB."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only root on Linux can mount a small file system")
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={24 * 2**20}", "echo-test", str(directory)]
-    if (done := subprocess.run(mount, capture_output=True, text=True, check=False)).returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    yield SmallDisk(directory)
-    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+    with mounted(tmp_path / "disk", 24 * 2**20) as disk:
+        yield disk

@@ -12,50 +12,27 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from echo_node.about import About, Welcomed
-from echo_node.backends import registry
-from echo_node.backends.registry import BackendChoice
+from echo_node.about import About
 from echo_node.config import NodeConfig, load_config
 from echo_node.connections import Connections, open_connections
+from echo_node.core import work
 from echo_node.core.events import (
-    ArtefactReady,
-    CompletionScored,
     Disconnected,
     DrainRequested,
-    EngineLost,
     EngineOutdated,
-    EngineReady,
     Event,
-    FetchFailed,
     FinishRequested,
-    GroupFailed,
     Holding,
-    LeaseCancelled,
-    PolicyPrepared,
-    RolloutFinished,
-    RolloutsDrawn,
-    Spooled,
-    SpoolFailed,
     Tick,
 )
-from echo_node.core.history import TokenHistory
 from echo_node.core.manners import Manners
 from echo_node.core.notices import Notice, notice_of_end, notice_of_standby
 from echo_node.core.standby import sentence
 from echo_node.core.yielding import YIELD_S
+from echo_node.current_run import CurrentRun
 from echo_node.engine.choosing import PROBE_S, EngineChooser
-from echo_node.engine.speeds import SpeedBook
-from echo_node.engine.supervisor import (
-    EngineFiles,
-    EngineParts,
-    EngineSupervisor,
-    limits_of,
-    measured_rates,
-    settings_of,
-)
-from echo_node.engine.widths import Widths
-from echo_node.host import hardware
-from echo_node.host.artefact_files import content_here
+from echo_node.engine.making import EngineMaker
+from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.clock import running_s
 from echo_node.host.control import control_server
 from echo_node.host.hubs import Joining
@@ -77,19 +54,14 @@ from echo_node.releases import newer_release, upgraded
 from echo_node.reloading import Changes, changes, in_force
 from echo_node.shell import RunShell
 from echo_node.updating import Node, Updater
-from echo_shared.errors import DISK_FULL, EchoError, RefusedError, StorageError
-from echo_shared.identity import Identity, fingerprint
+from echo_shared.errors import EchoError, RefusedError
+from echo_shared.identity import Identity
 from echo_shared.messages import (
     Challenge,
-    CheckLease,
     FromHub,
     KeysRotated,
-    Lease,
-    LeaseRevoked,
     Peers,
     Piece,
-    PolicyPublished,
-    Receipts,
     RefusalCode,
     Refused,
     RunKeys,
@@ -105,7 +77,6 @@ log = logging.getLogger(__name__)
 INBOX_EVENTS: Final = 1_024
 TICK_S: Final = 0.25
 COUNT_EVERY_TICKS: Final = 4
-_OPENING: Final = "taking up the run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +108,10 @@ class Daemon:
         self._config = config
         self._joining = joining
         self._panel = panel
-        self._chooser = EngineChooser(self._look, on_change=self._introduce, probe_s=probe_s)
+        self._troubles = TroubleLog()
+        self._run = CurrentRun(joining, self._troubles, self._open_shell)
+        self._engines = EngineMaker(paths=paths, config=lambda: self._config, run_id=lambda: self._run.run_id)
+        self._chooser = EngineChooser(self._engines.look, on_change=self._introduce, probe_s=probe_s)
         self._about = About(
             me=me,
             name=_name(config, me),
@@ -147,7 +121,6 @@ class Daemon:
             power_watts=config.power_watts,
         )
         self._inbox: asyncio.Queue[Incoming] = asyncio.Queue(INBOX_EVENTS)
-        self._troubles = TroubleLog()
         self._meter = TrafficMeter(paths.traffic_file, self._troubles)
         self._watch = OwnerWatch(
             Manners(config.manners),
@@ -161,8 +134,6 @@ class Daemon:
         self._holding: Holding | None = None
         """What the watch has told last."""
         self._connections: Connections | None = None
-        self._welcomed: Welcomed | None = None
-        self._history = TokenHistory()
         self._is_connected = False
         self._is_over = False
         self._ended_by: EchoError | None = None
@@ -175,6 +146,8 @@ class Daemon:
         self._network: NetworkHold | None = None
         self.is_told_to_end = False
         """By its owner or the system, and not by a turn's end."""
+        self.leaves = False
+        """Its owner has it forget its hub."""
 
     @property
     def hub(self) -> str:
@@ -203,8 +176,7 @@ class Daemon:
                 try:
                     await self._run_connected()
                 finally:
-                    if self._welcomed is not None:
-                        await self._welcomed.shell.close()
+                    await self._run.close()
         except ExceptionGroup as group:
             raise _first_cause(group) from group
         if isinstance(self._ended_by, RefusedError) and self._ended_by.code == RefusalCode.FINISHED:
@@ -231,17 +203,17 @@ class Daemon:
     @property
     def has_worked(self) -> bool:
         """Whether a hub has let it in."""
-        return self._welcomed is not None
+        return self._run.welcomed is not None
 
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
         snapshot = self._about.snapshot(
-            self._welcomed,
+            self._run.welcomed,
             self._watch.holds,
             self._troubles.now,
             connected=self._is_connected,
             now=running_s(),
-            token_rates=self._history.rates,
+            token_rates=self._run.token_rates,
         )
         return replace(snapshot, update=(self._updater and self._updater.said) or self._update)
 
@@ -312,11 +284,9 @@ class Daemon:
     async def _ticks(self) -> None:
         ticks = 0
         while True:
-            shell = self._shell
             self._tick()
-            if shell is not None and ticks % COUNT_EVERY_TICKS == 0:
-                await shell.writer.refresh()
-                self._history.note(shell.work.progress.drawn_tokens, asyncio.get_running_loop().time())
+            if ticks % COUNT_EVERY_TICKS == 0:
+                await self._run.count()
             self._panel.update(self.snapshot())
             ticks += 1
             await asyncio.sleep(TICK_S)
@@ -351,27 +321,9 @@ class Daemon:
         self._is_connected = True
         if self._config.update != "never":
             self._update = newer_release(self.connections.client.hub_version)
-        self._log_welcome(welcome, hub_key)
-        before = self._welcomed
-        if before is not None and before.welcome.run_id != welcome.run_id:
-            log.warning("The hub has begun another run: what belonged to the last one is deleted.")
-            self._welcomed, self._history = None, TokenHistory()
-            await before.shell.close()
-            await before.shell.fetcher.close()
-        known = self._welcomed
-        if known is None:
-            try:
-                shell = await self._open_shell(welcome, hub_key)
-            except StorageError as error:
-                if not self._joining.patient or error.code != DISK_FULL:
-                    raise
-                self._troubles.met(_OPENING, error)
-                await self.connections.client.close()  # It connects again, later each time.
-                return
-            self._troubles.end(_OPENING)
-            await shell.writer.refresh()
-            known = Welcomed(hub_key=hub_key, welcome=welcome, shell=shell, counts_before=shell.writer.counts)
-        self._welcomed = replace(known, hub_key=hub_key, welcome=welcome)  # A tick shows it from here on.
+        if not await self._run.take_up(welcome, hub_key):
+            await self.connections.client.close()  # It connects again, later each time.
+            return
         self._use_keys(welcome.run_keys)
         self.connections.use_mesh(welcome.mesh)
         self.connections.receiver.say_all()
@@ -387,8 +339,7 @@ class Daemon:
         self._use_keys(news.run_keys)
 
     async def _take_totals(self, news: Totals) -> None:
-        if self._welcomed is not None:
-            self._welcomed = replace(self._welcomed, totals=news)
+        self._run.hear(news)
 
     async def _take_mesh(self, news: MeshNews) -> None:
         self.connections.use_mesh(news.peers)
@@ -440,14 +391,7 @@ class Daemon:
 
     @property
     def _shell(self) -> RunShell | None:
-        return None if self._welcomed is None else self._welcomed.shell
-
-    def _log_welcome(self, welcome: Welcome, hub_key: bytes) -> None:
-        if self._welcomed is not None:
-            return  # The client tells that it is connected again.
-        known = self._joining.pinned is not None and self._joining.pinned.hub_key == hub_key
-        log.info("Connected to %s at %s.", welcome.run_name, self._joining.address.origin)
-        log.info("The hub's key: %s (%s).", fingerprint(hub_key), "as before" if known else "pinned now")
+        return self._run.shell
 
     def _use_keys(self, run_keys: RunKeys) -> None:
         self.connections.mesh.set_keys(run_keys)
@@ -468,18 +412,6 @@ class Daemon:
 
     # --- the engine
 
-    def _look(self) -> tuple[hardware.Hardware, BackendChoice]:
-        found = hardware.detect()
-        return found, registry.choose(found, self._config.wanted_backend, self._measured(found))
-
-    def _measured(self, found: hardware.Hardware) -> dict[tuple[str, str], float]:
-        """What engines were measured at on the run's base model, if that is here."""
-        known = self._joining.pinned if self._welcomed is None else self._welcomed.welcome
-        content = None if known is None else content_here(self._paths.base(known.run_id))
-        if content is None:
-            return {}
-        return measured_rates(SpeedBook(self._paths.speeds), found, content, settings_of(self._config))
-
     async def _introduce(self) -> None:
         """The engine runs elsewhere now, which the hub is to know."""
         await self.connections.introduce(self._about)
@@ -489,22 +421,12 @@ class Daemon:
         return EngineNow(on_gpu=self._chooser.choice.device != "cpu", pid=pid)
 
     def _make_engine(self, files: EngineFiles) -> EngineSupervisor:
-        parts = EngineParts(
-            chooser=self._chooser,
-            widths=Widths(self._paths.widths),
-            speeds=SpeedBook(self._paths.speeds),
-            settings=settings_of(self._config),
-            limits=limits_of(self._config, self._chooser.hardware),
-            priority=self._config.manners.priority,
-            bench_seconds=self._config.bench_seconds,
-            cage=self._config.cage,
-            deliver=self._inbox.put,
-        )
-        return EngineSupervisor(parts, files)
+        return self._engines.make(files, self._chooser, self._inbox.put)
 
     # --- the user
 
-    def _stop_once(self) -> None:
+    def _stop_once(self, left: str) -> None:
+        self.leaves = self.leaves or left == self.hub
         if self._stopping is None:
             self.request_stop("asked to by echo-node")
 
@@ -542,6 +464,7 @@ class Daemon:
 
 
 HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
+    **dict.fromkeys(work.HANDLERS, Daemon._take_event),
     Welcome: Daemon._take_welcome,
     Peers: Daemon._take_peers,
     KeysRotated: Daemon._take_keys,
@@ -554,30 +477,6 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
     Holding: Daemon._take_holding,
     FinishRequested: Daemon._take_finish,
     DrainRequested: Daemon._drain,
-    **dict.fromkeys(
-        (
-            PolicyPublished,
-            Lease,
-            LeaseRevoked,
-            CheckLease,
-            Receipts,
-            ArtefactReady,
-            FetchFailed,
-            EngineReady,
-            EngineLost,
-            RolloutFinished,
-            RolloutsDrawn,
-            CompletionScored,
-            PolicyPrepared,
-            LeaseCancelled,
-            GroupFailed,
-            Spooled,
-            SpoolFailed,
-            EngineOutdated,
-            Tick,
-        ),
-        Daemon._take_event,
-    ),
 }
 """The handler of everything that may stand in the inbox. Of what a hub may say, `FOR_THE_CLIENT` never gets there."""
 FOR_THE_CLIENT: Final = (Challenge, Refused, Piece)

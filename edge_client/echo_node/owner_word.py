@@ -19,7 +19,8 @@ class OwnerWord:
 
     snapshot: Callable[[], NodeSnapshot]
     watch: OwnerWatch
-    stop: Callable[[], None]
+    stop: Callable[[str], None]
+    """Given the address of the hub that is left with it, for good; empty = none is."""
     finish: Callable[[], None]
     reload: Callable[[], Mapping[str, Any]]
     """Reads the settings again, and says what that changes. Raises ConfigError."""
@@ -59,6 +60,6 @@ class OwnerWord:
         self.finish()
         return {"pid": os.getpid(), "held_rollouts": self.snapshot().held_rollouts}
 
-    def _stop(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.stop()
+    def _stop(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.stop(str(arguments.get("leaves", "")))
         return {"pid": os.getpid()}

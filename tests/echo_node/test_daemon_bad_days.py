@@ -25,9 +25,9 @@ from echo_shared.errors import ConfigError
 from echo_shared.messages import Fetched, LeaseReturned, Rollout
 from tests.conftest import Site
 from tests.echo_node.fake_sensors import FakeSensors
-from tests.echo_node.small_disk import fill, needs_mounts, small_disk
 from tests.echo_node.test_daemon import Node, newest_status, ready_for
 from tests.echo_node.waiting import until
+from tests.small_disk import mounted, needs_mounts
 
 pytest.importorskip("llama_cpp")
 
@@ -46,11 +46,11 @@ async def test_a_full_disk_is_one_trouble_and_loses_nothing(
     hub: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    with small_disk(tmp_path / "disk", 8 * 2**20) as disk:
-        node = Node(disk / "node")
+    with mounted(tmp_path / "disk", 8 * 2**20) as disk:
+        node = Node(disk.directory / "node")
         async with node.running(hub.url, sensors=FakeSensors()) as daemon:
             await hub.until(ready_for(hub, 0))
-            filler = fill(disk)
+            disk.fill()
             await hub.publish(1)
             await until(lambda: problems(daemon) == {"disk_full"})
             with pytest.raises(ConfigError, match="cannot be kept on the disk"):
@@ -61,7 +61,7 @@ async def test_a_full_disk_is_one_trouble_and_loses_nothing(
             lease = await hub.lease(1, version=0)
             await hub.until(lambda: newest_status(hub).capacity == 0)
             assert problems(daemon) == {"disk_full"} and hub.all(Rollout) == []
-            filler.unlink()
+            disk.empty()
             drawn = await hub.finished(lease)
             await hub.until(ready_for(hub, 1))
             await until(lambda: problems(daemon) == set())
@@ -76,16 +76,16 @@ async def test_a_full_disk_is_one_trouble_and_loses_nothing(
 async def test_a_model_that_cannot_be_converted_for_want_of_room_is_once_there_is_some(
     hub: Any, tmp_path: Path
 ) -> None:
-    with small_disk(tmp_path / "derived", 2 * 2**20) as disk:
+    with mounted(tmp_path / "derived", 2 * 2**20) as disk:
         node = Node(tmp_path / "node")
         node.paths.data_dir.mkdir()
-        node.paths.derived.symlink_to(disk)
-        filler = fill(disk)
+        node.paths.derived.symlink_to(disk.directory)
+        disk.fill()
         async with node.running(hub.url, sensors=FakeSensors()) as daemon:
             await hub.until(lambda: hub.all(Fetched))
             await until(lambda: problems(daemon) == {"disk_full"})
             assert "does not start" in daemon.snapshot().problems["disk_full"]
-            filler.unlink()
+            disk.empty()
             await hub.until(ready_for(hub, 0))
             assert problems(daemon) == set()
 

@@ -26,7 +26,7 @@ from echo_node.host import hardware
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
-from tests.echo_node.small_disk import fill, needs_mounts, small_disk
+from tests.small_disk import mounted, needs_mounts
 
 Broken = Callable[..., None]
 
@@ -155,11 +155,11 @@ class Usage(NamedTuple):
 
 @needs_mounts
 def test_a_real_disk_without_room_is_a_problem_with_the_way_out(tmp_path: Path, broken: Broken) -> None:
-    with small_disk(tmp_path / "disk", 256 * 1024) as disk:
-        fill(disk)
-        diagnosis = examine(Paths.find(disk), None)
+    with mounted(tmp_path / "disk", 256 * 1024) as disk:
+        disk.fill()
+        diagnosis = examine(Paths.find(disk.directory), None)
     problem = of(diagnosis, "data directory")
-    assert problem.level == "problem" and problem.do.startswith(f"Free some space on the disk of {disk}")
+    assert problem.level == "problem" and problem.do.startswith(f"Free some space on the disk of {disk.directory}")
     assert not diagnosis.can_join
 
 

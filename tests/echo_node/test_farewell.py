@@ -30,6 +30,13 @@ def test_it_sums_up_what_was_done_and_where_it_goes_on() -> None:
     ]
 
 
+def test_who_leaves_is_told_how_to_join_again_and_promised_nothing() -> None:
+    lines = farewell(ENDED, 9_040.0, leaves=True)
+    assert lines[2:4] == ["With the hub, to be trained on or not: 1.", "Finished, and not at the hub yet: 2."]
+    assert lines[-1] == "Join again with: echo-node join http://127.0.0.1:8710"
+    assert not any("again" in line or "echo-node run" in line for line in lines[:-1])
+
+
 def test_what_is_not_known_is_left_out() -> None:
     lines = farewell(replace(SNAPSHOT, rollouts={}, started_at=0.0), 59.0)
     assert lines[0].startswith("Ran for 59 s") and len(lines) == 3

@@ -421,5 +421,6 @@ async def test_a_killed_node_comes_back_with_run_and_leaves_for_good(hub: Any) -
     leaving = await Process.start("leave")
     status, out, err = await leaving.end()
     assert (status, err) == (0, "") and "Left test run" in out
-    assert (await node.end())[0] == 0
+    status, out, _ = await node.end()
+    assert status == 0 and f"Join again with: echo-node join {hub.url}" in out and "echo-node run" not in out
     assert Hubs(Paths.find(None)).all() == []

@@ -15,7 +15,7 @@ from echo_node.host.trouble_log import TroubleLog
 from echo_node.owner_watch import EngineNow, OwnerWatch
 from echo_shared.errors import StorageError
 from tests.echo_node.fake_sensors import FakeSensors
-from tests.echo_node.small_disk import fill, needs_mounts, small_disk
+from tests.small_disk import mounted, needs_mounts
 
 PATIENCE_S = 60.0
 
@@ -104,15 +104,16 @@ async def test_a_pause_that_cannot_be_kept_is_one_all_the_same(watched: Watched,
 
 @needs_mounts
 async def test_a_pause_that_a_full_disk_refuses_is_kept_there_once_there_is_room(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 64 * 1024) as disk:
-        watched, filler = Watched(disk), fill(disk)
+    with mounted(tmp_path / "disk", 64 * 1024) as disk:
+        watched = Watched(disk.directory)
+        disk.fill()
         with pytest.raises(StorageError, match="keeps to it all the same"):
             watched.watch.change(Pause())
         await watched.watch.look()
         assert await watched.next() == ["paused"]
         assert [trouble.code for trouble in watched.troubles.now] == [TroubleCode.DISK_FULL]
-        assert [file.name for file in disk.iterdir()] == ["filler"], "nothing half written stays"
-        filler.unlink()
+        assert list(disk.directory.iterdir()) == [disk.ballast], "nothing half written stays"
+        disk.empty()
         await watched.watch.look()
         assert watched.troubles.now == () and watched.file.load() == Pause()
 

@@ -185,7 +185,7 @@ def leave(
     record = last_hub(paths) if url is None else joined_hub(paths, url)
     was_running = True
     try:
-        asyncio.run(control.ask(paths.control_file, "stop"))
+        asyncio.run(control.ask(paths.control_file, "stop", {"leaves": record.url}))
     except ConnectError:
         was_running = False
         if not as_json:
@@ -277,7 +277,7 @@ def _closing_words(console: Console, daemon: Daemon, *, quiet: bool) -> Iterator
     try:
         yield
     finally:
-        lines = farewell(daemon.snapshot(), time.time()) if daemon.has_worked else []
+        lines = farewell(daemon.snapshot(), time.time(), leaves=daemon.leaves) if daemon.has_worked else []
         for line in lines:
             if console.is_terminal and not quiet:
                 console.print(Text(line))  # Text: it is not markup.

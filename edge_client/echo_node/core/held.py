@@ -83,6 +83,9 @@ class HeldLeases:
         """Whether the engine samples for one of them."""
         return any(held.running for held in self._held.values())
 
+    def holds(self, lease_id: int) -> bool:
+        return lease_id in self._held
+
     def renew(self, lease: Lease, now: float) -> bool:
         """Whether this lease is held already; its deadline then begins anew."""
         held = self._held.get(lease.lease_id)

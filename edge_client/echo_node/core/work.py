@@ -1,9 +1,9 @@
 """A node's work loop: what to fetch, sample, spool, send and say, as a state machine without I/O.
 
-It joins what knows nothing of each other: the leases held (`held`), what is drawn of them (`drawn`), the completions
-of others that it computes again (`checks`), the engine's life (`engine_life`), the policy versions (`policies`), the
-base model (`base_model`), the pace (`pace`), and the talk with the hub (`hub_talk`). Each is asked or told by the loop
-alone, and returns what follows; only the loop makes effects of it.
+It joins what knows nothing of each other: the leases, with what is drawn of them (`leases`), the completions of others
+that it computes again (`checks`), the engine's life (`engine_life`) and when it makes way for the owner (`yielding`),
+the policy versions (`policies`), the base model (`base_model`), and the pace (`pace`). Each is asked or told by the
+loop alone, and returns what follows; the leases and the loop speak to the hub through one talk (`hub_talk`).
 
 Invariants:
 - a finished rollout is sent only once it is spooled, and is sent again after every reconnect until the hub's receipt;
@@ -12,32 +12,24 @@ Invariants:
 - a lease is sampled with exactly the version that it names, fetched first if need be; one that may be interrupted, with
   the newest that is here, and goes on in mid-completion by each newer one, where `echo_shared.moving_on` finds that
   worth it;
-- the hub is sent what unfinished rollouts have drawn, once a connection, and all of it before their lease is returned,
-  unless the engine or the connection has ended or does not answer;
 - every leased index ends as one spooled rollout, is returned, or was revoked by the hub.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, assert_never
+from typing import Any, Final, Literal
 
 from echo_node.core.base_model import BaseModel
 from echo_node.core.checks import Checks
-from echo_node.core.drawn import Drawn, as_rollout
 from echo_node.core.effects import (
     AskForReceipts,
-    CancelLease,
     Effect,
-    ForgetLease,
     RecordReceipts,
     ResendSpooled,
-    SpoolLease,
     SpoolRollout,
     StartEngine,
     Stop,
-    SubmitGroup,
 )
 from echo_node.core.engine_life import EngineLife
 from echo_node.core.events import (
@@ -61,8 +53,8 @@ from echo_node.core.events import (
     SpoolFailed,
     Tick,
 )
-from echo_node.core.held import HeldLeases, Unfinished
 from echo_node.core.hub_talk import HubTalk
+from echo_node.core.leases import Leases
 from echo_node.core.pace import Pace
 from echo_node.core.policies import OnDisk, Policies
 from echo_node.core.progress import Progress
@@ -72,7 +64,6 @@ from echo_node.core.yielding import YIELD_S, Yielding
 from echo_shared.messages import (
     MAX_BATCHED,
     MAX_CHECKS,
-    MAX_VERSION_SPANS,
     CheckLease,
     Goodbye,
     Lease,
@@ -123,16 +114,13 @@ class WorkLoop:
         self._pace = Pace()
         self._precision = ""
         """Of the engine's weights, once it has been up."""
-        self._held = HeldLeases()
-        self._drawn = Drawn()
         self._checks = Checks()
         self._moving_on = MovingOn()
-        self._leaving: dict[int, _Leaving] = {}
-        """Held leases that go back once the engine has told what it drew of them."""
         self._talk = HubTalk(
             LeaseReturned(lease_id=lease_id, indices=indices, reason="the node was restarted")
             for lease_id, indices in sorted(unfinished.items())
         )
+        self._leases = Leases(self._talk)
         self._unacked = set(unacked)
         self._spooling: set[str] = set()
         self._spool_works = True
@@ -148,13 +136,12 @@ class WorkLoop:
         """What is to be done after `event`."""
         self._effects = []
         HANDLERS[type(event)](self, event, now)
-        for lease_id in [lease_id for lease_id, leaving in self._leaving.items() if now >= leaving.by]:
-            self._let_leave(lease_id)
+        self._effects += self._leases.leave(now)
         self._effects += self._yielding.due(now, is_up=self._engine.is_up, is_told=self._has_told)
         self._reconcile(now)
         self._effects += self._policies.declined()
         self._effects += self._talk.report(self.status(now), now)
-        if self._finishing and not self._held.leases:
+        if self._finishing and not self._leases.held:
             self._begin_drain(self._finishing, now)
         self._finish_drain(now)
         return tuple(self._effects)
@@ -174,7 +161,7 @@ class WorkLoop:
     @property
     def _has_told(self) -> bool:
         """Whether the engine has told what it drew of all that it was to stop."""
-        return not (self._leaving or (self._yielding.is_renewing and self._held.any_running))
+        return not (self._leases.any_leaving or (self._yielding.is_renewing and self._leases.any_running))
 
     @property
     def _may_check(self) -> bool:
@@ -198,12 +185,12 @@ class WorkLoop:
     @property
     def held_rollouts(self) -> int:
         """Leased and unfinished."""
-        return self._held.num_rollouts
+        return self._leases.num_rollouts
 
     @property
     def owes_the_hub(self) -> bool:
         """Whether it holds leases, or has rollouts that the hub has not acknowledged."""
-        return bool(self._held.leases or self._spooling or self._unacked)
+        return bool(self._leases.held or self._spooling or self._unacked)
 
     @property
     def engine_problem(self) -> Trouble | None:
@@ -216,10 +203,10 @@ class WorkLoop:
         newest = self._policies.newest_loaded
         return Progress(
             rollouts=self.held_rollouts,
-            tokens=self._drawn.num_held_tokens,
-            most_tokens=self._held.most_tokens,
-            drawn_tokens=self._drawn.num_tokens,
-            finished_rollouts=self._drawn.num_finished,
+            tokens=self._leases.num_held_tokens,
+            most_tokens=self._leases.most_tokens,
+            drawn_tokens=self._leases.num_drawn_tokens,
+            finished_rollouts=self._leases.num_finished,
             newest_by=self._base.fetched if newest == 0 else None if newest is None else self._policies.arrived(newest),
             is_finishing=bool(self._finishing),
         )
@@ -241,8 +228,7 @@ class WorkLoop:
             self._effects += self._talk.send(self._base.fetched)
         for fetched in self._policies.reports:
             self._effects += self._talk.send(fetched)
-        self._drawn.connected()
-        self._send_drawn()
+        self._effects += self._leases.connected()
 
     def _published(self, event: PolicyPublished, now: float) -> None:
         if event.policy_version < self._policies.newest_published:  # A keyframe that this node has asked for.
@@ -252,32 +238,26 @@ class WorkLoop:
 
     def _offered(self, effects: Iterable[Effect]) -> None:
         """Carries out what follows from an offer. What was drawn by a version of other content is given up first."""
-        replaced = self._policies.take_replaced()
-        for lease in self._held.leases if replaced else ():
-            drawn_by = {self._held.running_by(lease.lease_id)} | self._drawn.versions(lease.lease_id)
-            if found := replaced & drawn_by:
-                self._return(self._held.let_go(lease.lease_id, f"policy version {max(found)} has been replaced"))
+        self._effects += self._leases.replaced(self._policies.take_replaced())
         self._effects += effects
 
     def _leased(self, event: Lease, now: float) -> None:
         self.standby = ""
-        if self._held.renew(event, now):
+        if self._leases.renew(event, now):
             return
         on_their_way = self._unacked | self._spooling
         pending = {index for index in event.indices if rollout_id(event.lease_id, index) not in on_their_way}
         if not pending:
             return
-        indices = tuple(sorted(pending))
         refusal = self._refusal(len(pending))
         if refusal is not None:
+            indices = tuple(sorted(pending))
             self._effects += self._talk.say(LeaseReturned(lease_id=event.lease_id, indices=indices, reason=refusal))
             return
         if event.offer is not None:
             self._offered(self._policies.offered(event.policy_version, event.offer))
         self._pace.leased(event.deadline_s, event.max_tokens)
-        self._held.take(event, pending, now)
-        self._drawn.begin(event, pending)
-        self._effects.append(SpoolLease(lease_id=event.lease_id, indices=indices))
+        self._effects += self._leases.take(event, pending, now)
 
     def _refusal(self, num_rollouts: int) -> str | None:
         """Why so many more are not taken."""
@@ -290,12 +270,7 @@ class WorkLoop:
         return None
 
     def _revoked(self, event: LeaseRevoked, now: float) -> None:
-        if self._leaving.pop(event.lease_id, None) is not None:
-            self._held.stopped(event.lease_id)
-        for unfinished in self._held.let_go(event.lease_id, "the hub has revoked it"):
-            self._cancel(unfinished)
-            self._drawn.forget(event.lease_id)
-            self._effects.append(ForgetLease(lease_id=event.lease_id))
+        self._effects += self._leases.revoked(event.lease_id)
 
     def _check_leased(self, event: CheckLease, now: float) -> None:
         self._effects += self._checks.take(event, now, can=self._may_check, on_disk=self._policies.on_disk)
@@ -337,18 +312,8 @@ class WorkLoop:
         self._policies.engine_lost()
         self._yielding.lost()
         self._effects += self._checks.engine_lost()
-        for lease_id in list(self._leaving):
-            self._let_leave(lease_id)
         ending = self._engine.lost(event, now)
-        match ending.blame:
-            case "nobody":
-                self._held.engine_ended()
-            case "the start":
-                self._return(self._held.let_go_all(f"the sampling engine does not start: {event.what}"))
-            case "the work":
-                self._return(self._held.engine_died(event.what))
-            case _:
-                assert_never(ending.blame)
+        self._effects += self._leases.engine_lost(event.what, ending.blame)
         if self._drain_by is None:
             self._effects += self._yielding.start(ending.start)
 
@@ -360,32 +325,24 @@ class WorkLoop:
         self._engine.finished_rollout()
         full = self.held_rollouts >= self._engine.width
         self._pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
-        if not self._held.finish(finished.lease_id, finished.index):
-            return  # Revoked or returned in the meantime: the hub has counted it already.
-        rollout = as_rollout(finished, self._drawn.end(finished))
-        self._spooling.add(rollout.rollout_id)
-        self._effects.append(SpoolRollout(rollout=rollout))
+        rollout = self._leases.finished(finished)
+        if rollout is not None:
+            self._spooling.add(rollout.rollout_id)
+            self._effects.append(SpoolRollout(rollout=rollout))
 
     def _rollouts_drawn(self, event: RolloutsDrawn, now: float) -> None:
-        for part in event.parts:
-            self._drawn.add(part)
-        self._send_drawn()
+        self._effects += self._leases.drawn(event.parts)
 
     def _completion_scored(self, event: CompletionScored, now: float) -> None:
         self._effects += self._checks.scored(event.scored)
 
     def _lease_cancelled(self, event: LeaseCancelled, now: float) -> None:
-        if self._held.is_moving(event.lease_id):
-            self._held.stopped(event.lease_id)
-        self._let_leave(event.lease_id)
+        self._effects += self._leases.cancelled(event.lease_id)
 
     def _group_failed(self, event: GroupFailed, now: float) -> None:
-        self._leaving.pop(event.lease_id, None)
-        self._held.stopped(event.lease_id)
-        failed = self._held.let_go(event.lease_id, event.what)
-        self._return(failed)
-        if failed:
+        if self._leases.is_held(event.lease_id):
             self._engine.group_failed(now, what=event.what, code=event.code)
+        self._effects += self._leases.failed(event.lease_id, event.what)
 
     def _spooled(self, event: Spooled, now: float) -> None:
         self._spool_works = True
@@ -402,13 +359,8 @@ class WorkLoop:
             self._stop_work("the machine's owner needs it", now, within_s=YIELD_S)
 
     def _engine_outdated(self, event: EngineOutdated, now: float) -> None:
-        if self._drain_by is not None or not self._yielding.renew(now + LAST_WORDS_S):
-            return
-        for lease_id in [lease.lease_id for lease in self._held.leases]:
-            is_told = lease_id in self._leaving or self._held.is_moving(lease_id)
-            if self._held.is_running(lease_id) and not is_told:
-                self._held.move(lease_id)  # It stays here: the next engine goes on behind what this one tells.
-                self._effects.append(CancelLease(lease_id=lease_id))
+        if self._drain_by is None and self._yielding.renew(now + LAST_WORDS_S):
+            self._effects += self._leases.move_all()
 
     def _finish(self, event: FinishRequested, now: float) -> None:
         self._finishing = event.reason
@@ -426,56 +378,45 @@ class WorkLoop:
         self._effects += self._checks.give_up()
         # Before the leases go back, or the hub would lease them to this node again.
         self._effects += self._talk.report(self.status(now), now)
-        self._give_back([lease.lease_id for lease in self._held.leases], reason, now, within_s=within_s)
+        self._effects += self._leases.give_back_all(reason, by=now + within_s)
 
     def _tick(self, event: Tick, now: float) -> None:
         self._policies.progressed(event.progress)
         self._checks.overdue(now)
         self._effects += self._base.due(now)
-        self._give_back(self._held.overdue(now), "its deadline has passed", now, within_s=LAST_WORDS_S)
+        self._effects += self._leases.give_back_overdue(now, by=now + LAST_WORDS_S)
 
     # --- what follows from the state
 
     def _reconcile(self, now: float) -> None:
         if self._base.fetched is None or self._drain_by is not None:
             return
-        for lease in self._held.leases:
+        for lease in self._leases.held:
             if self._policies.is_hopeless(lease):
                 reason = f"the node cannot get policy version {lease.policy_version}"
-                self._return(self._held.let_go(lease.lease_id, reason))
-        leased = self._held.versions | self._checks.versions
+                self._effects += self._leases.give_up(lease.lease_id, reason)
+        leased = self._leases.versions | self._checks.versions
         engine_up = self._engine.is_up and not self._yielding.is_still
         self._effects += self._policies.reconcile(leased=leased, engine_up=engine_up, now=now)
         if not engine_up:
             return
         self._move_on(now)
-        for request in self._held.start(self._policies.version_for):
-            prefixes = self._drawn.prefixes(request.lease_id, request.indices)
-            self._effects.append(SubmitGroup(request=replace(request, prefixes=prefixes)))
+        self._effects += self._leases.start(self._policies.version_for)
         self._effects += self._checks.start(self._policies.loaded)
 
     def _move_on(self, now: float) -> None:
         """Has the engine stop what it draws by an older version than it could; it begins anew behind what is drawn."""
         newest = self._policies.newest_prepared
-        found = () if newest is None else self._held.interruptible(newest)
-        moving = [
-            (lease, pending)
-            for lease, pending in found
-            if lease.lease_id not in self._leaving and len(self._drawn.versions(lease.lease_id)) < MAX_VERSION_SPANS
-        ]
-        if not moving:
+        behind = () if newest is None else self._leases.behind(newest)
+        if not behind:
             return
-        drawn = [
-            (lease, self._drawn.num_drawn(lease.lease_id, index)) for lease, pending in moving for index in pending
-        ]
         rate = self._pace.tokens_per_s
         token_s = min(self._engine.width, self.held_rollouts) / rate if rate else 0.0
-        if self._moving_on.is_due(max(lease.max_tokens - count for lease, count in drawn), token_s=token_s, now=now):
-            read = sum(len(lease.prompt_ids) + count for lease, count in drawn)
+        longest = max(lease.max_tokens - count for lease, counts in behind for count in counts)
+        if self._moving_on.is_due(longest, token_s=token_s, now=now):
+            read = sum(len(lease.prompt_ids) + count for lease, counts in behind for count in counts)
             self._moving_on.moved(read, tokens_per_s=rate, now=now)
-            for lease, _ in moving:
-                self._held.move(lease.lease_id)
-                self._effects.append(CancelLease(lease_id=lease.lease_id))
+            self._effects += self._leases.move(lease for lease, _ in behind)
 
     def _activity(self) -> Literal["preparing", "waiting", "fetching", "sampling", "paused", "draining"]:
         if self._drain_by is not None:
@@ -484,63 +425,19 @@ class WorkLoop:
             return "paused"
         if not self._engine.is_up or self._yielding.is_still:
             return "preparing"
-        if self._held.any_running:
+        if self._leases.any_running:
             return "sampling"
         return "fetching" if self._policies.fetching_newest else "waiting"
 
     def _finish_drain(self, now: float) -> None:
         if self._drain_by is None or self._stopped:
             return
-        waiting = self._leaving or self._spooling or (self._talk.connected and self._unacked)
+        waiting = self._leases.any_leaving or self._spooling or (self._talk.connected and self._unacked)
         if not waiting or now >= self._drain_by:
             self._stopped = True
             self._effects += self._talk.send(Goodbye(reason="the node is leaving"))
             self._talk.disconnected()
             self._effects.append(Stop())
-
-    def _send_drawn(self) -> None:
-        if self._talk.connected:
-            for message in self._drawn.take_unsent():
-                self._effects += self._talk.send(message)
-
-    def _give_back(self, lease_ids: Iterable[int], reason: str, now: float, *, within_s: float) -> None:
-        """Returns leases: those that run once the engine has told what it drew, if there is a hub to send that to."""
-        for lease_id in lease_ids:
-            if lease_id in self._leaving:
-                self._leaving[lease_id].by = min(self._leaving[lease_id].by, now + within_s)
-            elif self._talk.connected and self._held.is_running(lease_id):
-                self._leaving[lease_id] = _Leaving(reason, now + within_s)
-                self._effects.append(CancelLease(lease_id=lease_id))
-            else:
-                self._return(self._held.let_go(lease_id, reason))
-
-    def _let_leave(self, lease_id: int) -> None:
-        """The engine has told all, or is not waited for any more."""
-        leaving = self._leaving.pop(lease_id, None)
-        if leaving is not None:
-            self._held.stopped(lease_id)
-            self._return(self._held.let_go(lease_id, leaving.reason))
-
-    def _return(self, let_go: Iterable[Unfinished]) -> None:
-        for unfinished in let_go:
-            self._cancel(unfinished)
-            self._drawn.forget(unfinished.lease_id)
-            self._effects += self._talk.say(
-                LeaseReturned(lease_id=unfinished.lease_id, indices=unfinished.indices, reason=unfinished.reason)
-            )
-
-    def _cancel(self, unfinished: Unfinished) -> None:
-        if unfinished.was_running:
-            self._effects.append(CancelLease(lease_id=unfinished.lease_id))
-
-
-@dataclass(slots=True)
-class _Leaving:
-    """A lease that the engine was told to cancel."""
-
-    reason: str
-    by: float
-    """When it goes back without an answer."""
 
 
 HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {

@@ -28,7 +28,7 @@ from echo_shared.errors import BackendError
 from echo_shared.messages import PolicyPublished, Rollout
 from echo_shared.sampling import DrawnPart, FinishedRollout, Prefix
 from echo_shared.supervised import Limits
-from tests.echo_node.core.test_work import here, lease, offer, welcome
+from tests.echo_node.core.loop_parts import here, lease, offer, welcome
 
 
 async def start(

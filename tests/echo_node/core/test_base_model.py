@@ -1,6 +1,6 @@
 from echo_node.core.base_model import BaseModel
 from echo_node.core.effects import FetchArtefact
-from tests.echo_node.core.test_work import fetched, offer
+from tests.echo_node.core.loop_parts import fetched, offer
 
 FIRST, SECOND = offer(1), offer(2)
 

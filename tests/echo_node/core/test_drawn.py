@@ -19,7 +19,7 @@ from echo_shared.messages import (
 from echo_shared.messages.fields import MAX_TOKENS
 from echo_shared.sampling import DrawnPart, FinishedRollout
 from echo_shared.version_spans import Spans
-from tests.echo_node.core.test_work import lease
+from tests.echo_node.core.loop_parts import lease
 
 
 def part(lease_id: int, index: int, start: int, *ids: int, version: int = 0) -> DrawnPart:

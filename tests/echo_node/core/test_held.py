@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from echo_node.core.held import MAX_DEATHS, SUSPECT_DEATHS, HeldLeases, Unfinished
 from echo_shared.messages import Lease
-from tests.echo_node.core.test_work import lease
+from tests.echo_node.core.loop_parts import lease
 
 
 def everything(wanted: Lease) -> int:
@@ -38,6 +38,7 @@ def test_a_lease_is_held_until_its_last_rollout_is_finished() -> None:
     held = HeldLeases()
     held.take(lease(1, version=3, count=4), {0, 2}, 0.0)
     assert (held.num_rollouts, held.versions, ids_of(held)) == (2, {3}, [1])
+    assert held.holds(1) and not held.holds(7)
     assert held.finish(1, 0) and not held.finish(1, 0) and not held.finish(1, 1) and not held.finish(7, 0)
     assert held.num_rollouts == 1
     assert held.finish(1, 2)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.host.log_file import LOG_BYTES, LogFile
-from tests.echo_node.small_disk import fill, needs_mounts, small_disk
+from tests.small_disk import mounted, needs_mounts
 
 
 def record(text: str) -> logging.LogRecord:
@@ -15,18 +15,18 @@ def record(text: str) -> logging.LogRecord:
 def test_a_full_disk_costs_lines_that_are_counted_and_nothing_else(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with small_disk(tmp_path / "disk", 256 * 1024) as disk:
-        kept = LogFile(disk / "node.log")
+    with mounted(tmp_path / "disk", 256 * 1024) as disk:
+        kept = LogFile(disk.directory / "node.log")
         kept.emit(record("before"))
-        filler = fill(disk)
+        disk.fill()
         for number in range(100):
             kept.emit(record(f"{number} " + 100 * "x"))
         assert 0 < kept.missing <= 100
         missing = kept.missing
-        filler.unlink()
+        disk.empty()
         kept.emit(record("after"))
         kept.close()
-        lines = (disk / "node.log").read_text().splitlines()
+        lines = (disk.directory / "node.log").read_text().splitlines()
     assert lines[0] == "before" and lines[-1] == "after"
     assert lines[-2] == f"{missing} lines are missing here: the disk did not take them."
     assert len(lines) == 3 + 100 - missing, "no line is there twice or in part"

@@ -13,7 +13,7 @@ from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
 from echo_node.host.trouble_log import TroubleLog
 from echo_shared.messages import FinishReason, Rollout
-from tests.echo_node.small_disk import fill, needs_mounts, small_disk
+from tests.small_disk import mounted, needs_mounts
 
 
 def effect(index: int, length: int = 3) -> SpoolRollout:
@@ -99,20 +99,20 @@ async def test_a_disk_without_room_is_said_once_and_nothing_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    with small_disk(tmp_path / "disk", 512 * 1024) as disk:
-        spool, troubles = Spool(disk / "spool.db"), TroubleLog()
+    with mounted(tmp_path / "disk", 512 * 1024) as disk:
+        spool, troubles = Spool(disk.directory / "spool.db"), TroubleLog()
         spool.open()
         spool.begin_run("run")
         told: asyncio.Queue[Spooled | SpoolFailed] = asyncio.Queue()
         writer = SpoolWriter(spool, told.put, troubles)
         task = asyncio.create_task(writer.run())
-        filler = fill(disk)
+        disk.fill()
         writer.put(effect(0, length=20_000))
         for _ in range(4):
             assert isinstance(await told.get(), SpoolFailed)
             writer.retry_now()
         assert [trouble.code for trouble in troubles.now] == [TroubleCode.DISK_FULL]
-        filler.unlink()
+        disk.empty()
         writer.retry_now()
         while isinstance(event := await told.get(), SpoolFailed):
             writer.retry_now()
@@ -121,7 +121,8 @@ async def test_a_disk_without_room_is_said_once_and_nothing_is_lost(
         await asyncio.wait({task})
         spool.close()
     begun, over = [record.message for record in caplog.records]
-    assert begun.startswith("The disk is full. (") and begun.endswith(f"Free some space on the disk of {disk}.")
+    assert begun.startswith("The disk is full. (")
+    assert begun.endswith(f"Free some space on the disk of {disk.directory}.")
     assert over == "There is room on the disk again: the node goes on."
 
 

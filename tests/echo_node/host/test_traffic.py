@@ -12,7 +12,7 @@ from echo_node.core.troubles import TroubleCode
 from echo_node.host import traffic
 from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
-from tests.echo_node.small_disk import fill, needs_mounts, small_disk
+from tests.small_disk import mounted, needs_mounts
 
 
 def test_what_was_counted_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -62,15 +62,16 @@ async def test_the_swarm_s_own_count_is_added_as_it_grows(tmp_path: Path, monkey
 
 @needs_mounts
 def test_a_full_disk_costs_no_count(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 64 * 1024) as disk:
-        troubles, filler = TroubleLog(), fill(disk)
-        meter = TrafficMeter(disk / "traffic.json", troubles)
+    with mounted(tmp_path / "disk", 64 * 1024) as disk:
+        troubles = TroubleLog()
+        disk.fill()
+        meter = TrafficMeter(disk.directory / "traffic.json", troubles)
         meter.count(sent=7)
         meter.save()
         assert [trouble.code for trouble in troubles.now] == [TroubleCode.DISK_FULL]
-        filler.unlink()
+        disk.empty()
         meter.save()
-        assert troubles.now == () and TrafficMeter(disk / "traffic.json", troubles).now().day == Amount(7, 0)
+        assert troubles.now == () and TrafficMeter(disk.directory / "traffic.json", troubles).now().day == Amount(7, 0)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows kills otherwise")

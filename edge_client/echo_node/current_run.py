@@ -1,0 +1,109 @@
+"""The run that a node works for: taken up at the hub's first Welcome, and left when the hub begins another.
+
+It outlives the hub's connections: every Welcome renews what the hub has said of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+from echo_node.about import Welcomed
+from echo_node.core.history import TokenHistory
+from echo_node.host.hubs import Joining
+from echo_node.host.trouble_log import TroubleLog
+from echo_node.shell import RunShell
+from echo_shared.errors import DISK_FULL, StorageError
+from echo_shared.identity import fingerprint
+from echo_shared.messages import Totals, Welcome
+
+log = logging.getLogger(__name__)
+
+OPENING: Final = "taking up the run"
+"""The part of the node that meets trouble where a run cannot be taken up."""
+
+OpenShell = Callable[[Welcome, bytes], Awaitable[RunShell]]
+"""For the run of a Welcome, and the hub's key. Raises StorageError."""
+
+
+class CurrentRun:
+    """`take_up` at each Welcome; `close` at the end."""
+
+    def __init__(self, joining: Joining, troubles: TroubleLog, open_shell: OpenShell) -> None:
+        self.welcomed: Welcomed | None = None
+        """None = no hub has let the node in yet."""
+        self._joining = joining
+        self._troubles = troubles
+        self._open_shell = open_shell
+        self._history = TokenHistory()
+
+    @property
+    def shell(self) -> RunShell | None:
+        return None if self.welcomed is None else self.welcomed.shell
+
+    @property
+    def run_id(self) -> str | None:
+        """Of this run, or before there is one, of the hub's last; None = there was none."""
+        known = self._joining.pinned if self.welcomed is None else self.welcomed.welcome
+        return None if known is None else known.run_id
+
+    @property
+    def token_rates(self) -> tuple[float, ...]:
+        """As `TokenHistory.rates`, of this run."""
+        return self._history.rates
+
+    async def take_up(self, welcome: Welcome, hub_key: bytes) -> bool:
+        """Whether it is taken up. Raises StorageError, but for a full disk where the node has patience: then it is not.
+
+        What belonged to another run is deleted first.
+        """
+        self._log(welcome, hub_key)
+        before = self.welcomed
+        if before is not None and before.welcome.run_id != welcome.run_id:
+            log.warning("The hub has begun another run: what belonged to the last one is deleted.")
+            self.welcomed, self._history = None, TokenHistory()
+            await before.shell.close()
+            await before.shell.fetcher.close()
+        known = self.welcomed or await self._open(welcome, hub_key)
+        if known is None:
+            return False
+        self.welcomed = replace(known, hub_key=hub_key, welcome=welcome)
+        return True
+
+    def hear(self, totals: Totals) -> None:
+        """What the hub has counted of this node's key."""
+        if self.welcomed is not None:
+            self.welcomed = replace(self.welcomed, totals=totals)
+
+    async def count(self) -> None:
+        """Brings the counts up to date that the owner is shown."""
+        if (shell := self.shell) is not None:
+            await shell.writer.refresh()
+            self._history.note(shell.work.progress.drawn_tokens, asyncio.get_running_loop().time())
+
+    async def close(self) -> None:
+        """Ends its tasks and its engine. What is known of it stays."""
+        if self.welcomed is not None:
+            await self.welcomed.shell.close()
+
+    def _log(self, welcome: Welcome, hub_key: bytes) -> None:
+        if self.welcomed is not None:
+            return  # The client tells that it is connected again.
+        known = self._joining.pinned is not None and self._joining.pinned.hub_key == hub_key
+        log.info("Connected to %s at %s.", welcome.run_name, self._joining.address.origin)
+        log.info("The hub's key: %s (%s).", fingerprint(hub_key), "as before" if known else "pinned now")
+
+    async def _open(self, welcome: Welcome, hub_key: bytes) -> Welcomed | None:
+        try:
+            shell = await self._open_shell(welcome, hub_key)
+        except StorageError as error:
+            if not self._joining.patient or error.code != DISK_FULL:
+                raise
+            self._troubles.met(OPENING, error)
+            return None
+        self._troubles.end(OPENING)
+        await shell.writer.refresh()
+        return Welcomed(hub_key=hub_key, welcome=welcome, shell=shell, counts_before=shell.writer.counts)

@@ -1,0 +1,225 @@
+"""The engine of a work loop: how its ends are put down and made up for, and how it makes way for the owner."""
+
+from echo_node.core.effects import (
+    AddPolicy,
+    CancelLease,
+    EndEngine,
+    FetchArtefact,
+    ResumeEngine,
+    StartEngine,
+    SubmitGroup,
+    SuspendEngine,
+)
+from echo_node.core.engine_life import STEADY_S, USUAL_WIDTH
+from echo_node.core.events import (
+    EngineLost,
+    EngineOutdated,
+    EngineReady,
+    Event,
+    GroupFailed,
+    Holding,
+    LeaseCancelled,
+    RolloutsDrawn,
+    Tick,
+)
+from echo_node.core.manners import Hold, HoldReason
+from echo_node.core.work import LAST_WORDS_S
+from echo_node.core.yielding import YIELD_S
+from echo_shared.messages import LeaseReturned, NodeStatus, PolicyPublished, RolloutParts
+from tests.echo_node.core.loop_parts import WIDTH, Node, drawn, finished, here, lease, shown, welcome
+from tests.echo_node.core.test_policies import offer as real_offer
+
+
+def test_groups_that_all_fail_make_the_node_rest() -> None:
+    node = Node().ready()
+    for n in range(1, 4):
+        node(lease(n), GroupFailed(lease_id=n, what="no"))
+    assert node.sent(NodeStatus)[-1].capacity == 0
+    assert node(Tick(), after_s=0.5).sent(NodeStatus) == []
+    assert node(Tick(), after_s=0.5).sent(NodeStatus)[-1].capacity == 2 * WIDTH
+
+
+def test_the_first_death_costs_nothing_but_a_restart() -> None:
+    node = Node().ready()(lease(1), lease(2), EngineLost(what="killed"))
+    assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
+    assert node.sent(NodeStatus)[-1].capacity == 0
+    node(EngineReady(width=WIDTH))
+    assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1, 2]
+    assert node.ever_sent(LeaseReturned) == []
+
+
+def test_a_lease_that_kills_the_engine_is_returned_and_no_other() -> None:
+    """Lease 2 kills whatever samples it."""
+    node = Node().ready()
+    done: set[int] = set()
+    running: set[int] = set()
+
+    def tell(event: Event) -> None:
+        running.update(e.request.lease_id for e in node(event).of(SubmitGroup))
+
+    for n in (1, 2, 3):
+        tell(lease(n))
+    deaths = 0
+    while running:
+        if 2 in running:
+            deaths += 1
+            running.clear()
+            tell(EngineLost(what="crashed"))
+            tell(EngineReady(width=WIDTH))
+        else:
+            lease_id = running.pop()
+            done.add(lease_id)
+            tell(finished(lease_id, 0))
+            tell(finished(lease_id, 1))
+    assert [r.lease_id for r in node.ever_sent(LeaseReturned)] == [2]
+    assert (done, deaths) == ({1, 3}, 3)
+
+
+def test_an_engine_that_does_not_start_gives_all_work_back_and_is_tried_again_later() -> None:
+    node = Node().ready()(lease(1), EngineLost(what="killed"), EngineLost(what="no memory"))
+    assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
+    assert node.of(StartEngine) == [StartEngine(after_s=1.0)]
+    node(EngineLost(what="no memory"))
+    assert node.of(StartEngine) == [StartEngine(after_s=2.0)]
+
+
+def test_an_engine_out_of_memory_starts_again_at_once_with_half_its_width() -> None:
+    node = Node().ready()(lease(1))
+    for width in (64, 32, 16, 8, 4, 2):
+        node(EngineLost(what="full", cause="out_of_memory", width=width))
+        assert node.of(StartEngine) == [StartEngine(after_s=0.0, max_width=width // 2)]
+        node(EngineReady(width=width // 2))
+        assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1]
+    assert node.ever_sent(LeaseReturned) == []
+
+
+def test_so_does_one_that_cannot_even_load_its_model_until_width_is_not_what_it_lacks() -> None:
+    node = Node()(welcome(), here(None), lease(1))
+    widths = []
+    for width in (0, 16, 8, 4, 2):
+        node(EngineLost(what="full", cause="out_of_memory", width=width))
+        widths += [start.max_width for start in node.of(StartEngine)]
+    assert widths == [USUAL_WIDTH // 2, 8, 4, 2, 1]
+    assert node.ever_sent(LeaseReturned) == []
+    for after_s in (0.0, 1.0, 2.0):
+        node(EngineLost(what="full", cause="out_of_memory", width=1))
+        assert node.of(StartEngine) == [StartEngine(after_s=after_s, max_width=0)]
+    assert [r.reason for r in node.ever_sent(LeaseReturned)] == ["the sampling engine does not start: full"]
+
+
+def test_at_width_one_running_out_of_memory_is_a_death() -> None:
+    node = Node().ready()(lease(1))
+    full = EngineLost(what="full", cause="out_of_memory", width=1)
+    waits = []
+    for _ in range(3):
+        waits += [start.after_s for start in node(full).of(StartEngine)]
+        returned = node.sent(LeaseReturned)
+        node(EngineReady(width=1))
+    assert waits == [0.0, 1.0, 2.0]
+    assert [r.reason for r in returned] == ["the sampling engine died 3 times on it: full"]
+
+
+def test_an_engine_that_leaks_keeps_its_width() -> None:
+    node = Node().ready()(lease(1, deadline_s=2 * STEADY_S))
+    node(EngineLost(what="full", cause="out_of_memory", width=WIDTH), after_s=STEADY_S)
+    assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
+    assert node.ever_sent(LeaseReturned) == []
+
+
+def test_an_engine_that_makes_way_for_another_costs_nothing() -> None:
+    node = Node().ready()(lease(1))
+    for _ in range(10):
+        node(EngineLost(what="a GPU is back", cause="stopped", width=WIDTH))
+        assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
+        node(EngineReady(width=WIDTH))
+        assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1]
+    assert node.ever_sent(LeaseReturned) == []
+
+
+PAUSED = Holding(holds=(Hold(HoldReason.PAUSED, "Paused by you."),), keep_memory_s=60.0)
+GAME = Holding(holds=(Hold(HoldReason.FULL_SCREEN, "A game.", frees_memory=True),), keep_memory_s=60.0)
+FREE = Holding(holds=(), keep_memory_s=60.0)
+
+
+def test_a_held_node_says_so_gives_back_all_that_was_drawn_and_then_stops_its_engine() -> None:
+    node = Node().ready()(lease(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 5),)), PAUSED)
+    (status,) = node.sent(NodeStatus)
+    assert (status.activity, status.capacity, status.checks) == ("paused", 0, 0)
+    assert node.of(CancelLease) == [CancelLease(lease_id=1)] and node.of(SuspendEngine) == []
+    assert node.loop.held_back_by(0.0) == ("the machine is its owner's",)
+    node(RolloutsDrawn(parts=(drawn(1, 0, 1, 6, 7),)))
+    assert shown(node.sent(RolloutParts)) == [(1, 0, 1, [6, 7])]
+    node(LeaseCancelled(lease_id=1))
+    (returned,) = node.sent(LeaseReturned)
+    assert (returned.indices, returned.reason) == ((0, 1), "the machine's owner needs it")
+    assert node.of(SuspendEngine) == [SuspendEngine()]
+    assert node(lease(2)).sent(LeaseReturned)[0].reason == "the machine is its owner's"
+
+
+def test_an_engine_that_does_not_answer_is_stopped_where_it_is() -> None:
+    node = Node().ready()(lease(1), PAUSED)
+    assert node(Tick(), after_s=YIELD_S / 2).of(SuspendEngine) == []
+    node(Tick(), after_s=YIELD_S / 2)
+    assert len(node.sent(LeaseReturned)) == 1 and node.of(SuspendEngine) == [SuspendEngine()]
+
+
+def test_a_stopped_engine_is_told_nothing_and_goes_on_at_once() -> None:
+    node = Node().ready()(PAUSED)
+    assert node.of(SuspendEngine) == [SuspendEngine()]
+    node(PolicyPublished(policy_version=1, offer=real_offer(1)))
+    assert node.of(FetchArtefact), "what is new is fetched all the same"
+    assert node(here(1)).of(AddPolicy) == []
+    node(FREE)
+    assert [type(effect) for effect in node.turn][:2] == [ResumeEngine, AddPolicy]
+    assert node.sent(NodeStatus)[-1].capacity == 2 * WIDTH
+    assert node(lease(1, version=1)).of(SubmitGroup)
+
+
+def drawn_of_one(lease_id: int) -> RolloutsDrawn:
+    return RolloutsDrawn(parts=(drawn(lease_id, 0, 0, 5, 6, version=0),))
+
+
+def test_an_engine_with_old_settings_tells_all_ends_and_the_next_one_goes_on_with_the_same_leases() -> None:
+    node = Node().ready()(lease(1), EngineOutdated())
+    assert node.of(CancelLease) == [CancelLease(lease_id=1)] and node.of(EndEngine) == []
+    assert node.loop.held_back_by(node.now)[0] == "the engine is not up"
+    assert node(lease(2)).of(SubmitGroup) == [], "what is leased meanwhile waits for the next engine"
+    node(drawn_of_one(1))
+    node(LeaseCancelled(lease_id=1))
+    assert node.of(EndEngine) == [EndEngine()] and node.of(SubmitGroup) == []
+    node(EngineLost(what="ended", cause="stopped"))
+    assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
+    node(EngineReady(width=WIDTH))
+    again = {effect.request.lease_id: effect.request for effect in node.of(SubmitGroup)}
+    assert again.keys() == {1, 2} and [len(one.ids) for one in again[1].prefixes if one.index == 0] == [2]
+    assert node.ever_sent(LeaseReturned) == []
+
+
+def test_an_engine_that_is_not_up_or_does_not_answer_or_is_stopped_is_replaced_all_the_same() -> None:
+    node = Node()(welcome(), here(None), EngineOutdated())
+    assert node.of(EndEngine) == [EndEngine()]
+    node = Node().ready()(lease(1), EngineOutdated())
+    assert node(Tick(), after_s=LAST_WORDS_S / 2).of(EndEngine) == []
+    assert node(Tick(), after_s=LAST_WORDS_S / 2).of(EndEngine) == [EndEngine()]
+    assert Node().ready()(PAUSED, EngineOutdated()).of(EndEngine) == [EndEngine()]
+    node = Node().ready()(GAME, EngineLost(what="ended", cause="stopped"), EngineOutdated())
+    assert node.of(EndEngine) == [] and node(FREE).of(StartEngine) == [StartEngine(after_s=0.0)]
+
+
+def test_a_game_gets_the_engine_s_memory_at_once_and_a_pause_after_a_while() -> None:
+    node = Node().ready()(lease(1), GAME, LeaseCancelled(lease_id=1))
+    assert node.of(EndEngine) == [EndEngine()] and node.of(SuspendEngine) == []
+    assert node(EngineLost(what="it was stopped", cause="stopped")).of(StartEngine) == []
+    assert node(FREE).of(StartEngine) == [StartEngine(after_s=0.0)]
+    node(EngineReady(width=WIDTH), PAUSED)
+    assert node(Tick(), after_s=PAUSED.keep_memory_s).of(EndEngine) == [EndEngine()]
+    assert node(Tick(), after_s=PAUSED.keep_memory_s).of(EndEngine) == [], "once"
+    assert node(FREE).of(StartEngine) == [], "its end is waited for"
+    assert node(EngineLost(what="it was stopped", cause="stopped")).of(StartEngine) == [StartEngine(after_s=0.0)]
+
+
+def test_an_engine_that_is_not_up_yet_does_not_start_beside_its_owner() -> None:
+    node = Node()(PAUSED, welcome(), here(None))
+    assert node.of(StartEngine) == []
+    assert node(FREE).of(StartEngine) == [StartEngine(after_s=0.0)]
+    assert node(PAUSED).of(EndEngine) == [EndEngine()], "to load a model costs the owner as much as to sample"

@@ -1,0 +1,273 @@
+"""The leases of a work loop: by which version they are sampled, and what of them goes back, and when."""
+
+from echo_node.core.effects import (
+    AddPolicy,
+    CancelLease,
+    DropPolicy,
+    FetchArtefact,
+    ForgetLease,
+    Send,
+    SpoolRollout,
+    SubmitGroup,
+)
+from echo_node.core.events import (
+    Disconnected,
+    DrainRequested,
+    EngineLost,
+    EngineReady,
+    GroupFailed,
+    LeaseCancelled,
+    PolicyPrepared,
+    RolloutsDrawn,
+    Tick,
+)
+from echo_node.core.work import LAST_WORDS_S
+from echo_shared.messages import DropReason, LeaseReturned, LeaseRevoked, PolicyPublished, RolloutParts
+from tests.echo_node.core.loop_parts import (
+    WIDTH,
+    Node,
+    continued,
+    drawn,
+    ended,
+    finished,
+    here,
+    interruptible,
+    lease,
+    offer,
+    shown,
+    spans,
+    welcome,
+)
+from tests.echo_node.core.test_policies import offer as real_offer
+
+
+def test_a_lease_is_fetched_for_then_sampled_by_exactly_its_version() -> None:
+    node = Node().ready()
+    node(PolicyPublished(policy_version=1, offer=offer(1)))
+    node(lease(7, version=1))
+    assert node.of(SubmitGroup) == []
+    node(here(1))
+    kinds = [type(effect) for effect in node.turn]
+    assert kinds.index(AddPolicy) < kinds.index(SubmitGroup)
+    assert node.of(SubmitGroup)[0].request.policy_version == 1
+
+
+def test_a_lease_may_bring_the_offer_of_its_version() -> None:
+    node = Node().ready()
+    node(PolicyPublished(policy_version=9, offer=offer(9)))
+    node(lease(7, version=2).model_copy(update={"offer": offer(2)}))
+    assert FetchArtefact(policy_version=2, offer=offer(2)) in node.turn and node.sent(LeaseReturned) == []
+    assert node.loop.newest_published == 9
+    node(here(2))
+    assert node.of(SubmitGroup)[0].request.policy_version == 2
+
+
+def test_a_lease_for_a_version_that_nobody_offers_is_returned() -> None:
+    node = Node().ready()(lease(1, version=5))
+    assert node.sent(LeaseReturned)[0].indices == (0, 1)
+    assert ForgetLease(lease_id=1) in node.turn
+
+
+def test_a_repeated_lease_is_held_once() -> None:
+    node = Node().ready()(lease(1), lease(1))
+    assert node.of(SubmitGroup) == []
+    assert node.loop.held_rollouts == 2
+
+
+def test_a_lease_that_comes_again_is_sampled_only_where_nothing_is_on_its_way() -> None:
+    node = Node(unacked=["1-0"]).ready()(lease(1))
+    assert node.of(SubmitGroup)[0].request.indices == (1,)
+
+
+def test_a_revoked_lease_is_cancelled_and_its_late_rollouts_are_ignored() -> None:
+    node = Node().ready()(lease(1), LeaseRevoked(lease_id=1, reason=DropReason.STALE))
+    assert node.of(CancelLease) == [CancelLease(lease_id=1)]
+    assert node.of(ForgetLease) == [ForgetLease(lease_id=1)]
+    assert node.sent(LeaseReturned) == []
+    assert node(finished(1, 0)).of(SpoolRollout) == []
+
+
+def test_a_failed_group_is_returned_with_the_reason() -> None:
+    node = Node().ready()(lease(1), finished(1, 0), GroupFailed(lease_id=1, what="the prompt is too long"))
+    (returned,) = node.sent(LeaseReturned)
+    assert (returned.indices, returned.reason) == ((1,), "the prompt is too long")
+
+
+def test_work_returned_without_a_connection_is_returned_at_the_next_welcome() -> None:
+    node = Node().ready()(lease(1), Disconnected(), GroupFailed(lease_id=1, what="no"))
+    assert node.of(ForgetLease) == []
+    node(welcome())
+    assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
+    assert ForgetLease(lease_id=1) in node.turn
+
+
+def test_what_a_restarted_node_held_is_returned() -> None:
+    node = Node(unfinished={4: (0, 3)})(welcome())
+    (returned,) = node.sent(LeaseReturned)
+    assert (returned.lease_id, returned.indices) == (4, (0, 3))
+
+
+def test_a_lease_past_its_deadline_is_returned_when_it_has_not_begun() -> None:
+    node = Node().ready()
+    node(
+        PolicyPublished(policy_version=1, offer=offer(1)),
+        lease(1, version=1, deadline_s=10.0),
+        lease(2, deadline_s=10.0),
+    )
+    node(Tick(), after_s=10.5)
+    assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
+    node(Tick(), after_s=10.0)
+    assert node.of(CancelLease) == [CancelLease(lease_id=2)]
+    assert node.sent(LeaseReturned) == [] and node(Tick()).of(CancelLease) == []
+    assert [r.lease_id for r in node(LeaseCancelled(lease_id=2)).sent(LeaseReturned)] == [2]
+
+
+def test_more_work_than_any_node_holds_is_returned() -> None:
+    node = Node().ready()
+    for n in range(1, 6):
+        node(lease(n, count=1_000))
+    assert [r.lease_id for r in node.ever_sent(LeaseReturned)] == [5]
+
+
+def test_what_is_drawn_is_sent_at_once_and_again_after_a_reconnect() -> None:
+    node = Node().ready()(lease(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 7, 8), drawn(1, 1, 0, 9))))
+    assert shown(node.sent(RolloutParts)) == [(1, 0, 0, [7, 8]), (1, 1, 0, [9])]
+    node(RolloutsDrawn(parts=(drawn(1, 1, 1, 5),)))
+    assert shown(node.sent(RolloutParts)) == [(1, 1, 1, [5])]
+    node(Disconnected(), RolloutsDrawn(parts=(drawn(1, 0, 2, 6),)))
+    assert node.sent(RolloutParts) == []
+    node(finished(1, 1), welcome())
+    assert shown(node.sent(RolloutParts)) == [(1, 0, 0, [7, 8, 6])]
+
+
+def test_a_prefix_goes_to_the_engine_and_the_rollout_says_how_much_was_given() -> None:
+    node = Node().ready()(continued(1, 1, 7, 8))
+    (submitted,) = node.of(SubmitGroup)
+    assert [(one.index, one.ids.tolist()) for one in submitted.request.prefixes] == [(1, [7, 8])]
+    node(RolloutsDrawn(parts=(drawn(1, 1, 2, 9),)))
+    assert shown(node.sent(RolloutParts)) == [(1, 1, 2, [9])]
+    assert [spool.rollout.num_given for spool in node(finished(1, 1)).of(SpoolRollout)] == [2]
+    assert [spool.rollout.num_given for spool in node(finished(1, 0)).of(SpoolRollout)] == [0]
+
+
+def test_the_engine_after_one_that_died_goes_on_where_it_was() -> None:
+    node = Node().ready()(continued(1, 1, 7), RolloutsDrawn(parts=(drawn(1, 0, 0, 5), drawn(1, 1, 1, 8))))
+    node(EngineLost(what="killed"), EngineReady(width=WIDTH))
+    prefixes = {one.index: one.ids.tolist() for one in node.of(SubmitGroup)[0].request.prefixes}
+    assert prefixes == {0: [5], 1: [7, 8]}
+    node(RolloutsDrawn(parts=(drawn(1, 0, 1, 6),)))
+    assert shown(node.sent(RolloutParts)) == [(1, 0, 1, [6])]
+    assert node(finished(1, 1)).of(SpoolRollout)[0].rollout.num_given == 1, "what the hub gave"
+
+
+def test_all_that_was_drawn_is_sent_before_the_lease_goes_back() -> None:
+    node = Node().ready()(lease(1, count=3), lease(2), RolloutsDrawn(parts=(drawn(1, 0, 0, 5),)))
+    node(DrainRequested(reason="enough"), RolloutsDrawn(parts=(drawn(1, 0, 1, 6), drawn(2, 0, 0, 7))))
+    node(finished(1, 2), LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
+    said = [
+        e.message for e in node.wanted if isinstance(e, Send) and isinstance(e.message, RolloutParts | LeaseReturned)
+    ]
+    assert [type(one) for one in said] == [RolloutParts, RolloutParts, LeaseReturned, LeaseReturned]
+    assert shown(node.ever_sent(RolloutParts)) == [(1, 0, 0, [5]), (1, 0, 1, [6]), (2, 0, 0, [7])]
+    assert [one.indices for one in node.ever_sent(LeaseReturned)] == [(0, 1), (0, 1)], "what has finished is kept"
+
+
+def test_an_engine_that_does_not_answer_or_ends_holds_no_lease_back() -> None:
+    node = Node().ready()(lease(1), DrainRequested(reason="enough"))
+    assert node(Tick(), after_s=LAST_WORDS_S).sent(LeaseReturned)[0].lease_id == 1
+    node = Node().ready()(lease(1), DrainRequested(reason="enough"), EngineLost(what="killed"))
+    assert [one.reason for one in node.sent(LeaseReturned)] == ["enough"]
+    assert node.of(CancelLease) == [] and node(LeaseCancelled(lease_id=1)).sent(LeaseReturned) == []
+
+
+def test_a_lease_that_is_revoked_or_fails_while_it_leaves_ends_once() -> None:
+    node = Node().ready()(lease(1), lease(2), DrainRequested(reason="enough"))
+    node(LeaseRevoked(lease_id=1, reason=DropReason.STALE), GroupFailed(lease_id=2, what="no"))
+    node(LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
+    assert [(one.lease_id, one.reason) for one in node.ever_sent(LeaseReturned)] == [(2, "no")]
+    assert sum(isinstance(effect, CancelLease) for effect in node.wanted) == 2
+
+
+def prepared_anew(node: Node, version: int) -> Node:
+    """A newer version is here, and the engine can draw by it."""
+    news = PolicyPublished(policy_version=version, offer=offer(version))
+    return node(news, here(version), PolicyPrepared(policy_version=version))
+
+
+def test_a_completion_goes_on_by_a_newer_version_where_it_was() -> None:
+    node = Node().ready()(interruptible(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 0, 1), drawn(1, 1, 0, 0))))
+    prepared_anew(node, 1)
+    assert node.of(CancelLease) == [CancelLease(lease_id=1)] and node.of(SubmitGroup) == []
+    node(RolloutsDrawn(parts=(drawn(1, 0, 2, 2),)), Tick())
+    assert node.of(CancelLease) == [], "once"
+    node(LeaseCancelled(lease_id=1))
+    (submitted,) = node.of(SubmitGroup)
+    assert submitted.request.policy_version == 1
+    assert {one.index: one.ids.tolist() for one in submitted.request.prefixes} == {0: [0, 1, 2], 1: [0]}
+    node(RolloutsDrawn(parts=(drawn(1, 0, 3, 3, version=1),)))
+    assert [(part.start, part.policy_version) for part in node.sent(RolloutParts)[0].parts] == [(3, 1)]
+    (spool,) = node(ended(1, 0, 1, tokens=6)).of(SpoolRollout)
+    rollout = spool.rollout
+    assert (rollout.policy_version_start, rollout.policy_version_end, rollout.num_given) == (0, 1, 0)
+    assert spans(rollout) == [(0, 3), (1, 3)]
+    assert DropPolicy(policy_version=0) not in node.wanted or node.loop.held_rollouts == 1
+
+
+def test_a_lease_that_names_its_version_is_drawn_to_its_end_by_it() -> None:
+    node = Node().ready()(lease(1), interruptible(2))
+    prepared_anew(node, 1)
+    assert node.of(CancelLease) == [CancelLease(lease_id=2)]
+    (spool,) = node(finished(1, 0)).of(SpoolRollout)
+    assert (spool.rollout.policy_version_end, spool.rollout.versions) == (0, ())
+
+
+def test_what_ends_soon_and_what_is_prepared_is_not_broken_into() -> None:
+    node = Node().ready()(lease(1, count=1), interruptible(2, max_tokens=8), finished(1, 0))
+    prepared_anew(node, 1)
+    assert node.of(CancelLease) == [], "8 tokens at 50 a second"
+    node = Node().ready()(interruptible(2), PolicyPublished(policy_version=1, offer=offer(1)), here(1))
+    assert node.of(CancelLease) == [], "the engine does not have it yet"
+    assert node(PolicyPrepared(policy_version=1)).of(CancelLease) == [CancelLease(lease_id=2)]
+
+
+def test_what_has_not_begun_begins_by_the_newest() -> None:
+    node = Node()(welcome(1), here(None), interruptible(1, version=1), here(1))
+    node(PolicyPublished(policy_version=2, offer=offer(2)), here(2), EngineReady(width=WIDTH))
+    assert [one.request.policy_version for one in node.of(SubmitGroup)] == [2]
+    (spool,) = node(ended(1, 0, 2, tokens=2)).of(SpoolRollout)
+    assert (spool.rollout.policy_version_start, spool.rollout.policy_version_end) == (2, 2)
+
+
+def test_an_engine_that_dies_between_two_versions_costs_what_it_had_not_told() -> None:
+    node = Node().ready()(interruptible(1, count=1), RolloutsDrawn(parts=(drawn(1, 0, 0, 0, 1),)))
+    prepared_anew(node, 1)
+    node(EngineLost(what="killed"), EngineReady(width=WIDTH))
+    (submitted,) = node.of(SubmitGroup)
+    assert (submitted.request.policy_version, [len(one.ids) for one in submitted.request.prefixes]) == (1, [2])
+    (spool,) = node(ended(1, 0, 1, tokens=3)).of(SpoolRollout)
+    assert spans(spool.rollout) == [(0, 2), (1, 1)]
+
+
+def test_a_lease_that_is_revoked_or_goes_back_between_two_versions_ends_once() -> None:
+    node = prepared_anew(Node().ready()(interruptible(1), interruptible(2), interruptible(3)), 1)
+    node(LeaseRevoked(lease_id=1, reason=DropReason.STALE), GroupFailed(lease_id=2, what="no"))
+    node(DrainRequested(reason="enough"), LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
+    node(LeaseCancelled(lease_id=3))
+    assert [one.lease_id for one in node.ever_sent(LeaseReturned)] == [2, 3]
+    assert sum(isinstance(effect, SubmitGroup) for effect in node.wanted) == 3
+
+
+def test_a_version_of_other_content_takes_what_was_drawn_by_it_along() -> None:
+    """As after the hub was restored from a backup: nothing may be gone on with that another policy drew."""
+    node = Node()(welcome(1).model_copy(update={"policy": real_offer(1)}), here(None), here(1))
+    node(EngineReady(width=WIDTH), lease(1, version=1), lease(2, version=0))
+    node(RolloutsDrawn(parts=(drawn(1, 0, 0, 7, version=1), drawn(2, 0, 0, 8))), Disconnected())
+    node(welcome(1).model_copy(update={"policy": real_offer(1, "b")}))
+    assert [(one.lease_id, one.reason) for one in node.sent(LeaseReturned)] == [
+        (1, "policy version 1 has been replaced")
+    ]
+    assert shown(node.sent(RolloutParts)) == [(2, 0, 0, [8])]
+    engine = [effect for effect in node.turn if isinstance(effect, CancelLease | DropPolicy)]
+    assert engine == [CancelLease(lease_id=1), DropPolicy(policy_version=1)], "no group is left of what is dropped"
+    node(here(1), lease(3, version=1))
+    assert [one.request.lease_id for one in node.of(SubmitGroup)] == [3]

@@ -1,0 +1,100 @@
+"""What engines are chosen and made by: the settings and the base model of that moment."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_node.backends import registry
+from echo_node.config import NodeConfig
+from echo_node.core.events import EngineReady
+from echo_node.engine.choosing import EngineChooser
+from echo_node.engine.making import EngineMaker
+from echo_node.engine.speeds import SpeedBook, Speeds
+from echo_node.engine.supervisor import EngineFiles, place_of, settings_of
+from echo_node.host import hardware
+from echo_node.host.artefact_files import content_here, write_marker
+from echo_node.host.paths import Paths
+from echo_shared.messages import Fetched
+from tests.echo_node.host.test_artefact_files import manifest_of
+
+PATIENCE_S = 60.0
+
+
+class Node:
+    """Whose settings and run a test changes."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+        self.config = NodeConfig(bench_seconds=0)
+        self.run_id: str | None = None
+        self.maker = EngineMaker(paths=paths, config=lambda: self.config, run_id=lambda: self.run_id)
+
+    def fetch_base(self, run_id: str) -> str:
+        """The content of a base model that is here from then on."""
+        directory = self.paths.base(run_id)
+        directory.mkdir(parents=True)
+        (directory / "config.json").write_text("{}")
+        report = Fetched(info_hash=bytes(20), policy_version=None, seconds=1.0, swarm_bytes=2, web_seed_bytes=0)
+        write_marker(directory, manifest_of(directory, "base"), report)
+        content = content_here(directory)
+        assert content is not None
+        return content
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(Paths.find(tmp_path / "node"))
+
+
+def test_the_settings_of_the_moment_decide_what_is_chosen(node: Node) -> None:
+    pytest.importorskip("llama_cpp")
+    found, choice = node.maker.look()
+    assert found == hardware.detect() and choice == registry.choose(found)
+    node.config = NodeConfig(backend="llama_cpp")
+    assert node.maker.look()[1] == registry.choose(found, "llama_cpp") != choice
+
+
+def test_what_was_measured_counts_on_its_own_base_once_that_is_here(node: Node) -> None:
+    found, by_rank = node.maker.look()
+    usable = [one.choice for one in registry.survey(found) if one.missing is None and not one.on_request]
+    if len(usable) < 2:
+        pytest.skip("of one engine, there is nothing to choose")
+    content, book = node.fetch_base("run"), SpeedBook(node.paths.speeds)
+    for rate, choice in enumerate(usable, start=1):
+        row = {"kind": "decode", "width": 8, "tokens": 10, "seconds": 1.0, "tokens_per_s": 10.0 * rate}
+        book.remember(place_of(choice, found, content), settings_of(node.config), Speeds.now([row]))
+    for run_id in (None, "another"):
+        node.run_id = run_id
+        assert node.maker.look()[1] == by_rank
+    node.run_id = "run"
+    fastest = node.maker.look()[1]
+    assert (fastest.name, fastest.device) == (usable[-1].name, usable[-1].device)
+
+
+@pytest.mark.usefixtures("odd_worker")
+async def test_an_engine_is_made_with_the_settings_of_the_moment(node: Node, tmp_path: Path) -> None:
+    async def unchanged() -> None:
+        raise AssertionError("the choice changed")
+
+    news: asyncio.Queue[Any] = asyncio.Queue()
+    chooser = EngineChooser(node.maker.look, on_change=unchanged)
+    await chooser.decide()
+    files = EngineFiles(
+        base_dir=tmp_path, base_content="base", policies_dir=tmp_path, derived_dir=tmp_path, log=tmp_path / "engine.log"
+    )
+    widths = []
+    for width in (3, 5):
+        node.config = NodeConfig(bench_seconds=0, width=width)
+        engine = node.maker.make(files, chooser, news.put)
+        run = asyncio.create_task(engine.run(0.0, 0))
+        async with asyncio.timeout(PATIENCE_S):
+            ready = await news.get()
+        assert isinstance(ready, EngineReady), ready
+        widths.append(ready.width)
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+    assert widths == [3, 5]

@@ -1,0 +1,150 @@
+"""Which run a node works for, with real shells: taken up, renewed, and left for another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_node.core.events import Spooled
+from echo_node.core.troubles import TroubleCode
+from echo_node.current_run import CurrentRun
+from echo_node.host.address import HubAddress
+from echo_node.host.hubs import HubRecord, Joining
+from echo_node.host.trouble_log import TroubleLog
+from echo_node.shell import RunShell
+from echo_shared.errors import DISK_FULL, StorageError
+from echo_shared.messages import Welcome
+from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
+from tests.echo_node.host.test_spool import spooled
+from tests.echo_node.test_shell import Site
+from tests.echo_shared.messages.examples import TOTALS
+
+PATIENCE_S = 60.0
+
+
+class Place:
+    """A directory whose disk fails as often as a test says, and the shells that were opened there."""
+
+    def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
+        self.hub = hub
+        self.sites: list[Site] = []
+        self.failures: list[StorageError] = []
+        self.troubles = TroubleLog()
+        self.run = self.joined()
+        self._swarm = swarm
+        self._directory = directory
+
+    def joined(self, *, patient: bool = True, pinned: HubRecord | None = None) -> CurrentRun:
+        address = HubAddress.parse(self.hub.url, insecure=False)
+        joining = Joining(address=address, pinned=pinned, invite_token=None, patient=patient)
+        self.run = CurrentRun(joining, self.troubles, self._open)
+        return self.run
+
+    async def take_up(self, **changes: Any) -> bool:
+        """What a Welcome with these changes leads to."""
+        return await self.run.take_up(self.hub.welcome().model_copy(update=changes), self.hub.me.public_key)
+
+    async def _open(self, welcome: Welcome, hub_key: bytes) -> RunShell:
+        assert hub_key == self.hub.me.public_key
+        if self.failures:
+            raise self.failures.pop(0)
+        directory = self._directory / str(len(self.sites))
+        directory.mkdir()
+        self.sites.append(Site(self.hub, self._swarm, directory))
+        await self.sites[-1].shell.open(welcome.policy_version)
+        return self.sites[-1].shell
+
+
+@pytest.fixture
+async def place(hub: Any, tmp_path: Path) -> AsyncIterator[Place]:
+    swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
+    place = Place(hub, swarm, tmp_path)
+    yield place
+    if spool_writers():
+        await place.run.close()
+    for site in place.sites[-1:]:
+        await site.fetcher.close()
+    await swarm.close()
+
+
+def spool_writers() -> int:
+    return sum(task.get_name() == "spool writer" for task in asyncio.all_tasks())
+
+
+async def test_it_is_taken_up_once_and_every_welcome_renews_what_is_known(
+    hub: Any, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    run = place.run
+    assert (run.shell, run.run_id, run.token_rates) == (None, None, ())
+    run.hear(TOTALS)
+    await run.count()
+    assert run.welcomed is None, "nothing is known before there is a run"
+    assert await place.take_up()
+    assert run.shell is place.sites[0].shell and run.run_id == hub.run_id
+    run.hear(TOTALS)
+    assert await place.take_up(policy_version=7)
+    assert run.welcomed is not None and run.shell is place.sites[0].shell
+    assert (run.welcomed.welcome.policy_version, run.welcomed.totals) == (7, TOTALS)
+    assert len(place.sites) == 1
+    assert [record.message for record in caplog.records if record.message.startswith("Connected to")] == [
+        f"Connected to {hub.welcome().run_name} at {hub.url}."
+    ]
+
+
+async def test_another_run_ends_what_belonged_to_the_last_one(place: Place) -> None:
+    await place.take_up()
+    place.run.hear(TOTALS)
+    assert await place.take_up(run_id="another")
+    assert place.run.welcomed is not None and place.run.shell is place.sites[1].shell
+    assert (place.run.run_id, place.run.welcomed.totals) == ("another", None)
+    assert spool_writers() == 1
+
+
+async def test_its_shell_ends_with_it_and_what_is_known_of_it_stays(place: Place) -> None:
+    await place.take_up()
+    place.sites[0].shell.writer.put(spooled(1, 0))
+    await place.run.close()
+    assert spool_writers() == 0
+    assert place.run.shell is not None and place.run.shell.writer.counts["sent"] == 1
+
+
+async def test_what_is_counted_is_what_the_spool_has_now(place: Place) -> None:
+    await place.take_up()
+    assert place.run.shell is not None and place.run.welcomed is not None
+    place.run.shell.writer.put(spooled(1, 0))
+    async with asyncio.timeout(PATIENCE_S):
+        assert isinstance(await place.sites[0].inbox.get(), Spooled)
+    assert place.run.shell.writer.counts["sent"] == 0
+    await place.run.count()
+    assert (place.run.shell.writer.counts["sent"], place.run.welcomed.counts_before["sent"]) == (1, 0)
+
+
+async def test_a_full_disk_is_waited_for_by_who_has_patience(place: Place) -> None:
+    place.failures = [StorageError("The disk is full.", code=DISK_FULL)]
+    assert not await place.take_up()
+    assert place.run.welcomed is None
+    assert [trouble.code for trouble in place.troubles.now] == [TroubleCode.DISK_FULL]
+    assert await place.take_up() and place.troubles.now == ()
+
+
+async def test_what_no_patience_mends_is_raised(place: Place) -> None:
+    place.failures = [StorageError("The spool is damaged.")]
+    with pytest.raises(StorageError, match="damaged"):
+        await place.take_up()
+    place.joined(patient=False)
+    place.failures = [StorageError("The disk is full.", code=DISK_FULL)]
+    with pytest.raises(StorageError, match="full"):
+        await place.take_up()
+    assert place.troubles.now == ()
+
+
+async def test_before_a_hub_lets_it_in_a_node_knows_the_run_of_the_last_time(hub: Any, place: Place) -> None:
+    record = HubRecord(url=hub.url, hub_key_hex=hub.me.public_key.hex(), joined_at=1.0, run_id="before")
+    assert place.joined(pinned=record).run_id == "before"
+    assert await place.take_up()
+    assert place.run.run_id == hub.run_id

@@ -1,0 +1,111 @@
+"""What an owner asks of a node by the real control socket and the real page, and what the owner's watch makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_node.core.manners import Pause
+from echo_node.host.control import ask, control_server
+from echo_node.owner_word import OwnerWord
+from echo_node.panel import rows
+from echo_shared.errors import ConfigError
+from tests.echo_node.status_page.test_page import Site, live
+from tests.echo_node.test_owner_watch import Watched
+from tests.echo_node.test_panel import SNAPSHOT
+
+AS_JSON = json.loads(json.dumps(asdict(SNAPSHOT)))
+
+
+class Owned(Site):
+    """A node's watch and page; what else it is told, it remembers."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.snapshot = SNAPSHOT
+        self.watched = Watched(directory)
+        self.done: list[str] = []
+        self.settings: Mapping[str, Any] | ConfigError = {"engine": ["width"]}
+        self.word = OwnerWord(
+            snapshot=lambda: self.snapshot,
+            watch=self.watched.watch,
+            stop=lambda left: self.done.append(f"stop {left}"),
+            finish=lambda: self.done.append("finish"),
+            reload=self._reload,
+        )
+        self.page = self.word.page()
+        self.file = directory / "control.json"
+
+    def _reload(self) -> Mapping[str, Any]:
+        if isinstance(self.settings, ConfigError):
+            raise self.settings
+        return self.settings
+
+    async def reasons(self) -> list[str]:
+        """Why the node holds still, as its watch tells it next."""
+        await self.watched.watch.look()
+        return await self.watched.next()
+
+
+@pytest.fixture
+async def owned(tmp_path: Path) -> AsyncIterator[Owned]:
+    owned = Owned(tmp_path)
+    async with control_server(owned.file, owned.word.verbs(owned.page), owned.page):
+        yield owned
+
+
+async def test_the_status_is_all_of_the_snapshot(owned: Owned) -> None:
+    assert await ask(owned.file, "status") == AS_JSON
+
+
+async def test_a_pause_holds_until_it_is_over_or_the_owner_says_otherwise(owned: Owned) -> None:
+    assert await ask(owned.file, "pause", {"length": None}) == {"until": None}
+    assert await owned.reasons() == ["paused"] and owned.watched.file.load() == Pause()
+    assert await ask(owned.file, "resume") == {}
+    assert await owned.reasons() == [] and owned.watched.file.load() is None
+    until = (await ask(owned.file, "pause", {"length": "1h30m"}))["until"]
+    kept = owned.watched.file.load()
+    assert kept is not None and kept.until == pytest.approx(until)
+    assert await owned.reasons() == ["paused"]
+
+
+async def test_what_is_no_length_of_time_pauses_nothing(owned: Owned) -> None:
+    with pytest.raises(ConfigError, match="no length of time") as refused:
+        await ask(owned.file, "pause", {"length": "soon"})
+    assert refused.value.got == "'soon'"
+    await owned.watched.watch.look()
+    assert owned.watched.told.empty() and owned.watched.file.load() is None
+
+
+async def test_who_stops_or_finishes_a_node_hears_which_process_ends(owned: Owned) -> None:
+    assert await ask(owned.file, "finish") == {"pid": os.getpid(), "held_rollouts": 3}
+    assert await ask(owned.file, "stop") == {"pid": os.getpid()}
+    assert await ask(owned.file, "stop", {"leaves": "http://127.0.0.1:8710"}) == {"pid": os.getpid()}
+    assert owned.done == ["finish", "stop ", "stop http://127.0.0.1:8710"]
+
+
+async def test_settings_are_read_again_and_bad_ones_refused(owned: Owned) -> None:
+    assert await ask(owned.file, "reload") == {"engine": ["width"]}
+    owned.settings = ConfigError("The settings are not valid.", got="width = 'wide'", do="Write a number.")
+    with pytest.raises(ConfigError, match="not valid") as refused:
+        await ask(owned.file, "reload")
+    assert (refused.value.got, refused.value.do) == ("width = 'wide'", "Write a number.")
+
+
+async def test_the_page_is_opened_by_its_verb_shows_the_node_and_pauses_it(owned: Owned) -> None:
+    url = (await ask(owned.file, "page"))["url"]
+    assert (await owned.get(url.removeprefix(f"http://{owned.host}")))[0] == 200
+    async with live(owned, await owned.enter()) as socket:
+        view = json.loads(await socket.recv())["view"]
+        assert view == {"snapshot": AS_JSON, "rows": [list(row) for row in rows(SNAPSHOT)]}
+        await socket.send(json.dumps({"verb": "pause", "arguments": {"length": None}}))
+        assert json.loads(await socket.recv()) == {"done": "pause", "until": None}
+        assert await owned.reasons() == ["paused"]
+        await socket.send(json.dumps({"verb": "stop"}))
+        assert "refused" in json.loads(await socket.recv()) and owned.done == []
