@@ -19,6 +19,7 @@ import psutil
 
 from benchmarks.driven_hub import DrivenHub
 from echo_node.config import NodeConfig
+from echo_node.core.events import Event, RolloutFinished, RolloutsDrawn
 from echo_node.core.manners import MannersConfig, Reading
 from echo_node.daemon import Daemon
 from echo_node.host import control
@@ -27,7 +28,7 @@ from echo_node.host.hubs import Joining
 from echo_node.host.paths import Paths
 from echo_node.panel import NodeSnapshot, PlainPanel
 from echo_shared import key_file
-from echo_shared.messages import LeaseReturned, NodeStatus, Rollout
+from echo_shared.messages import LeaseReturned, NodeStatus, Rollout, RolloutParts
 
 PATIENCE_S: Final = 300.0
 LOOK_S: Final = 0.002
@@ -66,10 +67,31 @@ class Engine:
     """0 = its own choice, as nodes have it."""
 
 
+class Overheard(Daemon):
+    """A node whose engine is listened in on."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.drawn: dict[tuple[int, int], int] = {}
+        """Tokens that the engine has told, by lease and index, whether or not anybody wanted them any more."""
+
+    async def _tell_shell(self, event: Event) -> None:
+        match event:
+            case RolloutsDrawn(parts=parts):
+                for part in parts:
+                    self._note(part.lease_id, part.index, part.start + len(part.ids))
+            case RolloutFinished(rollout=rollout):
+                self._note(rollout.lease_id, rollout.index, len(rollout.completion_ids))
+        await super()._tell_shell(event)
+
+    def _note(self, lease_id: int, index: int, tokens: int) -> None:
+        self.drawn[lease_id, index] = max(tokens, self.drawn.get((lease_id, index), 0))
+
+
 class Scene:
     """A node at work. Everything here is the event loop's."""
 
-    def __init__(self, hub: DrivenHub, daemon: Daemon, owner: Owner, paths: Paths) -> None:
+    def __init__(self, hub: DrivenHub, daemon: Overheard, owner: Owner, paths: Paths) -> None:
         self.hub = hub
         self.owner = owner
         self._daemon = daemon
@@ -89,6 +111,20 @@ class Scene:
             except psutil.Error:
                 continue
         return None
+
+    def lost_tokens(self) -> int:
+        """Of rollouts that the node has given back: what its engine had drawn and the hub was not sent."""
+        sent: dict[tuple[int, int], int] = {}
+        returned: set[tuple[int, int]] = set()
+        for message in self.hub.said:
+            match message:
+                case RolloutParts(parts=parts):
+                    for part in parts:
+                        key = part.lease_id, part.index
+                        sent[key] = max(part.start + len(part.ids), sent.get(key, 0))
+                case LeaseReturned(lease_id=lease_id, indices=indices):
+                    returned |= {(lease_id, index) for index in indices}
+        return sum(self._daemon.drawn.get(key, 0) - sent.get(key, 0) for key in returned)
 
     async def until(self, condition: Callable[[], bool]) -> float:
         """When it first held, by the monotonic clock."""
@@ -135,7 +171,7 @@ async def scene(
             "manners": manners or MannersConfig(),
         }
     )
-    daemon = Daemon(
+    daemon = Overheard(
         paths=paths,
         config=config,
         me=key_file.load_or_create(paths.identity_key),
