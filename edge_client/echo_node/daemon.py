@@ -76,6 +76,8 @@ log = logging.getLogger(__name__)
 
 INBOX_EVENTS: Final = 1_024
 TICK_S: Final = 0.25
+RESTING_TICK_S: Final = 1.0
+"""While the machine is its owner's and nothing is under way: what the node computes then is taken from the owner."""
 COUNT_EVERY_TICKS: Final = 4
 
 
@@ -289,7 +291,7 @@ class Daemon:
                 await self._run.count()
             self._panel.update(self.snapshot())
             ticks += 1
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(RESTING_TICK_S if self._shell is not None and self._shell.work.rests else TICK_S)
 
     def _tick(self) -> None:
         if not self._inbox.full():

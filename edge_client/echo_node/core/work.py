@@ -164,6 +164,11 @@ class WorkLoop:
         return not (self._leases.any_leaving or (self._yielding.is_renewing and self._leases.any_running))
 
     @property
+    def rests(self) -> bool:
+        """Whether the machine is its owner's, and nothing of the node is under way."""
+        return self._yielding.rests and self._has_told and not self._is_leaving
+
+    @property
     def _may_check(self) -> bool:
         return self._checks.can_score and not (self._is_leaving or self._yielding.holds)
 

@@ -45,6 +45,11 @@ class Yielding:
         return self._still_since is not None or self._is_ending or self.is_renewing
 
     @property
+    def rests(self) -> bool:
+        """Whether the node holds still already, and nothing more is due but by news, or within seconds."""
+        return bool(self.holds) and not self._is_ending and (self._still_since is not None or not self._exists)
+
+    @property
     def is_renewing(self) -> bool:
         """Whether the engine ends because another is to be started in its place."""
         return self._renewed_by is not None

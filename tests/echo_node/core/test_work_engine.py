@@ -218,6 +218,16 @@ def test_a_game_gets_the_engine_s_memory_at_once_and_a_pause_after_a_while() -> 
     assert node(EngineLost(what="it was stopped", cause="stopped")).of(StartEngine) == [StartEngine(after_s=0.0)]
 
 
+def test_it_rests_from_when_its_engine_stands_still_until_its_owner_has_gone() -> None:
+    node = Node().ready()(lease(1))
+    assert not node.loop.rests
+    assert not node(PAUSED).loop.rests, "its engine has not told all"
+    assert node(LeaseCancelled(lease_id=1)).loop.rests
+    assert not node(FREE).loop.rests
+    assert not node(GAME).loop.rests, "its engine is to end"
+    assert node(EngineLost(what="it was stopped", cause="stopped")).loop.rests
+
+
 def test_an_engine_that_is_not_up_yet_does_not_start_beside_its_owner() -> None:
     node = Node()(PAUSED, welcome(), here(None))
     assert node.of(StartEngine) == []
