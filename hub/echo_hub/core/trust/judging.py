@@ -22,12 +22,15 @@ honest nodes of the class show). The second term is for the mean itself: of clai
 it is v at most.
 
     q4_k_m:  psi = 0.35 of a class that nobody has shown anything of, 0.18 once it knows its v; a token of temperature
-             0.7 then weighs 0.3 on average
+             0.7 then weighs 0.1 on average
 
 Another temperature multiplies log-odds, so that most of its claims fall far outside of what rounding does.
 
-    q4_k_m:  of temperature 0.7 half of the tokens err by more than a nat, of honest ones one in 5,000: two to five
-             rollouts of four tokens convict; of temperature 0.9, twenty
+    q4_k_m:  of temperature 0.7 half of the tokens err by more than a nat, of honest ones one in a thousand: five to eight
+             rollouts of four tokens convict
+
+But all rollouts of a group begin alike, so that where rounding moves the odds of one token by that much, eight rollouts
+say so. Of claims, in classes that round, four tokens count as one (`Honest.claims_dispersion`).
 
 Whoever computes in fewer bits than it says draws and claims nearly what it should, but nearly all of its claims are off
 by more than rounding of the precision that it names. So in classes that hardly round one more sum weighs every token's
@@ -76,17 +79,17 @@ NOTHING: Final[Sums] = (0.0,) * (2 * len(WEIGHTS) + 3)
 def weigh(evidence: Evidence, honest: Honest) -> Sums:
     """What these tokens weigh against their node, for each of the sums; below zero they speak for it."""
     allowed = evidence.num_claims * _bias_allowed(honest.variance)
-    biases = ((sign * evidence.bias / CLAIM_CUT - allowed) / honest.dispersion for sign in (1.0, -1.0))
+    biases = ((sign * evidence.bias / CLAIM_CUT - allowed) / honest.claims_dispersion for sign in (1.0, -1.0))
     coarser = COARSEST.claims if honest.claims[0] > FINE else honest.claims
     tests = [
-        *((evidence.draws, honest.draws, DISHONEST_DRAWS, w) for w in WEIGHTS),
-        *((evidence.claims, honest.claims, DISHONEST_CLAIMS, w) for w in WEIGHTS),
-        (evidence.claims, honest.claims, coarser, 1.0),
+        *((evidence.draws, honest.draws, DISHONEST_DRAWS, w, honest.dispersion) for w in WEIGHTS),
+        *((evidence.claims, honest.claims, DISHONEST_CLAIMS, w, honest.claims_dispersion) for w in WEIGHTS),
+        (evidence.claims, honest.claims, coarser, 1.0, honest.claims_dispersion),
     ]
     counted = (
         sum(count * weight for count, weight in zip(counts, log_ratios(shares, dishonest, w), strict=True) if count)
-        / honest.dispersion
-        for counts, shares, dishonest, w in tests
+        / dispersion
+        for counts, shares, dishonest, w, dispersion in tests
     )
     return (*counted, *biases)
 

@@ -21,7 +21,7 @@ It is never more than what the class's shares allow, nor less than `LEAST_VARIAN
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -68,8 +68,11 @@ class Honest:
     draws: Shares
     claims: Shares
     dispersion: float = 1.0
-    """How much more the counts of a rollout vary than if its tokens had nothing to do with each other: what speaks
-    against a node is divided by it. A tempered likelihood ratio alarms no oftener than the whole one (Jensen)."""
+    """How much more the counts of draws vary than if tokens had nothing to do with each other: what speaks against a
+    node is divided by it. A tempered likelihood ratio alarms no oftener than the whole one (Jensen)."""
+    claims_dispersion: float = 1.0
+    """The same of claims. All rollouts of a group begin alike, and where an engine's rounding moves the odds of a token
+    by much, it does so in each of them."""
     learned_variance: float | None = None
     """None: nothing was learned."""
 
@@ -90,16 +93,20 @@ _F16: Final = Honest(
 _EIGHT: Final = Honest(
     draws=(0.991, 0.004, 0.0035, 0.0012, 0.0002, 0.0001),
     claims=(0.26, 0.30, 0.392, 0.043, 0.004, 0.001),
+    claims_dispersion=4.0,
 )
+_BF16: Final = replace(_EIGHT, dispersion=1.5)
 _FOUR: Final = Honest(
     draws=(0.9822, 0.007, 0.006, 0.0035, 0.0012, 0.0001),
     claims=(0.215, 0.205, 0.35, 0.195, 0.031, 0.004),
     dispersion=1.5,
+    claims_dispersion=4.0,
 )
 COARSEST: Final = Honest(
     draws=(0.9582, 0.011, 0.014, 0.010, 0.0065, 0.0003),
     claims=(0.16, 0.115, 0.245, 0.31, 0.13, 0.04),
     dispersion=1.5,
+    claims_dispersion=4.0,
 )
 PRIORS: Final[Mapping[str, Honest]] = MappingProxyType(
     {
@@ -107,8 +114,8 @@ PRIORS: Final[Mapping[str, Honest]] = MappingProxyType(
         "float32": _FULL,
         "f16": _F16,
         "float16": _F16,
-        "bf16": _EIGHT,
-        "bfloat16": _EIGHT,
+        "bf16": _BF16,
+        "bfloat16": _BF16,
         "q8_0": _EIGHT,
         "q6_k": _FOUR,
         "q5_k_m": _FOUR,
@@ -156,6 +163,7 @@ class Numerics:
             draws=_posterior(before.draws, shown.draws),
             claims=claims,
             dispersion=before.dispersion,
+            claims_dispersion=before.claims_dispersion,
             learned_variance=_posterior_variance(before.variance, shown, most=_most_variance(claims)),
         )
 

@@ -49,6 +49,7 @@ def together(one: Honest, other: Honest) -> Honest:
         draws=_apart(one.draws, other.draws, DRAW_EDGES),
         claims=_apart(one.claims, other.claims, CLAIM_EDGES),
         dispersion=max(one.dispersion, other.dispersion),
+        claims_dispersion=max(one.claims_dispersion, other.claims_dispersion),
     )
 
 

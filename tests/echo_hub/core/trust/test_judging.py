@@ -35,6 +35,16 @@ def test_a_token_weighs_the_ratio_of_the_two_hypotheses() -> None:
     assert ratios[5] == pytest.approx(7.7497, abs=1e-4)
 
 
+def test_what_a_whole_group_shows_alike_convicts_nobody() -> None:
+    """Of each of a group of eight rollouts of five tokens the same one is off by more than a nat."""
+    one = Evidence(draws=(5, 0, 0, 0, 0, 0), claims=(2, 1, 1, 0, 0, 1))
+    for name in ("q8_0", "q4_k_m"):
+        sums = NOTHING
+        for _ in range(8):
+            sums = added(sums, weigh(one, PRIORS[name]))
+        assert 0.0 < max(sums) < alarm(1e-6)
+
+
 def test_a_rollout_weighs_the_sum_of_its_tokens_for_each_sum() -> None:
     weighed = weigh(drawn(3, 0, 0, 0, 0, 1), F32)
     assert weighed[0] == pytest.approx(3 * log(0.8) + log(0.8 + 0.2 * 0.58 / 5e-5))
@@ -54,8 +64,9 @@ def test_under_honesty_what_a_token_weighs_has_mean_one(honest, w: float) -> Non
     """e**weight, which is what bounds false alarms; less where it is tempered."""
     for shares, dishonest in ((honest.draws, DISHONEST_DRAWS), (honest.claims, DISHONEST_CLAIMS)):
         ratios = log_ratios(shares, dishonest, w)
-        mean = sum(q * exp(ratio / honest.dispersion) for q, ratio in zip(shares, ratios, strict=True))
-        assert mean == pytest.approx(1.0) if honest.dispersion == 1.0 else mean < 1.0
+        dispersion = honest.dispersion if shares is honest.draws else honest.claims_dispersion
+        mean = sum(q * exp(ratio / dispersion) for q, ratio in zip(shares, ratios, strict=True))
+        assert mean == pytest.approx(1.0) if dispersion == 1.0 else mean < 1.0
 
 
 @pytest.mark.parametrize("honest", PRIORS.values(), ids=lambda honest: f"{honest.claims[0]}")
@@ -112,7 +123,7 @@ def test_a_bias_of_claims_weighs_what_is_beyond_chance() -> None:
     psi = (e - 2) * variance * 4 + variance * 2
     too_high = Evidence.of([0.0] * 10, [-0.25] * 10)
     weighed = weigh(too_high, honest)
-    assert weighed[-2:] == pytest.approx((-5.0 - 10 * psi, 5.0 - 10 * psi), rel=1e-3)
+    assert weighed[-2:] == pytest.approx(((-5.0 - 10 * psi) / 4, (5.0 - 10 * psi) / 4), rel=1e-3)
 
 
 @pytest.mark.parametrize("error", [CLAIM_CUT, 0.25, 0.05])
@@ -149,12 +160,12 @@ def test_errors_as_large_as_the_class_has_shown_convict_nobody_on_average(honest
 
 def test_a_class_that_knows_its_scatter_convicts_sooner() -> None:
     """By hand, four bits: v = .07203, psi = (e - 2) * .28814 + .14407 = .3510; of half of that, .1755. A token whose
-    claim is 0.25 too high weighs (.5 - .3510) / 1.5 = .0993, or (.5 - .1755) / 1.5 = .2163."""
+    claim is 0.25 too high weighs (.5 - .3510) / 4 = .0372, or (.5 - .1755) / 4 = .0811."""
     coarse = PRIORS["q4_k_m"]
     known = replace(coarse, learned_variance=coarse.variance / 2)
     too_high = Evidence.of([0.0], [-0.25])
-    assert weigh(too_high, coarse)[-1] == pytest.approx(0.0993, abs=1e-4)
-    assert weigh(too_high, known)[-1] == pytest.approx(0.2163, abs=1e-4)
+    assert weigh(too_high, coarse)[-1] == pytest.approx(0.0372, abs=1e-4)
+    assert weigh(too_high, known)[-1] == pytest.approx(0.0811, abs=1e-4)
     assert weigh(too_high, known)[:-2] == weigh(too_high, coarse)[:-2]
 
 
@@ -170,7 +181,7 @@ def test_a_forged_end_behind_a_long_honest_beginning_convicts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("claimed", "honest", "tokens"), [(4, F32, 4), (5, F32, 3), (4, PRIORS["bf16"], 8), (5, COARSE, 20)]
+    ("claimed", "honest", "tokens"), [(4, F32, 4), (5, F32, 3), (4, PRIORS["bf16"], 29), (5, COARSE, 44)]
 )
 def test_invented_log_probabilities_convict(claimed: int, honest, tokens: int) -> None:
     claims = tuple(tokens if place == claimed else 0 for place in range(6))

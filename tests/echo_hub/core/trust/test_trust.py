@@ -348,9 +348,9 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
 
 
 def test_a_biased_claim_convicts_however_coarse_the_class(world) -> None:
-    """Each token of four bits claimed with odds three tenths of a nat too high: by its size such an error is common."""
+    """Each token of four bits claimed with odds almost half a nat too high: by its size such an error is common."""
     bench = world(groups_per_step=64)
-    biased = Evidence.of([0.0] * 6, [-0.3] * 6)
+    biased = Evidence.of([0.0] * 6, [-0.45] * 6)
     decided: list[TrustDecided] = []
     for lease in join(bench, "a", F32._replace(precision="q4_k_m"))[:20]:
         arrive(bench, lease)
