@@ -77,6 +77,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             publisher=publisher,
             tracker=tracker,
             problems=problems,
+            codec=codec,
             scoring=scoring,
             bounds=bounds,
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
