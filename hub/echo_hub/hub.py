@@ -72,6 +72,8 @@ from echo_hub.own_sampler import OwnSampler
 from echo_hub.partials import Partials
 from echo_hub.publishing import Publishing
 from echo_hub.receipts import ReceiptLookUps, TrainedReceipts, as_message
+from echo_hub.rollouts import HubRollouts, RolloutReader
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
@@ -105,6 +107,7 @@ class Resources:
     publisher: Publisher
     tracker: Tracker
     problems: Problems
+    codec: PromptCodec
     scoring: ScoringPool
     bounds: SamplingBounds
     learner: LearnerSettings
@@ -334,7 +337,11 @@ class Hub:
 
         yield from artefact_routes(self._opened.publisher, tracker, vouch, trusted_proxies=proxies)
         yield from install_routes(self.config.server.install_from)
-        yield from page_routes(self.pages, self.guard, operator_actions(self._opened.store))
+        opened = self._opened
+        reader = RolloutReader(
+            self.config, store=opened.store.store, codec=opened.codec, problems=lambda: opened.problems
+        )
+        yield from page_routes(self.pages, self.guard, operator_actions(opened.store), rollouts=HubRollouts(reader))
 
     async def _certify(self, node_id: str) -> bytes | None:
         found = await self._opened.store.contribution(

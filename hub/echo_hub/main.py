@@ -25,6 +25,7 @@ from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.invite_commands import invite, invites, uninvite
+from echo_hub.rollouts_command import rollouts
 from echo_hub.run.directory import RunDirectory
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
@@ -246,7 +247,7 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
     typer.echo(f"Pardoned: {', '.join(node)}. A hub that serves lets them begin anew within seconds.")
 
 
-for command in (invite, invites, uninvite):
+for command in (invite, invites, uninvite, rollouts):
     app.command()(command)
 
 

@@ -33,6 +33,7 @@ from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import holds_run
+from echo_hub.store.keeping import Keeping
 from echo_hub.store.store import Store
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
@@ -76,6 +77,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             publisher=publisher,
             tracker=tracker,
             problems=problems,
+            codec=codec,
             scoring=scoring,
             bounds=bounds,
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
@@ -122,7 +124,8 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
             "run's own database. Without them: its adapters are whole (echo-hub export RUN DIRECTORY), but a new run "
             "must be made (echo-hub init OTHER_DIRECTORY).",
         )
-    return Store.open(url)
+    keeping = Keeping(share=config.keeping.share, max_bytes=config.keeping.max_bytes)
+    return Store.open(url, keeping=keeping)
 
 
 async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:

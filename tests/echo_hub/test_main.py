@@ -42,6 +42,10 @@ FLAGS = {
     "invite": {"--keys", "--days"},
     "invites": {"--json"},
     "uninvite": {"--ban"},
+    "rollouts": {
+        *("--step", "--group", "--node", "--version", "--state", "--drop", "--check", "--reward-min", "--reward-max"),
+        *("--tokens-min", "--tokens-max", "--text", "--before", "--limit", "--json", "--parquet"),
+    },
     "password": set(),
     "plan": {
         *("--file", "--example", "--staleness", "--publish-every", "--add", "--target", "--json", "--picture"),

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.config.sections import EvaluationConfig, HubConfig, ServerConfig, StoreConfig
+from echo_hub.config.sections import EvaluationConfig, HubConfig, KeepingConfig, ServerConfig, StoreConfig
 from echo_hub.opening import check_unchanged, open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.keeping import Keeping
 from echo_hub.store.store import Store
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
@@ -70,3 +71,12 @@ async def test_a_run_that_has_not_trained_yet_begins_in_any_empty_database(tmp_p
     (directory.root / "checkpoints" / "step-000001").mkdir()
     async with open_hub(HubConfig(server=ServerConfig(port=0)), directory) as hub:
         assert hub.run_id == run_id, "and goes on in it once it has trained"
+
+
+async def test_the_store_keeps_as_much_as_the_settings_say(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.root.mkdir()
+    key_file.load_or_create(directory.key)
+    config = HubConfig(server=ServerConfig(port=0), keeping=KeepingConfig(share=0.25, max_bytes=1_000))
+    async with open_hub(config, directory) as hub:
+        assert hub._opened.store.store.keeping == Keeping(share=0.25, max_bytes=1_000)

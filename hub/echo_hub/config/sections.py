@@ -402,6 +402,16 @@ class StoreConfig(Section):
     """An SQLAlchemy URL; empty = SQLite in the run directory."""
 
 
+class KeepingConfig(Section):
+    """What is kept of completions for the operator to read, once the hub itself does not need them any more. Receipts,
+    rewards and times are kept of all, for ever. May be changed between two starts."""
+
+    share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of all groups, those whose completions are kept, with their log-probabilities: 1 = all, 0 = none."""
+    max_bytes: Annotated[int, Field(ge=0)] = 500_000_000
+    """How much of them is kept, in the store: about 8 bytes a token. Above it the oldest are deleted."""
+
+
 class HubConfig(BaseSettings):
     """All sections."""
 
@@ -421,6 +431,7 @@ class HubConfig(BaseSettings):
     server: ServerConfig = ServerConfig()
     dissemination: DisseminationConfig = DisseminationConfig()
     store: StoreConfig = StoreConfig()
+    keeping: KeepingConfig = KeepingConfig()
 
     @model_validator(mode="after")
     def _fits_together(self) -> HubConfig:

@@ -8,6 +8,7 @@ GET /api/v1/steps?since=N   {"steps": [`StepRecord`, ...]}, the first 1,000 step
 GET /api/v1/curves          {"width": W, "points": [...]}, all steps in 600 points at most: see `curves`
 GET /api/v1/leaderboard?after=N  {"leaderboard": [`LeaderboardRow`, ...]}, the first 1,000 ranks after N in order, as
                             with steps; at most the 10,000 foremost and those that are connected
+GET /api/v1/rollouts        rollouts, and /api/v1/rollouts/GROUP one group of them: see `rollouts_page`
 GET /api/v1/events          server-sent `changed` {"state", "trained_step", "published_version"}, comments between
 GET /healthz                {"status": "ok"} as soon as the hub serves, whatever else it does: it is live
 GET /readyz                 {"status": "starting" | "ready" | "failing"}: 200 when it is ready to train, 503 while it

@@ -23,6 +23,26 @@ def display_name(name: str, node_id: str = "") -> str:
     return " ".join(visible.split()) or node_id[:8] or UNKNOWN
 
 
+def visible(text: str) -> str:
+    """A text as it is, lines and tabs too, but for what is not seen or reorders its neighbours: that is written out,
+    control characters as their pictures (␛), others by their number (⟨U+202E⟩)."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _INVISIBLE else _written_out(c) for c in text)
+
+
+def _written_out(character: str) -> str:
+    number = ord(character)
+    picture = 0x2400 + number if number < 0x20 else 0x2421 if number == 0x7F else None
+    return chr(picture) if picture else f"⟨U+{number:04X}⟩"
+
+
+def excerpt(text: str, characters: int = 120) -> str:
+    """The beginning of a text in one line, nothing of it unseen."""
+    line = " ".join(visible(text[: 4 * characters]).split())
+    return line if len(line) <= characters and len(text) <= 4 * characters else f"{line[:characters]}…"
+
+
 def count(value: int | None) -> str:
     """12,480"""
     return UNKNOWN if value is None else f"{value:,}"

@@ -17,6 +17,7 @@ from echo_hub.dashboard.leaderboard_page import LeaderboardPage
 from echo_hub.dashboard.metrics import Metrics
 from echo_hub.dashboard.model import PagesSource
 from echo_hub.dashboard.operator_page import OperatorPage
+from echo_hub.dashboard.rollouts_page import RolloutsRoom, RolloutsSource
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.templating import environment
 
@@ -26,12 +27,14 @@ def routes(
     guard: Guard,
     actions: Actions,
     *,
+    rollouts: RolloutsSource | None = None,
     min_interval_s: float = 0.5,
     heartbeat_s: float = 15.0,
 ) -> list[web.AbstractRouteDef]:
     """All that the pages add to the hub's application, whose middleware is `guard.middleware`.
 
-    Viewers see nothing older than `min_interval_s`; a live connection carries something every `heartbeat_s`.
+    Viewers see nothing older than `min_interval_s`; a live connection carries something every `heartbeat_s`. Without
+    `rollouts` there are no rooms for them.
     """
     snapshots = Snapshots(source, min_interval_s=min_interval_s)
     assets = Assets()
@@ -55,4 +58,5 @@ def routes(
         web.get("/healthz", api.live),
         web.get("/readyz", api.ready),
         web.get("/static/{name}", assets.serve),
+        *(() if rollouts is None else RolloutsRoom(rollouts, guard, templates).routes),
     ]

@@ -23,6 +23,7 @@ def environment(assets: Assets) -> jinja2.Environment:
         formats.count,
         formats.display_name,
         formats.duration,
+        formats.excerpt,
         formats.fixed,
         formats.in_unit,
         formats.iso,
@@ -32,6 +33,7 @@ def environment(assets: Assets) -> jinja2.Environment:
         formats.rate,
         formats.scientific,
         formats.size,
+        formats.visible,
     ):
         env.filters[function.__name__] = function
     env.globals["buttons"] = buttons

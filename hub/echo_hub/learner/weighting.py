@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.config.objective_defaults import Advantage
+from echo_hub.config.sections import ObjectiveConfig
 from echo_hub.learner.selection import most_unlike
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout, no_draws
 from echo_shared.rewards import all_equal
@@ -142,15 +143,20 @@ def _std(rewards: NDArray[np.float64]) -> float:
 
 
 def _penalty(rollout: TrainingRollout, settings: LearnerSettings) -> float:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13): 0 down to -1 over the last tokens before the limit.
+    last_turn = int(np.logical_and.accumulate(rollout.loss_mask[::-1]).sum())
+    return overlong_penalty(last_turn, settings.objective, max_tokens=settings.max_tokens)
 
-    Of several turns the last counts: the limit is one turn's.
+
+def overlong_penalty(num_tokens: int, objective: ObjectiveConfig, *, max_tokens: int) -> float:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13): 0 down to -1 over the last tokens before the limit;
+    0 unless `objective.overlong` is "penalty".
+
+    `num_tokens`: of several turns the last one's, for the limit is one turn's.
     """
-    if settings.objective.overlong != "penalty":
+    if objective.overlong != "penalty":
         return 0.0
-    buffer = settings.objective.overlong_buffer_tokens
-    length = int(np.logical_and.accumulate(rollout.loss_mask[::-1]).sum())
-    return -float(np.clip((length - (settings.max_tokens - buffer)) / buffer, 0, 1))
+    buffer = objective.overlong_buffer_tokens
+    return -float(np.clip((num_tokens - (max_tokens - buffer)) / buffer, 0, 1))
 
 
 def _selected(advantages_G: NDArray[np.float64], there_G: NDArray[np.bool_]) -> NDArray[np.bool_]:

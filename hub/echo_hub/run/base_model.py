@@ -27,6 +27,9 @@ MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 _REPLY: Final = "(echo:reply)"
 """Stands for any assistant's turn where only what follows it is wanted."""
+_NO_CHARACTER: Final = "\ufffd"
+MOST_A_CHARACTER: Final = 8
+"""Tokens of one byte each, twice what UTF-8 takes: what is no text by then is shown as it is."""
 _TEMPLATE_DATE: Final = "26 Jul 2024"
 """For templates that show `date_string`, which would else be today's: a prompt is the same on any day."""
 
@@ -178,6 +181,40 @@ class PromptCodec:
         """The text of `ids`, special tokens left out."""
         text: str = self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
         return text
+
+    def pieces(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> list[tuple[str, int]]:
+        """The text of `ids` in pieces, special tokens written out: each the shortest run of tokens, so many, that is a
+        text. A character that takes several tokens is one piece, for up to `MOST_A_CHARACTER`. What is no id of the
+        tokenizer's, as a stranger may send, stands as its number in angle brackets.
+        """
+        every, size = [int(i) for i in ids], self._tokenizer.get_vocab_size()
+        found: list[tuple[str, int]] = []
+        context = start = 0
+        for end in range(1, len(every) + 1):
+            if not 0 <= every[end - 1] < size:
+                if start < end - 1:
+                    found.append((self._behind(every[context : end - 1], start - context), end - 1 - start))
+                found.append((f"⟨{every[end - 1]}⟩", 1))
+                context = start = end
+                continue
+            text = self._behind(every[context:end], start - context)
+            if text.endswith(_NO_CHARACTER) and end < len(every) and end - start < MOST_A_CHARACTER:
+                continue  # The character goes on with the next token.
+            found.append((text, end - start))
+            context, start = start, end
+        return found
+
+    def text(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
+        """All of `pieces` at once, which is faster."""
+        every = [int(i) for i in ids]
+        if every and (min(every) < 0 or max(every) >= self._tokenizer.get_vocab_size()):
+            return "".join(text for text, _ in self.pieces(every))
+        return str(self._tokenizer.decode(every, skip_special_tokens=False))
+
+    def _behind(self, ids: Sequence[int], place: int) -> str:
+        """What the ids from `place` on add to the text of those before."""
+        before, whole = (self._tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:place], ids))
+        return str(whole[len(before) :])
 
     def _messages(self, prompt: str) -> list[dict[str, str]]:
         """The conversation that `prompt` opens."""

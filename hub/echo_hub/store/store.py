@@ -11,22 +11,24 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, tuple_, update
+from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, update
 
 from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
-from echo_hub.store import invites, reading, recent, reports, standings
+from echo_hub.store import browsing, invites, reading, recent, reports, standings
+from echo_hub.store.browsing import BatchReward, Found, StoredGroup, StoredTokens
 from echo_hub.store.contribution import read_contribution
 from echo_hub.store.credits import Credit, read_credits
 from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
 from echo_hub.store.drawing import StoredDraw, read_draws
+from echo_hub.store.keeping import Keeping, KeptTotals, forget, read_kept_totals, trim
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
-from echo_hub.store.tables import evaluations, fetches, nodes, payloads, rollouts, run_meta, steps, versions
+from echo_hub.store.tables import evaluations, fetches, nodes, rollouts, run_meta, steps, versions
 from echo_hub.store.tallies import bytes_by_source, main_transport, tally_fetch, useful_nodes
-from echo_hub.store.writing import forget_payloads, write
+from echo_hub.store.writing import key_of, write
 from echo_shared.books import (
     Accounting,
     CostTotals,
@@ -39,21 +41,24 @@ from echo_shared.books import (
 )
 from echo_shared.contribution import Contribution
 from echo_shared.messages import Receipt
+from echo_shared.rollout_books import RolloutFilter
 
 
 class Store:
     """Made by `open`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, keeping: Keeping) -> None:
         self.engine = engine
+        self.keeping = keeping
 
     @classmethod
-    def open(cls, url: str, *, beside_hub: bool = False) -> Store:
+    def open(cls, url: str, *, beside_hub: bool = False, keeping: Keeping | None = None) -> Store:
         """Opens or makes the database, looks for damage and migrates it. Raises ConfigError for a bad URL, else
         StorageError.
 
         `beside_hub`: another process may be using it. It is never made or migrated then: ConfigError when no hub has
-        made it yet, StorageError when it would have to be migrated.
+        made it yet, StorageError when it would have to be migrated. `keeping`: what is kept of tokens
+        that the hub does not need any more; None: as by default.
         """
         engine = connect(url)
         try:
@@ -65,7 +70,7 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine)
+        return cls(engine, keeping or Keeping())
 
     def close(self) -> None:
         self.engine.dispose()
@@ -75,7 +80,7 @@ class Store:
     def apply(self, records: Sequence[Record], now: float) -> None:
         """Commits one turn's records, all or none. When it returns they are on the disk."""
         with self._writing() as connection:
-            write(connection, records, now)
+            forget(connection, write(connection, records, now), self.keeping)
 
     def snapshot(self) -> CoordinatorSnapshot:
         """All that is unfinished, for a new coordinator."""
@@ -125,12 +130,14 @@ class Store:
             return reading.read_evaluated(connection, policy_version)
 
     def prune(self, checkpoint_step: int) -> None:
-        """Deletes the tokens of all steps that the oldest checkpoint kept already holds; receipts stay for ever."""
+        """Deletes the tokens of all steps that the oldest checkpoint kept already holds, but for copies as `keeping`
+        has it; receipts stay for ever."""
         with self._writing() as connection:
             done = (steps.c.step <= checkpoint_step, steps.c.trained_at.is_not(None), steps.c.pruned.is_(False))
             for rollout_ids in connection.scalars(select(steps.c.rollout_ids).where(*done)).all():
-                forget_payloads(connection, rollout_ids)
+                forget(connection, map(key_of, rollout_ids), self.keeping)
             connection.execute(update(steps).where(*done).values(pruned=True))
+            trim(connection, self.keeping)  # The cap may be lower than when they were kept.
 
     # --- nodes, fetches, evaluations
 
@@ -257,7 +264,7 @@ class Store:
                 drawn = select(rollouts.c.lease_id, rollouts.c.index).where(
                     rollouts.c.group_id.between(ids[0], ids[-1])
                 )
-                connection.execute(delete(payloads).where(tuple_(payloads.c.lease_id, payloads.c.index).in_(drawn)))
+                forget(connection, [(lease, index) for lease, index in connection.execute(drawn)], self.keeping)
 
     def set_run_meta(self, key: str, value: str) -> None:
         """Remembers something of the run: its id, its settings."""
@@ -333,6 +340,32 @@ class Store:
         """The evaluations made after `since`, in the order of versions, greedy before sampled."""
         with self._reading() as connection:
             return reports.read_evaluations(connection, since)
+
+    def find_rollouts(self, wanted: RolloutFilter, before: tuple[int, int], limit: int) -> Found:
+        """At most `limit` rollouts that were leased before `before` (lease, index), the newest first; `wanted.text` is
+        not looked for."""
+        with self._reading() as connection:
+            return browsing.find_rollouts(connection, wanted, before, limit)
+
+    def rollout_tokens(self, keys: Collection[tuple[int, int]]) -> dict[tuple[int, int], StoredTokens]:
+        """What was drawn of these rollouts, by lease and index, as far as it is there."""
+        with self._reading() as connection:
+            return browsing.read_tokens(connection, keys)
+
+    def rollout_group(self, group_id: int) -> StoredGroup | None:
+        """All that was ever leased of a group; None: nothing."""
+        with self._reading() as connection:
+            return browsing.read_group(connection, group_id)
+
+    def batch_rewards(self, step: int) -> list[BatchReward]:
+        """The ends of all episodes of a step's batch."""
+        with self._reading() as connection:
+            return browsing.read_batch_rewards(connection, step)
+
+    def kept_totals(self) -> KeptTotals:
+        """What of final rollouts' tokens is there to read."""
+        with self._reading() as connection:
+            return read_kept_totals(connection)
 
     def evaluated_versions(self) -> set[int]:
         return {evaluation.policy_version for evaluation in self.evaluations()}

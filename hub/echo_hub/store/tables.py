@@ -3,6 +3,8 @@
     groups ─< rollouts ─ payloads        one row a leased rollout: its receipt; its tokens until they are not needed,
                                          and those of the environment's answer, if its episode went on
       step > steps                       one row a planned step: its exact batch, then its metrics
+    kept                                 copies of final rollouts' tokens, for people to read, up to a number of bytes
+    keeping_tallies                      running totals of what is in it, and of what is not any more, by reason
     nodes, versions, fetches, evaluations, run_meta
     invites ─< nodes                     one row an invite: for whom, for how many keys, until when
     tallies, fetch_tallies               running totals of final rollouts and of fetches
@@ -32,8 +34,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TextClause,
     TypeDecorator,
     and_,
+    text,
 )
 
 metadata = MetaData()
@@ -52,7 +56,7 @@ class Unsigned64(TypeDecorator[int]):
         return None if value is None else int(value) % 2**64
 
 
-def only_where(condition: ColumnElement[bool]) -> dict[str, Any]:
+def only_where(condition: ColumnElement[bool] | TextClause) -> dict[str, Any]:
     """Keyword arguments of an index that holds only these rows."""
     return {"sqlite_where": condition, "postgresql_where": condition}
 
@@ -122,10 +126,21 @@ rollouts = Table(
     Column("num_tokens", Integer),
     Column("received_at", Double),
     Column("checked", String(8), nullable=False, server_default="no"),
+    Column("scored_at", Double),
+    Column("final_at", Double),
+    Column("not_kept", String(8)),
     Index("ix_rollouts_group", "group_id"),
     Index("ix_rollouts_state", "state", "node_id"),
+    Index("ix_rollouts_node", "node_id", "lease_id", "index"),
+    Index("ix_rollouts_version", "policy_version", "lease_id", "index"),
     sqlite_with_rowid=False,
 )
+IS_CHECKED = text("checked <> 'no'")
+"""As text, and of rollouts alone: SQLite takes a partial index only for the very words of its condition."""
+_NEWEST = (rollouts.c.lease_id, rollouts.c.index)
+# What an operator looks for among all rollouts, the newest first.
+Index("ix_rollouts_dropped", rollouts.c.drop_reason, *_NEWEST, **only_where(rollouts.c.drop_reason.is_not(None)))
+Index("ix_rollouts_checked", rollouts.c.checked, *_NEWEST, **only_where(IS_CHECKED))
 
 payloads = Table(
     "payloads",
@@ -138,6 +153,28 @@ payloads = Table(
     Column("sampling_s", Double, nullable=False),
     Column("observation_ids", LargeBinary),
     Column("spans", JSON(none_as_null=True)),
+)
+
+kept = Table(
+    "kept",
+    metadata,
+    Column("lease_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("index", Integer, primary_key=True, autoincrement=False),
+    Column("completion_ids", LargeBinary, nullable=False),
+    Column("behavior_logprobs", LargeBinary, nullable=False),
+    Column("finish_reason", String(16), nullable=False),
+    Column("sampling_s", Double, nullable=False),
+    Column("observation_ids", LargeBinary),
+    Column("spans", JSON(none_as_null=True)),
+    Column("size_bytes", Integer, nullable=False),
+)
+
+keeping_tallies = Table(
+    "keeping_tallies",
+    metadata,
+    Column("outcome", String(8), primary_key=True),
+    Column("rollouts", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
 )
 
 WITH_PAYLOAD = and_(payloads.c.lease_id == rollouts.c.lease_id, payloads.c.index == rollouts.c.index)

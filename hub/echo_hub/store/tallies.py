@@ -59,12 +59,14 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
                 by_node.setdefault(row.node_id, Counter()).update(own)
                 for node_id, _, count in row.spans or [(row.node_id, None, row.num_tokens or 0)]:
                     by_node.setdefault(node_id, Counter(rollouts=0, received=0))["tokens"] += count
-    _add(connection, tallies, [{"node_id": node_id, "outcome": outcome} for node_id in by_node], list(by_node.values()))
+    add_to(
+        connection, tallies, [{"node_id": node_id, "outcome": outcome} for node_id in by_node], list(by_node.values())
+    )
 
 
 def tally_fetch(connection: Connection, transport: Transport) -> None:
     """Counts that a node has fetched a policy version, by this transport for the most part."""
-    _add(connection, fetch_tallies, [{"transport": transport}], [{"fetches": 1}])
+    add_to(connection, fetch_tallies, [{"transport": transport}], [{"fetches": 1}])
 
 
 def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
@@ -74,7 +76,7 @@ def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
         of_node = by_node.setdefault(cost.node_id, {"active_s": 0.0, "dollars": 0.0})
         of_node["active_s"] += cost.active_s
         of_node["dollars"] += cost.dollars
-    _add(connection, costs, [{"node_id": node_id} for node_id in by_node], list(by_node.values()))
+    add_to(connection, costs, [{"node_id": node_id} for node_id in by_node], list(by_node.values()))
 
 
 def tally_checking(connection: Connection, credited: Iterable[tuple[str, int]]) -> None:
@@ -82,7 +84,7 @@ def tally_checking(connection: Connection, credited: Iterable[tuple[str, int]]) 
     by_node: dict[str, Counter[str]] = {}
     for node_id, num_tokens in credited:
         by_node.setdefault(node_id, Counter()).update(rollouts=1, tokens=num_tokens)
-    _add(connection, checking, [{"node_id": node_id} for node_id in by_node], list(by_node.values()))
+    add_to(connection, checking, [{"node_id": node_id} for node_id in by_node], list(by_node.values()))
 
 
 def useful_nodes(connection: Connection) -> frozenset[str]:
@@ -117,7 +119,7 @@ def main_transport(fetched: Mapping[Source, int]) -> Transport:
     return "swarm" if fetched["swarm"] >= fetched["web_seed"] else "web_seed"
 
 
-def _add(
+def add_to(
     connection: Connection, table: Table, keys: Sequence[Mapping[str, str]], added: Sequence[Mapping[str, float]]
 ) -> None:
     """Adds to the row of each key, which begins at zero; safe, for there is one writer."""

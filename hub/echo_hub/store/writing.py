@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import (
     CheckingCredited,
@@ -54,7 +54,7 @@ _RECEIVE = (
 _SCORE = (
     update(rollouts)
     .where(*_KEY, rollouts.c.state == ReceiptState.RECEIVED)
-    .values(state=ReceiptState.SCORED, reward=bindparam("new_reward"))
+    .values(state=ReceiptState.SCORED, reward=bindparam("new_reward"), scored_at=bindparam("at_s"))
 )
 _ANSWER = (
     update(payloads)
@@ -64,12 +64,17 @@ _ANSWER = (
 _DROP = (
     update(rollouts)
     .where(*_KEY, *(rollouts.c.state != final for final in _FINAL))
-    .values(state=ReceiptState.DROPPED, drop_reason=bindparam("new_reason"), detail=bindparam("new_detail"))
+    .values(
+        state=ReceiptState.DROPPED,
+        drop_reason=bindparam("new_reason"),
+        detail=bindparam("new_detail"),
+        final_at=bindparam("at_s"),
+    )
 )
-_TRAIN = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.SCORED).values(state=ReceiptState.TRAINED)
-_EVALUATE = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.SCORED).values(state=ReceiptState.EVALUATED)
+_SCORED = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.SCORED)
+_TRAIN = _SCORED.values(state=ReceiptState.TRAINED, final_at=bindparam("at_s"))
+_EVALUATE = _SCORED.values(state=ReceiptState.EVALUATED, final_at=bindparam("at_s"))
 _CHECK = update(rollouts).where(*_KEY).values(checked=bindparam("new_checked"))
-_FORGET = delete(payloads).where(payloads.c.lease_id == bindparam("lease"), payloads.c.index == bindparam("at"))
 
 
 def key_of(rollout_id: str) -> tuple[int, int]:
@@ -78,21 +83,19 @@ def key_of(rollout_id: str) -> tuple[int, int]:
     return int(lease_id), int(index)
 
 
-def write(connection: Connection, records: Sequence[Record], now: float) -> None:
-    """Writes one turn's records. Raises LocalProtocolError when a record does not fit what is stored; the caller then
-    rolls back."""
+def write(connection: Connection, records: Sequence[Record], now: float) -> list[tuple[int, int]]:
+    """Writes one turn's records; the rollouts, by lease and index, whose tokens the hub does not need any more.
+
+    Raises LocalProtocolError when a record does not fit what is stored; the caller then rolls back.
+    """
     by_kind: dict[type, list[Any]] = {}
     for record in records:
         by_kind.setdefault(type(record), []).append(record)
     for kind in sorted(by_kind, key=_ORDER.__getitem__):
         WRITERS[kind](connection, by_kind[kind], now)
-
-
-def forget_payloads(connection: Connection, rollout_ids: Iterable[str]) -> None:
-    """Deletes the payloads that are there of these rollouts."""
-    rows = _keys(rollout_ids)
-    if rows:
-        connection.execute(_FORGET, rows)
+    # What a step was computed without is kept with its batch, which may have to be repeated.
+    gone = [record for record in by_kind.get(RolloutsDropped, ()) if record.reason is not DropReason.SCREENED]
+    return [key_of(rollout_id) for record in gone for rollout_id in record.rollout_ids]
 
 
 def _keys(rollout_ids: Iterable[str], **values: Any) -> _Rows:
@@ -171,7 +174,7 @@ def _receive(connection: Connection, records: Sequence[RolloutReceived], now: fl
 
 
 def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float) -> None:
-    rows = [row for record in records for row in _keys([record.rollout_id], new_reward=record.reward)]
+    rows = [row for record in records for row in _keys([record.rollout_id], new_reward=record.reward, at_s=now)]
     _change(connection, _SCORE, rows, "scored")
     answers = [
         row
@@ -186,7 +189,7 @@ def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float)
 def _evaluate(connection: Connection, records: Sequence[RolloutsEvaluated], now: float) -> None:
     """Marks rollouts as evaluated. Their tokens stay until the evaluation's result is recorded."""
     ids = [rollout_id for record in records for rollout_id in record.rollout_ids]
-    _change(connection, _EVALUATE, _keys(ids), "evaluated")
+    _change(connection, _EVALUATE, _keys(ids, at_s=now), "evaluated")
     tally(connection, list(map(key_of, ids)), EVALUATED)
 
 
@@ -228,7 +231,7 @@ def _train(connection: Connection, records: Sequence[StepTrained], now: float) -
                 got=f"step {record.step}",
             )
         if record.rollout_ids:  # Of a batch that was left out as a whole there are none.
-            _change(connection, _TRAIN, _keys(record.rollout_ids), "trained")
+            _change(connection, _TRAIN, _keys(record.rollout_ids, at_s=now), "trained")
         tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
 
 
@@ -236,14 +239,11 @@ def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float
     rows = [
         row
         for record in records
-        for row in _keys(record.rollout_ids, new_reason=record.reason, new_detail=record.detail or None)
+        for row in _keys(record.rollout_ids, new_reason=record.reason, new_detail=record.detail or None, at_s=now)
     ]
     _change(connection, _DROP, rows, "dropped")
     for record in records:
         tally(connection, list(map(key_of, record.rollout_ids)), record.reason.value)
-    # What a step was computed without is kept with its batch, which may have to be repeated.
-    gone = [record for record in records if record.reason is not DropReason.SCREENED]
-    forget_payloads(connection, (rollout_id for record in gone for rollout_id in record.rollout_ids))
 
 
 def _drop_groups(connection: Connection, records: Sequence[GroupDropped], now: float) -> None:

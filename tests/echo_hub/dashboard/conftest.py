@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
@@ -352,7 +353,7 @@ async def open_hub(guard: Guard) -> AsyncIterator[Open]:
     servers, sessions = [], []
 
     async def open_(
-        source: ScriptedSource, *, token: str = TOKEN, actions: Actions | None = None, **settings: float
+        source: ScriptedSource, *, token: str = TOKEN, actions: Actions | None = None, **settings: Any
     ) -> ClientSession:
         application = web.Application(middlewares=[guard.middleware])
         application.on_response_prepare.append(add_security_headers)

@@ -86,3 +86,31 @@ def test_a_shown_name_is_never_empty_and_never_invisible(name: str, node_id: Any
 )
 def test_a_figure_is_shown_in_its_unit(value: float | None, unit: Unit, text: str) -> None:
     assert formats.in_unit(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain <b> text", "plain <b> text"),
+        ("two\n\tlines", "two\n\tlines"),
+        ("\x1b[2J\x00\x7f\r", "␛[2J␀␡␍"),
+        ("a\u202eb\u2066c\u200b", "a⟨U+202E⟩b⟨U+2066⟩c⟨U+200B⟩"),
+        ("\x85\ud800", "⟨U+0085⟩⟨U+D800⟩"),
+        ("שלום 日本 🌊", "שלום 日本 🌊"),
+    ],
+)
+def test_what_is_unseen_is_written_out(text: str, expected: str) -> None:
+    assert formats.visible(text) == expected
+
+
+@given(st.text())
+def test_nothing_that_is_visible_hides_or_reorders(text: str) -> None:
+    shown = formats.visible(text)
+    assert not {unicodedata.category(c) for c in shown if c not in "\n\t"} & {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
+    assert formats.visible(shown) == shown
+
+
+def test_an_excerpt_is_one_line_and_says_that_more_follows() -> None:
+    assert formats.excerpt("a\n b\t\x07", 10) == "a b ␇"
+    assert formats.excerpt("x" * 30, 10) == "x" * 10 + "…"
+    assert formats.excerpt(" " * 100 + "x", 10) == "…"

@@ -6,10 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.event import listen, remove
 
@@ -30,11 +31,14 @@ from echo_hub.core.effects import (
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.core.trust.standing import Decision, StandingRow
+from echo_hub.store import browsing
+from echo_hub.store.browsing import NEWEST
 from echo_hub.store.database import connect
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata
 from echo_shared.books import Evaluation, EvaluationKind, Invite
 from echo_shared.messages import Checked, DropReason, Fetched, Way
+from echo_shared.rollout_books import RolloutFilter
 
 ADA: Final = Invite(name="Ada", token_hash="a", max_keys=1, created_at=1.0, expires_at=2.0)
 FEW, MANY = 20, 320
@@ -61,6 +65,10 @@ WHOLE: Final = {
     ("versions_by_transport", "fetch_tallies"): "a row a transport",
     ("useful_nodes", "tallies"): "a row a node and outcome: it names every node that was of use",
     ("run_meta", "run_meta"): "a row a setting",
+    ("kept_totals", "keeping_tallies"): "three rows: kept, and why not",
+    ("apply", "keeping_tallies"): "three rows: kept, and why not",
+    ("prune", "keeping_tallies"): "three rows: kept, and why not",
+    ("record_evaluations", "keeping_tallies"): "three rows: kept, and why not",
     ("add_invite", "invites"): "a row a person who was invited",
     ("invites", "invites"): "a row a person who was invited",
     ("num_invites", "invites"): "a row a person who was invited: their number",
@@ -139,7 +147,27 @@ class Filled:
             "node_kinds": lambda: store.node_kinds(["a", "b"]),
             "evaluations": lambda: store.evaluations(1e9),
             "evaluated_versions": store.evaluated_versions,
+            "find_rollouts": lambda: self._find_all_ways(store),
+            "rollout_tokens": lambda: store.rollout_tokens([(newest, 0), (1, 0)]),
+            "rollout_group": lambda: store.rollout_group(newest - 1),
+            "batch_rewards": lambda: store.batch_rewards(newest),
+            "kept_totals": store.kept_totals,
         }
+
+    def _find_all_ways(self, store: Store) -> None:
+        """By each index, and with conditions that have none."""
+        for wanted in (
+            RolloutFilter(),
+            RolloutFilter(step=self.steps),
+            RolloutFilter(group=self.steps - 1),
+            RolloutFilter(node="a"),
+            RolloutFilter(version=self.steps),
+            RolloutFilter(drop="stale"),
+            RolloutFilter(check="failed"),
+        ):
+            store.find_rollouts(wanted, NEWEST, 5)
+            if wanted != RolloutFilter():
+                store.find_rollouts(replace(wanted, state="dropped", reward_min=0.5, tokens_max=9), NEWEST, 5)
 
     def _one_of_each_record(self, store: Store) -> None:
         evaluation = EvaluationGroup(policy_version=self.steps, greedy=True, number=0).group_id
@@ -289,8 +317,11 @@ def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str
     engine.dispose()
 
 
-def test_a_run_sixteen_times_as_long_costs_no_more_a_call(tmp_path: Path, records: Any) -> None:
+def test_a_run_sixteen_times_as_long_costs_no_more_a_call(
+    tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counted in SQLite's own instructions: a search that walks half an index looks like any other in a plan."""
+    monkeypatch.setattr(browsing, "LOOKED_AT", 2 * FEW)  # As many as the shorter run has.
     costs: dict[int, Counter[str]] = {}
     for steps in (FEW, MANY):
         run = Filled(url=f"sqlite:///{tmp_path / f'{steps}.db'}", steps=steps, records=records)

@@ -26,8 +26,8 @@ it is v at most.
 
 Another temperature multiplies log-odds, so that most of its claims fall far outside of what rounding does.
 
-    q4_k_m:  of temperature 0.7 half of the tokens err by more than a nat, of honest ones one in a thousand: five to eight
-             rollouts of four tokens convict
+    q4_k_m:  of temperature 0.7 half of the tokens err by more than a nat, of honest ones one in a thousand: five to
+             eight rollouts of four tokens convict
 
 But all rollouts of a group begin alike, so that where rounding moves the odds of one token by that much, eight rollouts
 say so. Of claims, in classes that round, four tokens count as one (`Honest.claims_dispersion`).

@@ -1,0 +1,191 @@
+"""The operator's rooms for what the model writes: /rollouts, a list that is looked through, and /rollouts/GROUP, one
+prompt with all that was drawn of it. As JSON: /api/v1/rollouts and /api/v1/rollouts/GROUP, with the same query.
+
+Both work without a script, and every list and group has an address of its own. Completions are hostile input: they are
+escaped as all text is, kept in their own direction, and what could hide or reorder text is written out (`visible`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, Final, Protocol
+from urllib.parse import urlencode
+
+import jinja2
+from aiohttp import web
+
+from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.responses import html_response, json_response, whole_number
+from echo_hub.dashboard.token_marks import Colour, legend, marks, summary_of
+from echo_shared.messages import Checked, DropReason, ReceiptState
+from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage
+
+ROWS_SHOWN: Final = 50
+MOST_ROWS: Final = 500
+MAX_TEXT: Final = 200
+"""Characters that may be looked for."""
+
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "state": tuple(state.value for state in ReceiptState),
+    "drop": tuple(reason.value for reason in DropReason),
+    "check": tuple(checked.value for checked in Checked),
+}
+"""What may be asked for of each field that has few values."""
+
+
+class RolloutsSource(Protocol):
+    """What the hub supplies to these rooms."""
+
+    async def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage: ...
+
+    async def group(self, group_id: int) -> GroupView | None: ...
+
+
+class WrongQueryError(ValueError):
+    """What of a query cannot be, as the page says it."""
+
+
+def filter_of(query: Mapping[str, str]) -> RolloutFilter:
+    """What an address or a command asks for; empty values ask for nothing. Raises WrongQueryError."""
+    found: dict[str, Any] = {}
+    for field in fields(RolloutFilter):
+        given = query.get(field.name, "").strip() if field.name != "text" else query.get("text", "")
+        if given:
+            found[field.name] = _value(field.name, given)
+    return RolloutFilter(**found)
+
+
+def _value(name: str, given: str) -> int | float | str:
+    if name in CHOICES:
+        if given not in CHOICES[name]:
+            raise WrongQueryError(f"{name} must be one of: {', '.join(CHOICES[name])}; not {given[:40]!r}")
+        return given
+    if name in ("node", "text"):
+        if len(given) > MAX_TEXT or "\0" in given:  # PostgreSQL takes no NUL.
+            raise WrongQueryError(f"{name} must be at most {MAX_TEXT} characters, without NUL")
+        return given
+    if name in ("reward_min", "reward_max"):
+        try:
+            reward = float(given)
+        except ValueError:
+            reward = math.nan
+        if not math.isfinite(reward):
+            raise WrongQueryError(f"{name} must be a number, such as 0.5; not {given[:40]!r}")
+        return reward
+    number = whole_number(given)
+    if number is None:
+        raise WrongQueryError(f"{name} must be a whole number: 0, 1, 2, ...; not {given[:40]!r}")
+    return number
+
+
+def place_of(query: Mapping[str, str]) -> str:
+    """Before which rollout the list goes on; "" = from the newest. Raises WrongQueryError."""
+    given = query.get("before", "")
+    lease, _, index = given.partition("-")
+    if given and (whole_number(lease) is None or whole_number(index) is None):
+        raise WrongQueryError(f"before must be a rollout's id, such as 12-3; not {given[:40]!r}")
+    return given
+
+
+def asked(wanted: RolloutFilter) -> dict[str, str]:
+    """The query that asks for it."""
+    return {name: str(value) for name, value in asdict(wanted).items() if value not in (None, "")}
+
+
+class RolloutsRoom:
+    def __init__(self, source: RolloutsSource, guard: Guard, templates: jinja2.Environment) -> None:
+        self._source = source
+        self._guard = guard
+        self._list = templates.get_template("rollouts.html")
+        self._group = templates.get_template("rollout_group.html")
+
+    @property
+    def routes(self) -> list[web.AbstractRouteDef]:
+        return [
+            web.get("/rollouts", self.serve),
+            web.get("/rollouts/{group}", self.serve_group),
+            web.get("/api/v1/rollouts", self.serve_json),
+            web.get("/api/v1/rollouts/{group}", self.serve_group_json),
+        ]
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """GET /rollouts"""
+        try:
+            wanted, before = filter_of(request.query), place_of(request.query)
+        except WrongQueryError as error:
+            return self._rendered_list(request, RolloutFilter(), None, wrong=str(error))
+        page = await self._source.page(wanted, before=before, limit=ROWS_SHOWN)
+        return self._rendered_list(request, wanted, page, is_first=not before)
+
+    def _rendered_list(
+        self,
+        request: web.Request,
+        wanted: RolloutFilter,
+        page: RolloutsPage | None,
+        *,
+        wrong: str = "",
+        is_first: bool = True,
+    ) -> web.Response:
+        query = asked(wanted)
+        text = self._list.render(
+            room="rollouts",
+            form_token=self._form_token(request),
+            wanted=wanted,
+            page=page,
+            wrong=wrong,
+            choices=CHOICES,
+            is_asked=bool(query),
+            newest="" if is_first else f"/rollouts?{urlencode(query)}".rstrip("?"),
+            older=f"/rollouts?{urlencode({**query, 'before': page.before})}" if page and page.before else "",
+            as_json=f"/api/v1/rollouts?{urlencode(query)}".rstrip("?"),
+        )
+        return html_response(text, status=400 if wrong else 200)
+
+    async def serve_group(self, request: web.Request) -> web.Response:
+        """GET /rollouts/{group}?colour=logprob|version|none"""
+        colours: tuple[Colour, ...] = ("logprob", "version", "none")
+        chosen = request.query.get("colour", "")
+        colour = next((known for known in colours if known == chosen), colours[0])
+        group = await self._find(request)
+        if group is None:
+            raise web.HTTPNotFound(text="There is no such group, or nothing was ever leased of it.")
+        versions = sorted({piece.version for each in group.rollouts if each.drawn for piece in each.drawn.pieces})
+        text = self._group.render(
+            room="rollouts",
+            form_token=self._form_token(request),
+            group=group,
+            colour=colour,
+            colours=colours,
+            legend=legend(colour, versions),
+            marked=[marks(each.drawn, colour, versions) if each.drawn else () for each in group.rollouts],
+            summaries=[summary_of(each.drawn) if each.drawn else None for each in group.rollouts],
+        )
+        return html_response(text)
+
+    async def serve_json(self, request: web.Request) -> web.Response:
+        """GET /api/v1/rollouts: `RolloutsPage`; ask again with `before` = its `before` for those before them."""
+        try:
+            wanted, before = filter_of(request.query), place_of(request.query)
+            limit = whole_number(request.query.get("limit", str(ROWS_SHOWN)))
+            if limit is None or not 1 <= limit <= MOST_ROWS:
+                raise WrongQueryError(f"limit must be 1 to {MOST_ROWS}")
+        except WrongQueryError as error:
+            return json_response({"error": str(error)}, status=400)
+        return json_response(await self._source.page(wanted, before=before, limit=limit))
+
+    async def serve_group_json(self, request: web.Request) -> web.Response:
+        """GET /api/v1/rollouts/{group}: `GroupView`"""
+        group = await self._find(request)
+        if group is None:
+            return json_response({"error": "there is no such group, or nothing was ever leased of it"}, status=404)
+        return json_response(group)
+
+    async def _find(self, request: web.Request) -> GroupView | None:
+        group_id = whole_number(request.match_info["group"])
+        return None if group_id is None else await self._source.group(group_id)
+
+    def _form_token(self, request: web.Request) -> str:
+        session = self._guard.session(request)  # None for a script, which needs no forms.
+        return session.form_token() if session else ""

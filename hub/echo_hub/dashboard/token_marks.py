@@ -1,0 +1,99 @@
+"""A completion as marked text: how likely its tokens were, or which version drew them.
+
+A mark is a class of the style sheet, for the pages' policy allows no colours of their own. What a colour says is in the
+legend, and each mark's number in its title.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, Literal
+
+from echo_hub.dashboard.formats import visible
+from echo_shared.rollout_books import Piece, RolloutText
+
+Colour = Literal["logprob", "version", "none"]
+
+MOST_PIECES: Final = 4_000
+"""That are marked; of longer completions the rest is shown without marks."""
+BOUNDS: Final = (0.9, 0.5, 0.1, 0.01)
+"""Probabilities of a token: below each of them its mark is one stronger."""
+NUM_VERSION_MARKS: Final = 6
+"""Versions that can be told apart; further ones have the same marks again."""
+_LEAST_LIKELY: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A part of a completion with one mark."""
+
+    text: str
+    css: str
+    """Empty: no mark."""
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What the marks of one completion say, in words."""
+
+    mean_logprob: float
+    """Nats a token."""
+    least_likely: tuple[tuple[str, float], ...]
+    """Texts of its least likely tokens, and the probabilities of those."""
+
+
+def marks(drawn: RolloutText, colour: Colour, versions: Sequence[int]) -> tuple[Mark, ...]:
+    """The whole completion. `versions`: all that are to be told apart, ascending."""
+    if colour == "none":
+        return (Mark(text=visible(drawn.text), css="", title=""),)
+    shown, rest = drawn.pieces[:MOST_PIECES], drawn.pieces[MOST_PIECES:]
+    if colour == "logprob":
+        found = [Mark(text=visible(piece.text), css=_likeliness(piece), title=_title(piece)) for piece in shown]
+    else:
+        found = [
+            Mark(
+                text=visible("".join(piece.text for piece in of_version)),
+                css=f"v{versions.index(version) % NUM_VERSION_MARKS}",
+                title=f"version {version}",
+            )
+            for version, of_version in groupby(shown, key=lambda piece: piece.version)
+        ]
+    if rest:
+        found.append(Mark(text=visible("".join(piece.text for piece in rest)), css="", title=""))
+    return tuple(found)
+
+
+def legend(colour: Colour, versions: Sequence[int]) -> list[tuple[str, str]]:
+    """(class, words) of each mark."""
+    if colour == "none":
+        return []
+    if colour == "version":
+        return [(f"v{number % NUM_VERSION_MARKS}", f"version {version}") for number, version in enumerate(versions)]
+    words = ["90 % or more", "50 to 90 %", "10 to 50 %", "1 to 10 %", "less than 1 %"]
+    return [(f"p{number}", said) for number, said in enumerate(words)]
+
+
+def summary_of(drawn: RolloutText) -> Figures:
+    least = sorted(drawn.pieces, key=lambda piece: piece.logprob)[:_LEAST_LIKELY]
+    return Figures(
+        mean_logprob=sum(drawn.behavior_logprobs) / max(1, len(drawn.behavior_logprobs)),
+        least_likely=tuple((piece.text, _probability(piece)) for piece in least),
+    )
+
+
+def _probability(piece: Piece) -> float:
+    """Of one token of it, on the geometric mean; a stranger may claim anything."""
+    return math.exp(min(0.0, piece.logprob / piece.num_tokens)) if math.isfinite(piece.logprob) else 0.0
+
+
+def _likeliness(piece: Piece) -> str:
+    return f"p{sum(_probability(piece) < bound for bound in BOUNDS)}"
+
+
+def _title(piece: Piece) -> str:
+    count = "" if piece.num_tokens == 1 else f", {piece.num_tokens} tokens"
+    return f"{100 * _probability(piece):.3g} %, {piece.logprob:.2f} nats{count}, version {piece.version}"

@@ -1,0 +1,199 @@
+"""Rollouts as people read them: the store's rows with texts, log-probabilities of each token, and advantages.
+
+Texts are made of tokens when they are asked for and never stored; a text is looked for in `TOKENS_READ` tokens at most
+an answer, which then says where to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.payload import Span
+from echo_hub.learner.weighting import advantages, overlong_penalty
+from echo_hub.run.base_model import PromptCodec
+from echo_hub.scoring.problems import Problems
+from echo_hub.store.browsing import NEWEST, BatchReward, Key, StoredTokens, evaluation_text
+from echo_hub.store.store import Store
+from echo_hub.store.writing import key_of
+from echo_shared.messages import rollout_id
+from echo_shared.rollout_books import (
+    DrawnSpan,
+    GroupView,
+    Piece,
+    RolloutFilter,
+    RolloutRow,
+    RolloutsPage,
+    RolloutSummary,
+    RolloutText,
+    RolloutView,
+)
+
+TOKENS_READ: Final = 400_000
+"""Made into text for one answer, about."""
+ROW_TOKENS: Final = 20
+"""What a rollout costs beside its tokens, in tokens."""
+ROWS_READ: Final = 200
+"""Rollouts that a text is looked for in at once."""
+
+
+class RolloutReader:
+    """Safe to use from several threads. Every method raises StorageError, and what making problems again raises."""
+
+    def __init__(
+        self, config: HubConfig, *, store: Store, codec: PromptCodec, problems: Callable[[], Problems]
+    ) -> None:
+        self._objective = config.objective.resolved()
+        self._max_tokens = config.sampling.max_tokens
+        self._store = store
+        self._codec = codec
+        self._problems = problems
+
+    def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage:
+        """At most `limit` rollouts, those that were leased last first, that were leased before the rollout `before`; ""
+        = the newest."""
+        rows, last = self._matching(wanted, key_of(before) if before else NEWEST, limit)
+        totals = self._store.kept_totals()
+        return RolloutsPage(
+            rollouts=tuple(rows),
+            before="" if last is None else rollout_id(*last),
+            kept_rollouts=totals.rollouts,
+            kept_bytes=totals.bytes,
+            left_out_by_share=totals.rollouts_by_share,
+            deleted_by_bytes=totals.rollouts_by_bytes,
+        )
+
+    def group(self, group_id: int) -> GroupView | None:
+        """A group with all that is there of it; None: nothing was ever leased of it."""
+        group = self._store.rollout_group(group_id)
+        if group is None:
+            return None
+        gains = {} if group.step is None else self._advantages(group.step, group_id)
+        tokens = self._store.rollout_tokens([key_of(each.rollout_id) for each in group.rollouts])
+        prompt_ids = self._problems().prompt_ids(group_id)
+        return GroupView(
+            group_id=group_id,
+            step=group.step,
+            evaluation=evaluation_text(group_id),
+            opened_at=group.opened_at,
+            drop_reason=group.drop_reason,
+            staleness=group.staleness,
+            planned_at=group.planned_at,
+            trained_at=group.trained_at,
+            published_at=group.published_at,
+            prompt=self._codec.text(prompt_ids),
+            rollouts=tuple(self._view(each, tokens, gains) for each in group.rollouts),
+        )
+
+    def export(self, wanted: RolloutFilter) -> Iterator[tuple[RolloutSummary, str, RolloutText | None]]:
+        """All that fit, those that were leased last first, each with its prompt and what was drawn of it, without
+        its `pieces`: they take most of the time."""
+        before: Key | None = NEWEST
+        while before is not None:
+            rows, before = self._matching(wanted, before, ROWS_READ)
+            tokens = self._store.rollout_tokens([key_of(row.summary.rollout_id) for row in rows])
+            for row in rows:
+                found = tokens.get(key_of(row.summary.rollout_id))
+                prompt = self._codec.text(self._problems().prompt_ids(row.summary.group_id))
+                yield row.summary, prompt, None if found is None else self._drawn(row.summary, found)
+
+    def _matching(self, wanted: RolloutFilter, before: Key, limit: int) -> tuple[list[RolloutRow], Key | None]:
+        """At most `limit`, and the last that was looked at; None: there are no more."""
+        looked_for, rows, read = wanted.text.casefold(), list[RolloutRow](), 0
+        last: Key | None = before
+        while last is not None:
+            found = self._store.find_rollouts(wanted, last, ROWS_READ if looked_for else limit)
+            keys = [key_of(each.rollout_id) for each in found.rollouts]
+            tokens = self._store.rollout_tokens(keys)
+            for key, each in zip(keys, found.rollouts, strict=True):
+                drawn = tokens.get(key)
+                text = None if drawn is None else self._codec.text(drawn.completion_ids)
+                read += ROW_TOKENS + (0 if drawn is None else len(drawn.completion_ids))
+                if not looked_for or (text is not None and looked_for in text.casefold()):
+                    rows.append(RolloutRow(summary=each, text=text))
+                if looked_for and (len(rows) == limit or read >= TOKENS_READ):
+                    is_end = found.before is None and key == keys[-1]
+                    return rows, None if is_end else key
+            last = found.before
+            if not looked_for or not keys:
+                break
+        return rows, last
+
+    def _view(
+        self, summary: RolloutSummary, tokens: Mapping[Key, StoredTokens], gains: Mapping[int, float]
+    ) -> RolloutView:
+        found = tokens.get(key_of(summary.rollout_id))
+        is_part = summary.state in ("scored", "trained")
+        return RolloutView(
+            summary=summary,
+            advantage=gains.get(summary.index) if is_part else None,
+            drawn=None if found is None else replace(self._drawn(summary, found), pieces=self._pieces(summary, found)),
+        )
+
+    def _drawn(self, summary: RolloutSummary, stored: StoredTokens) -> RolloutText:
+        spans = _spans(summary, stored)
+        return RolloutText(
+            text=self._codec.text(stored.completion_ids),
+            pieces=(),
+            completion_ids=tuple(stored.completion_ids.tolist()),
+            behavior_logprobs=tuple(stored.behavior_logprobs.tolist()),
+            spans=tuple(
+                DrawnSpan(node_id=span.node_id, policy_version=span.policy_version, num_tokens=span.num_tokens)
+                for span in spans
+            ),
+            finish_reason=stored.finish_reason,
+            sampling_s=stored.sampling_s,
+            observation=self._codec.text(stored.observation_ids),
+        )
+
+    def _pieces(self, summary: RolloutSummary, stored: StoredTokens) -> tuple[Piece, ...]:
+        spans = _spans(summary, stored)
+        versions = np.repeat([span.policy_version for span in spans], [span.num_tokens for span in spans])
+        pieces, end = [], 0
+        for text, count in self._codec.pieces(stored.completion_ids):
+            logprob = float(stored.behavior_logprobs[end : end + count].sum(dtype=np.float64))
+            end += count
+            pieces.append(Piece(text=text, num_tokens=count, logprob=logprob, version=int(versions[end - 1])))
+        return tuple(pieces)
+
+    def _advantages(self, step: int, group_id: int) -> dict[int, float]:
+        """Of the episodes of a group in a step's batch, by index."""
+        ends: dict[int, list[BatchReward]] = {}
+        for end in self._store.batch_rewards(step):
+            ends.setdefault(end.group_id, []).append(end)
+        rewards = [np.array([end.reward + self._penalty(end.num_tokens) for end in group]) for group in ends.values()]
+        gains = dict(zip(ends, advantages(rewards, self._objective.chosen_advantage), strict=True))
+        if group_id not in gains:
+            return {}
+        return {end.index: float(gain) for end, gain in zip(ends[group_id], gains[group_id], strict=True)}
+
+    def _penalty(self, num_tokens: int) -> float:
+        return overlong_penalty(num_tokens, self._objective, max_tokens=self._max_tokens)
+
+
+def _spans(summary: RolloutSummary, stored: StoredTokens) -> tuple[Span, ...]:
+    """Who drew it: where nothing is stored of that, the node that it is leased to, by its lease's version."""
+    count = len(stored.completion_ids)
+    own = Span(node_id=summary.node_id, policy_version=summary.policy_version, num_tokens=count)
+    return stored.spans or (own,)
+
+
+class HubRollouts:
+    """The hub's `RolloutsSource`: one answer at a time, on a thread."""
+
+    def __init__(self, reader: RolloutReader) -> None:
+        self._reader = reader
+        self._lock = asyncio.Lock()
+
+    async def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage:
+        async with self._lock:
+            return await asyncio.to_thread(self._reader.page, wanted, before=before, limit=limit)
+
+    async def group(self, group_id: int) -> GroupView | None:
+        async with self._lock:
+            return await asyncio.to_thread(self._reader.group, group_id)

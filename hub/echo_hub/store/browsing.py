@@ -1,0 +1,297 @@
+"""Rollouts as an operator looks for them: by what is known of each, the newest leases first. Reads only.
+
+Of all that is asked for, one condition is looked up in an index whose entries lie in the order of leases, the one that
+leaves the fewest; the others are tried on what that gives, on `LOOKED_AT` rollouts at most. So an answer takes as long
+on the run's last day as on its first, and may have few rows or none: `Found.before` goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import ColumnElement, Connection, Select, TextClause, select, tuple_
+
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.payload import Span
+from echo_hub.store.reading import in_parts
+from echo_hub.store.tables import IS_CHECKED, groups, kept, nodes, payloads, rollouts, steps, versions
+from echo_shared.messages import Checked, rollout_id
+from echo_shared.rollout_books import RolloutFilter, RolloutSummary
+
+LOOKED_AT: Final = 20_000
+"""Rollouts that one answer tries its conditions on."""
+NEWEST: Final = (2**62, 0)
+"""Before it are all rollouts."""
+
+Key = tuple[int, int]
+"""Lease and index."""
+
+_COLUMNS: Final = (
+    rollouts.c.lease_id,
+    rollouts.c.index.label("at"),
+    rollouts.c.node_id,
+    rollouts.c.group_id,
+    rollouts.c.turn,
+    rollouts.c.policy_version,
+    rollouts.c.leased_at,
+    rollouts.c.state,
+    rollouts.c.drop_reason,
+    rollouts.c.detail,
+    rollouts.c.reward,
+    rollouts.c.num_tokens,
+    rollouts.c.received_at,
+    rollouts.c.checked,
+    rollouts.c.scored_at,
+    rollouts.c.final_at,
+    rollouts.c.not_kept,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Some of what was asked for."""
+
+    rollouts: tuple[RolloutSummary, ...]
+    before: Key | None
+    """The last that was looked at; None: there are no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTokens:
+    """What was drawn of one rollout: ids and behaviour logprobs (nats), both [T], and what was answered."""
+
+    completion_ids: NDArray[np.int32]
+    behavior_logprobs: NDArray[np.float32]
+    observation_ids: NDArray[np.int32]
+    finish_reason: str
+    sampling_s: float
+    spans: tuple[Span, ...]
+    """Empty: the node that it was leased to drew it all, by its lease's version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredGroup:
+    """All that was ever leased of a group, by index, turn and lease, and its step."""
+
+    group_id: int
+    opened_at: float | None
+    step: int | None
+    drop_reason: str | None
+    rollouts: tuple[RolloutSummary, ...]
+    staleness: int | None
+    planned_at: float | None
+    trained_at: float | None
+    published_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReward:
+    """The end of one episode of a step's batch."""
+
+    rollout_id: str
+    group_id: int
+    index: int
+    reward: float
+    num_tokens: int
+    """Of its last turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """A condition on a column: at least `low`, at most `high`; None = no bound."""
+
+    column: str
+    low: float | str | None
+    high: float | str | None
+
+    def on(self, columns: Any) -> ColumnElement[bool]:
+        column: ColumnElement[Any] = columns[self.column]
+        if self.low == self.high:
+            return column == self.low
+        if self.low is None:
+            return column <= self.high
+        return column >= self.low if self.high is None else column.between(self.low, self.high)
+
+
+def find_rollouts(connection: Connection, wanted: RolloutFilter, before: Key, limit: int) -> Found:
+    """At most `limit` of those before `before`, the newest first. Its `text` is not looked for here."""
+    looked_up, tried = _conditions(connection, wanted)
+    by_index = _before(looked_up, before)
+    if not tried:
+        rows = connection.execute(by_index.limit(limit + 1)).all()
+    else:
+        candidates = by_index.limit(LOOKED_AT).subquery()
+        order = (candidates.c.lease_id.desc(), candidates.c["at"].desc())
+        matching = select(candidates).where(*(condition.on(candidates.c) for condition in tried)).order_by(*order)
+        rows = connection.execute(matching.limit(limit + 1)).all()
+    last = None
+    if len(rows) > limit:
+        last = rows[limit - 1]
+    elif tried:
+        last = connection.execute(by_index.offset(LOOKED_AT - 1).limit(1)).one_or_none()
+    found = _summaries(connection, rows[:limit])
+    return Found(rollouts=found, before=None if last is None else (last.lease_id, last.at))
+
+
+def read_tokens(connection: Connection, keys: Collection[Key]) -> dict[Key, StoredTokens]:
+    """What was drawn of these rollouts, as far as it is there: for the hub's own use still, or as a copy."""
+    wanted = set(keys)
+    found: dict[Key, StoredTokens] = {}
+    for table in (payloads, kept):
+        columns = (*(column for column in table.c if column.name not in ("index", "size_bytes")),)
+        query = select(*columns, table.c.index.label("at"))
+        for part in in_parts(sorted({lease_id for lease_id, _ in wanted})):
+            # By lease alone: of pairs, SQLite would look at every row.
+            for row in connection.execute(query.where(table.c.lease_id.in_(part))):
+                if (row.lease_id, row.at) in wanted:
+                    found[row.lease_id, row.at] = _tokens(row)
+    return found
+
+
+def read_group(connection: Connection, group_id: int) -> StoredGroup | None:
+    """None: nothing was ever leased of it."""
+    rows = connection.execute(
+        select(*_COLUMNS)
+        .where(rollouts.c.group_id == group_id)
+        .order_by(rollouts.c.index, rollouts.c.turn, rollouts.c.lease_id)
+    ).all()
+    if not rows:
+        return None
+    group = connection.execute(select(groups).where(groups.c.group_id == group_id)).one_or_none()
+    step = None if group is None or group.step is None else _step(connection, group.step)
+    published_at = None
+    if step is not None:
+        of_step = select(versions.c.published_at).where(versions.c.policy_version == step.step)
+        published_at = connection.scalar(of_step)
+    return StoredGroup(
+        group_id=group_id,
+        opened_at=None if group is None else group.opened_at,
+        step=None if group is None else group.step,
+        drop_reason=None if group is None else group.drop_reason,
+        rollouts=_summaries(connection, rows),
+        staleness=None if step is None else dict(zip(step.group_ids, step.staleness, strict=True))[group_id],
+        planned_at=None if step is None else step.planned_at,
+        trained_at=None if step is None else step.trained_at,
+        published_at=published_at,
+    )
+
+
+def read_batch_rewards(connection: Connection, step: int) -> list[BatchReward]:
+    """The ends of all episodes of a step's batch, in the order of groups and indices."""
+    batch = _step(connection, step)
+    if batch is None:
+        return []
+    in_batch, query = set(batch.rollout_ids), select(*_COLUMNS).order_by(rollouts.c.group_id, rollouts.c.index)
+    return [
+        BatchReward(rollout_id=name, group_id=row.group_id, index=row.at, reward=row.reward, num_tokens=row.num_tokens)
+        for part in in_parts(batch.group_ids)
+        for row in connection.execute(query.where(rollouts.c.group_id.in_(part)))
+        if row.reward is not None and (name := rollout_id(row.lease_id, row.at)) in in_batch
+    ]
+
+
+def _step(connection: Connection, step: int) -> Any | None:
+    return connection.execute(select(steps).where(steps.c.step == step)).one_or_none()
+
+
+def _conditions(
+    connection: Connection, wanted: RolloutFilter
+) -> tuple[list[ColumnElement[bool] | TextClause], list[_Within]]:
+    """What is looked up in an index, and what is tried on all that is found there."""
+    equal = {
+        "group_id": wanted.group,
+        "checked": wanted.check if wanted.check != Checked.NO else None,
+        "drop_reason": wanted.drop,
+        "node_id": wanted.node,
+        "policy_version": wanted.version,
+    }
+    tried = [_Within(name, value, value) for name, value in equal.items() if value not in (None, "")]
+    looked_up: list[ColumnElement[bool] | TextClause] = []
+    if wanted.step is not None:
+        batch = _step(connection, wanted.step)
+        looked_up.append(rollouts.c.group_id.in_([] if batch is None else batch.group_ids))
+    elif tried:
+        first = tried.pop(0)
+        looked_up.append(first.on(rollouts.c))
+        looked_up += [IS_CHECKED] if first.column == "checked" else []
+    tried += [_Within("state", wanted.state, wanted.state)] if wanted.state else []
+    tried += [_Within("checked", Checked.NO, Checked.NO)] if wanted.check == Checked.NO else []
+    for name, low, high in (
+        ("reward", wanted.reward_min, wanted.reward_max),
+        ("num_tokens", wanted.tokens_min, wanted.tokens_max),
+    ):
+        if low is not None or high is not None:
+            tried.append(_Within(name, low, high))
+    return looked_up, tried
+
+
+def _before(conditions: Collection[ColumnElement[bool] | TextClause], before: Key) -> Select[Any]:
+    place = tuple_(rollouts.c.lease_id, rollouts.c.index)
+    newest_first = (rollouts.c.lease_id.desc(), rollouts.c.index.desc())
+    return select(*_COLUMNS).where(*conditions, place < before).order_by(*newest_first)
+
+
+def _summaries(connection: Connection, rows: Sequence[Any]) -> tuple[RolloutSummary, ...]:
+    of_groups, of_nodes = select(groups.c.group_id, groups.c.step), select(nodes.c.node_id, nodes.c.name)
+    step_of = {
+        row.group_id: row.step
+        for part in in_parts(sorted({row.group_id for row in rows}))
+        for row in connection.execute(of_groups.where(groups.c.group_id.in_(part)))
+    }
+    name_of = {
+        row.node_id: row.name
+        for part in in_parts(sorted({row.node_id for row in rows}))
+        for row in connection.execute(of_nodes.where(nodes.c.node_id.in_(part)))
+    }
+    return tuple(_summary(row, step_of.get(row.group_id), name_of.get(row.node_id, row.node_id)) for row in rows)
+
+
+def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
+    return RolloutSummary(
+        rollout_id=rollout_id(row.lease_id, row.at),
+        group_id=row.group_id,
+        index=row.at,
+        turn=row.turn,
+        step=step,
+        evaluation=evaluation_text(row.group_id),
+        node_id=row.node_id,
+        node_name=node_name,
+        policy_version=row.policy_version,
+        state=row.state,
+        drop_reason=row.drop_reason,
+        detail=row.detail or "",
+        checked=row.checked,
+        reward=row.reward,
+        num_tokens=row.num_tokens,
+        leased_at=row.leased_at,
+        received_at=row.received_at,
+        scored_at=row.scored_at,
+        final_at=row.final_at,
+        not_kept=row.not_kept or "",
+    )
+
+
+def evaluation_text(group_id: int) -> str:
+    """What a group of an evaluation is; empty for one of training."""
+    about = EvaluationGroup.of(group_id)
+    if about is None:
+        return ""
+    return f"held-out problem {about.number}, {'greedy' if about.greedy else 'sampled'}"
+
+
+def _tokens(row: Any) -> StoredTokens:
+    return StoredTokens(
+        completion_ids=np.frombuffer(row.completion_ids, dtype="<i4"),
+        behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
+        observation_ids=np.frombuffer(row.observation_ids or b"", dtype="<i4"),
+        finish_reason=row.finish_reason,
+        sampling_s=row.sampling_s,
+        spans=tuple(
+            Span(node_id=node_id, policy_version=version, num_tokens=count)
+            for node_id, version, count in row.spans or ()
+        ),
+    )

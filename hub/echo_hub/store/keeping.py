@@ -1,0 +1,155 @@
+"""What becomes of tokens that the hub does not need any more: a copy of some is kept, for people to read.
+
+Whole groups are kept or not, by their number alone, so that a kept group can be read as a whole: of any number of
+groups in a row, a share of just `Keeping.share`. Above `Keeping.max_bytes` the copies of the rollouts that were leased
+first are deleted. Each rollout whose tokens are gone says in `not_kept` why: `share` or `bytes`; NULL without a copy:
+it never came in, or its tokens were deleted when none were kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
+
+from echo_hub.store.reading import in_parts
+from echo_hub.store.tables import WITH_PAYLOAD, keeping_tallies, kept, payloads, rollouts
+from echo_hub.store.tallies import add_to
+
+BY_SHARE: Final = "share"
+BY_BYTES: Final = "bytes"
+_KEPT: Final = "kept"
+_ROW_BYTES: Final = 100
+"""Beside its arrays, about what a row and its place in the index take."""
+TRIMMED_AT_ONCE: Final = 5_000
+"""Copies that one transaction deletes at most: a cap that was lowered by much is met in several."""
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+"""2**64 by the golden ratio: its multiples spread evenly (Knuth, The Art of Computer Programming 3, 6.4)."""
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How much is kept."""
+
+    share: float = 1.0
+    """Of all groups, 0 to 1."""
+    max_bytes: int = 500_000_000
+
+    def chooses(self, group_id: int) -> bool:
+        return self.max_bytes > 0 and group_id * _GOLDEN % 2**64 < self.share * 2**64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTotals:
+    """What of final rollouts' tokens is there to read."""
+
+    rollouts: int = 0
+    bytes: int = 0
+    rollouts_by_share: int = 0
+    """Never kept, for their groups were not among the share."""
+    rollouts_by_bytes: int = 0
+    """Deleted, for others came when there were as many bytes as may be."""
+
+
+def forget(connection: Connection, keys: Iterable[Key], keeping: Keeping) -> None:
+    """Deletes the payloads that are there of these rollouts, by lease and index, and keeps copies of some."""
+    wanted = set(keys)
+    rows = [
+        row
+        for lease_ids in in_parts(sorted({lease_id for lease_id, _ in wanted}))
+        for row in connection.execute(_PAYLOADS.where(payloads.c.lease_id.in_(lease_ids)))
+        if (row.lease_id, row.at) in wanted
+    ]
+    if not rows:
+        return
+    copies = [_copy(row) for row in rows if keeping.chooses(row.group_id)]
+    left_out = [row for row in rows if not keeping.chooses(row.group_id)]
+    connection.execute(_FORGET, [{"lease": row.lease_id, "at": row.at} for row in rows])
+    if copies:
+        connection.execute(insert(kept), copies)
+        _count(connection, _KEPT, len(copies), sum(copy["size_bytes"] for copy in copies))
+    if left_out:
+        _say_why(connection, left_out, BY_SHARE)
+        _count(connection, BY_SHARE, len(left_out), 0)
+    trim(connection, keeping)
+
+
+def trim(connection: Connection, keeping: Keeping) -> None:
+    """Deletes copies, the oldest first, until the rest is within the cap; `TRIMMED_AT_ONCE` at most."""
+    excess = read_kept_totals(connection).bytes - keeping.max_bytes
+    if excess <= 0:
+        return
+    oldest = connection.execute(
+        select(kept.c.lease_id, kept.c.index.label("at"), kept.c.size_bytes)
+        .where(kept.c.lease_id >= 0)
+        .order_by(kept.c.lease_id, kept.c.index)
+        .limit(TRIMMED_AT_ONCE)
+    )
+    gone = []
+    for row in oldest:
+        if excess <= 0:
+            break
+        gone.append(row)
+        excess -= row.size_bytes
+    if gone:
+        connection.execute(_TRIM, [{"lease": row.lease_id, "at": row.at} for row in gone])
+        _say_why(connection, gone, BY_BYTES)
+        _count(connection, _KEPT, -len(gone), -sum(row.size_bytes for row in gone))
+        _count(connection, BY_BYTES, len(gone), 0)
+
+
+def read_kept_totals(connection: Connection) -> KeptTotals:
+    known = {row.outcome: row for row in connection.execute(select(keeping_tallies))}
+    return KeptTotals(
+        rollouts=known[_KEPT].rollouts if _KEPT in known else 0,
+        bytes=known[_KEPT].bytes if _KEPT in known else 0,
+        rollouts_by_share=known[BY_SHARE].rollouts if BY_SHARE in known else 0,
+        rollouts_by_bytes=known[BY_BYTES].rollouts if BY_BYTES in known else 0,
+    )
+
+
+_PAYLOADS: Final = select(
+    payloads.c.lease_id,
+    payloads.c.index.label("at"),
+    payloads.c.completion_ids,
+    payloads.c.behavior_logprobs,
+    payloads.c.finish_reason,
+    payloads.c.sampling_s,
+    payloads.c.observation_ids,
+    payloads.c.spans,
+    rollouts.c.group_id,
+).join_from(payloads, rollouts, WITH_PAYLOAD)
+_FORGET: Final = delete(payloads).where(payloads.c.lease_id == bindparam("lease"), payloads.c.index == bindparam("at"))
+_TRIM: Final = delete(kept).where(kept.c.lease_id == bindparam("lease"), kept.c.index == bindparam("at"))
+_SAY_WHY: Final = (
+    update(rollouts)
+    .where(rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
+    .values(not_kept=bindparam("why"))
+)
+
+
+def _copy(row: Any) -> dict[str, Any]:
+    arrays = len(row.completion_ids) + len(row.behavior_logprobs) + len(row.observation_ids or b"")
+    return {
+        "lease_id": row.lease_id,
+        "index": row.at,
+        "completion_ids": row.completion_ids,
+        "behavior_logprobs": row.behavior_logprobs,
+        "finish_reason": row.finish_reason,
+        "sampling_s": row.sampling_s,
+        "observation_ids": row.observation_ids,
+        "spans": row.spans,
+        "size_bytes": arrays + _ROW_BYTES * (1 + len(row.spans or ())),
+    }
+
+
+def _say_why(connection: Connection, rows: Sequence[Any], why: str) -> None:
+    connection.execute(_SAY_WHY, [{"lease": row.lease_id, "at": row.at, "why": why} for row in rows])
+
+
+def _count(connection: Connection, outcome: str, num_rollouts: int, num_bytes: int) -> None:
+    add_to(connection, keeping_tallies, [{"outcome": outcome}], [{"rollouts": num_rollouts, "bytes": num_bytes}])
