@@ -51,13 +51,13 @@ def die_with_parent() -> None:
 
 def _on_linux(priority: Literal["lowest", "low"]) -> None:
     """SCHED_IDLE runs when nobody else wants the core; Linux counts as `nice` what has a niceness, so it has both."""
-    _lower_session(_NICE[priority])
     os.setpriority(os.PRIO_PROCESS, 0, _NICE[priority])
     if priority == "lowest":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     else:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
+    _lower_session(_NICE[priority])  # The last: a container may refuse it, and the rest holds all the same.
 
 
 def _lower_session(niceness: int) -> None:

@@ -14,8 +14,10 @@ import pytest
 linux = pytest.mark.skipif(sys.platform != "linux", reason="how Linux shares cores out")
 AUTOGROUP = Path("/proc/self/autogroup")
 ENGINE = """
-    from echo_node.host.priority import give_way
-    give_way({priority!r})
+    from pathlib import Path
+    from echo_node.host import priority
+    priority._AUTOGROUP = Path({autogroup!r})
+    priority.give_way({priority!r})
     print("ready", flush=True)
     input()
     while True:
@@ -24,10 +26,10 @@ ENGINE = """
 
 
 @contextmanager
-def engine(priority: str, *, own_session: bool = True) -> Iterator[subprocess.Popen[str]]:
+def engine(priority: str, *, own_session: bool = True, autogroup: Path = AUTOGROUP) -> Iterator[subprocess.Popen[str]]:
     """A process that has given way, and computes from a line on its input on."""
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(ENGINE.format(priority=priority))],
+        [sys.executable, "-c", textwrap.dedent(ENGINE.format(priority=priority, autogroup=str(autogroup)))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -54,6 +56,13 @@ def test_an_engine_gives_way_by_itself_and_as_a_session(priority: str, policy: s
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == niceness
         if AUTOGROUP.exists():
             assert session_niceness(process.pid) == str(niceness)
+
+
+@linux
+def test_where_the_session_cannot_be_changed_the_process_gives_way_all_the_same(tmp_path: Path) -> None:
+    with engine("lowest", autogroup=tmp_path) as process:  # What is written to a directory is refused.
+        assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
 
 
 @linux

@@ -122,8 +122,9 @@ PRIORS: Final[Mapping[str, Honest]] = MappingProxyType(
         "q4_k_m": _FOUR,
     }
 )
-"""By precision, with about twice the tails that 10,000 rollouts of the built-in model showed on the engines here. Any
-other, and none, counts as the coarsest, four bits rounded to nearest: whoever lies may claim that one anyway."""
+"""By precision, with about twice the tails that the built-in model showed on the engines here: draws of 10,000
+rollouts, claims of 4,000 after 12 steps and as many after 150. Any other, and none, counts as the coarsest, four bits
+rounded to nearest: whoever lies may claim that one anyway."""
 
 
 def prior(numerics: NumericsClass) -> Honest:
