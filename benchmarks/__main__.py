@@ -47,7 +47,12 @@ def main(
     except NoSuchCase as error:
         raise typer.BadParameter(str(error), param_hint="--only") from error
     progress.begin()
-    measured: Measurement = module.measure(seed, progress)
+    unfinished: BaseException | None = None
+    try:
+        measured: Measurement = module.measure(seed, progress)
+    except BaseException as error:
+        # Of an hour's cases the last one may fail: what the others have shown is kept.
+        measured, unfinished = Measurement(headline={}, rows=progress.told), error
     console = Console()
     console.print(_table(name, measured.rows))
     console.print_json(data=measured.headline)
@@ -55,6 +60,7 @@ def main(
         document = {
             "benchmark": name,
             "description": module.DESCRIPTION,
+            "unfinished": repr(unfinished) if unfinished else None,
             "headline": measured.headline,
             "only": only,
             **progress.as_json(),
@@ -64,6 +70,8 @@ def main(
         json_file.write_text(json.dumps(document, indent=2) + "\n")
         if measured.picture is not None:
             json_file.with_suffix(".png").write_bytes(measured.picture)
+    if unfinished is not None:
+        raise unfinished
 
 
 def _table(title: str, rows: list[dict[str, object]]) -> Table:

@@ -60,6 +60,8 @@ class Progress:
         self._done_s = 0.0
         """By plan, of what is done."""
         self.left_out = [LeftOut(case=case.name, why=case.lacks) for case in chosen if case.lacks]
+        self.told: list[dict[str, Any]] = []
+        """The figures that were said of each case that is done."""
 
     @property
     def elapsed_s(self) -> float:
@@ -80,6 +82,7 @@ class Progress:
     def done(self, name: str, figures: Mapping[str, Any]) -> None:
         """Says what was found, the time so far, and the time that the other cases are likely to take."""
         self._done_s += self._waiting.pop(name)
+        self.told.append({"case": name, **figures})
         rest_s = self.elapsed_s * sum(self._waiting.values()) / self._done_s
         told = ", ".join(f"{key} {as_text(value)}" for key, value in figures.items())
         place = f"{self._num_cases - len(self._waiting)}/{self._num_cases}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,20 @@ def test_the_help_names_every_benchmark() -> None:
     result = process("--help")
     assert result.returncode == 0
     assert [name for name in names() if name not in result.stdout] == []
+
+
+def test_interrupted_it_writes_what_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks", "simulate", "--only", "10 nodes", "--only", "1000 nodes"]
+    with subprocess.Popen([*command, "--json", file], cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        assert any(line.startswith("[1/2] 10 nodes") for line in run.stderr)
+        run.send_signal(signal.SIGINT)
+        run.stderr.read()
+    assert run.returncode != 0
+    document = json.loads(file.read_text())
+    assert [row["case"] for row in document["rows"]] == ["10 nodes"] and document["rows"][0].keys() > {"case"}
+    assert (document["unfinished"], document["headline"]) == ("KeyboardInterrupt()", {})
 
 
 @pytest.mark.skipif(not HAS_AVX2, reason="PyTorch cannot be told here that the processor has AVX2 alone")

@@ -56,6 +56,12 @@ class Desk:
                 self.display.sync()
                 return icon
 
+    def title(self, icon: Any) -> str | None:
+        """In one request: between two of them it may become shorter than what the first one left over."""
+        from Xlib import Xatom
+
+        return icon.get_full_text_property(Xatom.WM_NAME, sizehint=1024)
+
     def until(self, condition: Callable[[], bool]) -> None:
         """Asks the display again and again."""
         deadline = time.monotonic() + 100
@@ -181,9 +187,9 @@ async def test_it_hangs_in_the_tray_and_changes_with_the_node(desk: Desk, node: 
     try:
         async with asyncio.timeout(120):
             icon = await asyncio.to_thread(desk.docked)
-            await asyncio.to_thread(desk.until, lambda: icon.get_wm_name() == "Echo: sampling. Drawing.")
+            await asyncio.to_thread(desk.until, lambda: desk.title(icon) == "Echo: sampling. Drawing.")
             node.status = {"state": "paused", "reason": "Чужая игра runs.", "holds": {"application": "A game runs."}}
-            await asyncio.to_thread(desk.until, lambda: icon.get_wm_name() == "Echo: paused. ????? ???? runs.")
+            await asyncio.to_thread(desk.until, lambda: desk.title(icon) == "Echo: paused. ????? ???? runs.")
     finally:
         program.kill()
         await program.wait()
