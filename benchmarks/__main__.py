@@ -50,7 +50,7 @@ def main(
     unfinished: BaseException | None = None
     try:
         measured: Measurement = module.measure(seed, progress)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - It is raised below.
         # Of an hour's cases the last one may fail: what the others have shown is kept.
         measured, unfinished = Measurement(headline={}, rows=progress.told), error
     console = Console()
