@@ -77,7 +77,7 @@ def test_the_help_names_every_benchmark() -> None:
 
 def test_interrupted_it_writes_what_it_has(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "benchmarks", "simulate", "--only", "10 nodes", "--only", "1000 nodes"]
+    command = [sys.executable, "-m", "benchmarks", "simulate", "--only", "10 nodes", "--only", "1,000 nodes"]
     with subprocess.Popen([*command, "--json", file], cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
         assert any(line.startswith("[1/2] 10 nodes") for line in run.stderr)

@@ -23,6 +23,7 @@ RUN: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 async def test_two_unlike_nodes_convict_one_that_forges(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
