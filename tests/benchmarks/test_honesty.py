@@ -22,7 +22,7 @@ def test_what_is_dishonest_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = honesty.measure(0, progress)
     rows = {row["case"]: row for row in measured.rows}
     honest = rows["honest, torch f32"]
-    assert honest["u 0.0001"] == honest["claim 0.05"] == 0 and honest["rollouts"] == 512
+    assert honest["u 0.0001"] == honest["claim 0.01"] == 0 and honest["rollouts"] == 512
     assert rows["honest, torch f32, weights of 4 bits"]["u 0.2"] < 0.005
     for name in (honesty.ANOTHER, *samplers.ATTACKS):
         row = rows[name]
