@@ -11,8 +11,8 @@ from typing import Final
 import jinja2
 from aiohttp import web
 
+from echo_hub.dashboard.live import LivePages, Look
 from echo_hub.dashboard.model import LeaderboardRow, public_id
-from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
 
@@ -36,21 +36,26 @@ COLUMNS: Final[tuple[Column[LeaderboardRow], ...]] = (
 
 
 class LeaderboardPage:
-    def __init__(self, snapshots: Snapshots, templates: jinja2.Environment) -> None:
+    def __init__(self, live: LivePages, snapshots: Snapshots, templates: jinja2.Environment) -> None:
+        self._live = live
         self._snapshots = snapshots
         self._template = templates.get_template("leaderboard.html")
 
-    async def serve(self, request: web.Request) -> web.Response:
+    async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /leaderboard"""
-        snapshot = await self._snapshots.get()
         sort = known_sort(COLUMNS, request.query.get("sort", "")) or "rank"
         wanted = public_id(request.query.get("node", ""))
-        mine = next((row for row in snapshot.leaderboard if row.node == wanted), None)
-        key = ("leaderboard", sort, mine.node if mine else "")
-        return html_response(snapshot.rendered(key, lambda: self._render(snapshot, sort, mine)))
+        known = {row.node for row in (await self._snapshots.get()).leaderboard}
+        node = wanted if wanted in known else ""  # Ids that anybody makes up are one page, not many to render.
 
-    def _render(self, snapshot: Snapshot, sort: str, mine: LeaderboardRow | None) -> str:
+        async def render(snapshot: Snapshot) -> str:
+            return self._render(snapshot, sort, node)
+
+        return await self._live.answer(request, Look(key=("leaderboard", sort, node), render=render))
+
+    def _render(self, snapshot: Snapshot, sort: str, node: str) -> str:
         rows = snapshot.leaderboard
+        mine = next((row for row in rows if row.node == node), None)
         return self._template.render(
             room="leaderboard",
             run=snapshot.run,

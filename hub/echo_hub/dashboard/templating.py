@@ -27,7 +27,6 @@ def environment(assets: Assets) -> jinja2.Environment:
         formats.fixed,
         formats.in_unit,
         formats.iso,
-        formats.lines,
         formats.dollars,
         formats.percent,
         formats.rate,
