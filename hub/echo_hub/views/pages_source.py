@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_hub.dashboard.model import Changes, LeaderboardRow, NodeView, RunView
 from echo_hub.store.store import Store
-from echo_hub.views.nodes import ConnectedNode, node_views, seen_now
+from echo_hub.views.all_nodes import AllNodes
+from echo_hub.views.nodes import ConnectedNode
 from echo_hub.views.notable import NotableLog
-from echo_hub.views.people import ranked
 from echo_hub.views.rate import Rate
 from echo_hub.views.run import Moment, RunViews
-from echo_shared.books import NodeTotals, StepRecord
-
-MOST_NODES: Final = 10_000
-"""That the pages know of, beside those that are connected."""
+from echo_shared.books import StepRecord
 
 
 class HubPages:
@@ -41,6 +37,7 @@ class HubPages:
         self._nodes = nodes
         self._notable = notable
         self._moment = moment
+        self._all_nodes = AllNodes(store)
         self._received = Rate(time.time())
 
     async def run_view(self) -> RunView:
@@ -54,15 +51,10 @@ class HubPages:
 
     async def nodes(self) -> tuple[NodeView, ...]:
         leased, connected = self._moment().status.leased_by_node, dict(self._nodes)
-        return await asyncio.to_thread(lambda: node_views(self._totals(connected), connected, leased))
+        return await asyncio.to_thread(self._all_nodes.views, connected, leased)
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         return tuple(await asyncio.to_thread(self._store.steps_history, since, STEPS_PER_ANSWER))
 
     async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
-        connected = frozenset(self._nodes)
-        return await asyncio.to_thread(lambda: ranked(self._totals(connected)))
-
-    def _totals(self, connected: Collection[str]) -> list[NodeTotals]:
-        """On a thread, and bounded: fresh keys cost nothing, and the books keep all that ever came."""
-        return seen_now(self._store.leaderboard(most=MOST_NODES, always=connected), connected, time.time())
+        return await asyncio.to_thread(self._all_nodes.board, frozenset(self._nodes))

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from echo_hub.dashboard.model import LeaderboardRow, public_id
 from echo_shared.books import NodeTotals
 
 
-def ranked(totals: Sequence[NodeTotals]) -> tuple[LeaderboardRow, ...]:
-    """The nodes that have a share, in the order of the books: largest share first. What the hub suspects of whom, and
-    how near to proven anybody is, is the operator's alone to see."""
-    return tuple(
-        LeaderboardRow(
-            rank=rank,
-            node=public_id(row.node_id),
-            name=row.name,
-            trained_rollouts=row.trained_rollouts,
-            trained_tokens=row.trained_tokens,
-            evaluated_rollouts=row.evaluated_rollouts,
-            share=row.share,
-            others_checked=row.others_checked,
-            others_checked_tokens=row.others_checked_tokens,
-            last_seen=row.last_seen,
-        )
-        for rank, row in enumerate((row for row in totals if row.share > 0), start=1)
+def board_row(rank: int, row: NodeTotals) -> LeaderboardRow:
+    """What the hub suspects of whom, and how near to proven anybody is, is the operator's alone to see."""
+    return LeaderboardRow(
+        rank=rank,
+        node=public_id(row.node_id),
+        name=row.name,
+        trained_rollouts=row.trained_rollouts,
+        trained_tokens=row.trained_tokens,
+        evaluated_rollouts=row.evaluated_rollouts,
+        share=row.share,
+        others_checked=row.others_checked,
+        others_checked_tokens=row.others_checked_tokens,
+        last_seen=row.last_seen,
     )

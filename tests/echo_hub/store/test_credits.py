@@ -8,7 +8,6 @@ from echo_hub.core.effects import RolloutsDropped
 from echo_hub.store import credits as credits_module
 from echo_hub.store.credits import Credit
 from echo_hub.store.store import Store
-from echo_hub.views.people import ranked
 from echo_shared.messages import DropReason
 
 
@@ -39,12 +38,13 @@ def test_ranks_are_the_leaderboards(store: Store, records: Any, monkeypatch: pyt
     for step, node_id in enumerate(workers, start=1):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1, node_id=node_id), now=1.0)
     join(store, "idle", "idle")
-    board = {row.node: row for row in ranked(store.leaderboard())}
+    ranked = [row for row in store.leaderboard() if row.share > 0]
+    board = {row.node_id: (rank, row.share) for rank, row in enumerate(ranked, start=1)}
     credits = store.credits([*names, "unknown", "idle"])
     assert {node_id: one.rank for node_id, one in credits.items() if node_id != "idle"} == {
-        node_id: row.rank for node_id, row in board.items()
+        node_id: rank for node_id, (rank, _) in board.items()
     }
-    assert all(credits[node_id].share == pytest.approx(row.share) for node_id, row in board.items())
+    assert all(credits[node_id].share == pytest.approx(share) for node_id, (_, share) in board.items())
     assert credits["idle"] == Credit(num_ranked=7)
 
 

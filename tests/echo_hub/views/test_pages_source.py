@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from echo_hub.dashboard.pages import routes
 from echo_hub.operator_access import guard_of
 from echo_hub.tensorboard import EventFiles
-from echo_hub.views import pages_source
+from echo_hub.views import all_nodes
 from echo_shared import step_figures
 from echo_shared.step_figures import Chart, StepFigure
 
@@ -97,7 +97,7 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
 async def test_pages_know_the_foremost_and_the_connected_and_count_all(
     hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages_source, "MOST_NODES", 1)
+    monkeypatch.setattr(all_nodes, "MOST_NODES", 1)
     for node_id in ("a", "gone", "here"):
         await hub.join(node_id, capacity=100 if node_id == "a" else 0)
     await hub.train_to_the_end()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from echo_hub.views.people import ranked
+from echo_hub.views.people import board_row
 from echo_shared.books import NodeTotals
 
 
@@ -34,4 +34,4 @@ def test_the_public_does_not_see_whom_the_hub_suspects() -> None:
         failed_checks=1,
         last_checked=2.5,
     )
-    assert ranked([suspected]) == ranked([known])
+    assert board_row(1, suspected) == board_row(1, known)
