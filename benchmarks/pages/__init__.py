@@ -105,9 +105,10 @@ async def _look(
 
 
 def _told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The worst of each figure."""
+    """The worst of each figure, and what axe-core found."""
     names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
-    return {name: _worst(rows, name) for name in names}
+    findings = sorted({f"{row['page']}: {found}" for row in rows for found in row.get("findings", ())})
+    return {**{name: _worst(rows, name) for name in names}, **({"findings": findings} if findings else {})}
 
 
 def _worst(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

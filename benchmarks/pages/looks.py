@@ -94,7 +94,8 @@ async def live(browser: Browser, site: Site) -> list[dict[str, Any]]:
         await page.goto(site.url)
         await page.evaluate(NOTE_STEPS)
         await asyncio.to_thread(site.wait_for_step, first + STEPS_WATCHED)
-        await page.wait_for_timeout(1000 * STREAMS_S)
+        shown = "last => window.seenSteps.at(-1)[0] >= last"
+        await page.wait_for_function(shown, arg=first + STEPS_WATCHED - 1, timeout=STALE_WITHIN_MS)
         seen = await page.evaluate("() => window.seenSteps")
     query = "SELECT step, trained_at FROM steps WHERE step BETWEEN ? AND ? AND trained_at IS NOT NULL"
     delays = [
