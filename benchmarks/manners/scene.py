@@ -112,8 +112,9 @@ class Scene:
                 continue
         return None
 
-    def lost_tokens(self) -> int:
-        """Of rollouts that the node has given back: what its engine had drawn and the hub was not sent."""
+    def lost_tokens(self) -> tuple[int, int]:
+        """Of rollouts that the node has given back: what its engine had drawn and the hub was not sent; and, apart from
+        that, what the step gave that was under way when the engine was stopped, one token of a rollout at most."""
         sent: dict[tuple[int, int], int] = {}
         returned: set[tuple[int, int]] = set()
         for message in self.hub.said:
@@ -124,7 +125,8 @@ class Scene:
                         sent[key] = max(part.start + len(part.ids), sent.get(key, 0))
                 case LeaseReturned(lease_id=lease_id, indices=indices):
                     returned |= {(lease_id, index) for index in indices}
-        return sum(self._daemon.drawn.get(key, 0) - sent.get(key, 0) for key in returned)
+        unsent = [self._daemon.drawn.get(key, 0) - sent.get(key, 0) for key in returned]
+        return sum(max(0, count - 1) for count in unsent), sum(min(1, count) for count in unsent)
 
     async def until(self, condition: Callable[[], bool]) -> float:
         """When it first held, by the monotonic clock."""
