@@ -4,10 +4,11 @@ An engine may crash, leak or be killed for its memory; as a child it takes nobod
 the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine
 takes the adapter of the next version in the queue that is prepared. That one is prepared is told while another samples:
 the parent may cancel what runs, and submit it anew by that one, behind what it has drawn. What unfinished rollouts have
-drawn is told every few seconds, for the hub, and once more when their lease is cancelled, before the answer to that. An
-engine whose steps are slow tells its node after each of them, for it may be stopped in the midst of the next. Completions
-of others are scored when nothing is to be sampled, or once they have waited for a while, between two batches. The process
-ends when its parent closes the pipe or dies, and, with a last frame that says so, when the engine is of no more use.
+drawn is told every few seconds, for the hub, and once more when their lease is cancelled, before the answer to that.
+An engine whose steps are slow tells its node after each of them, for it may be stopped in the midst of the next.
+Completions of others are scored when nothing is to be sampled, or once they have waited for a while, between two
+batches. The process ends when its parent closes the pipe or dies, and, with a last frame that says so, when the engine
+is of no more use.
 
 Before it has threads, or has touched anything that came from a hub, it enters its cage (`caging`).
 """

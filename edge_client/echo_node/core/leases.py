@@ -5,8 +5,8 @@ be told of both.
 
 Invariants:
 - every index of a lease that is taken is finished once, is returned once, or was revoked by the hub;
-- the hub is sent what unfinished rollouts have drawn, once a connection, and before their lease is returned all that the
-  engine has told of them, if there is a connection.
+- the hub is sent what unfinished rollouts have drawn, once a connection, and before their lease is returned all that
+  the engine has told of them, if there is a connection.
 """
 
 from __future__ import annotations
