@@ -62,7 +62,7 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.dashboard": set(),
     "echo_node.core": set(),
     "echo_node.host": {"echo_node.core"},
-    "echo_node.lending": {"echo_node.host"},
+    "echo_node.lending": set(),
     "echo_node.config": {"echo_node.core", "echo_node.host", "echo_node.lending"},
     "echo_node.backends": {"echo_node.host", "echo_node.lending"},
     "echo_node.engine": {"echo_node.backends", "echo_node.config", "echo_node.core", "echo_node.host"},
