@@ -81,12 +81,15 @@ from echo_hub.scoring.preparing import GroupPreparation
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.credit_store import CreditStore
 from echo_hub.tensorboard import EventFiles
 from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
 from echo_hub.verify.by_nodes import NodeChecks
 from echo_hub.verify.verifier import Load, Verifier, verifier_settings
 from echo_hub.verify.verifying import Verifying
+from echo_hub.views.about import about_view
+from echo_hub.views.board import HubBoard
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.notable import NotableLog
 from echo_hub.views.pages_source import HubPages
@@ -312,6 +315,7 @@ class Hub:
             join_command=self.join_command,
             install_command=install_command(self.config, self.server),
             windows_install_command=windows_install_command(self.config, self.server),
+            address=self.server.shared_url,
             turned_away={
                 "connection": self.server.limits.counts,
                 "passkey": dict(self._opened.tracker.refused),
@@ -327,7 +331,11 @@ class Hub:
         tracker, proxies = self._opened.tracker, self.config.server.trusted_proxies
         yield from self._gateway.routes(self._nodes)
         books = OwnBooks(
-            self._gateway, look_up=self._opened.store.receipts, certify=self._certify, now=self.server.limits.now
+            self._gateway,
+            look_up=self._opened.store.receipts,
+            certify=self._certify,
+            team=self._opened.store.team,
+            now=self.server.limits.now,
         )
         yield from books.routes(self._nodes)
         yield from tracker_routes(tracker, trusted_proxies=proxies, introduce=self._distributor.introduce)
@@ -341,7 +349,14 @@ class Hub:
         reader = RolloutReader(
             self.config, store=opened.store.store, codec=opened.codec, problems=lambda: opened.problems
         )
-        yield from page_routes(self.pages, self.guard, operator_actions(opened.store), rollouts=HubRollouts(reader))
+        yield from page_routes(
+            self.pages,
+            self.guard,
+            operator_actions(opened.store),
+            board=HubBoard(CreditStore(opened.store.store.engine)),
+            about=about_view(self.config),
+            rollouts=HubRollouts(reader),
+        )
 
     async def _certify(self, node_id: str) -> bytes | None:
         found = await self._opened.store.contribution(
@@ -467,7 +482,7 @@ class Hub:
 def join_command(config: HubConfig, server: Server) -> str:
     """What a volunteer types."""
     token = " --token TOKEN" if config.server.join == "invite" else ""
-    return f"echo-node join {server.url}{token}"
+    return f"echo-node join {server.shared_url}{token}"
 
 
 def install_command(config: HubConfig, server: Server) -> str:
@@ -475,7 +490,7 @@ def install_command(config: HubConfig, server: Server) -> str:
     if not config.server.install_from:
         return ""
     arguments = join_command(config, server).removeprefix("echo-node join ")
-    return f"curl -fsSL {server.url}/install.sh | sh -s -- --join {arguments}"
+    return f"curl -fsSL {server.shared_url}/install.sh | sh -s -- --join {arguments}"
 
 
 def windows_install_command(config: HubConfig, server: Server) -> str:
@@ -483,7 +498,7 @@ def windows_install_command(config: HubConfig, server: Server) -> str:
     if not is_for_windows(config.server.install_from):
         return ""
     token = " -Token TOKEN" if config.server.join == "invite" else ""
-    return f"& ([scriptblock]::Create((irm {server.url}/install.ps1))) -Join {server.url}{token}"
+    return f"& ([scriptblock]::Create((irm {server.shared_url}/install.ps1))) -Join {server.shared_url}{token}"
 
 
 def export_path(config: HubConfig, directory: RunDirectory, step: int) -> Path | None:

@@ -1,4 +1,4 @@
-"""What the hub's books say of credit: a board of nodes or teams, one of them in full, and one receipt, all of it public.
+"""What the hub's books say of credit: a board of nodes or teams, one of them in full, and one receipt. All is public.
 
 They are here because the pages import nothing of the hub. Fields are those of the JSON of /api/v1/leaderboard and its
 neighbours: a name is a promise. Times are seconds since the epoch on the hub's clock, days are UTC days numbered from
@@ -7,8 +7,10 @@ neighbours: a name is a promise. Times are seconds since the epoch on the hub's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
+
+from echo_shared.books import FLAT
 
 BoardKind = Literal["node", "team"]
 BoardOrder = Literal["rank", "name", "rollouts", "tokens", "recent", "streak", "elsewhere", "seen"]
@@ -30,6 +32,18 @@ class BoardQuery:
     after: int = 0
     """Rows that are passed over."""
     limit: int = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkKinds:
+    """What kinds of work a node's credit is for, and what else it did."""
+
+    trained_rollouts: int = 0
+    trained_tokens: int = 0
+    evaluated_rollouts: int = 0
+    others_checked: int = 0
+    """Rollouts of others that it has computed again: counted, and no credit."""
+    others_checked_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +80,8 @@ class Standing:
     elsewhere_tokens: int = 0
     last_seen: float = 0.0
     """Of a node; 0 = it was never here."""
+    work: WorkKinds = field(default=WorkKinds(), metadata=FLAT)
+    """Of a node."""
 
     @property
     def all_rollouts(self) -> int:
@@ -100,18 +116,6 @@ class CreditDay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkKinds:
-    """What kinds of work a node's credit is for, and what else it did."""
-
-    trained_rollouts: int = 0
-    trained_tokens: int = 0
-    evaluated_rollouts: int = 0
-    others_checked: int = 0
-    """Rollouts of others that it has computed again: counted, and no credit."""
-    others_checked_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunElsewhere:
     """One run of another hub whose signed export was taken in."""
 
@@ -127,9 +131,7 @@ class Holder:
 
     standing: Standing
     days: tuple[CreditDay, ...]
-    """On which something counted, in order; the newest `DAYS_KEPT_IN_VIEW`."""
-    work: WorkKinds = WorkKinds()
-    """Of a node."""
+    """On which something counted, in order; of very many the newest."""
     elsewhere: tuple[RunElsewhere, ...] = ()
 
 

@@ -3,8 +3,8 @@
     {"credit": {"hub_key": "…", "run_id": "…", "nodes": [{"node_id": "…", "rollouts": 12, "tokens": 3456}, …]},
      "signature": "…"}
 
-A run's id begins with its hub's own id, which follows from the hub's key: so no other hub can speak for a run. How it is
-signed and checked, `echo_shared.signed_document` says.
+A run's id begins with its hub's own id, which follows from the hub's key: so no other hub can speak for a run. How it
+is signed and checked, `echo_shared.signed_document` says.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def sign(credit: RunCredit, hub: Identity) -> bytes:
 
 
 def verified(document: bytes) -> RunCredit:
-    """What a document says of a run that is its signer's. Whether that hub is to be believed, the caller decides. Raises
-    CodecError for all else."""
+    """What a document says of a run that is its signer's. Whether that hub is to be believed, the caller decides.
+    Raises CodecError for all else."""
     said = signed_document.verified(
         document, RunCredit, name=_NAME, prefix=PREFIX, what="credit of a run", most_bytes=MOST_BYTES
     )

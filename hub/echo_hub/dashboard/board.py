@@ -16,7 +16,6 @@ from echo_shared.credit_books import (
     Holder,
     PublicReceipt,
     StepShare,
-    WorkKinds,
 )
 
 ROWS_SHOWN: Final = 100
@@ -46,10 +45,6 @@ class BoardSource(Protocol):
     """What the hub supplies. Answers may be some seconds old, so that many readers cost no more than one."""
 
     async def board(self, wanted: BoardQuery) -> Board: ...
-
-    async def works(self, board: Board) -> Mapping[str, WorkKinds]:
-        """Of the nodes on it, by the start of their ids."""
-        ...
 
     async def node(self, start: str) -> tuple[str, Holder] | None:
         """The holder and what is known of it; None where nothing of such a node has counted."""

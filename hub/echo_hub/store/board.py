@@ -125,6 +125,7 @@ def _standings(connection: Connection, rows: Sequence[Any], kind: BoardKind, now
     total = connection.scalar(select(credit.c.rollouts).where(credit.c.holder == RUN)) or 0
     holders = [row["holder"] for row in rows]
     teams_by_id, members = _teams(connection, holders, kind)
+    works = _works(connection, holders) if kind == "node" else {}
     today = day_of(now)
     return tuple(
         Standing(
@@ -146,6 +147,7 @@ def _standings(connection: Connection, rows: Sequence[Any], kind: BoardKind, now
             elsewhere_rollouts=row["elsewhere_rollouts"],
             elsewhere_tokens=row["elsewhere_tokens"],
             last_seen=row["last_seen"],
+            work=works.get(row["holder"], WorkKinds()),
         )
         for row in rows
     )
@@ -189,28 +191,33 @@ def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float
     return Holder(
         standing=standing,
         days=tuple(reversed(days)),
-        work=_work(connection, holder) if kind == "node" else WorkKinds(),
         elsewhere=_elsewhere(connection, holder) if kind == "node" else (),
     )
 
 
-def read_works(connection: Connection, node_ids: Collection[str]) -> dict[str, WorkKinds]:
-    """What kinds of work these nodes' credit is for."""
-    return {node_id: _work(connection, node_id) for part in in_parts(sorted(node_ids)) for node_id in part}
-
-
-def _work(connection: Connection, node_id: str) -> WorkKinds:
-    of_node = select(tallies).where(tallies.c.node_id == node_id, tallies.c.outcome.in_((TRAINED, EVALUATED)))
-    rows = {row.outcome: row for row in connection.execute(of_node)}
-    trained, evaluated = rows.get(TRAINED), rows.get(EVALUATED)
-    checked = connection.execute(select(checking).where(checking.c.node_id == node_id)).one_or_none()
-    return WorkKinds(
-        trained_rollouts=trained.rollouts if trained else 0,
-        trained_tokens=trained.tokens if trained else 0,
-        evaluated_rollouts=evaluated.rollouts if evaluated else 0,
-        others_checked=checked.rollouts if checked else 0,
-        others_checked_tokens=checked.tokens if checked else 0,
-    )
+def _works(connection: Connection, node_ids: Collection[str]) -> dict[str, WorkKinds]:
+    """What kinds of work each node's credit is for."""
+    counted = select(tallies).where(tallies.c.outcome.in_((TRAINED, EVALUATED)))
+    final: dict[tuple[str, str], Any] = {}
+    by_others: dict[str, Any] = {}
+    for part in in_parts(sorted(node_ids)):
+        rows = connection.execute(counted.where(tallies.c.node_id.in_(part)))
+        final |= {(row.node_id, row.outcome): row for row in rows}
+        by_others |= {
+            row.node_id: row for row in connection.execute(select(checking).where(checking.c.node_id.in_(part)))
+        }
+    found = {}
+    for node_id in node_ids:
+        trained, evaluated = final.get((node_id, TRAINED)), final.get((node_id, EVALUATED))
+        checked = by_others.get(node_id)
+        found[node_id] = WorkKinds(
+            trained_rollouts=trained.rollouts if trained else 0,
+            trained_tokens=trained.tokens if trained else 0,
+            evaluated_rollouts=evaluated.rollouts if evaluated else 0,
+            others_checked=checked.rollouts if checked else 0,
+            others_checked_tokens=checked.tokens if checked else 0,
+        )
+    return found
 
 
 def _elsewhere(connection: Connection, node_id: str) -> tuple[RunElsewhere, ...]:

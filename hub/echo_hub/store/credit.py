@@ -2,8 +2,8 @@
 
 A rollout counts when it becomes final and was trained on or evaluated, in the very transaction that makes it so. It is
 the node's that it was leased to, a token is the node's that drew it, and what a node does while it is in a team is the
-team's too, for ever. Nothing else gives credit, and no node says anything of it. All that is kept are sums, so an update
-costs as much at the first rollout as at the millionth, and no page counts receipts.
+team's too, for ever. Nothing else gives credit, and no node says anything of it. All that is kept are sums, so that an
+update costs as much at the first rollout as at the millionth, and no page counts receipts.
 
 A *holder* is a node by its id, a team as "/team/12", or the run as "/run".
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import assert_never
 
@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine
 from echo_hub.store import board, elsewhere, teams
 from echo_hub.store.database import storage_errors
 from echo_hub.store.elsewhere import Taken
-from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, StepShare, WorkKinds
+from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, StepShare
 from echo_shared.messages import Team, TeamWanted
 from echo_shared.run_credit import RunCredit
 
@@ -34,11 +34,6 @@ class CreditStore:
             node_id = board.find_node(connection, start)
             found = None if node_id is None else board.read_holder(connection, node_id, "node", now)
             return None if node_id is None or found is None else (node_id, found)
-
-    def works(self, node_ids: Collection[str]) -> dict[str, WorkKinds]:
-        """What kinds of work these nodes' credit is for."""
-        with self._reading() as connection:
-            return board.read_works(connection, node_ids)
 
     def step_shares(self, holder: str, width: int) -> dict[int, StepShare]:
         """A holder's part in each `width` consecutive steps, by their number from 0."""

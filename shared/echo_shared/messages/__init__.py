@@ -4,8 +4,8 @@ A message is one MessagePack map (`codec`) whose `type` names its class. Unknown
 send more); wrong types, missing fields and values out of bounds are a `CodecError` before anything else reads the
 message. Arrays travel as {dtype, shape, data}: raw little-endian bytes, never pickle.
 
-Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`, `teams`. `FromHub` and `FromNode`, here, are
-all that each side may say.
+Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`, `teams`. `FromHub` and `FromNode`,
+here, are all that each side may say.
 """
 
 from echo_shared.messages.base import (

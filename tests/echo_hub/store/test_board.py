@@ -98,7 +98,7 @@ def test_a_node_is_found_by_the_start_of_its_id(store: Store, books: CreditStore
     found = books.credited_node("b", 8 * DAY)
     assert found is not None and found[0] == "b2"
     assert [(day.day, day.rollouts) for day in found[1].days] == [(2, 2)]
-    assert found[1].work.trained_rollouts == 2 and found[1].standing.steps == 1
+    assert found[1].standing.work.trained_rollouts == 2 and found[1].standing.steps == 1
     with store.engine.connect() as connection:
         assert find_node(connection, "%") is None and find_node(connection, "zz") is None
     assert books.credited_node("idle", 8 * DAY) is None
