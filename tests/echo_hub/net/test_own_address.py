@@ -50,9 +50,12 @@ async def test_behind_a_trusted_proxy_its_word_holds_and_nobody_elses() -> None:
         application = web.Application()
         application.router.add_get("/", answer)
         forwarded = {"Host": "inside:1", "X-Forwarded-Host": "hub.example.org, x", "X-Forwarded-Proto": "https"}
-        async with TestServer(application) as server, ClientSession() as http:
-            async with http.get(server.make_url("/"), headers=forwarded) as said:
-                assert await said.text() == address
+        async with (
+            TestServer(application) as server,
+            ClientSession() as http,
+            http.get(server.make_url("/"), headers=forwarded) as said,
+        ):
+            assert await said.text() == address
 
 
 def test_a_hub_that_listens_everywhere_tells_its_address_on_the_network() -> None:
