@@ -15,6 +15,7 @@ from echo_shared.errors import StorageError
 
 SCHEMA = {
     "run": {
+        "address",
         *(
             "as_of",
             "run_id",

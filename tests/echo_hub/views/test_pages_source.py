@@ -11,8 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from echo_hub.dashboard.pages import routes
 from echo_hub.operator_access import guard_of
+from echo_hub.store.credit_store import CreditStore
 from echo_hub.tensorboard import EventFiles
 from echo_hub.views import pages_source
+from echo_hub.views.board import HubBoard
 from echo_shared import step_figures
 from echo_shared.step_figures import Chart, StepFigure
 
@@ -69,7 +71,7 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
 
     guard = guard_of(hub.config, hub.directory, run_id="r")
     application = web.Application(middlewares=[guard.middleware])
-    application.add_routes(routes(hub.pages, guard, {}))
+    application.add_routes(routes(hub.pages, guard, {}, board=HubBoard(CreditStore(hub.driven.store.engine))))
     operator = {"Authorization": f"Bearer {guard.credentials.token}"}
     async with TestClient(TestServer(application), headers=operator) as client:
         page = await (await client.get("/")).text()
