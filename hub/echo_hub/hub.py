@@ -54,12 +54,12 @@ from echo_hub.evaluation.due import Evaluations, is_due
 from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping, kept_steps
+from echo_hub.joining import install_command, join_command, windows_install_command
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
-from echo_hub.net.install_routes import is_for_windows
 from echo_hub.net.install_routes import routes as install_routes
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.own_books import OwnBooks
@@ -477,28 +477,6 @@ class Hub:
     @property
     def join_command(self) -> str:
         return join_command(self.config, self.server)
-
-
-def join_command(config: HubConfig, server: Server) -> str:
-    """What a volunteer types."""
-    token = " --token TOKEN" if config.server.join == "invite" else ""
-    return f"echo-node join {server.shared_url}{token}"
-
-
-def install_command(config: HubConfig, server: Server) -> str:
-    """What a volunteer types who has nothing of Echo yet; empty unless this hub offers it."""
-    if not config.server.install_from:
-        return ""
-    arguments = join_command(config, server).removeprefix("echo-node join ")
-    return f"curl -fsSL {server.shared_url}/install.sh | sh -s -- --join {arguments}"
-
-
-def windows_install_command(config: HubConfig, server: Server) -> str:
-    """The same for PowerShell on Windows; empty unless this hub has something for it now."""
-    if not is_for_windows(config.server.install_from):
-        return ""
-    token = " -Token TOKEN" if config.server.join == "invite" else ""
-    return f"& ([scriptblock]::Create((irm {server.shared_url}/install.ps1))) -Join {server.shared_url}{token}"
 
 
 def export_path(config: HubConfig, directory: RunDirectory, step: int) -> Path | None:

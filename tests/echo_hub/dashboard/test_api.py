@@ -136,7 +136,7 @@ async def test_a_long_leaderboard_takes_several_answers(hub: ClientSession) -> N
         for after in (0, 1, 2, 10**9)
     ]
     assert ranks == [[1], [2], [], []]
-    for wrong in ("after=-1", "limit=0", "limit=1001"):
+    for wrong in ("after=-1", "limit=0", "limit=x"):
         async with hub.get(f"/api/v1/leaderboard?{wrong}") as answer:
             assert answer.status == 400
     assert await get(hub, "/api/v1/teams") == {"teams": [], "found": 0}
