@@ -12,6 +12,7 @@ from echo_shared.credit_books import (
     BOARD_ORDERS,
     Board,
     BoardKind,
+    BoardOrder,
     BoardQuery,
     Holder,
     PublicReceipt,
@@ -64,7 +65,7 @@ class BoardSource(Protocol):
 def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_SHOWN, team: str = "") -> BoardQuery:
     """What an address asks for; what makes no sense there is as if it were not there."""
     asked = query.get("sort", "")
-    order = next((known for known in BOARD_ORDERS if known == asked.removeprefix("-")), "rank")
+    order: BoardOrder = next((known for known in BOARD_ORDERS if known == asked.removeprefix("-")), "rank")
     return BoardQuery(
         kind=kind,
         order=order,

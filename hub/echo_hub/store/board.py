@@ -55,6 +55,8 @@ def ranked(connection: Connection, kind: BoardKind) -> Subquery:
     # As Python sorts, whatever the database's own language is.
     collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
     counts: ColumnElement[bool]
+    name: ColumnElement[str]
+    seen: ColumnElement[float]
     if kind == "node":
         foreign = select(func.max(credit_elsewhere.c.node_name)).where(credit_elsewhere.c.node_id == credit.c.holder)
         name = func.coalesce(nodes.c.name, foreign.scalar_subquery(), credit.c.holder)

@@ -7,7 +7,7 @@ when they became final. Of those, tokens are put down to the node that the rollo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import exp2, log, log2
 
 import sqlalchemy as sa
@@ -142,7 +142,7 @@ def _streaks(days: list[int]) -> dict[str, int | None]:
     return {"streak_days": streak, "longest_streak": longest, "first_day": first, "last_day": before}
 
 
-def _insert(bind: sa.Connection, table: sa.Table, rows: Iterable[dict[str, object]]) -> None:
+def _insert(bind: sa.Connection, table: sa.Table, rows: Iterable[Mapping[str, object]]) -> None:
     waiting = list(rows)
     for start in range(0, len(waiting), 1_000):
         bind.execute(sa.insert(table), waiting[start : start + 1_000])
