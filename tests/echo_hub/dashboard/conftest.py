@@ -166,6 +166,7 @@ class ScriptedSource:
         self.total = 60
         self.problems: tuple[str, ...] = ()
         self.starting = False
+        self.address = ""
         self.install_command = self.windows_install_command = ""
         self.spread: DisseminationView | None = None
         self.num_reads = 0
@@ -193,6 +194,7 @@ class ScriptedSource:
             base_model="builtin:tiny",
             join_command="echo-node join http://192.168.1.20:8710",
             install_command=self.install_command,
+            address=self.address,
             windows_install_command=self.windows_install_command,
             state=RunState.FINISHED if self.step == self.total else RunState.RUNNING,
             state_detail="" if self.names else "Waiting for a first node.",

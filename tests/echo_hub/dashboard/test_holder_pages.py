@@ -48,7 +48,7 @@ async def test_a_node_has_its_history_and_what_its_work_did(source: Any, store: 
             'name="twitter:card" content="summary_large_image"',
             'href="/teams/The%20Herons"',
             "33.3\u202f%",
-            "1 rollout</",
+            "1 rollout <time",
             'class="share"',
             "<polyline",
         ):

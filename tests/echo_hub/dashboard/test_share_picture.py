@@ -45,4 +45,4 @@ def test_a_team_that_has_just_begun_has_one_too() -> None:
 
 def test_of_what_the_font_has_no_shape_for_the_id_stands() -> None:
     assert _drawable("ada", "node 01") == "ada"
-    assert _drawable("\U000e0041\U000f0000x", "node 01") == "node 01"
+    assert _drawable("日本語", "node 01") == "node 01"
