@@ -82,6 +82,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.credit_store import CreditStore
+from echo_hub.teams import change_team
 from echo_hub.tensorboard import EventFiles
 from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
@@ -137,6 +138,7 @@ class Hub:
         self.partials = opened.partials
         self._opened = opened
         self._changes = Changes()
+        self._credit = CreditStore(opened.store.store.engine)
         self.notable = NotableLog(partial(asyncio.get_running_loop().call_soon_threadsafe, self._changes.notify))
         # In this order: each is given what it needs of those before it.
         self._driver = Driver(coordinator=opened.coordinator, store=opened.store, clock=time.time)
@@ -334,7 +336,7 @@ class Hub:
             self._gateway,
             look_up=self._opened.store.receipts,
             certify=self._certify,
-            team=self._opened.store.team,
+            team=partial(change_team, self._credit),
             now=self.server.limits.now,
         )
         yield from books.routes(self._nodes)
@@ -353,7 +355,7 @@ class Hub:
             self.pages,
             self.guard,
             operator_actions(opened.store),
-            board=HubBoard(CreditStore(opened.store.store.engine)),
+            board=HubBoard(self._credit),
             about=about_view(self.config),
             rollouts=HubRollouts(reader),
         )

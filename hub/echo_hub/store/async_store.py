@@ -7,7 +7,6 @@ was committed when they began. Pages and curves read `store` directly, on thread
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -15,14 +14,13 @@ from typing import ParamSpec, TypeVar
 from echo_hub.core.effects import Record
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
-from echo_hub.store.credit_store import CreditStore
 from echo_hub.store.credits import Credit
 from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, Invite
 from echo_shared.contribution import Contribution
-from echo_shared.messages import Receipt, Team, TeamWanted
+from echo_shared.messages import Receipt
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -135,13 +133,6 @@ class AsyncStore:
 
     async def credits(self, node_ids: Collection[str]) -> dict[str, Credit]:
         return await self._read(self.store.credits, node_ids)
-
-    async def team(self, node_id: str, wanted: TeamWanted) -> Team:
-        """What the node wants is done, by `CreditStore.change_team`; how its team stands then."""
-        books, now = CreditStore(self.store.engine), time.time()
-        if wanted.action != "show":
-            await self._write(books.change_team, node_id, wanted, now)
-        return await self._read(books.own_team, node_id, now)
 
     async def num_invites(self) -> tuple[int, int]:
         return await self._read(self.store.num_invites)

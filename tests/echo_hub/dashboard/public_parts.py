@@ -25,7 +25,7 @@ DAY = 86_400.0
 
 def fill(store: Store, names: tuple[str, ...], *, now: float) -> list[str]:
     """A step a name, a day each up to `now`; the first two are in a team. The nodes' ids."""
-    ids = [f"{number:020x}" for number in range(1, len(names) + 1)]
+    ids = [f"{number:010x}{0:010x}" for number in range(1, len(names) + 1)]
     for node_id, name in zip(ids, names, strict=True):
         store.node_seen(node_id=node_id, public_key=bytes(32), name=name, backend="torch", device="d", now=now)
     for step, node_id in enumerate(ids, start=1):

@@ -166,7 +166,7 @@ TOTALS = Totals(
     share=0.125,
     rank=3,
     num_ranked=57,
-    page="/nodes/0123456789",
+    page="/leaderboard?node=0123456789",
 )
 
 
