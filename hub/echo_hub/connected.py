@@ -37,6 +37,7 @@ from echo_shared.messages import (
     RolloutParts,
     Standby,
     StandbyReason,
+    TeamWanted,
     Welcome,
 )
 
@@ -214,8 +215,8 @@ class ConnectedNodes:
                         node_id=node_id, lease_id=message.lease_id, indices=message.indices, reason=message.reason
                     )
                 )
-            case Hello() | Proof() | Goodbye():
-                raise LocalProtocolError("A message of the session itself has no meaning here.", got=message.type)
+            case Hello() | Proof() | Goodbye() | TeamWanted():
+                raise LocalProtocolError("No open session passes on such a message.", got=message.type)
             case _:
                 assert_never(message)
 

@@ -54,12 +54,12 @@ from echo_hub.evaluation.due import Evaluations, is_due
 from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping, kept_steps
+from echo_hub.joining import install_command, join_command, windows_install_command
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
-from echo_hub.net.install_routes import is_for_windows
 from echo_hub.net.install_routes import routes as install_routes
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.own_books import OwnBooks
@@ -81,12 +81,16 @@ from echo_hub.scoring.preparing import GroupPreparation
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.credit_store import CreditStore
+from echo_hub.teams import change_team
 from echo_hub.tensorboard import EventFiles
 from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
 from echo_hub.verify.by_nodes import NodeChecks
 from echo_hub.verify.verifier import Load, Verifier, verifier_settings
 from echo_hub.verify.verifying import Verifying
+from echo_hub.views.about import about_view
+from echo_hub.views.board import HubBoard
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.notable import NotableLog
 from echo_hub.views.pages_source import HubPages
@@ -134,6 +138,7 @@ class Hub:
         self.partials = opened.partials
         self._opened = opened
         self._changes = Changes()
+        self._credit = CreditStore(opened.store.store.engine)
         self.notable = NotableLog(partial(asyncio.get_running_loop().call_soon_threadsafe, self._changes.notify))
         # In this order: each is given what it needs of those before it.
         self._driver = Driver(coordinator=opened.coordinator, store=opened.store, clock=time.time)
@@ -312,6 +317,7 @@ class Hub:
             join_command=self.join_command,
             install_command=install_command(self.config, self.server),
             windows_install_command=windows_install_command(self.config, self.server),
+            address=self.server.shared_url,
             turned_away={
                 "connection": self.server.limits.counts,
                 "passkey": dict(self._opened.tracker.refused),
@@ -327,7 +333,11 @@ class Hub:
         tracker, proxies = self._opened.tracker, self.config.server.trusted_proxies
         yield from self._gateway.routes(self._nodes)
         books = OwnBooks(
-            self._gateway, look_up=self._opened.store.receipts, certify=self._certify, now=self.server.limits.now
+            self._gateway,
+            look_up=self._opened.store.receipts,
+            certify=self._certify,
+            team=partial(change_team, self._credit),
+            now=self.server.limits.now,
         )
         yield from books.routes(self._nodes)
         yield from tracker_routes(tracker, trusted_proxies=proxies, introduce=self._distributor.introduce)
@@ -341,7 +351,14 @@ class Hub:
         reader = RolloutReader(
             self.config, store=opened.store.store, codec=opened.codec, problems=lambda: opened.problems
         )
-        yield from page_routes(self.pages, self.guard, operator_actions(opened.store), rollouts=HubRollouts(reader))
+        yield from page_routes(
+            self.pages,
+            self.guard,
+            operator_actions(opened.store),
+            board=HubBoard(self._credit),
+            about=about_view(self.config),
+            rollouts=HubRollouts(reader),
+        )
 
     async def _certify(self, node_id: str) -> bytes | None:
         found = await self._opened.store.contribution(
@@ -462,28 +479,6 @@ class Hub:
     @property
     def join_command(self) -> str:
         return join_command(self.config, self.server)
-
-
-def join_command(config: HubConfig, server: Server) -> str:
-    """What a volunteer types."""
-    token = " --token TOKEN" if config.server.join == "invite" else ""
-    return f"echo-node join {server.url}{token}"
-
-
-def install_command(config: HubConfig, server: Server) -> str:
-    """What a volunteer types who has nothing of Echo yet; empty unless this hub offers it."""
-    if not config.server.install_from:
-        return ""
-    arguments = join_command(config, server).removeprefix("echo-node join ")
-    return f"curl -fsSL {server.url}/install.sh | sh -s -- --join {arguments}"
-
-
-def windows_install_command(config: HubConfig, server: Server) -> str:
-    """The same for PowerShell on Windows; empty unless this hub has something for it now."""
-    if not is_for_windows(config.server.install_from):
-        return ""
-    token = " -Token TOKEN" if config.server.join == "invite" else ""
-    return f"& ([scriptblock]::Create((irm {server.url}/install.ps1))) -Join {server.url}{token}"
 
 
 def export_path(config: HubConfig, directory: RunDirectory, step: int) -> Path | None:

@@ -24,6 +24,7 @@ import echo_shared
 from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
+from echo_hub.credit_commands import credit, team
 from echo_hub.invite_commands import invite, invites, uninvite
 from echo_hub.rollouts_command import rollouts
 from echo_hub.run.directory import RunDirectory
@@ -249,6 +250,8 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
 
 for command in (invite, invites, uninvite, rollouts):
     app.command()(command)
+app.add_typer(credit, name="credit")
+app.add_typer(team, name="team")
 
 
 @app.command()

@@ -12,6 +12,7 @@ from echo_hub.dashboard.access.credentials import Credentials
 from echo_hub.dashboard.access.guard import Guard, Visits
 from echo_hub.dashboard.actions import Actions
 from echo_hub.net.client_address import client_ip, is_https, place_of
+from echo_hub.net.own_address import requested_address
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
 
@@ -25,7 +26,11 @@ def guard_of(config: HubConfig, directory: RunDirectory, *, run_id: str) -> Guar
     def place(request: web.Request) -> str:
         return place_of(client_ip(request, proxies))
 
-    visits = Visits(place=place, is_https=partial(is_https, trusted_proxies=proxies))
+    visits = Visits(
+        place=place,
+        is_https=partial(is_https, trusted_proxies=proxies),
+        address=partial(requested_address, settings=config.server),
+    )
     return Guard(credentials, visits, name=run_id[:8])
 
 

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, RunConfig, ServerConfig, TrainingConfig
-from echo_hub.hub import export_path, install_command, windows_install_command
+from echo_hub.hub import export_path
+from echo_hub.joining import install_command, windows_install_command
 from echo_hub.main import make_run
 from echo_hub.net.server import Server
 from echo_hub.opening import open_hub

@@ -42,6 +42,8 @@ FLAGS = {
     "invite": {"--keys", "--days"},
     "invites": {"--json"},
     "uninvite": {"--ban"},
+    "credit": set(),
+    "team": set(),
     "rollouts": {
         *("--step", "--group", "--node", "--version", "--state", "--drop", "--check", "--reward-min", "--reward-max"),
         *("--tokens-min", "--tokens-max", "--text", "--before", "--limit", "--json", "--parquet"),

@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 from echo_shared.errors import ConfigError
 from echo_shared.sockets import is_loopback
 
-_PAGE: Final = re.compile(r"/+(leaderboard|operator|metrics|healthz|readyz|node|api/v1/[^/]*)/*$|/+$")
+_PAGE: Final = re.compile(
+    r"/+(leaderboard|about|receipts|teams|(nodes|teams)/[^/]*|operator|metrics|healthz|readyz|node|api/v1/[^/]*)/*$|/+$"
+)
 """The end of a path that a hub itself serves; what stands before it is the prefix that a proxy has put there."""
 
 

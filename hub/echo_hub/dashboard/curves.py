@@ -136,15 +136,16 @@ class CurvesRoom:
         width, since = (whole_number(request.query.get(name, "0")) for name in ("width", "since"))
         if width is None or since is None:
             return json_response({"error": "width and since must be numbers: 0, 1, 2, ..."}, status=400)
-        await self._catch_up()
+        await self.newest()
         points = self._curves.after(since if width == self._curves.width else 0)
         return json_response({"width": self._curves.width, "points": points})
 
-    async def _catch_up(self) -> None:
+    async def newest(self) -> Curves:
+        """The curves with every step that is trained by now."""
         async with self._lock:
             while True:
                 more = await self._source.steps(self._curves.last_step)
                 for step in more:
                     self._curves.add(step)
                 if not more:
-                    return
+                    return self._curves

@@ -209,6 +209,8 @@ class RunView:
     """The one line that installs a node from this hub and joins; empty where the operator does not offer it."""
     windows_install_command: str = ""
     """The same for PowerShell."""
+    address: str = ""
+    """The hub's, that stands in these lines."""
     problems: tuple[str, ...] = ()
     """What is broken, for the operator, and the alarms."""
     alarms: tuple[str, ...] = ()
@@ -335,27 +337,6 @@ class NodeView:
         return self.totals.evaluated_rollouts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderboardRow:
-    """One node's work that was trained on or evaluated, counted on the hub from receipts; all of it is public."""
-
-    rank: int
-    """From 1, by share."""
-    node: str
-    """The start of its id: enough to tell it from others."""
-    name: str
-    """As it calls itself: hostile input."""
-    trained_rollouts: int
-    trained_tokens: int
-    evaluated_rollouts: int
-    share: float
-    """Of all rollouts that were trained on or evaluated."""
-    others_checked: int = 0
-    """Rollouts of others that it has computed again."""
-    others_checked_tokens: int = 0
-    last_seen: float
-
-
 class Changes:
     """Says that something changed, never what: who waits then reads the newest state, so a missed change is harmless.
 
@@ -392,8 +373,4 @@ class PagesSource(Protocol):
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         """The trained steps after step `since`, in order; where there are many, at least the first 1,000."""
-        ...
-
-    async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
-        """The leaderboard in rank order; nodes without a share may be left out."""
         ...

@@ -12,11 +12,14 @@ from echo_hub.dashboard.access.login_page import LoginPage
 from echo_hub.dashboard.actions import Actions, ActionsRoom
 from echo_hub.dashboard.api import Api, EventStream
 from echo_hub.dashboard.assets import Assets
+from echo_hub.dashboard.board import AboutView, BoardSource
 from echo_hub.dashboard.curves import CurvesRoom
+from echo_hub.dashboard.holder_pages import HolderPages
 from echo_hub.dashboard.leaderboard_page import LeaderboardPage
 from echo_hub.dashboard.metrics import Metrics
 from echo_hub.dashboard.model import PagesSource
 from echo_hub.dashboard.operator_page import OperatorPage
+from echo_hub.dashboard.public_rooms import PublicRooms
 from echo_hub.dashboard.rollouts_page import RolloutsRoom, RolloutsSource
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.templating import environment
@@ -27,6 +30,8 @@ def routes(
     guard: Guard,
     actions: Actions,
     *,
+    board: BoardSource,
+    about: AboutView | None = None,
     rollouts: RolloutsSource | None = None,
     min_interval_s: float = 0.5,
     heartbeat_s: float = 15.0,
@@ -40,6 +45,8 @@ def routes(
     assets = Assets()
     templates = environment(assets)
     api = Api(source, snapshots, guard)
+    curves = CurvesRoom(source)
+    told = about or AboutView()
     login = LoginPage(guard, Attempts(time.monotonic), templates)
     return [
         web.get("/", OperatorPage(source, snapshots, guard, templates).serve),
@@ -47,12 +54,13 @@ def routes(
         web.post("/login", login.log_in),
         web.post("/logout", login.log_out),
         web.post("/actions/{action}", ActionsRoom(actions, snapshots, source.changes).serve),
-        web.get("/leaderboard", LeaderboardPage(snapshots, templates).serve),
+        *LeaderboardPage(snapshots, board, guard.visits, templates, about=told).routes,
+        *HolderPages(snapshots, board, curves, guard.visits, templates).routes,
+        *PublicRooms(snapshots, board, guard.visits, templates, about=told).routes,
         web.get("/api/v1/run", api.run),
         web.get("/api/v1/nodes", api.nodes),
         web.get("/api/v1/steps", api.steps),
-        web.get("/api/v1/curves", CurvesRoom(source).serve),
-        web.get("/api/v1/leaderboard", api.leaderboard),
+        web.get("/api/v1/curves", curves.serve),
         web.get("/api/v1/events", EventStream(snapshots, guard, heartbeat_s=heartbeat_s).serve, allow_head=False),
         web.get("/metrics", Metrics(snapshots).serve),
         web.get("/healthz", api.live),

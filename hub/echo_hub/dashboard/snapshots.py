@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from echo_hub.dashboard.model import LeaderboardRow, NodeView, PagesSource, RunView
+from echo_hub.dashboard.model import NodeView, PagesSource, RunView
 
 REST: Final = 9.0
 """Times what a snapshot took: looking again and again takes no more than a tenth of the hub's time, in any books."""
@@ -25,7 +25,6 @@ class Snapshot:
     good_until: float
     run: RunView
     nodes: tuple[NodeView, ...]
-    leaderboard: tuple[LeaderboardRow, ...]
     _rendered: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def rendered(self, key: tuple[str, ...], render: Callable[[], str]) -> str:
@@ -66,10 +65,7 @@ class Snapshots:
         clock = asyncio.get_running_loop().time
         change, taken_at = self._source.changes.number, clock()
         run, nodes = await self._source.run_view(), await self._source.nodes()
-        leaderboard = await self._source.leaderboard()
         now = clock()
         rest_s = REST * (now - taken_at) if self._min_interval_s else 0.0
         good_until = max(taken_at + self._min_interval_s, now + rest_s)
-        return Snapshot(
-            change=change, taken_at=taken_at, good_until=good_until, run=run, nodes=nodes, leaderboard=leaderboard
-        )
+        return Snapshot(change=change, taken_at=taken_at, good_until=good_until, run=run, nodes=nodes)

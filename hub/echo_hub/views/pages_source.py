@@ -8,11 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
-from echo_hub.dashboard.model import Changes, LeaderboardRow, NodeView, RunView
+from echo_hub.dashboard.model import Changes, NodeView, RunView
 from echo_hub.store.store import Store
 from echo_hub.views.nodes import ConnectedNode, node_views, seen_now
 from echo_hub.views.notable import NotableLog
-from echo_hub.views.people import ranked
 from echo_hub.views.rate import Rate
 from echo_hub.views.run import Moment, RunViews
 from echo_shared.books import NodeTotals, StepRecord
@@ -58,10 +57,6 @@ class HubPages:
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         return tuple(await asyncio.to_thread(self._store.steps_history, since, STEPS_PER_ANSWER))
-
-    async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
-        connected = frozenset(self._nodes)
-        return await asyncio.to_thread(lambda: ranked(self._totals(connected)))
 
     def _totals(self, connected: Collection[str]) -> list[NodeTotals]:
         """On a thread, and bounded: fresh keys cost nothing, and the books keep all that ever came."""

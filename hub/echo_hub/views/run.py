@@ -48,6 +48,7 @@ class Moment:
     join_command: str
     install_command: str = ""
     windows_install_command: str = ""
+    address: str = ""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Since the hub's start, by what it was and why."""
 
@@ -92,6 +93,7 @@ class RunViews:
             join_command=moment.join_command,
             install_command=moment.install_command,
             windows_install_command=moment.windows_install_command,
+            address=moment.address,
             state=RunState.FINISHED if moment.finished else RunState.RUNNING,
             state_detail=state_detail(moment),
             problems=(*problems(moment), *warnings),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from aiohttp.test_utils import TestServer
 from echo_hub.dashboard.access.credentials import Credentials
 from echo_hub.dashboard.access.guard import Guard, Visits
 from echo_hub.dashboard.actions import Actions
+from echo_hub.dashboard.board import sort_of
 from echo_hub.dashboard.headers import add_security_headers
+from echo_hub.dashboard.leaderboard_page import columns
 from echo_hub.dashboard.model import (
     AdvisedNodes,
     CapacityView,
@@ -21,17 +23,17 @@ from echo_hub.dashboard.model import (
     CostView,
     DisseminationView,
     EvaluationView,
-    LeaderboardRow,
     NodeView,
     NotableEvent,
     RunState,
     RunView,
     TrustView,
     VersionView,
-    public_id,
 )
 from echo_hub.dashboard.pages import routes
+from echo_hub.dashboard.tables import sort_rows
 from echo_shared.books import Accounting, Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
+from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, Standing, StepShare, WorkKinds
 from echo_shared.step_figures import STEP_FIGURES
 
 STARTED = 1_780_000_000.0
@@ -164,6 +166,7 @@ class ScriptedSource:
         self.total = 60
         self.problems: tuple[str, ...] = ()
         self.starting = False
+        self.address = ""
         self.install_command = self.windows_install_command = ""
         self.spread: DisseminationView | None = None
         self.num_reads = 0
@@ -191,6 +194,7 @@ class ScriptedSource:
             base_model="builtin:tiny",
             join_command="echo-node join http://192.168.1.20:8710",
             install_command=self.install_command,
+            address=self.address,
             windows_install_command=self.windows_install_command,
             state=RunState.FINISHED if self.step == self.total else RunState.RUNNING,
             state_detail="" if self.names else "Waiting for a first node.",
@@ -297,23 +301,58 @@ class ScriptedSource:
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         return tuple(step_record(step) for step in range(since + 1, self.step + 1))
 
-    async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
+    async def standings(self) -> tuple[Standing, ...]:
+        """In the order of ranks."""
         total = self.step * ROLLOUTS
         weights = [1 / (1 + i) for i in range(len(self.names))]
         shares = [weight / sum(weights) for weight in weights] if total else []
         return tuple(
-            LeaderboardRow(
+            Standing(
+                kind="node",
                 rank=i + 1,
-                node=public_id(node_totals(i, self.names[i]).node_id),
+                node=node_totals(i, self.names[i]).node_id[:10],
                 name=self.names[i],
-                trained_rollouts=round(total * share),
-                trained_tokens=round(total * share * 6.2),
-                evaluated_rollouts=0,
+                rollouts=round(total * share),
+                tokens=round(total * share * 6.2),
                 share=share,
+                recent=total * share,
+                steps=self.step,
+                streak_days=1 + i,
+                longest_streak=2 + i,
+                first_day=int(STARTED // 86_400),
+                last_day=int(STARTED // 86_400),
                 last_seen=self.now - i * 40,
+                work=WorkKinds(trained_rollouts=round(total * share), trained_tokens=round(total * share * 6.2)),
             )
             for i, share in enumerate(shares)
         )
+
+
+class ScriptedBoard:
+    """The board of a scripted run: it has no teams, and one receipt."""
+
+    def __init__(self, source: ScriptedSource) -> None:
+        self._source = source
+
+    async def board(self, wanted: BoardQuery) -> Board:
+        rows = await self._source.standings() if wanted.kind == "node" else ()
+        found = [row for row in rows if wanted.search.lower() in row.name.lower()]
+        ordered = sort_rows(found, columns("node", has_elsewhere=True), sort_of(wanted))
+        page = ordered[wanted.after : wanted.after + wanted.limit]
+        return Board(rows=tuple(page), num_found=len(found), num_ranked=len(rows))
+
+    async def node(self, start: str) -> tuple[str, Holder] | None:
+        rows = [row for row in await self._source.standings() if row.node == start]
+        return (start, Holder(standing=rows[0], days=())) if rows else None
+
+    async def team(self, name: str) -> tuple[str, Holder] | None:
+        return None
+
+    async def shares(self, holder: str, width: int) -> Mapping[int, StepShare]:
+        return {0: StepShare(rollouts=4, share=0.5)}
+
+    async def receipt(self, rollout_id: str) -> PublicReceipt | None:
+        return None
 
 
 @pytest.fixture
@@ -358,7 +397,7 @@ async def open_hub(guard: Guard) -> AsyncIterator[Open]:
         application = web.Application(middlewares=[guard.middleware])
         application.on_response_prepare.append(add_security_headers)
         times = {"min_interval_s": 0.0, "heartbeat_s": 5.0, **settings}
-        application.add_routes(routes(source, guard, actions or {}, **times))
+        application.add_routes(routes(source, guard, actions or {}, board=ScriptedBoard(source), **times))
         server = TestServer(application)
         await server.start_server(shutdown_timeout=0.1)
         servers.append(server)

@@ -11,14 +11,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from echo_hub.dashboard.pages import routes
 from echo_hub.operator_access import guard_of
+from echo_hub.store.credit_store import CreditStore
 from echo_hub.tensorboard import EventFiles
 from echo_hub.views import pages_source
+from echo_hub.views.board import HubBoard
 from echo_shared import step_figures
 from echo_shared.step_figures import Chart, StepFigure
 
 
 async def test_an_empty_run_has_empty_tables(hub: Any) -> None:
-    assert await hub.pages.nodes() == await hub.pages.steps(0) == await hub.pages.leaderboard() == ()
+    assert await hub.pages.nodes() == await hub.pages.steps(0) == ()
 
 
 async def test_a_whole_run(hub: Any) -> None:
@@ -29,9 +31,6 @@ async def test_a_whole_run(hub: Any) -> None:
     shown = [[step.figures[name] for name in ("loss", "seconds", "grad_norm")] for step in steps]
     assert shown == [[0.5, 1.5, None]] * 2
     assert await hub.pages.steps(1) == steps[1:]
-    (row,) = await hub.pages.leaderboard()
-    assert (row.rank, row.node, row.share) == (1, "a", 1.0)
-    assert (row.trained_rollouts, row.trained_tokens) == (8, 24)
 
 
 async def test_rollouts_are_counted_from_the_hubs_start(hub: Any) -> None:
@@ -72,7 +71,7 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
 
     guard = guard_of(hub.config, hub.directory, run_id="r")
     application = web.Application(middlewares=[guard.middleware])
-    application.add_routes(routes(hub.pages, guard, {}))
+    application.add_routes(routes(hub.pages, guard, {}, board=HubBoard(CreditStore(hub.driven.store.engine))))
     operator = {"Authorization": f"Bearer {guard.credentials.token}"}
     async with TestClient(TestServer(application), headers=operator) as client:
         page = await (await client.get("/")).text()
@@ -104,6 +103,5 @@ async def test_pages_know_the_foremost_and_the_connected_and_count_all(
     for node_id in ("a", "gone"):
         await hub.nodes.node_left(node_id)
     assert {node.totals.node_id for node in await hub.pages.nodes()} == {"a", "here"}
-    assert [row.node for row in await hub.pages.leaderboard()] == ["a"]
     view = await hub.pages.run_view()
     assert (view.nodes_known, view.nodes_useful) == (3, 1)

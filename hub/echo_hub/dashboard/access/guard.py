@@ -26,15 +26,27 @@ log = logging.getLogger(__name__)
 PUBLIC: Final = frozenset(
     {
         "/leaderboard",
+        "/teams",
+        "/nodes/{node}",  # By the start of a node's id, and with what counted alone.
+        "/nodes/{node}/picture.png",
+        "/teams/{team}",
+        "/teams/{team}/picture.png",
+        "/receipts",  # What its node is told of a rollout, and nothing of what is in it.
+        "/about",
         "/api/v1/leaderboard",
+        "/api/v1/leaderboard/nodes/{node}",
+        "/api/v1/leaderboard/teams/{team}",
+        "/api/v1/teams",
+        "/api/v1/receipts/{rollout}",
         "/api/v1/events",  # Its events say no more than the leaderboard does.
         "/healthz",
         "/readyz",  # To strangers one word.
         "/static/{name}",
         "/login",
-        "/node",  # Nodes prove who they are there, and at the next two.
+        "/node",  # Nodes prove who they are there, and at the next three.
         "/node/receipts",
         "/node/certificate",
+        "/node/team",
         "/announce/{passkey}",
         "/artefacts/{passkey}/{carrier}/{path}",
         "/install.sh",  # Not found, unless the operator set server.install_from; so the next two.
@@ -58,6 +70,8 @@ class Visits:
     place: Callable[[web.Request], str]
     """What counts as one address."""
     is_https: Callable[[web.Request], bool]
+    address: Callable[[web.Request], str] = lambda _: ""
+    """The address at which it reached the hub, as others may; empty where it does not say."""
 
 
 class Guard:
