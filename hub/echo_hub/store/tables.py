@@ -11,6 +11,7 @@
     costs                                running totals of what each node cost while it was active, in US dollars
     checking                             running totals of what each node computed again of others' rollouts
     trust, trust_log                     what the hub thinks of each node that was ever checked; what it has decided
+    events                               what has happened, of each kind the newest
 
 A rollout's id "LEASE-INDEX" is stored as its two numbers. Times are seconds since the epoch.
 """
@@ -307,4 +308,17 @@ evaluations = Table(
     Column("share_truncated", Double, nullable=False),
     Column("seconds", Double, nullable=False),
     Column("evaluated_at", Double, nullable=False, index=True),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("severity", String(8), nullable=False),
+    Column("subject", String(64), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("data", JSON, nullable=False),
+    Index("ix_events_kind", "kind", "number"),
 )
