@@ -54,12 +54,12 @@ from echo_hub.evaluation.due import Evaluations, is_due
 from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping, kept_steps
+from echo_hub.joining import install_command, join_command, windows_install_command
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
-from echo_hub.net.install_routes import is_for_windows
 from echo_hub.net.install_routes import routes as install_routes
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.own_books import OwnBooks
@@ -67,6 +67,7 @@ from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
+from echo_hub.operating import Operation
 from echo_hub.operator_access import guard_of, operator_actions
 from echo_hub.own_sampler import OwnSampler
 from echo_hub.partials import Partials
@@ -88,7 +89,6 @@ from echo_hub.verify.by_nodes import NodeChecks
 from echo_hub.verify.verifier import Load, Verifier, verifier_settings
 from echo_hub.verify.verifying import Verifying
 from echo_hub.views.evaluations import EvaluationViews
-from echo_hub.views.notable import NotableLog
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
 from echo_hub.views.versions import VersionViews
@@ -134,9 +134,10 @@ class Hub:
         self.partials = opened.partials
         self._opened = opened
         self._changes = Changes()
-        self.notable = NotableLog(partial(asyncio.get_running_loop().call_soon_threadsafe, self._changes.notify))
         # In this order: each is given what it needs of those before it.
-        self._driver = Driver(coordinator=opened.coordinator, store=opened.store, clock=time.time)
+        self._driver = Driver(
+            coordinator=opened.coordinator, store=opened.store, clock=time.time, noted=self._changes.notify
+        )
         self._gateway = Gateway(me=opened.me, settings=config.server, limits=self.server.limits)
         self._distributor = self._make_distributor()
         self.publishing = Publishing(distributor=self._distributor, directory=directory, report=self._version_published)
@@ -156,6 +157,7 @@ class Hub:
         self._totals = TotalsNews(store=opened.store, nodes=self._nodes.live, send=self._gateway.send)
         self._event_files = EventFiles(directory.root / "tensorboard", opened.store.store)
         self.pages = self._make_pages()
+        self.operation = self._make_operation()
         self.guard = guard_of(config, directory, run_id=opened.run_id)
 
     def _make_distributor(self) -> Distributor:
@@ -290,8 +292,21 @@ class Hub:
                 evaluations=EvaluationViews(store),
             ),
             nodes=self._nodes.live,
-            notable=self.notable,
             moment=self._moment,
+        )
+
+    def _make_operation(self) -> Operation:
+        return Operation(
+            self.config,
+            self.directory,
+            run_id=self.run_id,
+            driver=self._driver,
+            store=self._opened.store.store,
+            moment=self._moment,
+            view=self.pages.run_view,
+            finished=self.ending.finished,
+            url=lambda: self.url,
+            notify=self._changes.notify,
         )
 
     @property
@@ -317,6 +332,8 @@ class Hub:
                 "passkey": dict(self._opened.tracker.refused),
                 **self._gateway.turned_away,
             },
+            needs_nodes=self.config.run.mode != "colocated",
+            watched=self.operation.watching.active,
         )
 
     async def open(self) -> None:
@@ -352,6 +369,7 @@ class Hub:
     async def serve(self) -> None:
         """Works until cancelled. Raises what makes going on impossible: a full disk, a learner that cannot live."""
         report = self._driver.report
+        self.operation.began()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for work in (
@@ -372,12 +390,17 @@ class Hub:
                     self._housekeeping.watch_pardons(report),
                     self._totals.run(),
                     self._event_files.run(self._changes),
+                    self.operation.run(),
                 ):
                     tasks.create_task(work)
                 if self.config.run.mode == "colocated":
                     await self._own_sampler.join(self._opened.coordinator.published_version)
+        except Exception as error:
+            self.operation.failed(error)
+            raise
         finally:
             await self._gateway.close(*self.ending.farewell())
+            await self.operation.ended()
 
     def _act(self, action: Action) -> None:
         match action:
@@ -462,28 +485,6 @@ class Hub:
     @property
     def join_command(self) -> str:
         return join_command(self.config, self.server)
-
-
-def join_command(config: HubConfig, server: Server) -> str:
-    """What a volunteer types."""
-    token = " --token TOKEN" if config.server.join == "invite" else ""
-    return f"echo-node join {server.url}{token}"
-
-
-def install_command(config: HubConfig, server: Server) -> str:
-    """What a volunteer types who has nothing of Echo yet; empty unless this hub offers it."""
-    if not config.server.install_from:
-        return ""
-    arguments = join_command(config, server).removeprefix("echo-node join ")
-    return f"curl -fsSL {server.url}/install.sh | sh -s -- --join {arguments}"
-
-
-def windows_install_command(config: HubConfig, server: Server) -> str:
-    """The same for PowerShell on Windows; empty unless this hub has something for it now."""
-    if not is_for_windows(config.server.install_from):
-        return ""
-    token = " -Token TOKEN" if config.server.join == "invite" else ""
-    return f"& ([scriptblock]::Create((irm {server.url}/install.ps1))) -Join {server.url}{token}"
 
 
 def export_path(config: HubConfig, directory: RunDirectory, step: int) -> Path | None:

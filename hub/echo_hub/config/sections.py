@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
+from echo_hub.config.operation_sections import AlertsConfig, LogConfig
+from echo_hub.config.section import Port, Section
 from echo_hub.tasks.names import check_name
 from echo_shared.artefacts import DELTA_REACH
 from echo_shared.messages import MAX_BATCHED
 
-Port = Annotated[int, Field(ge=0, le=65535)]
 Precision = Literal["auto", "float32", "bfloat16"]
-
-
-class Section(BaseModel):
-    """What all sections have in common."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class RunConfig(Section):
@@ -51,7 +46,7 @@ class TaskConfig(Section):
     """arithmetic; reasoning-gym:DATASET with the name of any of its datasets; jsonl, with options.path;
     environment:guess, a game of several turns; or python:MODULE:FUNCTION, a function of yours that is given the options
     and returns a task or an environment."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the task as they are."""
     system_prompt: str = ""
     """Put before every problem: as the chat template's system turn, or as text where the base has no chat template."""
@@ -432,6 +427,8 @@ class HubConfig(BaseSettings):
     dissemination: DisseminationConfig = DisseminationConfig()
     store: StoreConfig = StoreConfig()
     keeping: KeepingConfig = KeepingConfig()
+    log: LogConfig = LogConfig()
+    alerts: AlertsConfig = AlertsConfig()
 
     @model_validator(mode="after")
     def _fits_together(self) -> HubConfig:
