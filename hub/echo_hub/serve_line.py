@@ -35,7 +35,8 @@ def line_of(view: RunView) -> str:
         parts.append(f"reward {view.mean_reward:.3g}")
     if view.accuracy_after is not None:
         parts.append(f"held-out accuracy {view.accuracy_after:.1%}")
-    parts.append("1 node" if view.nodes_connected == 1 else f"{view.nodes_connected:,} nodes")
+    if view.mode != "colocated":
+        parts.append("1 node" if view.nodes_connected == 1 else f"{view.nodes_connected:,} nodes")
     if view.rollouts_per_s >= 0.05:
         parts.append(f"{view.rollouts_per_s:,.1f} rollouts/s")
     why = view.health.reasons[0] if view.health.reasons else view.state_detail

@@ -71,6 +71,7 @@ def test_a_line_says_how_the_run_is() -> None:
     alone = replace(VIEW, nodes_connected=1, health=Health(state=HubState.DEGRADED, reasons=("It died.", "And more.")))
     assert line_of(alone) == "degraded · step 17 of 1,200 · 1 node · 12.3 rollouts/s · It died."
     assert line_of(replace(FINISHED, rollouts_per_s=0.0)) == "finished · step 1,200 of 1,200 · 3 nodes"
+    assert line_of(replace(FINISHED, mode="colocated")) == "finished · step 1,200 of 1,200 · 12.3 rollouts/s"
 
 
 async def test_without_a_terminal_a_line_comes_with_every_state_and_the_end_is_said(
