@@ -56,9 +56,11 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.core",
         "echo_hub.core.spread",
         "echo_hub.dashboard",
+        "echo_hub.operation",
         "echo_hub.run",
         "echo_hub.store",
     },
+    "echo_hub.operation": {"echo_hub.config", "echo_hub.core"},
     "echo_hub.dashboard": set(),
     "echo_node.core": set(),
     "echo_node.host": {"echo_node.core"},
@@ -94,6 +96,10 @@ IMPURE = (
 )
 PURE = (
     "echo_hub.core",
+    "echo_hub.operation.alert",
+    "echo_hub.operation.events",
+    "echo_hub.operation.problems",
+    "echo_hub.operation.state",
     "echo_hub.simulator.simulation",
     "echo_node.core",
     "echo_shared.sessions",

@@ -142,7 +142,8 @@ class ConnectedNodes:
         if node.invite_id is not None:
             self._invitations.take(node.node_id, node.invite_id)
         await self._remember(node)
-        self._log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend)
+        extra = {"event": "node_joined", "subject": node.node_id, "data": {"name": node.name, "backend": node.backend}}
+        self._log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend, extra=extra)
         cost = node.cost_per_hour + node.power_watts / 1000 * self._electricity_per_kwh
         await self._report(
             NodeConnected(

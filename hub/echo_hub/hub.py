@@ -67,6 +67,7 @@ from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
+from echo_hub.operating import Operation
 from echo_hub.operator_access import guard_of, operator_actions
 from echo_hub.own_sampler import OwnSampler
 from echo_hub.partials import Partials
@@ -92,7 +93,6 @@ from echo_hub.verify.verifying import Verifying
 from echo_hub.views.about import about_view
 from echo_hub.views.board import HubBoard
 from echo_hub.views.evaluations import EvaluationViews
-from echo_hub.views.notable import NotableLog
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
 from echo_hub.views.versions import VersionViews
@@ -139,9 +139,10 @@ class Hub:
         self._opened = opened
         self._changes = Changes()
         self._credit = CreditStore(opened.store.store.engine)
-        self.notable = NotableLog(partial(asyncio.get_running_loop().call_soon_threadsafe, self._changes.notify))
         # In this order: each is given what it needs of those before it.
-        self._driver = Driver(coordinator=opened.coordinator, store=opened.store, clock=time.time)
+        self._driver = Driver(
+            coordinator=opened.coordinator, store=opened.store, clock=time.time, noted=self._changes.notify
+        )
         self._gateway = Gateway(me=opened.me, settings=config.server, limits=self.server.limits)
         self._distributor = self._make_distributor()
         self.publishing = Publishing(distributor=self._distributor, directory=directory, report=self._version_published)
@@ -161,6 +162,7 @@ class Hub:
         self._totals = TotalsNews(store=opened.store, nodes=self._nodes.live, send=self._gateway.send)
         self._event_files = EventFiles(directory.root / "tensorboard", opened.store.store)
         self.pages = self._make_pages()
+        self.operation = self._make_operation()
         self.guard = guard_of(config, directory, run_id=opened.run_id)
 
     def _make_distributor(self) -> Distributor:
@@ -295,8 +297,21 @@ class Hub:
                 evaluations=EvaluationViews(store),
             ),
             nodes=self._nodes.live,
-            notable=self.notable,
             moment=self._moment,
+        )
+
+    def _make_operation(self) -> Operation:
+        return Operation(
+            self.config,
+            self.directory,
+            run_id=self.run_id,
+            driver=self._driver,
+            store=self._opened.store.store,
+            moment=self._moment,
+            view=self.pages.run_view,
+            finished=self.ending.finished,
+            url=lambda: self.url,
+            notify=self._changes.notify,
         )
 
     @property
@@ -323,6 +338,8 @@ class Hub:
                 "passkey": dict(self._opened.tracker.refused),
                 **self._gateway.turned_away,
             },
+            needs_nodes=self.config.run.mode != "colocated",
+            watched=self.operation.watching.active,
         )
 
     async def open(self) -> None:
@@ -369,6 +386,7 @@ class Hub:
     async def serve(self) -> None:
         """Works until cancelled. Raises what makes going on impossible: a full disk, a learner that cannot live."""
         report = self._driver.report
+        self.operation.began()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for work in (
@@ -389,12 +407,17 @@ class Hub:
                     self._housekeeping.watch_pardons(report),
                     self._totals.run(),
                     self._event_files.run(self._changes),
+                    self.operation.run(),
                 ):
                     tasks.create_task(work)
                 if self.config.run.mode == "colocated":
                     await self._own_sampler.join(self._opened.coordinator.published_version)
+        except Exception as error:
+            self.operation.failed(error)
+            raise
         finally:
             await self._gateway.close(*self.ending.farewell())
+            await self.operation.ended()
 
     def _act(self, action: Action) -> None:
         match action:

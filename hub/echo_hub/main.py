@@ -26,6 +26,7 @@ from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.credit_commands import credit, team
 from echo_hub.invite_commands import invite, invites, uninvite
+from echo_hub.log_commands import alert_test, events, log
 from echo_hub.rollouts_command import rollouts
 from echo_hub.run.directory import RunDirectory
 from echo_shared import key_file
@@ -104,13 +105,19 @@ def serve(
         typer.echo(render_config(config))
         return
     from echo_hub.opening import open_hub
+    from echo_hub.serve_line import ServeLine
 
     async def serve_until_stopped() -> None:
         async with open_hub(config, directory) as hub:
             typer.echo(f"Run          {config.run.name} ({directory.root})")
             typer.echo(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard")
             typer.echo(f"Key          {fingerprint(hub.key)}\nTo lend a machine: {hub.join_command}")
-            await hub.serve()
+            showing = asyncio.create_task(ServeLine(hub.pages.run_view, terminal=errors, out=sys.stdout).run())
+            try:
+                await hub.serve()
+            finally:
+                showing.cancel()
+                await asyncio.wait([showing])
 
     _run(serve_until_stopped())
 
@@ -248,7 +255,7 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
     typer.echo(f"Pardoned: {', '.join(node)}. A hub that serves lets them begin anew within seconds.")
 
 
-for command in (invite, invites, uninvite, rollouts):
+for command in (invite, invites, uninvite, rollouts, log, events, alert_test):
     app.command()(command)
 app.add_typer(credit, name="credit")
 app.add_typer(team, name="team")

@@ -25,6 +25,7 @@ from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
+from echo_hub.operation.log_lines import logged_to_file
 from echo_hub.partials import partials_of
 from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.run.directory import RunDirectory
@@ -49,6 +50,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.locked())
+        secrets_of_run = (*config.alerts.secrets, *config.server.invite_tokens)
+        stack.enter_context(logged_to_file(config.log, directory.root, secrets=secrets_of_run))
         me = key_file.load(directory.key)
         base_dir = await asyncio.to_thread(resolve_base, config.model.base)
         codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
@@ -102,8 +105,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             published_version=snapshot.published_version,
             banned=await store.banned_nodes(),
         )
-        logging.getLogger("echo_hub").addHandler(hub.notable)
-        stack.callback(logging.getLogger("echo_hub").removeHandler, hub.notable)
+        logging.getLogger("echo_hub").addHandler(hub.operation.event_log)
+        stack.callback(logging.getLogger("echo_hub").removeHandler, hub.operation.event_log)
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub
@@ -125,7 +128,7 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
             "must be made (echo-hub init OTHER_DIRECTORY).",
         )
     keeping = Keeping(share=config.keeping.share, max_bytes=config.keeping.max_bytes)
-    return Store.open(url, keeping=keeping)
+    return Store.open(url, keeping=keeping, events_kept=config.log.events_kept)
 
 
 async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:

@@ -188,7 +188,8 @@ class Trainer:
             except ChildExited as error:
                 wait_s = restarts.died()
                 self.state = LearnerState.DOWN
-                log.warning("the learner died (%d in a row): %s", restarts.deaths, error)
+                extra = {"event": "learner_died", "data": {"deaths": restarts.deaths}}
+                log.warning("the learner died (%d in a row): %s", restarts.deaths, error, extra=extra)
                 if wait_s is None:
                     what = f"The learner process dies again and again. {error.what}"
                     raise LearnerError(what, got=error.got, do=error.do) from error

@@ -48,6 +48,9 @@ FLAGS = {
         *("--step", "--group", "--node", "--version", "--state", "--drop", "--check", "--reward-min", "--reward-max"),
         *("--tokens-min", "--tokens-max", "--text", "--before", "--limit", "--json", "--parquet"),
     },
+    "log": {"--lines", "--follow", "--level", "--json"},
+    "events": {"--kind", "--severity", "--subject", "--before", "--limit", "--json"},
+    "alert-test": set(),
     "password": set(),
     "plan": {
         *("--file", "--example", "--staleness", "--publish-every", "--add", "--target", "--json", "--picture"),

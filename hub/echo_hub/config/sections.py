@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_hub.config.about_section import AboutConfig
 from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
+from echo_hub.config.operation_sections import AlertsConfig, LogConfig
 from echo_hub.config.section import Port, Section
 from echo_hub.tasks.names import check_name
 from echo_shared.artefacts import DELTA_REACH
@@ -428,6 +429,8 @@ class HubConfig(BaseSettings):
     store: StoreConfig = StoreConfig()
     keeping: KeepingConfig = KeepingConfig()
     about: AboutConfig = AboutConfig()
+    log: LogConfig = LogConfig()
+    alerts: AlertsConfig = AlertsConfig()
 
     @model_validator(mode="after")
     def _fits_together(self) -> HubConfig:

@@ -12,7 +12,10 @@ GET /api/v1/leaderboard/nodes/ID, /api/v1/leaderboard/teams/NAME  one of them: i
 GET /api/v1/receipts/ID     one rollout's `PublicReceipt`
 GET /api/v1/rollouts        rollouts, and /api/v1/rollouts/GROUP one group of them: see `rollouts_page`
 GET /api/v1/events          server-sent `changed` {"state", "trained_step", "published_version"}, comments between
-GET /healthz                {"status": "ok"} as soon as the hub serves, whatever else it does: it is live
+GET /api/v1/log             what has happened: see `log_page`
+GET /healthz                {"status": "ok", "state": "starting" | "live" | "ready" | "degraded" | "finished"}, always
+                            200: it is alive, and a restart would cure nothing; for the operator also "reasons":
+                            [text, ...], why the state is no better one
 GET /readyz                 {"status": "starting" | "ready" | "failing"}: 200 when it is ready to train, 503 while it
                             starts or something is broken; for the operator also "problems": [text, ...] and "detail":
                             text: what the hub goes on after by itself is among the problems
@@ -62,8 +65,10 @@ class Api:
             return json_response({"error": "since must be a step's number: 0, 1, 2, ..."}, status=400)
         return json_response({"steps": (await self._source.steps(since))[:STEPS_PER_ANSWER]})
 
-    async def live(self, _request: web.Request) -> web.Response:
-        return json_response({"status": "ok"})
+    async def live(self, request: web.Request) -> web.Response:
+        health = self._source.health()
+        why = {"reasons": health.reasons} if self._guard.is_operator(request) else {}
+        return json_response({"status": "ok", "state": health.state, **why})
 
     async def ready(self, request: web.Request) -> web.Response:
         try:

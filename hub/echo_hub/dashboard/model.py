@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final, Protocol
 
-from echo_shared.books import FLAT, Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
+from echo_shared.books import (
+    FLAT,
+    Accounting,
+    Evaluation,
+    EventFilter,
+    NodeTotals,
+    RunEvent,
+    StepRecord,
+    VersionRecord,
+)
+from echo_shared.health import Health, HubState
 
 _PUBLIC_DIGITS: Final = 10
 
@@ -88,15 +98,6 @@ class DisseminationView:
     @property
     def under_way(self) -> bool:
         return self.num_reached < self.num_told
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotableEvent:
-    """One line of the operator's log: a node joined, the learner restarted, a rollout was rejected."""
-
-    at: float
-    text: str
-    warning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +206,8 @@ class RunView:
     state: RunState
     state_detail: str = ""
     """What it does, or waits for."""
+    health: Health = field(default_factory=lambda: Health(state=HubState.READY))
+    """The hub's state in a word, and why it is no better one."""
     install_command: str = ""
     """The one line that installs a node from this hub and joins; empty where the operator does not offer it."""
     windows_install_command: str = ""
@@ -256,7 +259,7 @@ class RunView:
     """Of whose rollouts some were trained on or evaluated."""
     uplink_bytes_s: float | None = None
     """What the hub can send, as set or measured."""
-    events: tuple[NotableEvent, ...] = ()
+    events: tuple[RunEvent, ...] = ()
     """Newest first; old ones may be left out."""
     capacity: CapacityView | None = None
     """None before the first step."""
@@ -368,6 +371,14 @@ class PagesSource(Protocol):
     def changes(self) -> Changes: ...
 
     async def run_view(self) -> RunView: ...
+
+    def health(self) -> Health:
+        """From memory: whoever asks whether the hub is alive waits for nothing else."""
+        ...
+
+    async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
+        """At most `limit` of the events that fit, the newest first."""
+        ...
 
     async def nodes(self) -> tuple[NodeView, ...]: ...
 

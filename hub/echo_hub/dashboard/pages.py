@@ -16,6 +16,7 @@ from echo_hub.dashboard.board import AboutView, BoardSource
 from echo_hub.dashboard.curves import CurvesRoom
 from echo_hub.dashboard.holder_pages import HolderPages
 from echo_hub.dashboard.leaderboard_page import LeaderboardPage
+from echo_hub.dashboard.log_page import LogRoom
 from echo_hub.dashboard.metrics import Metrics
 from echo_hub.dashboard.model import PagesSource
 from echo_hub.dashboard.operator_page import OperatorPage
@@ -66,5 +67,6 @@ def routes(
         web.get("/healthz", api.live),
         web.get("/readyz", api.ready),
         web.get("/static/{name}", assets.serve),
+        *LogRoom(source, guard, templates).routes,
         *(() if rollouts is None else RolloutsRoom(rollouts, guard, templates).routes),
     ]

@@ -59,4 +59,6 @@ class Evaluations:
             await self._record(measured)
             self.waiting.discard(version)
             self._done.add(version)
-            log.info("version %d solves %s", version, "; ".join(evaluation.text for evaluation in measured))
+            extra = {"event": "version_evaluated", "subject": str(version)}
+            solved = "; ".join(evaluation.text for evaluation in measured)
+            log.info("version %d solves %s", version, solved, extra=extra)

@@ -18,7 +18,7 @@ from echo_hub.store.credits import Credit
 from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.store import Store
-from echo_shared.books import Evaluation, Invite
+from echo_shared.books import Evaluation, Invite, RunEvent
 from echo_shared.contribution import Contribution
 from echo_shared.messages import Receipt
 
@@ -45,8 +45,8 @@ class AsyncStore:
         await self._write(self.store.close)
         self._writer.shutdown()
 
-    async def apply(self, records: Sequence[Record], now: float) -> None:
-        await self._write(self.store.apply, records, now)
+    async def apply(self, records: Sequence[Record], now: float, events: Sequence[RunEvent] = ()) -> None:
+        await self._write(self.store.apply, records, now, events)
 
     async def snapshot(self) -> CoordinatorSnapshot:
         return await self._read(self.store.snapshot)

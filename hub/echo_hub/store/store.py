@@ -23,6 +23,7 @@ from echo_hub.store.contribution import read_contribution
 from echo_hub.store.credits import Credit, read_credits
 from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
 from echo_hub.store.drawing import StoredDraw, read_draws
+from echo_hub.store.events import KEPT, add_events, read_events
 from echo_hub.store.keeping import Keeping, KeptTotals, forget, read_kept_totals, trim
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
@@ -33,9 +34,11 @@ from echo_shared.books import (
     Accounting,
     CostTotals,
     Evaluation,
+    EventFilter,
     Invite,
     NodeTotals,
     NumNodes,
+    RunEvent,
     StepRecord,
     VersionRecord,
 )
@@ -47,18 +50,22 @@ from echo_shared.rollout_books import RolloutFilter
 class Store:
     """Made by `open`."""
 
-    def __init__(self, engine: Engine, keeping: Keeping) -> None:
+    def __init__(self, engine: Engine, keeping: Keeping, *, events_kept: int = KEPT) -> None:
         self.engine = engine
         self.keeping = keeping
+        self.events_kept = events_kept
+        """Of each kind."""
 
     @classmethod
-    def open(cls, url: str, *, beside_hub: bool = False, keeping: Keeping | None = None) -> Store:
+    def open(
+        cls, url: str, *, beside_hub: bool = False, keeping: Keeping | None = None, events_kept: int = KEPT
+    ) -> Store:
         """Opens or makes the database, looks for damage and migrates it. Raises ConfigError for a bad URL, else
         StorageError.
 
         `beside_hub`: another process may be using it. It is never made or migrated then: ConfigError when no hub has
         made it yet, StorageError when it would have to be migrated. `keeping`: what is kept of tokens
-        that the hub does not need any more; None: as by default.
+        that the hub does not need any more; None: as by default. `events_kept`: events of each kind.
         """
         engine = connect(url)
         try:
@@ -70,17 +77,20 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, keeping or Keeping())
+        return cls(engine, keeping or Keeping(), events_kept=events_kept)
 
     def close(self) -> None:
         self.engine.dispose()
 
     # --- the coordinator's books
 
-    def apply(self, records: Sequence[Record], now: float) -> None:
-        """Commits one turn's records, all or none. When it returns they are on the disk."""
+    def apply(self, records: Sequence[Record], now: float, events: Sequence[RunEvent] = ()) -> None:
+        """Commits one turn's records and what has happened meanwhile, all or none. When it returns they are on the
+        disk."""
         with self._writing() as connection:
             forget(connection, write(connection, records, now), self.keeping)
+            if events:
+                add_events(connection, events, kept=self.events_kept)
 
     def snapshot(self) -> CoordinatorSnapshot:
         """All that is unfinished, for a new coordinator."""
@@ -361,6 +371,11 @@ class Store:
         """The ends of all episodes of a step's batch."""
         with self._reading() as connection:
             return browsing.read_batch_rewards(connection, step)
+
+    def events(self, wanted: EventFilter, limit: int) -> list[RunEvent]:
+        """At most `limit` of the events that fit, the newest first."""
+        with self._reading() as connection:
+            return read_events(connection, wanted, limit)
 
     def kept_totals(self) -> KeptTotals:
         """What of final rollouts' tokens is there to read."""

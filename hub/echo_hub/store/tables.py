@@ -14,6 +14,7 @@
     runs_elsewhere ─< credit_elsewhere   what other hubs' signed exports say of nodes
     teams ─< team_members                which nodes go together
     trust, trust_log                     what the hub thinks of each node that was ever checked; what it has decided
+    events                               what has happened, of each kind the newest
 
 A rollout's id "LEASE-INDEX" is stored as its two numbers. Times are seconds since the epoch.
 """
@@ -387,4 +388,17 @@ team_members = Table(
     Column("node_id", String(64), primary_key=True),
     Column("team_id", Integer, nullable=False, index=True),
     Column("joined_at", Double, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("severity", String(8), nullable=False),
+    Column("subject", String(64), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("data", JSON, nullable=False),
+    Index("ix_events_kind", "kind", "number"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,13 +11,19 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.trust.status import TrustStatus
-from echo_hub.dashboard.model import CostView, NotableEvent, RunState, RunView, TrustView
+from echo_hub.dashboard.model import CostView, RunState, RunView, TrustView
+from echo_hub.operation.problems import Problem, ProblemKind
+from echo_hub.operation.state import health_of
 from echo_hub.store.store import Store
 from echo_hub.views.alarms import alarms
 from echo_hub.views.capacity import CapacityViews
 from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinned
 from echo_hub.views.versions import VersionViews, dissemination_view
+from echo_shared.books import EventFilter
+from echo_shared.health import Health
 
+EVENTS_KEPT: Final = 50
+"""The newest, of all kinds."""
 LEARNER_IS_DOWN: Final = "The learner process has died; it is being started again."
 COMMON_FAULT: Final = (
     "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "
@@ -51,6 +57,10 @@ class Moment:
     address: str = ""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Since the hub's start, by what it was and why."""
+    needs_nodes: bool = True
+    """The hub does not sample for itself."""
+    watched: tuple[Problem, ...] = ()
+    """The problems that there are, of those that are watched for."""
 
 
 class RunViews:
@@ -74,13 +84,12 @@ class RunViews:
         self._evaluations = evaluations
         self._capacity = CapacityViews(config, store=store, started_at=started_at)
 
-    def read(
-        self, moment: Moment, *, rollouts_per_s: float, events: Iterable[NotableEvent], connected: Collection[str]
-    ) -> RunView:
+    def read(self, moment: Moment, *, rollouts_per_s: float, connected: Collection[str]) -> RunView:
         """`connected`: the ids of the nodes that are, but for those that the spend cap keeps from work."""
         config, status, distribution = self._config, moment.status, moment.distribution
         newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
         warnings = alarms(newest)
+        warnings += noticed(moment, is_told=bool(warnings))
         evaluations, accounting = self._evaluations.read(), self._store.accounting()
         num_nodes = self._store.num_nodes()
         return RunView(
@@ -96,6 +105,7 @@ class RunViews:
             address=moment.address,
             state=RunState.FINISHED if moment.finished else RunState.RUNNING,
             state_detail=state_detail(moment),
+            health=health(moment),
             problems=(*problems(moment), *warnings),
             alarms=warnings,
             starting=moment.learner_is_starting,
@@ -125,7 +135,7 @@ class RunViews:
             nodes_known=num_nodes.known,
             nodes_useful=num_nodes.useful,
             uplink_bytes_s=distribution.uplink_bytes_s,
-            events=tuple(events),
+            events=tuple(self._store.events(EventFilter(), EVENTS_KEPT)),
             capacity=self._capacity.read(None if moment.finished else connected, waits_for=waits_for(moment)),
         )
 
@@ -147,7 +157,34 @@ class RunViews:
 def problems(moment: Moment) -> tuple[str, ...]:
     """What is broken."""
     down = (LEARNER_IS_DOWN,) if moment.learner_is_down else ()
-    return (*down, *(COMMON_FAULT.format(what=what) for what in moment.status.trust.suspended))
+    return (*down, *common_faults(moment))
+
+
+def common_faults(moment: Moment) -> tuple[str, ...]:
+    """What so many nodes fail on that the hub goes on without it."""
+    return tuple(COMMON_FAULT.format(what=what) for what in moment.status.trust.suspended)
+
+
+def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:
+    """What is watched for and was found, beside what is broken; `is_told`: so are the newest step's alarms."""
+    told = {ProblemKind.LEARNER_DOWN, ProblemKind.COMMON_FAULT, *([ProblemKind.ATTACK] if is_told else [])}
+    return tuple(problem.text for problem in moment.watched if problem.kind not in told)
+
+
+def lacks_nodes(moment: Moment) -> bool:
+    """Nobody samples for this run now."""
+    return moment.needs_nodes and not moment.status.nodes_connected
+
+
+def health(moment: Moment) -> Health:
+    """From memory alone."""
+    return health_of(
+        is_finished=moment.finished,
+        is_starting=moment.learner_is_starting,
+        broken=problems(moment),
+        lacks_nodes=lacks_nodes(moment) and not moment.last_is_published,
+        watched=moment.watched,
+    )
 
 
 def trust_view(status: TrustStatus) -> TrustView:

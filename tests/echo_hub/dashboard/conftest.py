@@ -24,7 +24,6 @@ from echo_hub.dashboard.model import (
     DisseminationView,
     EvaluationView,
     NodeView,
-    NotableEvent,
     RunState,
     RunView,
     TrustView,
@@ -32,8 +31,19 @@ from echo_hub.dashboard.model import (
 )
 from echo_hub.dashboard.pages import routes
 from echo_hub.dashboard.tables import sort_rows
-from echo_shared.books import Accounting, Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
+from echo_shared.books import (
+    Accounting,
+    Evaluation,
+    EvaluationKind,
+    EventFilter,
+    NodeTotals,
+    RunEvent,
+    Severity,
+    StepRecord,
+    VersionRecord,
+)
 from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, Standing, StepShare, WorkKinds
+from echo_shared.health import Health, HubState
 from echo_shared.step_figures import STEP_FIGURES
 
 STARTED = 1_780_000_000.0
@@ -198,6 +208,7 @@ class ScriptedSource:
             windows_install_command=self.windows_install_command,
             state=RunState.FINISHED if self.step == self.total else RunState.RUNNING,
             state_detail="" if self.names else "Waiting for a first node.",
+            health=self.health(),
             problems=self.problems,
             starting=self.starting,
             started_at=STARTED,
@@ -280,12 +291,33 @@ class ScriptedSource:
         )
         return VersionView(record=record, size_bytes=1_412_096)
 
-    def _events(self) -> tuple[NotableEvent, ...]:
-        joined = [NotableEvent(at=STARTED + i, text=f"{name} joined") for i, name in enumerate(self.names[:6])]
+    def _events(self) -> tuple[RunEvent, ...]:
+        joined = [
+            RunEvent(number=i + 1, at=STARTED + i, kind="node_joined", text=f"{name} joined", subject=name[:64])
+            for i, name in enumerate(self.names[:6])
+        ]
         if self.step > 20:
             text = "The learner process ended (signal 9); restarted from step 20."
-            joined.append(NotableEvent(at=STARTED + STEP_S * 20, text=text, warning=True))
+            at = STARTED + STEP_S * 20
+            joined.append(
+                RunEvent(number=7, at=at, kind="learner_died", severity=Severity.WARNING, text=text, data={"deaths": 1})
+            )
         return tuple(joined[::-1])
+
+    def health(self) -> Health:
+        if self.problems:
+            return Health(state=HubState.DEGRADED, reasons=self.problems)
+        if self.step == self.total:
+            return Health(state=HubState.FINISHED)
+        if self.starting:
+            return Health(state=HubState.STARTING, reasons=("The learner is starting.",))
+        return Health(state=HubState.READY)
+
+    async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
+        found = (event for event in self._events() if wanted.kind in ("", event.kind))
+        found = (event for event in found if wanted.subject in ("", event.subject))
+        found = (event for event in found if wanted.severity in ("", "info") or event.warning)
+        return tuple(event for event in found if wanted.before is None or event.number < wanted.before)[:limit]
 
     async def nodes(self) -> tuple[NodeView, ...]:
         share = self.step * ROLLOUTS // max(len(self.names), 1)

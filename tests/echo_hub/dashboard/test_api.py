@@ -30,6 +30,7 @@ SCHEMA = {
             "state_detail",
             "problems",
             "alarms",
+            "health",
             "starting",
         ),
         *("started_at", "finished_at", "steps_total", "trained_step", "published_version", "group_size"),
@@ -86,7 +87,7 @@ SCHEMA = {
         *("policy_version", "published_at", "size_bytes", "dissemination_p50_s", "dissemination_max_s"),
         *("fetches_by_transport", "bytes_by_transport", "dissemination_p95_s", "payload_bytes", "carrier", "way"),
     },
-    "events": {"at", "text", "warning"},
+    "events": {"number", "at", "kind", "severity", "subject", "text", "data", "warning"},
 }
 """What others' programs rely on: a name may be added here, never taken away."""
 
@@ -162,8 +163,19 @@ async def test_a_wrong_since_says_what_is_right(hub: ClientSession, since: str) 
 async def test_a_hub_is_live_whatever_else_it_is(hub: ClientSession, source: Any) -> None:
     source.starting, source.problems = True, ("The learner is down.",)
     reads = source.num_reads
-    assert await get(hub, "/healthz") == {"status": "ok"}
+    said = {"status": "ok", "state": "degraded", "reasons": ["The learner is down."]}
+    assert await get(hub, "/healthz") == said
     assert source.num_reads == reads, "and nothing is read for it"
+
+
+async def test_every_state_has_its_word_and_strangers_hear_no_reason(open_hub: Any, source: Any) -> None:
+    hub, public = await open_hub(source), await open_hub(source, token="")
+    assert await get(hub, "/healthz") == {"status": "ok", "state": "ready", "reasons": []}
+    source.starting = True
+    assert await get(public, "/healthz") == {"status": "ok", "state": "starting"}
+    source.advance(100)
+    assert await get(public, "/healthz") == {"status": "ok", "state": "finished"}
+    assert (await get(hub, "/api/v1/run"))["health"] == {"state": "finished", "reasons": []}
 
 
 async def test_ready_starting_and_failing_are_told_apart(hub: ClientSession, source: Any) -> None:
@@ -185,7 +197,7 @@ async def test_a_hub_that_cannot_read_its_books_is_not_ready(
     monkeypatch.setattr(source, "run_view", fail)
     said = {"status": "failing", "problems": ["The hub's database cannot be read."], "detail": ""}
     assert await get(hub, "/readyz", 503) == said
-    assert await get(hub, "/healthz") == {"status": "ok"}
+    assert (await get(hub, "/healthz"))["status"] == "ok"
 
 
 async def next_event(response: ClientResponse) -> dict[str, Any]:

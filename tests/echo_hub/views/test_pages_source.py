@@ -9,13 +9,19 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from echo_hub.core.effects import SendLease
 from echo_hub.dashboard.pages import routes
+from echo_hub.operation.state import NO_NODES
 from echo_hub.operator_access import guard_of
 from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.store import Store
 from echo_hub.tensorboard import EventFiles
 from echo_hub.views import pages_source
 from echo_hub.views.board import HubBoard
+from echo_hub.views.run import LEARNER_IS_DOWN
 from echo_shared import step_figures
+from echo_shared.books import EventFilter
+from echo_shared.health import Health, HubState
 from echo_shared.step_figures import Chart, StepFigure
 
 
@@ -39,15 +45,37 @@ async def test_rollouts_are_counted_from_the_hubs_start(hub: Any) -> None:
     assert (await hub.pages.run_view()).rollouts_per_s > 0
 
 
-async def test_the_log_is_on_the_page(hub: Any) -> None:
+async def test_the_log_is_on_the_page_and_still_there_after_a_restart(hub: Any) -> None:
     log = logging.getLogger("test.pages")
-    log.addHandler(hub.notable)
-    before = hub.pages.changes.number
-    log.warning("the learner died")
-    log.removeHandler(hub.notable)
+    log.addHandler(hub.event_log)
+    log.warning("the learner died", extra={"event": "learner_died", "data": {"deaths": 1}})
+    log.removeHandler(hub.event_log)
+    await hub.driven.driver.commit_noted()
     (event,) = (await hub.pages.run_view()).events
-    assert (event.text, event.warning) == ("the learner died", True)
-    assert hub.pages.changes.number > before, "who waits for news is told, if nothing else happens either"
+    assert (event.text, event.kind, event.warning, event.data) == (
+        "the learner died",
+        "learner_died",
+        True,
+        {"deaths": 1},
+    )
+    again = Store.open(hub.driven.store.engine.url.render_as_string())
+    assert again.events(EventFilter(), 9) == [event]
+    again.close()
+    assert await hub.pages.events(EventFilter(kind="node_joined"), 9) == ()
+
+
+async def test_health_is_of_this_moment(hub: Any) -> None:
+    assert hub.pages.health() == Health(state=HubState.LIVE, reasons=(NO_NODES,))
+    await hub.join("a")
+    await hub.driven.until(lambda: hub.driven.of(SendLease) != [])
+    assert hub.pages.health() == Health(state=HubState.READY)
+    hub.said = {"learner_is_starting": True}
+    assert hub.pages.health().state is HubState.STARTING
+    hub.said = {"learner_is_down": True}
+    assert hub.pages.health() == Health(state=HubState.DEGRADED, reasons=(LEARNER_IS_DOWN,))
+    assert (await hub.pages.run_view()).health == hub.pages.health()
+    hub.said = {"finished": True}
+    assert hub.pages.health().state is HubState.FINISHED
 
 
 async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(

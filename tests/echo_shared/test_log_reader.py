@@ -1,4 +1,4 @@
-"""The node's log, read while a real handler writes and rotates it."""
+"""A log, read while a real handler writes and rotates it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.host.log_reader import KEPT, Line, LogReader
 from echo_shared.errors import StorageError
+from echo_shared.log_file import KEPT
+from echo_shared.log_reader import LogReader
 
 
 @pytest.fixture
@@ -29,8 +30,9 @@ def log(path: Path) -> Iterator[logging.Logger]:
     handler.close()
 
 
-def texts(lines: Iterator[Line] | list[Line]) -> list[str]:
-    return [line.text for line in lines]
+def texts(lines: Iterator[str] | list[str]) -> list[str]:
+    """Without the time, which is 24 characters long."""
+    return [line[24:] for line in lines]
 
 
 def test_the_last_lines_reach_back_across_files(path: Path, log: logging.Logger) -> None:
@@ -39,7 +41,6 @@ def test_the_last_lines_reach_back_across_files(path: Path, log: logging.Logger)
     assert path.with_name("node.log.1").exists()
     found = LogReader(path).last(5)
     assert [text.split()[1] for text in texts(found)] == ["5", "6", "7", "8", "9"]
-    assert all(line.at is not None for line in found)
     assert LogReader(path).last(0) == []
     assert len(LogReader(path).last(1_000)) < 10, "the oldest are gone for good"
 
@@ -64,12 +65,19 @@ def test_a_line_is_told_once_it_is_whole(path: Path) -> None:
         assert list(file.more()) == []
         writer.write(" and whole\n  and more\n")
         writer.flush()
-        assert list(file.more()) == [Line("2026-01-02 03:04:05,678", "half and whole"), Line(None, "  and more")]
+        assert list(file.more()) == ["2026-01-02 03:04:05,678 half and whole", "  and more"]
 
 
 def test_what_steers_a_terminal_is_not_printed(path: Path) -> None:
     path.write_bytes(b"2026-01-02 03:04:05,678 \x1b[2Jgone \xff\n")
     assert texts(LogReader(path).last(1)) == ["?[2Jgone �"]
+
+
+def test_older_files_are_read_as_many_as_there_are(path: Path) -> None:
+    for number, name in enumerate(("node.log", "node.log.1", "node.log.2", "node.log.3")):
+        path.with_name(name).write_text(f"{number}\n")
+    assert LogReader(path, kept=3).last(9) == ["3", "2", "1", "0"]
+    assert LogReader(path, kept=1).last(9) == ["1", "0"]
 
 
 def test_a_log_that_cannot_be_read_is_said(path: Path) -> None:
