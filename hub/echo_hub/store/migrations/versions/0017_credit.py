@@ -94,9 +94,9 @@ def _count(bind: sa.Connection, credit: sa.Table, days: sa.Table, steps: sa.Tabl
             began_at = final_at if began_at is None else began_at
             _add(by_day[node_id, int(final_at // 86_400)], 1, num_tokens)
             work[node_id] += num_tokens * exp2((final_at - began_at) / _HALF_LIFE_S)
-    for parts in (by_day, by_step):
-        for (_, number), (rollouts, tokens) in list(parts.items()):
-            _add(parts[_RUN, number], rollouts, tokens)
+    for sums in (by_day, by_step):
+        for (_, number), (rollouts, tokens) in list(sums.items()):
+            _add(sums[_RUN, number], rollouts, tokens)
     work[_RUN] = sum(work.values())
     recent = {
         holder: log2(sum_of * log(2) / 7) + (began_at or 0.0) / _HALF_LIFE_S
