@@ -30,7 +30,7 @@ LARGE: Final[Mapping[str, int]] = {
     "/leaderboard": 200,
     "/api/v1/leaderboard?limit=1000000": 200,
     "/api/v1/run": 200,
-    "/static/plotly.min.js": 4,
+    "/static/uplot.min.js": 200,
 }
 """The largest answers that anybody can have, and how many of them each client asks for."""
 MOST_GROWTH_BYTES: Final = 100_000_000

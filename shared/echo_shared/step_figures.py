@@ -44,7 +44,9 @@ class Chart:
     key: str
     title: str
     about: str
-    """For who cannot see it."""
+    """A sentence on what it means."""
+    axis: str
+    """What stands at its vertical axis, its unit with it."""
     logarithmic: bool = False
 
 
@@ -255,18 +257,41 @@ CHARTS: tuple[Chart, ...] = (
     Chart(
         key="ratio",
         title="Importance ratio",
-        about="Importance ratio of trained tokens by step, mean and largest",
+        about="How much likelier the learner finds the trained tokens than the policy that drew them: near 1 is near "
+        "on-policy, and a single large one is a sign of forgery.",
+        axis="ratio",
         logarithmic=True,
     ),
-    Chart(key="kl", title="Divergence", about="KL divergence in nats per token by step"),
-    Chart(key="norm", title="Gradient norm", about="Gradient norm by step"),
+    Chart(
+        key="kl",
+        title="Divergence",
+        about="How far the nodes' engines are from the learner's own probabilities: numerics alone keep it small.",
+        axis="KL, nats/token",
+    ),
+    Chart(
+        key="norm",
+        title="Gradient norm",
+        about="How large a change each step asks for; a sudden rise comes before a run falls apart.",
+        axis="norm",
+    ),
     Chart(
         key="shares",
-        title="Shares",
-        about="Shares of clipped tokens, of groups without advantage and of rollouts cut off by length, by step",
+        title="What does not teach",
+        about="Tokens whose ratio was clipped, groups whose rewards are all equal, rollouts cut off by length.",
+        axis="share",
     ),
-    Chart(key="seconds", title="Seconds a step", about="Seconds of training, of evaluation and between steps, by step"),
-    Chart(key="tokens", title="Trained tokens/s", about="Tokens that the learner trained on per second, by step"),
+    Chart(
+        key="seconds",
+        title="Where a step's time goes",
+        about="Seconds that the learner trains, and what lies between two trainings.",
+        axis="time, s",
+    ),
+    Chart(
+        key="tokens",
+        title="Training speed",
+        about="Tokens that the learner trains on, per second of training.",
+        axis="tokens/s",
+    ),
 )
 """In their order on the operator's page."""
 

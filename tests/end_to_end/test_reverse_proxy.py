@@ -155,7 +155,7 @@ async def look(url: str, token: str) -> None:
         await page.get_by_role("button", name="Log in").click()
         await expect(page).to_have_url(f"{url}/")
         await expect(page.locator("#link")).to_have_text("live")
-        await expect(page.locator("#chart-reward .scatterlayer path.js-line").first).to_be_visible()
+        await expect(page.locator("#chart-reward canvas")).to_be_visible()
         (cookie,) = await page.context.cookies()
         assert cookie["name"].startswith("__Host-echo-") and cookie["secure"]
         await page.get_by_role("button", name="Log out").click()

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from typing import Final
 
 from aiohttp import web
@@ -39,12 +38,10 @@ from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.model import PagesSource, Readiness
 from echo_hub.dashboard.responses import json_response, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
-from echo_shared.errors import RemoteProtocolError, StorageError
+from echo_hub.dashboard.viewers import Viewers
+from echo_shared.errors import StorageError
 
 STEPS_PER_ANSWER: Final = 1_000
-MAX_VIEWERS: Final = 2_000
-MAX_VIEWERS_OF_ADDRESS: Final = 100
-"""So that nobody takes all places; a proxy's viewers have one address unless the hub trusts it."""
 
 
 class Api:
@@ -82,40 +79,19 @@ class Api:
 
 
 class EventStream:
-    """Tells browsers that something changed, at most once a snapshot. Of the public more than `MAX_VIEWERS` at once are
-    sent away, and more than `MAX_VIEWERS_OF_ADDRESS` of one address.
+    """Tells programs that something changed, at most once a snapshot.
 
     A viewer that stops reading is cut off after aiohttp-sse's send timeout; one that is gone, at the next heartbeat.
     """
 
-    def __init__(self, snapshots: Snapshots, guard: Guard, *, heartbeat_s: float) -> None:
+    def __init__(self, snapshots: Snapshots, viewers: Viewers, *, heartbeat_s: float) -> None:
         self._snapshots = snapshots
-        self._guard = guard
+        self._viewers = viewers
         self._heartbeat_s = heartbeat_s
-        self._viewers: Counter[str] = Counter()
-        """The public's, by what counts as one address."""
-
-    @property
-    def num_viewers(self) -> int:
-        return self._viewers.total()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /api/v1/events"""
-        if self._guard.is_operator(request):
-            return await self._stream(request)
-        try:
-            place = self._guard.visits.place(request)
-        except RemoteProtocolError as error:
-            return json_response({"error": error.what}, status=400)
-        if self.num_viewers >= MAX_VIEWERS or self._viewers[place] >= MAX_VIEWERS_OF_ADDRESS:
-            return json_response({"error": "too many viewers; reload the page now and then"}, status=503)
-        self._viewers[place] += 1
-        try:
-            return await self._stream(request)
-        finally:
-            self._viewers[place] -= 1
-            if not self._viewers[place]:
-                del self._viewers[place]
+        return await self._viewers.admit(request, self._stream)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         seen = -1

@@ -31,6 +31,14 @@ def _largest() -> tuple[str, ...]:
     return ("staleness_max", *(f.key for f in step_figures.STEP_FIGURES if f.largest))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """How far somebody was told the curves: points of this width, up to this step."""
+
+    width: int
+    step: int
+
+
 @dataclass(slots=True, kw_only=True)
 class _Point:
     """A point's sums over its steps, so that two points make one."""
@@ -59,10 +67,15 @@ class _Point:
     def as_json(self) -> dict[str, float | None]:
         return {
             "step": self.step,
-            "rollouts_per_s": self.rollouts / self.seconds if self.seconds > 0 else None,
-            **{name: self.sums[name] / self.counts[name] if name in self.sums else None for name in _means()},
-            **{name: self.largest.get(name) for name in _largest()},
+            "rollouts_per_s": _short(self.rollouts / self.seconds) if self.seconds > 0 else None,
+            **{name: _short(self.sums[name] / self.counts[name]) if name in self.sums else None for name in _means()},
+            **{name: _short(self.largest[name]) if name in self.largest else None for name in _largest()},
         }
+
+
+def _short(value: float) -> float:
+    """As far as a chart can show it: six digits that count, which is a third of what travels otherwise."""
+    return float(f"{value:.6g}")
 
 
 class Curves:
@@ -139,6 +152,18 @@ class CurvesRoom:
         await self.newest()
         points = self._curves.after(since if width == self._curves.width else 0)
         return json_response({"width": self._curves.width, "points": points})
+
+    async def news(self, mark: Mark | None) -> tuple[Mark, dict[str, object]]:
+        """What to tell a watcher who was told all up to `mark`, and the mark from then on; None = the first time, when
+        it is told from where on it will be.
+
+        {"width": ..., "since": ..., "points": [...]}: the points of that width with a step after `since`. Who does not
+        have those before asks /api/v1/curves for what it lacks: so does everybody once the width is another.
+        """
+        await self.newest()
+        now = Mark(width=self._curves.width, step=self._curves.last_step)
+        since = mark.step if mark and mark.width == now.width else now.step
+        return now, {"width": now.width, "since": since, "points": self._curves.after(since)}
 
     async def newest(self) -> Curves:
         """The curves with every step that is trained by now."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import unicodedata
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from math import floor, log10
 from typing import Final, assert_never
 from urllib.parse import quote
 
-from echo_shared.step_figures import StepFigure, Unit
+from echo_shared.step_figures import Unit
 
 UNKNOWN: Final = "–"
 _THIN_SPACE: Final = "\u202f"
@@ -88,11 +86,6 @@ def in_unit(value: float | None, unit: Unit) -> str:
             return scientific(value)
         case _:
             assert_never(unit)
-
-
-def lines(figures: Iterable[StepFigure]) -> str:
-    """For charts.js: what a chart draws of /api/v1/curves, as [[key, label, colour], ...]."""
-    return json.dumps([[figure.key, figure.label, figure.colour] for figure in figures])
 
 
 def percent(value: float | None, digits: int = 1) -> str:

@@ -1,7 +1,7 @@
 """What every answer of the hub's port carries, whatever it answers: what a browser may do with it.
 
 A name that a node made up must never run as a script here, and nothing is fetched from elsewhere or shown in another
-site's frame. Style elements and attributes are refused as scripts are: `static/plotly.css` says what that takes.
+site's frame. Style elements and attributes are refused as scripts are; what scripts set of an element's style is not.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ import jinja2
 from aiohttp import web
 
 from echo_hub.dashboard.access.guard import Visits
-from echo_hub.dashboard.address import addressed
 from echo_hub.dashboard.board import AboutView, BoardSource, board_query, page_links, sort_of
+from echo_hub.dashboard.live import LivePages, Look
 from echo_hub.dashboard.responses import html_response, json_response, see_other, whole_number
-from echo_hub.dashboard.snapshots import Snapshots
+from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings
-from echo_shared.credit_books import BoardKind, Standing
+from echo_shared.credit_books import Board, BoardKind, BoardQuery, Standing
 
 ROWS_PER_ANSWER: Final = 1_000
 """Of the board as JSON."""
@@ -58,6 +58,7 @@ def columns(kind: BoardKind, *, has_elsewhere: bool = False) -> tuple[Column[Sta
 class LeaderboardPage:
     def __init__(
         self,
+        live: LivePages,
         snapshots: Snapshots,
         board: BoardSource,
         visits: Visits,
@@ -65,6 +66,7 @@ class LeaderboardPage:
         *,
         about: AboutView,
     ) -> None:
+        self._live = live
         self._snapshots = snapshots
         self._board = board
         self._visits = visits
@@ -80,27 +82,43 @@ class LeaderboardPage:
             web.get("/api/v1/teams", self.serve_teams_json),
         ]
 
-    async def serve(self, request: web.Request) -> web.Response:
+    async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /leaderboard?sort=KEY&q=SEARCH&after=ROWS; with node=ID the page of that node"""
         if _NODE.fullmatch(node := request.query.get("node", "")):
             return see_other(f"/nodes/{node[:10]}")
         return await self._serve(request, "node")
 
-    async def serve_teams(self, request: web.Request) -> web.Response:
+    async def serve_teams(self, request: web.Request) -> web.StreamResponse:
         """GET /teams"""
         return await self._serve(request, "team")
 
-    async def _serve(self, request: web.Request, kind: BoardKind) -> web.Response:
+    async def _serve(self, request: web.Request, kind: BoardKind) -> web.StreamResponse:
+        """The board's first page lives; of what is searched for, and of pages behind the first, there are as many as
+        anybody likes, and they stand still."""
         wanted = board_query(request.query, kind=kind)
-        snapshot, board = await self._snapshots.get(), await self._board.board(wanted)
+        snapshot = await self._snapshots.get()
+        own, address = snapshot.run.address, self._visits.address(request)
+
+        async def render(snapshot: Snapshot) -> str:
+            return self._render(snapshot, await self._board.board(wanted), wanted)
+
+        def personal(text: str) -> str:
+            """Under the address at which this reader reached the hub: of a host's letters alone."""
+            return text.replace(own, address) if own and address else text
+
+        if wanted.search or wanted.after:
+            return html_response(personal(await render(snapshot)))
+        look = Look(key=("leaderboard", kind, sort_of(wanted)), render=render, personal=personal)
+        return await self._live.answer(request, look)
+
+    def _render(self, snapshot: Snapshot, board: Board, wanted: BoardQuery) -> str:
         before, behind = page_links(wanted, board)
-        address = self._visits.address(request)
-        shown = columns(kind, has_elsewhere=board.has_elsewhere)
-        text = self._template.render(
+        shown = columns(wanted.kind, has_elsewhere=board.has_elsewhere)
+        return self._template.render(
             room="leaderboard",
-            kind=kind,
-            run=addressed(snapshot.run, address),
-            address=address or snapshot.run.address,
+            kind=wanted.kind,
+            run=snapshot.run,
+            address=snapshot.run.address,
             about=self._about,
             board=board,
             wanted=wanted,
@@ -113,7 +131,6 @@ class LeaderboardPage:
             ),
             total_rollouts=snapshot.run.accounting.trained + snapshot.run.accounting.evaluated,
         )
-        return html_response(text)
 
     async def serve_json(self, request: web.Request) -> web.Response:
         """GET /api/v1/leaderboard?after=N&limit=M&sort=KEY&q=SEARCH: {"leaderboard": [`Standing`, ...], "found": F}"""

@@ -42,7 +42,9 @@ class Metrics:
         registry.register(_OfSnapshot(await self._snapshots.get()))
         encode, content_type = choose_encoder(_understood(request.headers.get("Accept", "")))
         headers = {"Content-Type": content_type, "Cache-Control": "no-store"}
-        return web.Response(body=encode(registry), headers=headers)
+        response = web.Response(body=encode(registry), headers=headers)
+        response.enable_compression()
+        return response
 
 
 def _understood(accept: str) -> str:

@@ -11,10 +11,11 @@ from typing import Final
 import jinja2
 from aiohttp import web
 
+from echo_hub.dashboard import charts
 from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.live import LivePages, Look
 from echo_hub.dashboard.model import CapacityView, EvaluationView, NodeView, PagesSource, RunState, RunView
-from echo_hub.dashboard.responses import html_response
-from echo_hub.dashboard.snapshots import Snapshot, Snapshots
+from echo_hub.dashboard.snapshots import Snapshot
 from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
 from echo_shared import step_figures
 from echo_shared.books import StepRecord
@@ -25,6 +26,13 @@ EVENTS_SHOWN: Final = 12
 EVALUATIONS_SHOWN: Final = 8
 TICKS_SHOWN: Final = 60
 NODES_SHOWN: Final = 500
+CHARTS: Final = {
+    "reward": charts.REWARD,
+    "staleness": charts.STALENESS,
+    "speed": charts.SPEED,
+    "learner": charts.LEARNER,
+    "spread": charts.SPREAD,
+}
 
 STANDINGS: Final = {"quarantined": 0, "suspect": 1, "new": 2, "proven": 3}
 """The order in which an operator wants to see them."""
@@ -80,22 +88,28 @@ class Segment:
 class OperatorPage:
     """All operators see one rendering; each session's own form token is put into it when it is sent."""
 
-    def __init__(self, source: PagesSource, snapshots: Snapshots, guard: Guard, templates: jinja2.Environment) -> None:
+    def __init__(self, source: PagesSource, live: LivePages, guard: Guard, templates: jinja2.Environment) -> None:
         self._source = source
-        self._snapshots = snapshots
+        self._live = live
         self._guard = guard
         self._form_token_slot = secrets.token_hex()
         """Stands for the token of whoever looks, and nobody can know it."""
         self._template = templates.get_template("operator.html")
 
-    async def serve(self, request: web.Request) -> web.Response:
+    async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /"""
-        snapshot = await self._snapshots.get()
-        recent = await self._source.steps(max(0, snapshot.run.trained_step - STEPS_SHOWN))
         sort = known_sort(NODE_COLUMNS, request.query.get("sort", ""))
-        text = snapshot.rendered(("operator", sort), lambda: self._render(snapshot, recent, sort))
         session = self._guard.session(request)  # None for a script, which needs no forms.
-        return html_response(text.replace(self._form_token_slot, session.form_token() if session else ""))
+
+        async def render(snapshot: Snapshot) -> str:
+            recent = await self._source.steps(max(0, snapshot.run.trained_step - STEPS_SHOWN))
+            return self._render(snapshot, recent, sort)
+
+        def personal(text: str) -> str:
+            return text.replace(self._form_token_slot, session.form_token() if session else "")
+
+        look = Look(key=("operator", sort), render=render, personal=personal, has_curves=True)
+        return await self._live.answer(request, look)
 
     def _render(self, snapshot: Snapshot, recent: Sequence[StepRecord], sort: str) -> str:
         run = snapshot.run
@@ -110,7 +124,8 @@ class OperatorPage:
             run=run,
             recent=recent[::-1][:STEPS_SHOWN],
             remaining_s=remaining_s(run, recent),
-            charts=[(chart, step_figures.lines_of(chart)) for chart in step_figures.CHARTS],
+            charts=CHARTS,
+            tables=charts.tables(run),
             columns=[figure for figure in step_figures.STEP_FIGURES if figure.column],
             ticks=rail_ticks(run),
             segments=accounting_segments(run),

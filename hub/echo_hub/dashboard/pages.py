@@ -16,6 +16,7 @@ from echo_hub.dashboard.board import AboutView, BoardSource
 from echo_hub.dashboard.curves import CurvesRoom
 from echo_hub.dashboard.holder_pages import HolderPages
 from echo_hub.dashboard.leaderboard_page import LeaderboardPage
+from echo_hub.dashboard.live import LivePages
 from echo_hub.dashboard.log_page import LogRoom
 from echo_hub.dashboard.metrics import Metrics
 from echo_hub.dashboard.model import PagesSource
@@ -24,6 +25,7 @@ from echo_hub.dashboard.public_rooms import PublicRooms
 from echo_hub.dashboard.rollouts_page import RolloutsRoom, RolloutsSource
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.templating import environment
+from echo_hub.dashboard.viewers import Viewers
 
 
 def routes(
@@ -46,23 +48,24 @@ def routes(
     assets = Assets()
     templates = environment(assets)
     api = Api(source, snapshots, guard)
-    curves = CurvesRoom(source)
+    viewers, curves = Viewers(guard), CurvesRoom(source)
+    live = LivePages(snapshots, guard, viewers, curves, of=assets.version, heartbeat_s=heartbeat_s)
     told = about or AboutView()
     login = LoginPage(guard, Attempts(time.monotonic), templates)
     return [
-        web.get("/", OperatorPage(source, snapshots, guard, templates).serve),
+        web.get("/", OperatorPage(source, live, guard, templates).serve),
         web.get("/login", login.serve),
         web.post("/login", login.log_in),
         web.post("/logout", login.log_out),
         web.post("/actions/{action}", ActionsRoom(actions, snapshots, source.changes).serve),
-        *LeaderboardPage(snapshots, board, guard.visits, templates, about=told).routes,
+        *LeaderboardPage(live, snapshots, board, guard.visits, templates, about=told).routes,
         *HolderPages(snapshots, board, curves, guard.visits, templates).routes,
         *PublicRooms(snapshots, board, guard.visits, templates, about=told).routes,
         web.get("/api/v1/run", api.run),
         web.get("/api/v1/nodes", api.nodes),
         web.get("/api/v1/steps", api.steps),
         web.get("/api/v1/curves", curves.serve),
-        web.get("/api/v1/events", EventStream(snapshots, guard, heartbeat_s=heartbeat_s).serve, allow_head=False),
+        web.get("/api/v1/events", EventStream(snapshots, viewers, heartbeat_s=heartbeat_s).serve, allow_head=False),
         web.get("/metrics", Metrics(snapshots).serve),
         web.get("/healthz", api.live),
         web.get("/readyz", api.ready),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from echo_hub.dashboard.model import NodeView, PagesSource, RunView
 
 REST: Final = 9.0
 """Times what a snapshot took: looking again and again takes no more than a tenth of the hub's time, in any books."""
-MOST_RENDERED: Final = 64
-"""Pages of one snapshot that are kept, the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +22,6 @@ class Snapshot:
     good_until: float
     run: RunView
     nodes: tuple[NodeView, ...]
-    _rendered: dict[tuple[str, ...], str] = field(default_factory=dict)
-
-    def rendered(self, key: tuple[str, ...], render: Callable[[], str]) -> str:
-        """What `render` makes of this snapshot, made once for all who ask with the same `key`."""
-        if key not in self._rendered:
-            self._rendered[key] = render()
-            if len(self._rendered) > MOST_RENDERED:
-                del self._rendered[next(iter(self._rendered))]
-        return self._rendered[key]
 
 
 class Snapshots:

@@ -28,7 +28,6 @@ def environment(assets: Assets) -> jinja2.Environment:
         formats.fixed,
         formats.in_unit,
         formats.iso,
-        formats.lines,
         formats.dollars,
         formats.path_part,
         formats.percent,

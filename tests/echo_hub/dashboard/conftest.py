@@ -418,19 +418,30 @@ def guard(tmp_path: Path) -> Guard:
 
 
 @pytest.fixture
-async def open_hub(guard: Guard) -> AsyncIterator[Open]:
+def servers() -> list[TestServer]:
+    """Those that `open_hub` has begun, in order."""
+    return []
+
+
+@pytest.fixture
+async def open_hub(guard: Guard, servers: list[TestServer]) -> AsyncIterator[Open]:
     """Serves a source on a real port; the session that it returns is bound to that address, and the operator's unless
     `token` is another."""
-    servers, sessions = [], []
+    sessions = []
 
     async def open_(
-        source: ScriptedSource, *, token: str = TOKEN, actions: Actions | None = None, **settings: Any
+        source: ScriptedSource,
+        *,
+        token: str = TOKEN,
+        actions: Actions | None = None,
+        port: int | None = None,
+        **settings: Any,
     ) -> ClientSession:
         application = web.Application(middlewares=[guard.middleware])
         application.on_response_prepare.append(add_security_headers)
         times = {"min_interval_s": 0.0, "heartbeat_s": 5.0, **settings}
         application.add_routes(routes(source, guard, actions or {}, board=ScriptedBoard(source), **times))
-        server = TestServer(application)
+        server = TestServer(application, port=port)
         await server.start_server(shutdown_timeout=0.1)
         servers.append(server)
         headers = {"Authorization": f"Bearer {token}"} if token else {}

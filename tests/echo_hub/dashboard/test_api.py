@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
-from aiohttp import ClientResponse, ClientSession, web
-from aiohttp.test_utils import TestServer
+from aiohttp import ClientResponse, ClientSession
 
-from echo_hub.dashboard import api
-from echo_hub.dashboard.api import STEPS_PER_ANSWER, EventStream
-from echo_hub.dashboard.snapshots import Snapshots
+from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_shared.errors import StorageError
 
 SCHEMA = {
@@ -233,42 +229,6 @@ async def test_a_quiet_stream_still_beats(open_hub: Any, source: Any) -> None:
                 break
         source.advance()
         assert (await next_event(viewer))["trained_step"] == 38
-
-
-async def test_a_viewer_that_leaves_is_forgotten(source: Any, guard: Any) -> None:
-    stream = EventStream(Snapshots(source, min_interval_s=0), guard, heartbeat_s=0.02)
-    ended = asyncio.Event()
-
-    async def watched(request: web.Request) -> web.StreamResponse:
-        try:
-            return await stream.serve(request)
-        finally:
-            ended.set()
-
-    application = web.Application()
-    application.router.add_get("/", watched)
-    async with TestServer(application) as server, ClientSession() as session:
-        viewer = await session.get(server.make_url("/"))
-        await next_event(viewer)
-        assert stream.num_viewers == 1
-        viewer.close()
-        async with asyncio.timeout(60):
-            await ended.wait()
-        assert stream.num_viewers == 0
-
-
-@pytest.mark.parametrize("most", ["MAX_VIEWERS", "MAX_VIEWERS_OF_ADDRESS"])
-async def test_one_viewer_too_many_is_sent_away_and_the_operator_is_not(
-    open_hub: Any, source: Any, guard: Any, monkeypatch: pytest.MonkeyPatch, most: str
-) -> None:
-    monkeypatch.setattr(api, most, 1)
-    public = await open_hub(source, token="")
-    async with public.get("/api/v1/events") as viewer:
-        await next_event(viewer)
-        assert "too many viewers" in (await get(public, "/api/v1/events", 503))["error"]
-        as_operator = {"Authorization": f"Bearer {guard.credentials.token}"}
-        async with public.get("/api/v1/events", headers=as_operator) as operator:
-            await next_event(operator)
 
 
 async def test_strangers_are_told_whether_a_hub_is_ready_and_not_why(open_hub: Any, source: Any) -> None:

@@ -58,7 +58,10 @@ async def test_hostile_names_are_text_and_nothing_else(
     async with hub.get(path) as response:
         text = await response.text()
     tags = Tags(text).found
-    assert all((attributes.get("src") or "").startswith("/static/") for tag, attributes in tags if tag == "script")
+    scripts = [
+        attributes for tag, attributes in tags if tag == "script" and attributes.get("type") != "application/json"
+    ]
+    assert scripts and all((attributes.get("src") or "").startswith("/static/") for attributes in scripts)
     assert not [tag for tag, _ in tags if tag == "img"]
     assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "style"]
     assert "&lt;script&gt;alert(" in text
@@ -143,7 +146,7 @@ async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     await page.locator("#secret").fill(guard.credentials.token)
     await page.get_by_role("button", name="Log in").click()
     await expect(page).to_have_url(f"{origin}/")
-    await expect(page.locator("#chart-reward .scatterlayer path.js-line").first).to_be_visible()
+    await expect(page.locator("#chart-reward canvas")).to_be_visible()
     (cookie,) = await page.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     assert await page.evaluate("document.cookie") == ""
@@ -197,16 +200,14 @@ async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, so
 
     await page.goto(f"{origin}/?token={guard.credentials.token}")
     assert page.url == f"{origin}/", "the token is in the address no more"
-    curve = page.locator("#chart-reward .scatterlayer path.js-line").first
-    await expect(curve).to_be_visible()
-    await expect(page.locator("#chart-spread .scatterlayer path.js-line")).to_have_count(3)
+    last_step = "() => document.getElementById('chart-speed').plot?.data[0].at(-1)"
+    await page.wait_for_function(f"() => ({last_step})() === 37")
     await expect(page.locator("#link")).to_have_text("live")
     await expect(page.locator("#step")).to_have_text("37")
-    drawn = await curve.get_attribute("d")
     await page.evaluate("window.notReloaded = true")
     source.advance(3)
     await expect(page.locator("#step")).to_have_text("40")
-    await expect(curve).not_to_have_attribute("d", drawn)
+    await page.wait_for_function(f"() => ({last_step})() === 40")
     await expect(page).to_have_title("40/60 · echo · Echo")
     assert await page.evaluate("window.notReloaded && document.documentElement.scrollWidth <= 360")
 
@@ -219,6 +220,46 @@ async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, so
     assert all(url.startswith((origin, "data:")) for url in requested)
 
 
+async def test_a_page_says_that_it_is_stale_and_goes_on_where_the_hub_is_back(
+    browser: Any, open_hub: Any, source: Any, guard: Any, servers: list[Any]
+) -> None:
+    from playwright.async_api import expect
+
+    await open_hub(source, token="", min_interval_s=0.1)
+    origin, port = str(servers[0].make_url("/")), servers[0].port
+    page = await browser.new_page()
+    await page.goto(f"{origin}?token={guard.credentials.token}")
+    await expect(page.locator("#link")).to_have_text("live")
+    await page.evaluate("window.notReloaded = true")
+    await servers[0].close()
+    await expect(page.locator("#link")).to_contain_text("reconnecting; as of")
+    await expect(page.locator("#link")).to_have_attribute("data-state", "away")
+    source.advance(2)
+    await open_hub(source, token="", min_interval_s=0.1, port=port)
+    await expect(page.locator("#link")).to_have_text("live", timeout=30_000)
+    await expect(page.locator("#step")).to_have_text("39")
+    await page.wait_for_function("() => document.getElementById('chart-speed').plot.data[0].at(-1) === 39")
+    assert await page.evaluate("window.notReloaded")
+
+
+async def test_what_is_selected_is_left_alone_until_it_is_not(
+    browser: Any, open_hub: Any, source: Any, servers: list[Any]
+) -> None:
+    from playwright.async_api import expect
+
+    await open_hub(source, token="", min_interval_s=0.1)
+    page = await browser.new_page()
+    await page.goto(f"{servers[0].make_url('/leaderboard')}")
+    await expect(page.locator("#link")).to_have_text("live")
+    await page.evaluate("document.getSelection().selectAllChildren(document.querySelector('#hero .kicker'))")
+    shown = await page.locator("#rows").inner_text()
+    source.advance()
+    await expect(page.locator("#rows")).not_to_have_text(shown)
+    await expect(page.locator("#hero .kicker")).to_contain_text("step 37 of 60")
+    await page.evaluate("document.getSelection().removeAllRanges()")
+    await expect(page.locator("#hero .kicker")).to_contain_text("step 38 of 60")
+
+
 async def test_the_charts_of_a_long_run_reach_its_end_and_stay_light(
     browser: Any, open_hub: Any, source: Any, guard: Any
 ) -> None:
@@ -229,7 +270,7 @@ async def test_the_charts_of_a_long_run_reach_its_end_and_stay_light(
         origin = str(response.url.origin())
     page = await browser.new_page()
     await page.goto(f"{origin}/?token={guard.credentials.token}")
-    drawn = "document.getElementById('chart-norm').data?.[0].x ?? []"
+    drawn = "(document.getElementById('chart-norm').plot?.data[0] ?? [])"
     await page.wait_for_function(f"step => ({drawn}).at(-1) === step", arg=source.step, timeout=20_000)
     numbers = await page.evaluate(drawn)
     assert MOST_POINTS / 2 <= len(numbers) <= MOST_POINTS
@@ -248,9 +289,11 @@ async def test_every_chart_of_the_learner_has_its_lines(browser: Any, open_hub: 
         origin = str(response.url.origin())
     page = await browser.new_page()
     await page.goto(f"{origin}/?token={guard.credentials.token}")
-    await page.wait_for_function("document.getElementById('chart-tokens').data !== undefined", timeout=20_000)
+    await page.wait_for_function(
+        "() => document.getElementById('chart-tokens').plot?.data[0].length > 1", timeout=20_000
+    )
     lines = """[...document.querySelectorAll('.chart')].map(chart => [
-        chart.id, chart.data.filter(trace => trace.y.filter(Number.isFinite).length > 1).length])"""
+        chart.id, chart.plot.data.slice(1).filter(column => column.filter(Number.isFinite).length > 1).length])"""
     assert dict(await page.evaluate(lines)) == {
         "chart-reward": 7,
         "chart-staleness": 3,
@@ -263,3 +306,50 @@ async def test_every_chart_of_the_learner_has_its_lines(browser: Any, open_hub: 
         "chart-tokens": 1,
         "chart-spread": 3,
     }
+
+
+async def test_all_charts_share_cursor_and_zoom_by_mouse_and_by_keyboard(
+    browser: Any, open_hub: Any, source: Any, guard: Any
+) -> None:
+    from playwright.async_api import expect
+
+    hub = await open_hub(source)
+    async with hub.get("/healthz") as response:
+        origin = str(response.url.origin())
+    page = await browser.new_page(viewport={"width": 1280, "height": 900})
+    await page.goto(f"{origin}/?token={guard.credentials.token}")
+    await page.wait_for_function("() => document.getElementById('chart-tokens').plot?.data[0].length > 1")
+    steps = """[...document.querySelectorAll('.chart')].filter(chart => chart.id !== 'chart-spread')
+        .map(chart => chart.plot.data[0][chart.plot.cursor.idx])"""
+    ranges = """[...new Set([...document.querySelectorAll('.chart')].filter(chart => chart.id !== 'chart-spread')
+        .map(chart => `${chart.plot.scales.x.min} ${chart.plot.scales.x.max}`))]"""
+    whole = await page.evaluate(ranges)
+    assert len(whole) == 1
+
+    await page.locator("#chart-reward").focus()
+    await page.keyboard.press("ArrowRight")
+    assert set(await page.evaluate(steps)) == {37}
+    await page.keyboard.press("ArrowLeft")
+    assert set(await page.evaluate(steps)) == {36}
+    await expect(page.locator("#chart-speed .u-legend .u-value").first).to_have_text("36")
+    await page.keyboard.press("+")
+    await page.wait_for_function(f"() => ({ranges}).length === 1 && ({ranges})[0] !== '{whole[0]}'")
+    await page.keyboard.press("Escape")
+    await page.wait_for_function(f"() => ({ranges})[0] === '{whole[0]}'")
+
+    over = page.locator("#chart-speed .u-over")
+    await over.scroll_into_view_if_needed()
+    box = await over.bounding_box()
+    assert box is not None
+    await page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 20)
+    await page.mouse.down()
+    await page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 20, steps=4)
+    await page.mouse.up()
+    await page.wait_for_function(f"() => ({ranges}).length === 1 && ({ranges})[0] !== '{whole[0]}'")
+    zoomed = await page.evaluate(ranges)
+    source.advance()
+    await page.wait_for_function("() => document.getElementById('chart-speed').plot.data[0].at(-1) === 38")
+    assert await page.evaluate(ranges) == zoomed, "a new step does not take it away"
+    await page.get_by_role("button", name="Show all steps").click()
+    await page.wait_for_function(f"() => ({ranges})[0].startsWith('0 ')")
+    await expect(page.locator("#zoom")).to_be_hidden()

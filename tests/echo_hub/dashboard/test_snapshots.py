@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.dashboard.snapshots import MOST_RENDERED, REST, Snapshots
+from echo_hub.dashboard.snapshots import REST, Snapshots
 
 
 async def test_all_viewers_share_one_snapshot(source: Any) -> None:
@@ -52,13 +52,6 @@ async def test_books_that_take_long_are_read_seldom(source: Any, monkeypatch: py
     assert await snapshots.get() is not first
 
 
-async def test_of_many_pages_the_newest_are_kept(source: Any) -> None:
-    snapshot = await Snapshots(source, min_interval_s=60).get()
-    for number in range(1_000):
-        assert snapshot.rendered(("leaderboard", "rank", str(number)), lambda number=number: f"page {number}")
-    assert len(snapshot._rendered) == MOST_RENDERED
-
-
 async def test_after_waits_for_a_change(source: Any) -> None:
     snapshots = Snapshots(source, min_interval_s=0)
     first = await snapshots.after(-1)
@@ -68,16 +61,3 @@ async def test_after_waits_for_a_change(source: Any) -> None:
     assert not waiting.done()
     source.advance()
     assert (await waiting).run.trained_step == 38
-
-
-async def test_a_snapshot_is_rendered_once_for_all_who_ask_for_the_same(source: Any) -> None:
-    made: list[str] = []
-
-    def render() -> str:
-        made.append("page")
-        return f"page {len(made)}"
-
-    snapshots = Snapshots(source, min_interval_s=60)
-    snapshot = await snapshots.get()
-    assert [snapshot.rendered(("a",), render), snapshot.rendered(("a",), render)] == ["page 1", "page 1"]
-    assert snapshot.rendered(("b",), render) == "page 2"

@@ -1,198 +1,254 @@
-// Draws the operator's charts from /api/v1/curves and /api/v1/run; live.js says when there is more.
+// Draws every [data-chart] with uPlot: echo_hub.dashboard.charts says what. Numbers are columns of /api/v1/curves, which
+// live.js tells the news of, or of live parts that hold JSON. All charts of a page share cursor and zoom.
 "use strict";
 (() => {
-  let width = 0; // Steps a point stands for.
+  const CURVES = "curves";
+  const MIN_SPAN = 2; // Steps that a zoom shows at least.
+  const STEPS_AHEAD = 1.02;
+  const charts = [...document.querySelectorAll("[data-chart]")].map((element) => ({
+    element,
+    view: JSON.parse(element.dataset.chart),
+    plot: null,
+  }));
+  const hasCurves = charts.some(({ view }) => view.lines.some((line) => line.table === CURVES));
+  let width = 0; // Steps a point of the curves stands for.
   let points = [];
-  let run = null;
+  let zoom = null; // [from, to] in steps; null: all.
   let busy = false;
   let again = false;
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  const LOG_TICKS = [-3, -2, -1, 0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
-  const config = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: "reset" };
-
   const lastStep = () => (points.length ? points[points.length - 1].step : 0);
-  const end = () => Math.max(lastStep(), 10) * 1.02;
-  const of = (name) => points.map((p) => p[name]);
+  const rounded = (value) => Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 });
+  const percent = (value) => `${rounded(100 * value)} %`;
+  const format = (view) => (value) => (value === null || value === undefined ? "–" : (view.share ? percent : rounded)(value));
 
-  // The range that holds `values`, with air; in powers of ten on a logarithmic axis.
-  function range(values, over) {
-    const known = values.filter((value) => Number.isFinite(value) && (!over.log || value > 0));
-    if (over.log) {
-      const lowest = Math.log10(Math.min(...known, 1));
-      const highest = Math.log10(Math.max(...known, 1));
-      const air = Math.max(highest - lowest, 0.2) * 0.08;
-      return [lowest - air, Math.max(highest, lowest + 0.2) + air];
-    }
-    const highest = Math.max(...known, over.atLeast ?? 0);
-    return [Math.min(...known, 0) * 1.08, highest > 0 ? highest * 1.08 : 1];
+  // Numbers
+
+  function columnsOf(table, names) {
+    if (table === CURVES) return [points.map((point) => point.step), ...names.map((name) => points.map((point) => point[name]))];
+    const { x, ...columns } = JSON.parse(document.getElementById(table).textContent);
+    return [x, ...names.map((name) => columns[name])];
   }
 
-  function layout(values, over) {
-    const axis = {
-      gridcolor: color("grid"),
-      linecolor: color("line"),
-      zeroline: false,
-      fixedrange: true,
-      automargin: true,
-      tickfont: { size: 11 },
-      ticks: "",
-      layer: "below traces",
+  const combined = (left, right, sign) => left.map((value, i) => (value === null || right[i] === null ? null : value + sign * right[i]));
+
+  // What a chart draws, [x, y, ...], in the order of `seriesOf`: several tables have one x.
+  function dataOf(view) {
+    const tables = view.lines.map((line) => {
+      if (!line.error) return columnsOf(line.table, [line.column]);
+      const [x, value, error] = columnsOf(line.table, [line.column, line.error]);
+      return [x, combined(value, error, 1), combined(value, error, -1), value];
+    });
+    return uPlot.join(tables);
+  }
+
+  // Options
+
+  function seriesOf(view) {
+    const show = format(view);
+    return view.lines.flatMap((line) => {
+      const stroke = color(line.colour);
+      const main = {
+        label: line.label,
+        stroke,
+        width: line.width,
+        spanGaps: true,
+        value: (_, value) => show(value),
+        points: { show: line.style === "points" ? true : undefined, size: 7, fill: stroke },
+      };
+      if (line.style === "steps") main.paths = uPlot.paths.stepped({ align: 1 });
+      if (line.style === "dotted" || line.style === "points") main.dash = [2, 3];
+      if (!line.error) return [main];
+      const edge = { label: "", stroke: "transparent", spanGaps: true, points: { show: false }, class: "edge" };
+      return [edge, edge, main];
+    });
+  }
+
+  function bandsOf(view) {
+    let place = 1;
+    return view.lines.flatMap((line) => {
+      const here = place;
+      place += line.error ? 3 : 1;
+      return line.error ? [{ series: [here, here + 1], fill: `${color(line.colour)}2e` }] : [];
+    });
+  }
+
+  function xRange(view, data) {
+    if (zoom !== null) return zoom;
+    const xs = data[0];
+    const last = xs.length ? xs[xs.length - 1] : 0;
+    if (view.own_range && xs.length > 1) return [xs[0], last];
+    return [0, Math.max(last, 10) * STEPS_AHEAD];
+  }
+
+  // The range that holds what is seen, with air.
+  function yRange(view) {
+    return (plot, low, high) => {
+      if (low === null) return view.logarithmic ? [0.1, 10] : [0, Math.max(view.at_least, 1)];
+      if (view.logarithmic) return uPlot.rangeLog(Math.min(low, 1), Math.max(high, 1), 10, false);
+      return [Math.min(low, 0) * 1.08, Math.max(high, view.at_least) * 1.08 || 1];
     };
+  }
+
+  function axis(label, size, format) {
+    const muted = color("muted");
     return {
-      margin: { l: 38, r: 8, t: 6, b: 26 },
-      paper_bgcolor: "transparent",
-      plot_bgcolor: "transparent",
-      font: { family: getComputedStyle(document.body).fontFamily, color: color("muted"), size: 11 },
-      showlegend: false,
-      hovermode: "x unified",
-      hoverlabel: { bgcolor: color("panel"), bordercolor: color("line"), font: { color: color("ink") } },
-      xaxis: { ...axis, range: [0, end()], showgrid: false, tickformat: ",d", nticks: over.small ? 4 : undefined },
-      yaxis: {
-        ...axis,
-        range: range(values, over),
-        dtick: over.dtick,
-        ...(over.log ? { type: "log", tickvals: LOG_TICKS } : {}),
-        nticks: over.small ? 5 : undefined,
-        tickformat: over.format,
-        exponentformat: "power",
-      },
+      label,
+      labelSize: 18,
+      labelGap: 0,
+      labelFont: `11px ${getComputedStyle(document.body).fontFamily}`,
+      font: `11px ${getComputedStyle(document.body).fontFamily}`,
+      size,
+      gap: 4,
+      stroke: muted,
+      grid: { stroke: color("grid"), width: 1 },
+      ticks: { show: false },
+      ...(format ? { values: (_, values) => values.map((value) => (value === null ? "" : format(value))) } : {}),
     };
   }
 
-  function line(values, name, stroke, thickness, extra) {
-    const alone = points.length === 1;
+  function optionsOf({ element, view }) {
+    const whole = (value) => (Number.isInteger(value) ? value.toLocaleString("en") : "");
     return {
-      x: of("step"),
-      y: values,
-      name,
-      mode: alone ? "markers" : "lines",
-      line: { color: stroke, width: thickness, ...extra },
-      marker: { color: stroke, size: 6 },
-      hovertemplate: "%{y:.3~g}",
-    };
-  }
-
-  // A curve over evaluated versions and its band of one standard error.
-  function measured(rows, value, error, name, stroke, symbol) {
-    const x = rows.map((e) => e.policy_version);
-    const edge = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
-    return [
-      { ...edge, y: rows.map((e) => e[value] + e[error]) },
-      { ...edge, y: rows.map((e) => e[value] - e[error]), fill: "tonexty", fillcolor: `${stroke}2e` },
-      {
-        x,
-        y: rows.map((e) => e[value]),
-        name,
-        mode: "lines+markers",
-        line: { color: stroke, width: 1, dash: "dot" },
-        cliponaxis: false,
-        marker: { color: stroke, size: rows.length > 40 ? 5 : 10, symbol, line: { color: color("ground"), width: 1.5 } },
-        hovertemplate: "%{y:.1%}",
+      ...sizeOf(element),
+      scales: {
+        x: { time: false, range: (plot) => xRange(view, plot.data) },
+        y: { distr: view.logarithmic ? 3 : 1, range: yRange(view) },
       },
-    ];
-  }
-
-  function drawLearning() {
-    const evaluations = run === null ? [] : run.evaluations;
-    const sampled = evaluations.filter((e) => e.mean_at_k !== null);
-    const rewards = of("mean_reward");
-    const traces = [
-      ...measured(sampled, "mean_at_k", "mean_at_k_error", "held-out mean@k", color("sampled"), "circle"),
-      ...measured(evaluations, "accuracy", "accuracy_error", "held-out greedy", color("accuracy"), "diamond"),
-      line(rewards, "mean reward", color("reward"), 2),
-    ];
-    const heights = [...rewards, ...evaluations.map((e) => e.accuracy + e.accuracy_error)];
-    Plotly.react("chart-reward", traces, layout(heights, { atLeast: 0.95 }), config);
-
-    const bound = run === null ? 0 : run.max_staleness;
-    const largest = of("staleness_max");
-    Plotly.react(
-      "chart-staleness",
-      [
-        { ...line([bound, bound], "bound", color("muted"), 1.5, { dash: "dot" }), x: [0, end()], mode: "lines", hoverinfo: "skip" },
-        line(largest, "max", color("staleness-faint"), 1.5, { shape: "hv" }),
-        line(of("staleness_mean"), "mean", color("staleness"), 2),
+      series: [{ label: view.x, value: (_, value) => (value === null ? "–" : value.toLocaleString("en")) }, ...seriesOf(view)],
+      bands: bandsOf(view),
+      axes: [
+        { ...axis(view.x, 28, whole), grid: { show: false } },
+        axis(view.y, 44, view.share ? percent : rounded),
       ],
-      layout([...largest, bound], { atLeast: 1, dtick: bound <= 6 ? 1 : undefined }),
-      config,
-    );
-    const speed = of("rollouts_per_s");
-    Plotly.react("chart-speed", [line(speed, "rollouts/s", color("speed"), 2)], layout(speed, { atLeast: 1 }), config);
+      cursor: {
+        sync: { key: "steps", scales: ["x", null], setSeries: false },
+        drag: { x: true, y: false, setScale: false },
+        focus: { prox: -1 },
+        bind: { dblclick: () => () => show(null) },
+        points: { size: 6 },
+      },
+      hooks: { setSelect: [(plot) => select(plot)] },
+      legend: { live: true },
+    };
   }
 
-  // The learner's charts: the page says which lines, [field, name, colour], each has.
-  function drawHealth() {
-    for (const chart of document.querySelectorAll("[data-lines]")) {
-      const lines = JSON.parse(chart.dataset.lines);
-      const over = "shares" in chart.dataset ? { atLeast: 0.1, format: ".0%" } : { log: "log" in chart.dataset };
-      const traces = lines.map(([field, name, stroke]) => line(of(field), name, color(stroke), 1.5));
-      const values = lines.flatMap(([field]) => of(field));
-      Plotly.react(chart, traces, layout(values, { small: true, ...over }), config);
-    }
+  // Zoom and cursor
+
+  function show(range) {
+    zoom = range;
+    for (const { plot } of charts) plot.setData(plot.data);
+    const one = document.getElementById("zoom");
+    if (one !== null) one.hidden = zoom === null;
+  }
+
+  function select(plot) {
+    const { left, width: span } = plot.select;
+    if (span <= 0) return;
+    const [from, to] = [plot.posToVal(left, "x"), plot.posToVal(left + span, "x")];
+    plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    show(to - from < MIN_SPAN ? [(from + to - MIN_SPAN) / 2, (from + to + MIN_SPAN) / 2] : [from, to]);
+  }
+
+  function nearer(plot, factor) {
+    const { min, max } = plot.scales.x;
+    const middle = plot.cursor.idx === null || plot.cursor.idx === undefined ? (min + max) / 2 : plot.data[0][plot.cursor.idx];
+    const half = (Math.max((max - min) * factor, MIN_SPAN)) / 2;
+    const all = [0, Math.max(...charts.map((chart) => chart.plot.data[0].at(-1) ?? 0), 10) * STEPS_AHEAD];
+    const range = [Math.max(middle - half, all[0]), Math.min(middle + half, all[1])];
+    show(range[0] <= all[0] && range[1] >= all[1] ? null : range);
+  }
+
+  function moveTo(plot, step) {
+    const xs = plot.data[0];
+    if (!xs.length) return;
+    const at = plot.cursor.idx;
+    const place = at === null || at === undefined ? xs.length - 1 : Math.min(Math.max(at + step, 0), xs.length - 1);
+    // 1: the others follow, as they do a mouse.
+    plot.setCursor({ left: plot.valToPos(xs[place], "x"), top: plot.over.clientHeight / 2 }, true, true);
+  }
+
+  function onKey(event, plot) {
+    const keys = {
+      ArrowLeft: () => moveTo(plot, -1),
+      ArrowRight: () => moveTo(plot, 1),
+      "+": () => nearer(plot, 0.5),
+      "-": () => nearer(plot, 2),
+      Escape: () => show(null),
+    };
+    if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in keys)) return;
+    event.preventDefault();
+    keys[event.key]();
+  }
+
+  // Drawing
+
+  // Of what the element holds, the legend's height is not the plot's.
+  function sizeOf(element) {
+    const legend = element.querySelector(".u-legend");
+    return { width: element.clientWidth, height: Math.max(element.clientHeight - (legend?.offsetHeight ?? 28), 60) };
+  }
+
+  function make(chart) {
+    chart.plot?.destroy();
+    chart.plot = new uPlot(optionsOf(chart), dataOf(chart.view), chart.element);
+    chart.element.plot = chart.plot;
+    chart.plot.setSize(sizeOf(chart.element));
   }
 
   function draw() {
-    drawLearning();
-    drawHealth();
-    drawSpread();
+    for (const { view, plot } of charts) plot.setData(dataOf(view));
   }
 
-  // How long each version took to reach half, nearly all and all nodes.
-  function drawSpread() {
-    const versions = run === null ? [] : run.versions.filter((v) => v.dissemination_max_s !== null).reverse();
-    const x = versions.map((v) => v.policy_version);
-    const lines = [["dissemination_max_s", "all", "accuracy"], ["dissemination_p95_s", "95 %", "staleness"], ["dissemination_p50_s", "half", "speed"]];
-    const traces = lines.map(([field, name, stroke]) => ({
-      ...line(versions.map((v) => v[field]), name, color(stroke), 1.5),
-      x,
-      mode: versions.length === 1 ? "markers" : "lines",
-    }));
-    const shown = layout(versions.map((v) => v.dissemination_max_s), { small: true });
-    shown.xaxis.range = x.length > 1 ? [x[0], x[x.length - 1]] : undefined;
-    Plotly.react("chart-spread", traces, shown, config);
-  }
+  // Curves
+
+  const bucket = (step) => Math.floor((step - 1) / width);
 
   function take(news) {
     if (news.width !== width) points = [];
     width = news.width;
-    // The last point may have grown.
-    if (news.points.length && width > 1 && points.length) {
-      const bucket = (step) => Math.floor((step - 1) / width);
-      if (bucket(points[points.length - 1].step) === bucket(news.points[0].step)) points.pop();
-    }
+    if (!news.points.length) return;
+    const first = bucket(news.points[0].step);
+    while (points.length && bucket(points[points.length - 1].step) >= first) points.pop(); // The last may have grown.
     points.push(...news.points);
   }
 
   async function load() {
-    if (busy) {
-      again = true;
-      return;
-    }
+    again = busy;
+    if (busy) return;
     busy = true;
     try {
-      do {
-        again = false;
-        const asked = [fetch(`/api/v1/curves?width=${width}&since=${lastStep()}`), fetch("/api/v1/run")];
-        const answers = await Promise.all(asked);
-        if (!answers.every((answer) => answer.ok)) return;
-        const [news, now] = await Promise.all(answers.map((answer) => answer.json()));
-        if (run !== null && now.run_id !== run.run_id) {
-          location.reload(); // Another run is behind this address now.
-          return;
-        }
-        run = now;
-        take(news);
-        draw();
-      } while (again);
+      const answer = await fetch(`/api/v1/curves?width=${width}&since=${lastStep()}`);
+      if (answer.ok) take(await answer.json());
+      draw();
     } catch {
-      // The hub went away in between; the next `changed` loads what is missing.
+      // The hub went away; when the stream is there again, it says what is missing.
     } finally {
       busy = false;
     }
+    if (again) load();
   }
 
-  document.addEventListener("echo:changed", load);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  load();
+  document.addEventListener("echo:curves", ({ detail: news }) => {
+    if (news.width !== width || news.since > lastStep()) {
+      load();
+      return;
+    }
+    take(news);
+    draw();
+  });
+  const tables = new Set(charts.flatMap(({ view }) => view.lines.map((line) => line.table)));
+  document.addEventListener("echo:part", ({ target }) => tables.has(target.id) && draw());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach(make));
+  document.getElementById("zoom")?.addEventListener("click", () => show(null));
+  const sizes = new ResizeObserver((entries) => {
+    for (const { target } of entries) target.plot?.setSize(sizeOf(target));
+  });
+  for (const chart of charts) {
+    make(chart);
+    chart.element.addEventListener("keydown", (event) => onKey(event, chart.plot));
+    sizes.observe(chart.element);
+  }
+  if (hasCurves) load();
 })();

@@ -1,64 +1,183 @@
-// Keeps a page live: at each `changed` event the page is asked for again, and every [data-live] part that differs is
-// put in place. The server renders everything; a missed event only delays what the next one brings.
+// Keeps a page live: its own address, asked for as an event stream, says what changed in it (echo_hub.dashboard.live).
+// The server renders everything; here it is only put in place. A page that is not seen holds no stream.
 "use strict";
 (() => {
-  const link = document.getElementById("link");
-  let busy = false;
-  let again = false;
+  const shown = document.documentElement.dataset;
+  if (shown.revision === undefined) return; // This page does not change by itself.
 
-  function show(text, state) {
+  const FIRST_WAIT_MS = 1_000;
+  const LONGEST_WAIT_MS = 30_000;
+  const COUNT_MS = 5_000;
+  const SPANS = [[86_400, "d"], [3_600, "h"], [60, "min"], [1, "s"]];
+  const link = document.getElementById("link");
+  const held = new Map(); // By part, what is put in place once nobody selects text in it.
+  let stream = null;
+  let of = null;
+  let silentMs = 60_000;
+  let heardAt = Date.now();
+  let ahead_s = 0; // Of this machine's clock, the hub's is.
+  let waitMs = FIRST_WAIT_MS;
+  let timer = 0;
+
+  function say(text, state) {
     link.hidden = false;
     if (link.textContent !== text) link.textContent = text;
     link.dataset.state = state;
   }
+
+  const sayStale = (why) => say(`${why}; as of ${new Date(heardAt).toLocaleTimeString()}`, "away");
 
   function isSelecting(part) {
     const selection = document.getSelection();
     return selection !== null && !selection.isCollapsed && part.contains(selection.anchorNode);
   }
 
-  function put(fresh) {
-    const parts = [...document.querySelectorAll("[data-live]")];
-    const counterparts = parts.map((part) => fresh.getElementById(part.id));
-    if (fresh.querySelectorAll("[data-live]").length !== parts.length || counterparts.includes(null)) {
+  // A part is {html}, or {changed: {row: HTML}, order: [row, ...]}; two of them that follow each other make one.
+  function merged(before, after) {
+    if (before === undefined || after.html !== undefined) return after;
+    return { changed: { ...before.changed, ...after.changed }, order: after.order ?? before.order };
+  }
+
+  function putRows(part, { changed, order }) {
+    const made = new Map();
+    const shell = part.cloneNode(false); // Rows of a table are parsed as such only within one.
+    for (const [id, html] of Object.entries(changed)) {
+      shell.innerHTML = html;
+      made.set(id, shell.firstElementChild);
+    }
+    const there = new Map([...part.children].map((row) => [row.id, row]));
+    if (order === undefined) {
+      for (const [id, row] of made) there.get(id)?.replaceWith(row);
+      return;
+    }
+    const rows = order.map((id) => made.get(id) ?? there.get(id));
+    if (rows.includes(undefined)) location.reload(); // What was sent before has not come.
+    else part.replaceChildren(...rows);
+  }
+
+  function put(id, news) {
+    const part = document.getElementById(id);
+    if (part === null) {
       location.reload(); // The hub was upgraded, and its page has other parts now.
       return;
     }
+    const all = merged(held.get(id), news);
+    if (isSelecting(part)) {
+      held.set(id, all);
+      return;
+    }
+    held.delete(id);
     const focused = document.activeElement?.id;
-    parts.forEach((part, i) => {
-      if (part.innerHTML === counterparts[i].innerHTML || isSelecting(part)) return;
-      part.replaceChildren(...counterparts[i].childNodes);
-    });
+    if (all.html === undefined) putRows(part, all);
+    else part.innerHTML = all.html;
     if (focused && document.activeElement?.id !== focused) {
       document.getElementById(focused)?.focus({ preventScroll: true });
     }
-    document.title = fresh.title;
+    part.dispatchEvent(new CustomEvent("echo:part", { bubbles: true }));
   }
 
-  async function refresh() {
-    if (document.hidden || busy) {
-      again = true;
-      return;
+  function take(news) {
+    shown.revision = news.revision;
+    if (news.title !== undefined) document.title = news.title;
+    for (const [id, html] of Object.entries(news.parts ?? {})) put(id, { html });
+    for (const [id, rows] of Object.entries(news.rows ?? {})) put(id, rows);
+    count();
+  }
+
+  // As echo_hub.dashboard.formats.ago has it.
+  function ago(seconds) {
+    if (seconds < 5) return "now";
+    const [length, unit] = SPANS.find(([span]) => seconds >= span);
+    return `${Math.floor(seconds / length)}\u202f${unit} ago`;
+  }
+
+  function count() {
+    const now = Date.now() / 1000 + ahead_s;
+    for (const time of document.querySelectorAll("time[data-ago]")) {
+      const text = ago(now - Date.parse(time.dateTime) / 1000);
+      if (time.textContent !== text && !isSelecting(time)) time.textContent = text;
     }
-    busy = true;
-    again = false;
+  }
+
+  function heard() {
+    heardAt = Date.now();
+    clearTimeout(timer);
+    timer = setTimeout(() => again("nothing heard"), silentMs);
+    say("live", "live");
+  }
+
+  function on(name, act) {
+    const opened = stream;
+    stream.addEventListener(name, (event) => {
+      if (stream !== opened) return;
+      const news = JSON.parse(event.data);
+      if (name !== "gone") heard();
+      act(news);
+    });
+  }
+
+  function close() {
+    clearTimeout(timer);
+    stream?.close();
+    stream = null;
+  }
+
+  function open() {
+    close();
+    if (document.hidden) return;
+    const address = new URL(location.href);
+    address.searchParams.set("live", shown.revision);
+    address.hash = "";
+    stream = new EventSource(address);
+    timer = setTimeout(() => again("no answer"), silentMs);
+    on("hello", (news) => {
+      if (of !== null && news.of !== of) location.reload(); // Another run, or another release, is behind this address.
+      of = news.of;
+      silentMs = 1000 * news.silent_s;
+      ahead_s = news.now - Date.now() / 1000;
+      waitMs = FIRST_WAIT_MS;
+    });
+    on("parts", take);
+    on("beat", () => {});
+    on("curves", (news) => document.dispatchEvent(new CustomEvent("echo:curves", { detail: news })));
+    on("gone", end);
+    stream.addEventListener("error", () => again("reconnecting"));
+  }
+
+  function end() {
+    close();
+    sayStale("this is no longer there");
+  }
+
+  // Whatever the reason: the browser's own attempts would ask for what the page showed first, and end at a refusal.
+  function again(why) {
+    close();
+    sayStale(why);
+    timer = setTimeout(look, waitMs * (0.5 + Math.random()));
+    waitMs = Math.min(2 * waitMs, LONGEST_WAIT_MS);
+  }
+
+  async function look() {
+    if (document.hidden) return;
     try {
-      const response = await fetch(location.href, { cache: "no-store" });
-      if (response.ok) put(new DOMParser().parseFromString(await response.text(), "text/html"));
+      const answer = await fetch(location.href, { method: "HEAD", cache: "no-store" });
+      if (answer.status === 404 || answer.status === 410) return end();
+      if (answer.status === 401 || new URL(answer.url).pathname !== location.pathname) {
+        sayStale("logged out: load this page again");
+        return;
+      }
     } catch {
-      // The hub went away in between; the event source reconnects and says `changed` then.
-    } finally {
-      busy = false;
+      // The hub is not there yet: the stream will not open either.
     }
-    document.dispatchEvent(new CustomEvent("echo:changed"));
-    if (again && link.dataset.state === "live") refresh();
+    open();
   }
 
-  const events = new EventSource("/api/v1/events");
-  events.addEventListener("open", () => show("live", "live"));
-  events.addEventListener("error", () => show("reconnecting", "away"));
-  events.addEventListener("changed", refresh);
-  document.addEventListener("visibilitychange", () => {
-    if (!document.hidden && again) refresh();
+  document.addEventListener("selectionchange", () => {
+    for (const [id, news] of [...held]) put(id, news);
   });
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", (event) => event.persisted && open());
+  setInterval(count, COUNT_MS);
+  open();
 })();
