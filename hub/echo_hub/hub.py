@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import assert_never
 
 from aiohttp import web
@@ -37,6 +36,7 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
     SendTrained,
+    TellOperator,
     TellStandby,
     TrainStep,
 )
@@ -50,7 +50,7 @@ from echo_hub.driver import Driver
 from echo_hub.ending import RunEnding
 from echo_hub.episodes import TrainingBatches, load_drawn, load_scoring_jobs
 from echo_hub.evaluation.by_nodes import NodeEvaluations
-from echo_hub.evaluation.due import Evaluations, is_due
+from echo_hub.evaluation.due import Evaluations
 from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping, kept_steps
@@ -67,11 +67,12 @@ from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
-from echo_hub.operator_access import guard_of, operator_actions
+from echo_hub.operator_access import guard_of
+from echo_hub.operator_desk import Desk
 from echo_hub.own_sampler import OwnSampler
 from echo_hub.partials import Partials
-from echo_hub.publishing import Publishing
-from echo_hub.receipts import ReceiptLookUps, TrainedReceipts, as_message
+from echo_hub.publishing import Publishing, export_path
+from echo_hub.receipts import ReceiptLookUps, TrainedReceipts, as_message, certify
 from echo_hub.rollouts import HubRollouts, RolloutReader
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.directory import RunDirectory
@@ -93,7 +94,6 @@ from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
 from echo_hub.views.versions import VersionViews
 from echo_shared.books import Evaluation
-from echo_shared.contribution import sign
 from echo_shared.identity import Identity
 
 
@@ -157,6 +157,7 @@ class Hub:
         self._event_files = EventFiles(directory.root / "tensorboard", opened.store.store)
         self.pages = self._make_pages()
         self.guard = guard_of(config, directory, run_id=opened.run_id)
+        self._desk = self._make_desk()
 
     def _make_distributor(self) -> Distributor:
         return Distributor(
@@ -218,7 +219,8 @@ class Hub:
             settings=self._opened.learner,
             run_dir=self.directory.root,
             batches=TrainingBatches(self._opened.store, self._opened.problems),
-            export_path=partial(export_path, self.config, self.directory),
+            export_path=lambda step: export_path(self.config, self.directory, self._opened.coordinator.settings, step),
+            learning_rate=lambda step: self._opened.coordinator.settings.learning_rate_of(step),
         )
 
     def _make_handing_out(self) -> HandingOut:
@@ -294,6 +296,17 @@ class Hub:
             moment=self._moment,
         )
 
+    def _make_desk(self) -> Desk:
+        return Desk(
+            self._opened.store,
+            self.directory,
+            guard=self.guard,
+            report=self._driver.report,
+            evaluate=self._evaluations.want,
+            rotate_run_key=self._distributor.rotate_key,
+            changed=self._changes.notify,
+        )
+
     @property
     def _stop_ids(self) -> tuple[int, ...]:
         return tuple(sorted(self._opened.bounds.stop_ids))
@@ -324,30 +337,23 @@ class Hub:
         await self.server.open(self._routes(), guards=[self.guard.middleware], dress=add_security_headers)
 
     def _routes(self) -> Iterator[web.AbstractRouteDef]:
-        tracker, proxies = self._opened.tracker, self.config.server.trusted_proxies
+        opened, proxies = self._opened, self.config.server.trusted_proxies
+        tracker = opened.tracker
         yield from self._gateway.routes(self._nodes)
-        books = OwnBooks(
-            self._gateway, look_up=self._opened.store.receipts, certify=self._certify, now=self.server.limits.now
-        )
+        sign = partial(certify, opened.store, opened.me, run_id=self.run_id, run_name=self.config.run.name)
+        books = OwnBooks(self._gateway, look_up=opened.store.receipts, certify=sign, now=self.server.limits.now)
         yield from books.routes(self._nodes)
         yield from tracker_routes(tracker, trusted_proxies=proxies, introduce=self._distributor.introduce)
 
         def vouch(request: web.Request, node_id: str) -> None:
             self.server.limits.vouch(request, node_id, is_known=self._nodes.knows(node_id))
 
-        yield from artefact_routes(self._opened.publisher, tracker, vouch, trusted_proxies=proxies)
+        yield from artefact_routes(opened.publisher, tracker, vouch, trusted_proxies=proxies)
         yield from install_routes(self.config.server.install_from)
-        opened = self._opened
         reader = RolloutReader(
             self.config, store=opened.store.store, codec=opened.codec, problems=lambda: opened.problems
         )
-        yield from page_routes(self.pages, self.guard, operator_actions(opened.store), rollouts=HubRollouts(reader))
-
-    async def _certify(self, node_id: str) -> bytes | None:
-        found = await self._opened.store.contribution(
-            node_id, run_id=self.run_id, run_name=self.config.run.name, hub_key=self.key, now=time.time()
-        )
-        return None if found is None else sign(found, self._opened.me)
+        yield from page_routes(self.pages, self.guard, self._desk, rollouts=HubRollouts(reader))
 
     async def serve(self) -> None:
         """Works until cancelled. Raises what makes going on impossible: a full disk, a learner that cannot live."""
@@ -370,6 +376,7 @@ class Hub:
                     self._housekeeping.run(),
                     self._housekeeping.watch_bans(),
                     self._housekeeping.watch_pardons(report),
+                    self._desk.run(),
                     self._totals.run(),
                     self._event_files.run(self._changes),
                 ):
@@ -420,6 +427,8 @@ class Hub:
             case TellStandby():
                 told = self._nodes.told(action.node_id, action.reason, action.detail)
                 self._gateway.send(action.node_id, told)
+            case TellOperator():
+                self._desk.settled(action.number)
             case FinishRun():
                 self.ending.published()
             case _:
@@ -447,6 +456,7 @@ class Hub:
     async def _record_evaluations(self, measured: Sequence[Evaluation]) -> None:
         await self._opened.store.record_evaluations(measured)
         self.ending.evaluated(measured[0].policy_version)
+        await self._desk.evaluated(measured[0].policy_version)
         self._changes.notify()
 
     @property
@@ -484,10 +494,3 @@ def windows_install_command(config: HubConfig, server: Server) -> str:
         return ""
     token = " -Token TOKEN" if config.server.join == "invite" else ""
     return f"& ([scriptblock]::Create((irm {server.url}/install.ps1))) -Join {server.url}{token}"
-
-
-def export_path(config: HubConfig, directory: RunDirectory, step: int) -> Path | None:
-    """Where the adapter of this step goes: None when the version is neither published nor evaluated."""
-    training = config.training
-    is_published = step % training.publish_every == 0 or step == training.steps
-    return directory.adapter(step) if is_published or is_due(config, step) else None

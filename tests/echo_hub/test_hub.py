@@ -6,10 +6,9 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
-import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, RunConfig, ServerConfig, TrainingConfig
-from echo_hub.hub import export_path, install_command, windows_install_command
+from echo_hub.hub import install_command, windows_install_command
 from echo_hub.main import make_run
 from echo_hub.net.server import Server
 from echo_hub.opening import open_hub
@@ -64,18 +63,3 @@ def test_the_line_that_installs_is_shown_where_it_is_offered(tmp_path: Path) -> 
             "& ([scriptblock]::Create((irm https://hub.example/install.ps1)))"
             f" -Join https://hub.example{token and f' -T{token}'}"
         )
-
-
-@pytest.mark.parametrize(
-    ("publish_every", "every", "exported"), [(1, 0, [1, 2, 3, 4]), (3, 0, [3, 4]), (3, 2, [2, 3, 4])]
-)
-def test_a_version_is_exported_to_be_published_or_evaluated(
-    tmp_path: Path, publish_every: int, every: int, exported: list[int]
-) -> None:
-    config = HubConfig(
-        training=TrainingConfig(steps=4, publish_every=publish_every), evaluation=EvaluationConfig(every=every)
-    )
-    directory = RunDirectory(tmp_path)
-    paths = {step: export_path(config, directory, step) for step in range(1, 5)}
-    assert [step for step, path in paths.items() if path is not None] == exported
-    assert all(path == directory.adapter(step) for step, path in paths.items() if path is not None)

@@ -46,6 +46,10 @@ FLAGS = {
         *("--step", "--group", "--node", "--version", "--state", "--drop", "--check", "--reward-min", "--reward-max"),
         *("--tokens-min", "--tokens-max", "--text", "--before", "--limit", "--json", "--parquet"),
     },
+    "act": {"--wait"},
+    "undo": {"--wait"},
+    "audit": {"--newest", "--json"},
+    "tokens": {"--json"},
     "password": set(),
     "plan": {
         *("--file", "--example", "--staleness", "--publish-every", "--add", "--target", "--json", "--picture"),

@@ -9,13 +9,16 @@ from aiohttp import web
 from echo_hub.dashboard.access.attempts import Attempts
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.access.login_page import LoginPage
-from echo_hub.dashboard.actions import Actions, ActionsRoom
+from echo_hub.dashboard.actions import OperatorDesk
+from echo_hub.dashboard.actions_api import ActionsApi
+from echo_hub.dashboard.actions_page import ActionsRoom
 from echo_hub.dashboard.api import Api, EventStream
 from echo_hub.dashboard.assets import Assets
 from echo_hub.dashboard.curves import CurvesRoom
 from echo_hub.dashboard.leaderboard_page import LeaderboardPage
 from echo_hub.dashboard.metrics import Metrics
 from echo_hub.dashboard.model import PagesSource
+from echo_hub.dashboard.openapi import serve as serve_openapi
 from echo_hub.dashboard.operator_page import OperatorPage
 from echo_hub.dashboard.rollouts_page import RolloutsRoom, RolloutsSource
 from echo_hub.dashboard.snapshots import Snapshots
@@ -25,7 +28,7 @@ from echo_hub.dashboard.templating import environment
 def routes(
     source: PagesSource,
     guard: Guard,
-    actions: Actions,
+    desk: OperatorDesk,
     *,
     rollouts: RolloutsSource | None = None,
     min_interval_s: float = 0.5,
@@ -46,8 +49,9 @@ def routes(
         web.get("/login", login.serve),
         web.post("/login", login.log_in),
         web.post("/logout", login.log_out),
-        web.post("/actions/{action}", ActionsRoom(actions, snapshots, source.changes).serve),
+        *_actions(desk, ActionsRoom(desk, snapshots, guard, templates)),
         web.get("/leaderboard", LeaderboardPage(snapshots, templates).serve),
+        web.get("/api/v1/openapi.json", serve_openapi),
         web.get("/api/v1/run", api.run),
         web.get("/api/v1/nodes", api.nodes),
         web.get("/api/v1/steps", api.steps),
@@ -59,4 +63,17 @@ def routes(
         web.get("/readyz", api.ready),
         web.get("/static/{name}", assets.serve),
         *(() if rollouts is None else RolloutsRoom(rollouts, guard, templates).routes),
+    ]
+
+
+def _actions(desk: OperatorDesk, room: ActionsRoom) -> list[web.AbstractRouteDef]:
+    api = ActionsApi(desk)
+    return [
+        web.get("/actions", room.serve),
+        web.post("/actions/{action}", room.act),
+        web.post("/actions/undo/{number}", room.undo),
+        web.get("/api/v1/actions", api.log),
+        web.post("/api/v1/actions/{action}", api.act),
+        web.post("/api/v1/actions/{number}/undo", api.undo),
+        web.get("/api/v1/tokens", api.tokens),
     ]
