@@ -199,7 +199,7 @@ def _pardon(connection: Connection, number: int, node: str, now: float) -> Actio
     if state != "quarantined":
         raise RefusedError("It is not in quarantine.")
     standings.want_pardon(connection, [node], now)
-    return ActionSettled(number=number, done=True, before=state, after="suspect")
+    return ActionSettled(number=number, done=True, before=state, after="new")
 
 
 def _invite(connection: Connection, number: int, request: MakeInvite, secret_hash: str, now: float) -> ActionSettled:
