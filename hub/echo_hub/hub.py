@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import assert_never
 
 from aiohttp import web
@@ -37,6 +36,7 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
     SendTrained,
+    TellOperator,
     TellStandby,
     TrainStep,
 )
@@ -50,7 +50,7 @@ from echo_hub.driver import Driver
 from echo_hub.ending import RunEnding
 from echo_hub.episodes import TrainingBatches, load_drawn, load_scoring_jobs
 from echo_hub.evaluation.by_nodes import NodeEvaluations
-from echo_hub.evaluation.due import Evaluations, is_due
+from echo_hub.evaluation.due import Evaluations
 from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping, kept_steps
@@ -68,11 +68,12 @@ from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
 from echo_hub.net.tracker import routes as tracker_routes
 from echo_hub.operating import Operation
-from echo_hub.operator_access import guard_of, operator_actions
+from echo_hub.operator_access import guard_of
+from echo_hub.operator_desk import Desk
 from echo_hub.own_sampler import OwnSampler
 from echo_hub.partials import Partials
-from echo_hub.publishing import Publishing
-from echo_hub.receipts import ReceiptLookUps, TrainedReceipts, as_message
+from echo_hub.publishing import Publishing, export_path
+from echo_hub.receipts import ReceiptLookUps, TrainedReceipts, as_message, certify
 from echo_hub.rollouts import HubRollouts, RolloutReader
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.directory import RunDirectory
@@ -97,7 +98,6 @@ from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
 from echo_hub.views.versions import VersionViews
 from echo_shared.books import Evaluation
-from echo_shared.contribution import sign
 from echo_shared.identity import Identity
 
 
@@ -164,6 +164,7 @@ class Hub:
         self.pages = self._make_pages()
         self.operation = self._make_operation()
         self.guard = guard_of(config, directory, run_id=opened.run_id)
+        self._desk = self._make_desk()
 
     def _make_distributor(self) -> Distributor:
         return Distributor(
@@ -225,7 +226,8 @@ class Hub:
             settings=self._opened.learner,
             run_dir=self.directory.root,
             batches=TrainingBatches(self._opened.store, self._opened.problems),
-            export_path=partial(export_path, self.config, self.directory),
+            export_path=lambda step: export_path(self.config, self.directory, self._opened.coordinator.settings, step),
+            learning_rate=lambda step: self._opened.coordinator.settings.learning_rate_of(step),
         )
 
     def _make_handing_out(self) -> HandingOut:
@@ -314,6 +316,17 @@ class Hub:
             notify=self._changes.notify,
         )
 
+    def _make_desk(self) -> Desk:
+        return Desk(
+            self._opened.store,
+            self.directory,
+            guard=self.guard,
+            report=self._driver.report,
+            evaluate=self._evaluations.want,
+            rotate_run_key=self._distributor.rotate_key,
+            changed=self._changes.notify,
+        )
+
     @property
     def _stop_ids(self) -> tuple[int, ...]:
         return tuple(sorted(self._opened.bounds.stop_ids))
@@ -347,12 +360,14 @@ class Hub:
         await self.server.open(self._routes(), guards=[self.guard.middleware], dress=add_security_headers)
 
     def _routes(self) -> Iterator[web.AbstractRouteDef]:
-        tracker, proxies = self._opened.tracker, self.config.server.trusted_proxies
+        opened, proxies = self._opened, self.config.server.trusted_proxies
+        tracker = opened.tracker
         yield from self._gateway.routes(self._nodes)
+        sign = partial(certify, opened.store, opened.me, run_id=self.run_id, run_name=self.config.run.name)
         books = OwnBooks(
             self._gateway,
-            look_up=self._opened.store.receipts,
-            certify=self._certify,
+            look_up=opened.store.receipts,
+            certify=sign,
             team=partial(change_team, self._credit),
             now=self.server.limits.now,
         )
@@ -362,26 +377,19 @@ class Hub:
         def vouch(request: web.Request, node_id: str) -> None:
             self.server.limits.vouch(request, node_id, is_known=self._nodes.knows(node_id))
 
-        yield from artefact_routes(self._opened.publisher, tracker, vouch, trusted_proxies=proxies)
+        yield from artefact_routes(opened.publisher, tracker, vouch, trusted_proxies=proxies)
         yield from install_routes(self.config.server.install_from)
-        opened = self._opened
         reader = RolloutReader(
             self.config, store=opened.store.store, codec=opened.codec, problems=lambda: opened.problems
         )
         yield from page_routes(
             self.pages,
             self.guard,
-            operator_actions(opened.store),
+            self._desk,
             board=HubBoard(self._credit),
             about=about_view(self.config),
             rollouts=HubRollouts(reader),
         )
-
-    async def _certify(self, node_id: str) -> bytes | None:
-        found = await self._opened.store.contribution(
-            node_id, run_id=self.run_id, run_name=self.config.run.name, hub_key=self.key, now=time.time()
-        )
-        return None if found is None else sign(found, self._opened.me)
 
     async def serve(self) -> None:
         """Works until cancelled. Raises what makes going on impossible: a full disk, a learner that cannot live."""
@@ -405,6 +413,7 @@ class Hub:
                     self._housekeeping.run(),
                     self._housekeeping.watch_bans(),
                     self._housekeeping.watch_pardons(report),
+                    self._desk.run(),
                     self._totals.run(),
                     self._event_files.run(self._changes),
                     self.operation.run(),
@@ -460,6 +469,8 @@ class Hub:
             case TellStandby():
                 told = self._nodes.told(action.node_id, action.reason, action.detail)
                 self._gateway.send(action.node_id, told)
+            case TellOperator():
+                self._desk.settled(action.number)
             case FinishRun():
                 self.ending.published()
             case _:
@@ -487,6 +498,7 @@ class Hub:
     async def _record_evaluations(self, measured: Sequence[Evaluation]) -> None:
         await self._opened.store.record_evaluations(measured)
         self.ending.evaluated(measured[0].policy_version)
+        await self._desk.evaluated(measured[0].policy_version)
         self._changes.notify()
 
     @property
@@ -502,10 +514,3 @@ class Hub:
     @property
     def join_command(self) -> str:
         return join_command(self.config, self.server)
-
-
-def export_path(config: HubConfig, directory: RunDirectory, step: int) -> Path | None:
-    """Where the adapter of this step goes: None when the version is neither published nor evaluated."""
-    training = config.training
-    is_published = step % training.publish_every == 0 or step == training.steps
-    return directory.adapter(step) if is_published or is_due(config, step) else None

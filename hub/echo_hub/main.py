@@ -21,6 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 import echo_shared
+from echo_hub.action_commands import act, audit, noted, tokens, undo
+from echo_hub.actions.requests import Ban, Pardon, Unban
 from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
@@ -227,7 +229,8 @@ def nodes(run_directory: RunArgument) -> None:
 def ban(run_directory: RunArgument, node: NodesArgument) -> None:
     """Ban nodes: the hub ends their connections within seconds, refuses them, and changes the run's key."""
     with store_of(RunDirectory(run_directory)) as store:
-        store.ban(_known_nodes(store, node), time.time())
+        for node_id in _known_nodes(store, node):
+            noted(store, Ban(node=node_id))
     typer.echo(f"Banned: {', '.join(node)}. To let one in again: echo-hub unban {run_directory} NODE")
 
 
@@ -235,7 +238,8 @@ def ban(run_directory: RunArgument, node: NodesArgument) -> None:
 def unban(run_directory: RunArgument, node: NodesArgument) -> None:
     """Let banned nodes take part again."""
     with store_of(RunDirectory(run_directory)) as store:
-        store.unban(_known_nodes(store, node))
+        for node_id in _known_nodes(store, node):
+            noted(store, Unban(node=node_id))
     typer.echo(f"May take part again: {', '.join(node)}")
 
 
@@ -251,11 +255,12 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
                 got=", ".join(sorted(wrong)),
                 do=f"See how they stand: echo-hub nodes {run_directory}",
             )
-        store.want_pardon(node, time.time())
+        for node_id in node:
+            noted(store, Pardon(node=node_id))
     typer.echo(f"Pardoned: {', '.join(node)}. A hub that serves lets them begin anew within seconds.")
 
 
-for command in (invite, invites, uninvite, rollouts, log, events, alert_test):
+for command in (invite, invites, uninvite, rollouts, log, events, alert_test, act, undo, audit, tokens):
     app.command()(command)
 app.add_typer(credit, name="credit")
 app.add_typer(team, name="team")
@@ -292,6 +297,8 @@ def plan(
     from echo_hub.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
     from echo_hub.plan_picture import write_svg
     from echo_hub.plan_text import plan_lines
+    from echo_hub.store.actions import ActionBooks
+    from echo_hub.views.live import with_stored
 
     if example:
         typer.echo(EXAMPLE, nl=False)
@@ -303,7 +310,7 @@ def plan(
     elif run_directory is not None and file is None:
         directory = RunDirectory(run_directory)
         with store_of(directory) as store:
-            fleet = fleet_of_run(store, load_config(directory.config, {}))
+            fleet = fleet_of_run(store, with_stored(load_config(directory.config, {}), ActionBooks(store).settings()))
     else:
         raise ConfigError("Plans are for a run's directory or for a fleet in a file.", do="Name one of the two.")
     planned = make_plan(changed(fleet, staleness=staleness, publish_every=publish_every, add=add or ()), target=target)

@@ -10,7 +10,6 @@ import aiohttp
 import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, RunConfig, ServerConfig, TrainingConfig
-from echo_hub.hub import export_path
 from echo_hub.main import make_run
 from echo_hub.opening import open_hub
 from echo_hub.operation.log_lines import path_of
@@ -88,18 +87,3 @@ async def test_a_hub_that_fails_says_why_before_it_ends(tmp_path: Path, monkeypa
     assert kinds[0] == ("hub_started", Severity.INFO) and kinds[-1] == ("hub_stopped", Severity.INFO)
     assert ("hub_failed", Severity.ERROR) in kinds
     assert "the hub ends: The disk is full. (no space left)" in path_of(directory.root).read_text()
-
-
-@pytest.mark.parametrize(
-    ("publish_every", "every", "exported"), [(1, 0, [1, 2, 3, 4]), (3, 0, [3, 4]), (3, 2, [2, 3, 4])]
-)
-def test_a_version_is_exported_to_be_published_or_evaluated(
-    tmp_path: Path, publish_every: int, every: int, exported: list[int]
-) -> None:
-    config = HubConfig(
-        training=TrainingConfig(steps=4, publish_every=publish_every), evaluation=EvaluationConfig(every=every)
-    )
-    directory = RunDirectory(tmp_path)
-    paths = {step: export_path(config, directory, step) for step in range(1, 5)}
-    assert [step for step, path in paths.items() if path is not None] == exported
-    assert all(path == directory.adapter(step) for step, path in paths.items() if path is not None)

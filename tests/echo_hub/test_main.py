@@ -51,6 +51,10 @@ FLAGS = {
     "log": {"--lines", "--follow", "--level", "--json"},
     "events": {"--kind", "--severity", "--subject", "--before", "--limit", "--json"},
     "alert-test": set(),
+    "act": {"--wait"},
+    "undo": {"--wait"},
+    "audit": {"--newest", "--json"},
+    "tokens": {"--json"},
     "password": set(),
     "plan": {
         *("--file", "--example", "--staleness", "--publish-every", "--add", "--target", "--json", "--picture"),

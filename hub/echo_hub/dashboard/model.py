@@ -227,6 +227,10 @@ class RunView:
     published_version: int = 0
     group_size: int
     max_staleness: int
+    leasing: str = "open"
+    """open, paused, draining or drained, as the operator has said."""
+    live: Mapping[str, float] = field(default_factory=dict)
+    """The settings that operators may change while the run goes on, as they are now."""
     newest_step: StepRecord | None = None
     """None before the first is trained."""
     rollouts_per_s: float = 0.0

@@ -193,7 +193,7 @@ class Store:
         """Bans these nodes from now on; of those that are banned already nothing changes. Other processes than the
         hub's may say so: no other method writes this."""
         with self._writing() as connection:
-            _ban(connection, node_ids, now)
+            ban_nodes(connection, node_ids, now)
 
     def unban(self, node_ids: Collection[str]) -> None:
         """Lets these nodes take part again. Other processes than the hub's may call it, as `ban`."""
@@ -232,7 +232,7 @@ class Store:
             invites.revoke_invite(connection, name, now)
             of_person = invites.nodes_of(connection, name)
             if ban:
-                _ban(connection, of_person, now)
+                ban_nodes(connection, of_person, now)
         return of_person
 
     def num_invites(self) -> tuple[int, int]:
@@ -397,7 +397,8 @@ class Store:
             yield connection
 
 
-def _ban(connection: Connection, node_ids: Collection[str], now: float) -> None:
+def ban_nodes(connection: Connection, node_ids: Collection[str], now: float) -> None:
+    """Of those that are banned already nothing changes."""
     of_these = nodes.c.node_id.in_(node_ids)
     connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
 

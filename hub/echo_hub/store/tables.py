@@ -13,6 +13,8 @@
     credit ─< credit_days, credit_steps  running totals of what counted: of each node, each team and the whole run
     runs_elsewhere ─< credit_elsewhere   what other hubs' signed exports say of nodes
     teams ─< team_members                which nodes go together
+    actions, live_settings, api_tokens   what operators did or want done, the settings that they have changed, and the
+                                         tokens of their scripts
     trust, trust_log                     what the hub thinks of each node that was ever checked; what it has decided
     events                               what has happened, of each kind the newest
 
@@ -401,4 +403,42 @@ events = Table(
     Column("text", Text, nullable=False),
     Column("data", JSON, nullable=False),
     Index("ix_events_kind", "kind", "number"),
+)
+
+actions = Table(
+    "actions",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("asked_at", Double, nullable=False),
+    Column("via", String(8), nullable=False),
+    Column("who", String(128), nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("request", JSON, nullable=False),
+    Column("undoes", BigInteger),
+    Column("outcome", String(8), nullable=False),
+    Column("settled_at", Double),
+    Column("before", JSON(none_as_null=True)),
+    Column("after", JSON(none_as_null=True)),
+    Column("detail", Text, nullable=False),
+)
+# The hub asks for what is wanted every second.
+Index("ix_actions_wanted", actions.c.number, **only_where(text("outcome = 'wanted'")))
+
+live_settings = Table(
+    "live_settings",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("value", JSON, nullable=False),
+)
+
+api_tokens = Table(
+    "api_tokens",
+    metadata,
+    Column("token_id", Integer, primary_key=True, autoincrement=True),
+    Column("name", String(64), nullable=False),
+    Column("scope", String(8), nullable=False),
+    Column("token_hash", String(64), nullable=False, unique=True),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("revoked_at", Double),
 )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import (
+    ActionSettled,
     CheckingCredited,
     CheckRecorded,
     CostAccrued,
@@ -27,6 +28,7 @@ from echo_hub.core.effects import (
     RolloutsEvaluated,
     RolloutsLeased,
     ScoreRecorded,
+    SettingRecorded,
     StandingRecorded,
     StepPlanned,
     StepTrained,
@@ -35,6 +37,7 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.payload import Span
 from echo_hub.store.credit import grant
+from echo_hub.store.settling import note_settings, settle
 from echo_hub.store.standings import write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
 from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_so_far, tally, tally_checking, tally_costs
@@ -285,6 +288,10 @@ def _decide(connection: Connection, records: Sequence[TrustDecided], now: float)
     write_decisions(connection, records)
 
 
+def _change_settings(connection: Connection, records: Sequence[SettingRecorded], now: float) -> None:
+    note_settings(connection, records)
+
+
 WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]] = {
     GroupOpened: _open_groups,
     RolloutsLeased: _lease,
@@ -301,6 +308,8 @@ WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]
     StandingRecorded: _note_standings,
     CheckingCredited: _credit,
     TrustDecided: _decide,
+    SettingRecorded: _change_settings,
+    ActionSettled: settle,
 }
 """Each record's writer, in the order in which they are applied."""
 _ORDER: Final = {kind: place for place, kind in enumerate(WRITERS)}

@@ -18,6 +18,7 @@ from echo_hub.store.store import Store
 from echo_hub.views.alarms import alarms
 from echo_hub.views.capacity import CapacityViews
 from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinned
+from echo_hub.views.live import configured, with_live
 from echo_hub.views.versions import VersionViews, dissemination_view
 from echo_shared.books import EventFilter
 from echo_shared.health import Health
@@ -29,6 +30,11 @@ COMMON_FAULT: Final = (
     "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "
     "is quarantined for it. Look at the version, the task, and whether the verifier can judge such engines."
 )
+LEASING: Final = {
+    "paused": "paused by the operator: nothing is leased",
+    "draining": "draining, as the operator said: what is open is leased to its end",
+    "drained": "drained, as the operator said: nothing is under way",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +88,12 @@ class RunViews:
         self._store = store
         self._versions = versions
         self._evaluations = evaluations
-        self._capacity = CapacityViews(config, store=store, started_at=started_at)
+        self._capacity = CapacityViews(store=store, started_at=started_at)
 
     def read(self, moment: Moment, *, rollouts_per_s: float, connected: Collection[str]) -> RunView:
         """`connected`: the ids of the nodes that are, but for those that the spend cap keeps from work."""
-        config, status, distribution = self._config, moment.status, moment.distribution
+        status, distribution = moment.status, moment.distribution
+        config = with_live(self._config, status.settings) if status.settings else self._config
         newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
         warnings = alarms(newest)
         warnings += noticed(moment, is_told=bool(warnings))
@@ -116,6 +123,8 @@ class RunViews:
             published_version=status.published_version,
             group_size=config.training.group_size,
             max_staleness=config.training.max_staleness if config.run.mode == "async" else 0,
+            leasing=status.leasing,
+            live={str(name): value for name, value in configured(config).items()},
             newest_step=newest,
             rollouts_per_s=rollouts_per_s,
             rollouts_gone_on=moment.rollouts_gone_on,
@@ -123,7 +132,7 @@ class RunViews:
             turned_away=moment.turned_away,
             buffered_groups=status.groups_buffered,
             accounting=accounting,
-            cost=self._cost(status, accounting.trained),
+            cost=self._cost(config, status, accounting.trained),
             trust=trust_view(status.trust),
             evaluations=thinned(evaluations, EVALUATIONS_SHOWN),
             versions=self._versions.read(),
@@ -136,16 +145,16 @@ class RunViews:
             nodes_useful=num_nodes.useful,
             uplink_bytes_s=distribution.uplink_bytes_s,
             events=tuple(self._store.events(EventFilter(), EVENTS_KEPT)),
-            capacity=self._capacity.read(None if moment.finished else connected, waits_for=waits_for(moment)),
+            capacity=self._capacity.read(config, None if moment.finished else connected, waits_for=waits_for(moment)),
         )
 
-    def _cost(self, status: CoordinatorStatus, trained: int) -> CostView | None:
+    def _cost(self, config: HubConfig, status: CoordinatorStatus, trained: int) -> CostView | None:
         totals = self._store.costs()
         if not status.nodes_priced and not totals.active_s:
             return None
         return CostView(
             spend_per_hour=status.spend_per_hour,
-            spend_cap_per_hour=self._config.cost.spend_cap_per_hour,
+            spend_cap_per_hour=config.cost.spend_cap_per_hour,
             total=totals.dollars,
             active_s=totals.active_s,
             per_trained_rollout=totals.dollars / trained if trained else None,
@@ -221,6 +230,8 @@ def state_detail(moment: Moment) -> str:
         return "starting the learner"
     if moment.last_is_published:
         return "evaluating"
+    if moment.status.leasing != "open":
+        return LEASING[moment.status.leasing]
     if not moment.status.nodes_connected:
         return "waiting for nodes"
     return "training" if moment.status.training_step is not None else "collecting rollouts"

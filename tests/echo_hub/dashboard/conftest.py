@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,12 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
+from echo_hub.actions.records import ActionRecord, Actor, ApiToken
+from echo_hub.core.effects import StandingRecorded, TellOperator
+from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.dashboard.access.credentials import Credentials
 from echo_hub.dashboard.access.guard import Guard, Visits
-from echo_hub.dashboard.actions import Actions
+from echo_hub.dashboard.actions import Answered, NoSuchActionError, OperatorDesk
 from echo_hub.dashboard.board import sort_of
 from echo_hub.dashboard.headers import add_security_headers
 from echo_hub.dashboard.leaderboard_page import columns
@@ -31,6 +34,8 @@ from echo_hub.dashboard.model import (
 )
 from echo_hub.dashboard.pages import routes
 from echo_hub.dashboard.tables import sort_rows
+from echo_hub.operator_desk import Desk
+from echo_hub.run.directory import RunDirectory
 from echo_shared.books import (
     Accounting,
     Evaluation,
@@ -403,6 +408,45 @@ def source() -> ScriptedSource:
     return ScriptedSource(step=37)
 
 
+class NothingDone:
+    """The desk of a hub at which nothing was ever done."""
+
+    async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> Answered:
+        raise NoSuchActionError(action)
+
+    async def undo(self, number: int, by: Actor) -> Answered:
+        raise NoSuchActionError(str(number))
+
+    async def log(self, *, limit: int, before: int | None) -> Sequence[ActionRecord]:
+        return ()
+
+    async def tokens(self) -> Sequence[ApiToken]:
+        return ()
+
+
+@pytest.fixture
+async def desk(drive: Any, guard: Guard, source: ScriptedSource, tmp_path: Path) -> Desk:
+    """The hub's own, over a real coordinator and its books; its nodes have the ids of a source's."""
+    driven = await drive()
+    for totals in (node_totals(number, "node") for number in range(len(HOSTILE_NAMES))):
+        named = {"node_id": totals.node_id, "name": totals.name, "public_key": bytes(32)}
+        driven.store.node_seen(**named, backend="torch", device="cpu", now=1.0)
+        if totals.standing == "quarantined":
+            row = StandingRow(node_id=totals.node_id, state=StandingState.QUARANTINED)
+            driven.store.apply([StandingRecorded(row=row)], 1.0)
+    made = Desk(
+        driven.async_store,
+        RunDirectory(tmp_path),
+        guard=guard,
+        report=driven.driver.report,
+        evaluate=lambda version: (version or 0, "There is no such version." if version else ""),
+        rotate_run_key=lambda: None,
+        changed=source.changes.notify,
+    )
+    driven.look = lambda action: made.settled(action.number) if isinstance(action, TellOperator) else None
+    return made
+
+
 Open = Callable[..., Awaitable[ClientSession]]
 
 
@@ -433,14 +477,14 @@ async def open_hub(guard: Guard, servers: list[TestServer]) -> AsyncIterator[Ope
         source: ScriptedSource,
         *,
         token: str = TOKEN,
-        actions: Actions | None = None,
+        desk: OperatorDesk | None = None,
         port: int | None = None,
         **settings: Any,
     ) -> ClientSession:
         application = web.Application(middlewares=[guard.middleware])
         application.on_response_prepare.append(add_security_headers)
         times = {"min_interval_s": 0.0, "heartbeat_s": 5.0, **settings}
-        application.add_routes(routes(source, guard, actions or {}, board=ScriptedBoard(source), **times))
+        application.add_routes(routes(source, guard, desk or NothingDone(), board=ScriptedBoard(source), **times))
         server = TestServer(application, port=port)
         await server.start_server(shutdown_timeout=0.1)
         servers.append(server)

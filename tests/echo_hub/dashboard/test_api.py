@@ -30,6 +30,7 @@ SCHEMA = {
             "starting",
         ),
         *("started_at", "finished_at", "steps_total", "trained_step", "published_version", "group_size"),
+        *("leasing", "live"),
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
         *("rollouts_gone_on", "tokens_saved", "turned_away"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),

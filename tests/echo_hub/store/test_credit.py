@@ -118,7 +118,7 @@ def test_what_counted_before_there_was_credit_is_counted_once(store: Store, reco
     with store.engine.execution_options(writes=True).begin() as connection:
         for name in ("credit", "credit_days", "credit_steps", "runs_elsewhere", "credit_elsewhere"):
             connection.execute(text(f"DROP TABLE {name}"))
-        for name in ("teams", "team_members", "events"):
+        for name in ("teams", "team_members", "events", "actions", "live_settings", "api_tokens"):
             connection.execute(text(f"DROP TABLE {name}"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0016'"))
     migrate(store.engine)
