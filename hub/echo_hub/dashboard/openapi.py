@@ -20,7 +20,7 @@ from echo_hub.actions.requests import TABLE, summary
 from echo_hub.dashboard.model import NodeView, RunView
 from echo_hub.dashboard.responses import json_response
 from echo_hub.dashboard.work_curve import WorkCurve
-from echo_shared.books import EventFilter, RunEvent, StepRecord
+from echo_shared.books import RunEvent, StepRecord
 from echo_shared.credit_books import BOARD_ORDERS, CreditDay, PublicReceipt, RunElsewhere, Standing
 from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage
 
@@ -119,8 +119,8 @@ def _reads() -> dict[str, Any]:
         "/api/v1/log": _get(
             "What has happened, the newest first.",
             _list("events", RunEvent),
-            *(_query(field.name, "", {}) for field in dataclasses.fields(EventFilter)),
-            _query("before", "Of smaller numbers than this.", _WHOLE),
+            *(_query(name, "", {"type": "string"}) for name in ("kind", "severity", "subject")),
+            before,
             _query("limit", "So many at most.", _WHOLE),
         ),
         **_public(),

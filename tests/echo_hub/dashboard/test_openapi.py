@@ -33,7 +33,7 @@ async def test_the_description_is_valid_and_has_every_action(hub: ClientSession)
         assert ("post" in described) == path.startswith("/api/v1/actions/")
 
 
-@pytest.mark.parametrize("path", ["run", "nodes", "steps", "log", "leaderboard", "teams", "actions", "tokens"])
+@pytest.mark.parametrize("path", ["run", "nodes", "steps", "log", "leaderboard", "actions", "tokens"])
 async def test_answers_are_as_described(hub: ClientSession, desk: Any, path: str) -> None:
     async with hub.post("/api/v1/actions/max_staleness", json={"value": 3}) as answer:
         assert answer.status == 200
