@@ -13,10 +13,11 @@ from echo_hub.core.effects import (
     FinishRun,
     NodeCost,
     PublishVersion,
+    TellOperator,
     TellStandby,
     TrainStep,
 )
-from echo_hub.core.events import LearnerReady, StepDone
+from echo_hub.core.events import LearnerReady, OperatorAsked, StepDone
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.status import TrustStatus
 from echo_hub.dashboard.model import Readiness, RunState
@@ -188,3 +189,15 @@ def test_what_all_nodes_fail_on_is_a_problem() -> None:
     assert (view.checks, view.failed_checks) == ({"mlx/f32/metal": 9}, {"mlx/f32/metal": 3})
     assert (view.abandoned_checks, view.waiting_checks, view.quarantined) == (1, 2, 4)
     assert "mlx/f32/metal on version 7" in COMMON_FAULT.format(what=view.suspended[0])
+
+
+async def test_what_operators_have_changed_is_shown(make_hub: Any) -> None:
+    hub = await make_hub(max_staleness=3)
+    view = await hub.pages.run_view()
+    assert (view.leasing, view.live["max_staleness"]) == ("open", 3)
+    for number, (what, value) in enumerate((("leasing", "paused"), ("max_staleness", 2), ("learning_rate", 0.5))):
+        await hub.driven.driver.report(OperatorAsked(number=number, what=what, value=value))
+    await hub.driven.until(lambda: len(hub.driven.of(TellOperator)) == 3)
+    view = await hub.pages.run_view()
+    assert (view.leasing, view.max_staleness, view.live["learning_rate"]) == ("paused", 2, 0.5)
+    assert view.state_detail == "paused by the operator: nothing is leased"
