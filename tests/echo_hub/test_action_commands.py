@@ -44,7 +44,7 @@ def store(run: Path) -> Iterator[Store]:
 
 def test_without_an_action_all_are_listed(run: Path) -> None:
     listed = said("act", run)
-    assert all(re.search(rf"^{name}\b", listed, re.MULTILINE) for name in TABLE)
+    assert all(re.search(rf"^ *{name}\b", listed, re.MULTILINE) for name in TABLE)
 
 
 def test_what_the_hub_has_to_do_is_noted_for_when_it_is_served(run: Path, store: Store) -> None:

@@ -281,7 +281,7 @@ def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
             states: dict[str, AnyRequest] = {"open": Resume(), "paused": Pause(), "draining": Drain()}
             return states.get(str(before))
         case SetMaxStaleness() | SetPublishEvery() | SetLearningRate() | SetSpendCap():
-            return type(request)(value=before)
+            return None if before is None else type(request)(value=before)
         case Ban():
             return Unban(node=request.node)
         case Unban():

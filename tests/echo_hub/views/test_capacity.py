@@ -122,7 +122,7 @@ async def test_it_is_on_the_page_after_the_first_step(make_hub: Any) -> None:
 
 
 async def test_of_a_run_that_is_over_all_who_worked_count(make_hub: Any, make_evaluations: Any) -> None:
-    hub = await make_hub(running=False)
+    hub = await make_hub(running=False, max_staleness=3)
     write_books(hub.driven.store)
     hub.driven.store.record_evaluations(make_evaluations(2, 0.75))
     hub.said["finished"] = True

@@ -13,10 +13,11 @@ from echo_hub.core.effects import (
     FinishRun,
     NodeCost,
     PublishVersion,
+    TellOperator,
     TellStandby,
     TrainStep,
 )
-from echo_hub.core.events import LearnerReady, StepDone
+from echo_hub.core.events import LearnerReady, OperatorAsked, StepDone
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.status import TrustStatus
 from echo_hub.dashboard.model import Readiness, RunState
@@ -202,3 +203,15 @@ async def test_what_is_watched_for_is_shown_and_makes_the_hub_no_less_ready(hub:
     hub.said = {"watched": (down, disk), "learner_is_down": True}
     view = await hub.pages.run_view()
     assert (view.problems, view.broken) == ((LEARNER_IS_DOWN, disk.text), True), "each once"
+
+
+async def test_what_operators_have_changed_is_shown(make_hub: Any) -> None:
+    hub = await make_hub(max_staleness=3)
+    view = await hub.pages.run_view()
+    assert (view.leasing, view.live["max_staleness"]) == ("open", 3)
+    for number, (what, value) in enumerate((("leasing", "paused"), ("max_staleness", 2), ("learning_rate", 0.5))):
+        await hub.driven.driver.report(OperatorAsked(number=number, what=what, value=value))
+    await hub.driven.until(lambda: len(hub.driven.of(TellOperator)) == 3)
+    view = await hub.pages.run_view()
+    assert (view.leasing, view.max_staleness, view.live["learning_rate"]) == ("paused", 2, 0.5)
+    assert view.state_detail == "paused by the operator: nothing is leased"
