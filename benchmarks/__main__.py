@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME [--only CASE]... [--json FILE] [--seed N]`."""
+"""`python -m benchmarks NAME [--only CASE]... [--json FILE] [--seed N] [--scale S]`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import logging
 import pkgutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,9 @@ def main(
         list[str] | None, typer.Option("--only", help="Measure this case alone: its name, or 'long*'. Repeatable.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
+    scale: Annotated[
+        float, typer.Option(min=1e-3, max=1.0, help="Of its sizes and durations; for `pages` alone, to try it out.")
+    ] = 1.0,
 ) -> None:
     """Measure one thing case by case, print a table, write the figures."""
     if name not in names():
@@ -42,6 +46,8 @@ def main(
         raise typer.BadParameter(f"there is no directory {json_file.parent}", param_hint="--json")
     logging.basicConfig(format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)])
     module = importlib.import_module(f"benchmarks.{name}")
+    if scale != 1.0 and not hasattr(module, "measure_scaled"):
+        raise typer.BadParameter(f"{name} has one size", param_hint="--scale")
     try:
         progress = Progress(module.plan(), only or (), say=_say)
     except NoSuchCase as error:
@@ -49,7 +55,8 @@ def main(
     progress.begin()
     unfinished: BaseException | None = None
     try:
-        measured: Measurement = module.measure(seed, progress)
+        begin = module.measure if scale == 1.0 else partial(module.measure_scaled, scale=scale)
+        measured: Measurement = begin(seed, progress)
     except BaseException as error:  # noqa: BLE001 - It is raised below.
         # Of an hour's cases the last one may fail: what the others have shown is kept.
         measured, unfinished = Measurement(headline={}, rows=progress.told), error
@@ -63,6 +70,7 @@ def main(
             "unfinished": repr(unfinished) if unfinished else None,
             "headline": measured.headline,
             "only": only,
+            "scale": scale,
             **progress.as_json(),
             "conditions": {**conditions(seed), **measured.conditions},
             "rows": measured.rows,
@@ -70,6 +78,9 @@ def main(
         json_file.write_text(json.dumps(document, indent=2) + "\n")
         if measured.picture is not None:
             json_file.with_suffix(".png").write_bytes(measured.picture)
+        for picture, png in measured.pictures.items():
+            json_file.with_suffix("").mkdir(exist_ok=True)
+            (json_file.with_suffix("") / f"{picture}.png").write_bytes(png)
     if unfinished is not None:
         raise unfinished
 

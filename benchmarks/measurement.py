@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ class Measurement:
     conditions: dict[str, Any] = field(default_factory=dict)
     picture: bytes | None = None
     """A PNG, written beside the figures."""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """Several PNGs by their names, written into a folder beside the figures."""
 
 
 def conditions(seed: int) -> dict[str, Any]:

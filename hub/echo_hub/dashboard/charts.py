@@ -149,7 +149,11 @@ SPREAD: Final = ChartView(
     ),
     own_range=True,
 )
-LEARNER: Final = tuple(_of_step_figures(chart) for chart in step_figures.CHARTS)
+
+
+def learner() -> tuple[ChartView, ...]:
+    """The learner's own, by the table of step figures."""
+    return tuple(_of_step_figures(chart) for chart in step_figures.CHARTS)
 
 
 def tables(run: RunView) -> Mapping[str, Mapping[str, list[float | None]]]:

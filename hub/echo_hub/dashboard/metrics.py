@@ -76,6 +76,8 @@ class _OfSnapshot:
             yield from _cost(cost)
         yield from _trust(self._snapshot.run.trust)
         yield from _nodes(self._snapshot.nodes)
+        took_s = self._snapshot.took_s
+        yield _gauge("echo_pages_snapshot_seconds", "What the pages' newest picture of the run took to take.", took_s)
 
 
 def _gauge(name: str, help_text: str, value: float | None) -> Metric:

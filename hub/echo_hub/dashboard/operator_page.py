@@ -30,7 +30,6 @@ CHARTS: Final = {
     "reward": charts.REWARD,
     "staleness": charts.STALENESS,
     "speed": charts.SPEED,
-    "learner": charts.LEARNER,
     "spread": charts.SPREAD,
 }
 
@@ -124,7 +123,7 @@ class OperatorPage:
             run=run,
             recent=recent[::-1][:STEPS_SHOWN],
             remaining_s=remaining_s(run, recent),
-            charts=CHARTS,
+            charts={**CHARTS, "learner": charts.learner()},
             tables=charts.tables(run),
             columns=[figure for figure in step_figures.STEP_FIGURES if figure.column],
             ticks=rail_ticks(run),

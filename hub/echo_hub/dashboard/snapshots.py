@@ -15,11 +15,12 @@ REST: Final = 9.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """`change` is the newest change that is surely in it; `taken_at` is the event loop's time, and so is `good_until`,
-    up to which nobody sees another."""
+    up to which nobody sees another; `took_s` is what it took to take."""
 
     change: int
     taken_at: float
     good_until: float
+    took_s: float
     run: RunView
     nodes: tuple[NodeView, ...]
 
@@ -54,6 +55,13 @@ class Snapshots:
         change, taken_at = self._source.changes.number, clock()
         run, nodes = await self._source.run_view(), await self._source.nodes()
         now = clock()
-        rest_s = REST * (now - taken_at) if self._min_interval_s else 0.0
-        good_until = max(taken_at + self._min_interval_s, now + rest_s)
-        return Snapshot(change=change, taken_at=taken_at, good_until=good_until, run=run, nodes=nodes)
+        took_s = now - taken_at
+        rest_s = REST * took_s if self._min_interval_s else 0.0
+        return Snapshot(
+            change=change,
+            taken_at=taken_at,
+            good_until=max(taken_at + self._min_interval_s, now + rest_s),
+            took_s=took_s,
+            run=run,
+            nodes=nodes,
+        )

@@ -9,7 +9,7 @@ from echo_hub.dashboard.charts import CURVES, tables
 from echo_hub.dashboard.curves import Curves
 from echo_hub.dashboard.operator_page import CHARTS
 
-VIEWS = [view for found in CHARTS.values() for view in (found if isinstance(found, tuple) else (found,))]
+VIEWS = [*CHARTS.values(), *charts.learner()]
 SHEET = (Path(charts.__file__).parent / "static" / "echo.css").read_text(encoding="utf-8")
 
 

@@ -92,7 +92,7 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
         column="Entropy",
     )
     monkeypatch.setattr(step_figures, "STEP_FIGURES", (*step_figures.STEP_FIGURES, added))
-    chart = Chart(key="entropy", title="Entropy", about="Entropy by step")
+    chart = Chart(key="entropy", title="Entropy", about="How much is left to chance.", axis="nats/token")
     monkeypatch.setattr(step_figures, "CHARTS", (*step_figures.CHARTS, chart))
     await hub.join("a")
     await hub.train_to_the_end()
@@ -107,7 +107,7 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
         (first, _) = (await (await client.get("/api/v1/steps")).json())["steps"]
         (point, _) = (await (await client.get("/api/v1/curves")).json())["points"]
         newest = (await (await client.get("/api/v1/run")).json())["newest_step"]
-    assert 'id="chart-entropy"' in page and "&#34;entropy&#34;, &#34;of the policy&#34;" in page
+    assert 'id="chart-entropy"' in page and '"column": "entropy", "error": "", "label": "of the policy"' in page
     assert ">Entropy</th>" in page and ">1.2</td>" in page
     assert "\necho_learner_entropy 1.25\n" in metrics
     assert (first["entropy"], newest["entropy"], point["entropy"]) == (1.25, 1.25, 1.25)

@@ -1,0 +1,124 @@
+"""The hub's pages in Debian's Chromium: who can use them, how soon they are there, how light and how live they are.
+
+The hub is a real one that trains, with two real nodes at work, on the books of a long run: 5,000 nodes and 10⁶ rollouts
+(`books`). Pages are found by following links, one of each shape. With `--json NAME.json`, pictures of every page in
+every mode and state are in the folder NAME.
+
+- `axe_serious`, `axe_moderate`: elements that axe-core finds fault with, summed over all pages, light, dark and phone.
+- `first_contentful_paint_s`, `transfer_kb`, `external_requests`, `csp_unsafe`: of the worst page, first visited.
+- `live_delay_s`: from a step in the books to the page that shows it, the worst of twenty.
+- `page_memory_growth`: heap of the watched page after ten minutes, over that after one.
+- `hub_cpu_share`: of one core, what the hub's process takes more while one page is watched.
+- `snapshot_ms`: what the hub takes for one picture of the run, the median.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.measurement import Measurement
+from benchmarks.pages import axe, browsing, looks
+from benchmarks.pages.site import Site, open_site
+from benchmarks.progress import Planned, Progress
+
+DESCRIPTION: Final = "The hub's pages in a browser: accessibility, weight, speed, how live and how lasting they are"
+NODES: Final = 5_000
+ROLLOUTS: Final = 1_000_000
+LASTING_S: Final = 600.0
+CPU_S: Final = 20.0
+AXE, LOAD, LIVE, SNAPSHOT, CPU, LASTING, AWAY = (
+    *("accessibility", "first load", "live", "snapshot", "hub's processor", "ten minutes", "hub away"),
+)
+
+
+def plan() -> list[Planned]:
+    lacks = browsing.lacks()
+    return [
+        Planned(name=LOAD, seconds=40, lacks=lacks),
+        Planned(name=AXE, seconds=120, lacks=lacks or axe.lacks()),
+        Planned(name=LIVE, seconds=60, lacks=lacks),
+        Planned(name=SNAPSHOT, seconds=30),
+        Planned(name=CPU, seconds=320, lacks=lacks),
+        Planned(name=LASTING, seconds=LASTING_S, lacks=lacks),
+        Planned(name=AWAY, seconds=20, lacks=lacks),
+    ]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
+    return measure_scaled(seed, progress, 1.0)
+
+
+def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
+    """Sizes and durations are `scale` times what they are by default."""
+    pictures: dict[str, bytes] = {}
+    sizes = {"nodes": max(20, round(scale * NODES)), "rollouts": max(1_000, round(scale * ROLLOUTS))}
+    with tempfile.TemporaryDirectory(prefix="echo-pages-") as scratch:
+
+        def while_empty(site: Site) -> None:
+            if not browsing.lacks():
+                asyncio.run(_picture_of(site, pictures, "no-node"))
+
+        with open_site(Path(scratch), **sizes, seed=seed, while_empty=while_empty) as site:
+            rows = asyncio.run(_look(site, progress, Path(scratch), pictures, scale))
+    return Measurement(headline=headline(rows), rows=rows, conditions=sizes, pictures=pictures)
+
+
+async def _picture_of(site: Site, pictures: dict[str, bytes], state: str) -> None:
+    async with browsing.chromium() as browser, browsing.opened(browser, site, "light") as context:
+        page = await context.new_page()
+        await page.goto(site.url)
+        await page.wait_for_timeout(browsing.SETTLED_MS)
+        pictures[f"run-{state}"] = await page.screenshot(full_page=True)
+
+
+async def _look(
+    site: Site, progress: Progress, scratch: Path, pictures: dict[str, bytes], scale: float
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+
+    async def run(name: str, case: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
+        if progress.wants(name):
+            found = await case()
+            rows.extend({"case": name, **row} for row in found)
+            progress.done(name, _told(found))
+
+    if progress.wants(SNAPSHOT) and browsing.lacks():
+        await run(SNAPSHOT, lambda: looks.snapshots(site))
+        return rows
+    async with browsing.chromium() as browser:
+        async with browsing.opened(browser, site, "light") as context:
+            pages = await browsing.pages_of(context, site)
+        await run(LOAD, lambda: looks.first_load(browser, site, pages))
+        if progress.wants(AXE):
+            script = axe.fetched(scratch)
+            await run(AXE, lambda: looks.every_page(browser, site, pages, script, pictures))
+        await run(LIVE, lambda: looks.live(browser, site))
+        await run(SNAPSHOT, lambda: looks.snapshots(site))
+        await run(CPU, lambda: looks.hub_cpu(browser, site, seconds=scale * CPU_S))
+        await run(LASTING, lambda: looks.lasting(browser, site, seconds=scale * LASTING_S))
+        await run(AWAY, lambda: looks.hub_away(browser, site, pictures))
+    return rows
+
+
+def _told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The worst of each figure."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
+    return {name: _worst(rows, name) for name in names}
+
+
+def _worst(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    return max((row[name] for row in rows if row.get(name) is not None), default=None)
+
+
+def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Faults are summed over pages and modes, all else is the worst; None was not measured."""
+    faults = {
+        name: sum(row[name] for row in rows if name in row) if any(name in row for row in rows) else None
+        for name in ("axe_serious", "axe_moderate", "external_requests", "csp_unsafe")
+    }
+    names = ("first_contentful_paint_s", "transfer_kb", "live_delay_s", "page_memory_growth", "hub_cpu_share")
+    return {**faults, **{name: _worst(rows, name) for name in (*names, "snapshot_ms")}}

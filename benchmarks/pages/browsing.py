@@ -1,0 +1,122 @@
+"""Debian's Chromium on the hub's pages: as light, dark and phone, with everything counted that a page loads."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from playwright.async_api import Browser, BrowserContext, CDPSession, Page, async_playwright
+
+from benchmarks.pages.site import Site
+
+CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS: Final = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--enable-precise-memory-info"),
+)
+MODES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "has_touch": True, "is_mobile": True},
+}
+SETTLED_MS: Final = 1_500
+"""After this a page has loaded what it loads."""
+MOST_SHAPES: Final = 60
+
+
+def lacks() -> str:
+    """What this machine does not have for it; empty: nothing."""
+    return "" if CHROMIUM else "Chromium"
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What one page has loaded, and what it did that it must not."""
+
+    origin: str
+    urls: list[str] = field(default_factory=list)
+    transfer_bytes: int = 0
+    """As they came over the wire, headers included."""
+    violations: list[str] = field(default_factory=list)
+    """Of the policy for contents, and whatever else the browser complains of."""
+
+    @property
+    def external(self) -> list[str]:
+        """Requests that leave the hub."""
+        return [
+            url for url in self.urls if urlsplit(url).scheme in ("http", "https") and not url.startswith(self.origin)
+        ]
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def opened(browser: Browser, site: Site, mode: str, *, operator: bool = True) -> AsyncIterator[BrowserContext]:
+    """A browser that has never been here; the operator's is logged in."""
+    context = await browser.new_context(**MODES[mode])
+    try:
+        if operator:
+            await context.request.get(f"{site.url}/?token={site.token}")
+        yield context
+    finally:
+        await context.close()
+
+
+async def counted(page: Page, site: Site) -> tuple[Loaded, CDPSession]:
+    """What the page loads from now on."""
+    loaded, protocol = Loaded(site.url), await page.context.new_cdp_session(page)
+    await protocol.send("Network.enable")
+
+    def add(event: dict[str, Any]) -> None:
+        loaded.transfer_bytes += event["encodedDataLength"]
+
+    protocol.on("Network.loadingFinished", add)
+    protocol.on("Network.dataReceived", lambda event: None)
+    protocol.on("Network.requestWillBeSent", lambda event: loaded.urls.append(event["request"]["url"]))
+
+    def heed(kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            loaded.violations.append(text)
+
+    page.on("console", lambda message: heed(message.type, message.text))
+    page.on("pageerror", lambda error: heed("error", str(error)))
+    return loaded, protocol
+
+
+def shape(path: str) -> str:
+    """Paths that differ in numbers and ids alone are one page: /rollouts/17 is /rollouts/*."""
+    parts = path.partition("?")[0].split("/")
+    return "/".join("*" if re.fullmatch(r"[0-9a-f-]*[0-9][0-9a-f-]*", part) else part for part in parts)
+
+
+async def pages_of(context: BrowserContext, site: Site) -> dict[str, str]:
+    """Every page that links lead to, one of each shape: shape -> path. The door and an own standing come on top."""
+    found, waiting, asked = {"/login": "/login"}, ["/", "/leaderboard"], set[str]()
+    page = await context.new_page()
+    while waiting and len(found) < MOST_SHAPES:
+        path = waiting.pop(0)
+        if shape(path) in asked:
+            continue
+        asked.add(shape(path))
+        answer = await context.request.get(site.url + path)
+        if not answer.ok or "text/html" not in answer.headers.get("content-type", ""):
+            continue
+        found[shape(path)] = path
+        await page.goto(site.url + path)
+        links = await page.evaluate("() => [...document.querySelectorAll('a[href]')].map((one) => one.href)")
+        waiting += [link.removeprefix(site.url).partition("#")[0] for link in links if link.startswith(f"{site.url}/")]
+    await page.close()
+    return found

@@ -1,0 +1,190 @@
+"""What is measured of pages, each in a browser of its own: how soon they are there, how light, live and lasting."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import aiohttp
+from playwright.async_api import Browser, CDPSession, Page
+
+from benchmarks.pages import axe
+from benchmarks.pages.browsing import MODES, SETTLED_MS, counted, opened
+from benchmarks.pages.site import Site
+
+STEPS_WATCHED: Final = 20
+PAIRS: Final = 6
+PAINTED: Final = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+NOTE_STEPS: Final = """() => {
+  const seen = (window.seenSteps = []);
+  const note = () => seen.push([Number(document.getElementById('step').textContent.replaceAll(',', '')), Date.now()]);
+  note();
+  new MutationObserver(note).observe(document.getElementById('now'), { childList: true, subtree: true });
+}"""
+STREAMS_S: Final = 5.0
+"""Time for a stream to be there."""
+COLLECTED_MS: Final = 1_000
+SNAPSHOT: Final = "echo_pages_snapshot_seconds "
+STALE_WITHIN_MS: Final = 90_000.0
+
+
+async def every_page(
+    browser: Browser, site: Site, pages: Mapping[str, str], script: str, pictures: dict[str, bytes]
+) -> list[dict[str, Any]]:
+    """axe's findings on each page in each mode, and a picture of each."""
+    rows = []
+    for mode in MODES:
+        for name, path in pages.items():
+            async with opened(browser, site, mode, operator=name != "/login") as context:
+                page = await context.new_page()
+                await page.goto(site.url + path)
+                await page.wait_for_timeout(SETTLED_MS)
+                shown = name.strip("/").replace("/", "-").replace("*", "one") or "run"
+                pictures[f"{shown}-{mode}"] = await page.screenshot(full_page=True)
+                await page.evaluate(script)
+                violations = await page.evaluate(axe.RUN)
+                counts = axe.found_on(violations)
+                rows.append(
+                    {
+                        "page": name,
+                        "mode": mode,
+                        **{f"axe_{impact}": count for impact, count in counts.items()},
+                        "findings": axe.said_of(violations),
+                    }
+                )
+    return rows
+
+
+async def first_load(browser: Browser, site: Site, pages: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What each page loads in a browser that has never been here, until it has settled."""
+    rows = []
+    for name, path in pages.items():
+        async with opened(browser, site, "light", operator=name != "/login") as context:
+            page = await context.new_page()
+            loaded, _ = await counted(page, site)
+            answer = await page.goto(site.url + path)
+            await page.wait_for_timeout(SETTLED_MS)
+            policy = answer.headers.get("content-security-policy", "") if answer else ""
+            painted_ms = await page.evaluate(PAINTED)
+            rows.append(
+                {
+                    "page": name,
+                    "first_contentful_paint_s": None if painted_ms is None else painted_ms / 1000,
+                    "transfer_kb": loaded.transfer_bytes / 1000,
+                    "requests": len(loaded.urls),
+                    "external_requests": len(loaded.external),
+                    "csp_unsafe": policy.count("unsafe-")
+                    + ("default-src 'none'" not in policy)
+                    + len(loaded.violations),
+                    "complaints": loaded.violations,
+                }
+            )
+    return rows
+
+
+async def live(browser: Browser, site: Site) -> list[dict[str, Any]]:
+    """From when the books have a step to when the page shows it or a later one."""
+    first = site.newest_step() + 1
+    async with opened(browser, site, "light") as context:
+        page = await context.new_page()
+        await page.goto(site.url)
+        await page.evaluate(NOTE_STEPS)
+        await asyncio.to_thread(site.wait_for_step, first + STEPS_WATCHED)
+        await page.wait_for_timeout(1000 * STREAMS_S)
+        seen = await page.evaluate("() => window.seenSteps")
+    query = "SELECT step, trained_at FROM steps WHERE step BETWEEN ? AND ? AND trained_at IS NOT NULL"
+    delays = [
+        min(at for shown, at in seen if shown >= step) / 1000 - trained_at
+        for step, trained_at in site.rows(query, first, first + STEPS_WATCHED - 1)
+    ]
+    median = statistics.median(delays)
+    return [{"live_delay_s": max(delays), "live_delay_s_median": median, "steps": len(delays)}]
+
+
+async def snapshots(site: Site) -> list[dict[str, Any]]:
+    """What the hub takes for one picture of the run, by its own clock, while somebody watches."""
+    took: list[float] = []
+    headers = {"Authorization": f"Bearer {site.token}"}
+    async with aiohttp.ClientSession(site.url, headers=headers) as http:
+        for _ in range(STEPS_WATCHED):
+            async with http.get("/metrics") as answer:
+                text = await answer.text()
+            took += [float(line.split()[1]) for line in text.splitlines() if line.startswith(SNAPSHOT)]
+            await asyncio.sleep(1.0)
+    found = {"snapshot_ms": 1000 * statistics.median(took), "snapshot_ms_worst": 1000 * max(took)}
+    return [{**found, "snapshots": len(took)}]
+
+
+async def hub_cpu(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
+    """Of one core, what the hub's own process computes more while one operator's page is watched: the median of pairs
+    of `seconds` each, with and without."""
+    shares = []
+    async with opened(browser, site, "light") as context:
+        page = await context.new_page()
+        for number in range(PAIRS):
+            found = {}
+            for watched in (True, False) if number % 2 else (False, True):
+                await page.goto(site.url if watched else "about:blank")
+                await page.wait_for_timeout(1000 * STREAMS_S)
+                before = site.processor_s()
+                await page.wait_for_timeout(1000 * seconds)
+                found[watched] = (site.processor_s() - before) / seconds
+            shares.append(found[True] - found[False])
+    return [{"hub_cpu_share": statistics.median(shares), "hub_cpu_share_of_pairs": [round(one, 4) for one in shares]}]
+
+
+async def lasting(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
+    """How the page's memory grows while it is watched, from a tenth of the time to all of it."""
+    async with opened(browser, site, "light") as context:
+        page = await context.new_page()
+        loaded, protocol = await counted(page, site)
+        await page.goto(site.url)
+        await page.wait_for_timeout(100 * seconds)
+        heap, elements = await _memory(page, protocol)
+        requests = len(loaded.urls)
+        await page.wait_for_timeout(900 * seconds)
+        heap_then, elements_then = await _memory(page, protocol)
+    return [
+        {
+            "page_memory_growth": heap_then / heap,
+            "element_growth": elements_then / elements,
+            "page_memory_mb": heap_then / 1e6,
+            "requests_while_watched": len(loaded.urls) - requests,
+            "complaints": loaded.violations,
+            "watched_s": seconds,
+        }
+    ]
+
+
+async def hub_away(browser: Browser, site: Site, pictures: dict[str, bytes]) -> list[dict[str, Any]]:
+    """The hub is stopped, and the page says that it is stale; the hub goes on, and the page is live again."""
+    async with opened(browser, site, "light") as context:
+        page = await context.new_page()
+        await page.goto(site.url)
+        link = page.locator("#link")
+        await link.filter(has_text="live").wait_for()
+        site.hub.send_signal(signal.SIGSTOP)
+        began_at = time.monotonic()
+        try:
+            await link.filter(has_text="as of").wait_for(timeout=STALE_WITHIN_MS)
+            said_after_s = time.monotonic() - began_at
+            pictures["run-hub-away"] = await page.screenshot()
+        finally:
+            site.hub.send_signal(signal.SIGCONT)
+        began_at = time.monotonic()
+        await link.filter(has_text="live").wait_for(timeout=STALE_WITHIN_MS)
+    return [{"stale_said_after_s": said_after_s, "live_again_after_s": time.monotonic() - began_at}]
+
+
+async def _memory(page: Page, protocol: CDPSession) -> tuple[float, float]:
+    """Bytes of its heap, and nodes of its document, once what nothing holds is collected."""
+    await protocol.send("HeapProfiler.collectGarbage")
+    await page.wait_for_timeout(COLLECTED_MS)
+    await protocol.send("HeapProfiler.collectGarbage")
+    await protocol.send("Performance.enable")
+    metrics = {one["name"]: one["value"] for one in (await protocol.send("Performance.getMetrics"))["metrics"]}
+    return metrics["JSHeapUsedSize"], metrics["Nodes"]
