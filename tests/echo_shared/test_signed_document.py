@@ -49,7 +49,11 @@ def test_another_kind_of_document_is_none() -> None:
         read(signed(), name="other")
 
 
-@pytest.mark.parametrize(("field", "value"), [("number", 1), ("text", "x"), ("hub_key", OTHER.public_key.hex())])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("number", 1), ("text", "x"), ("hub_key", OTHER.public_key.hex())],
+    ids=["a number", "a text", "the key"],
+)
 def test_nothing_can_be_changed(field: str, value: object) -> None:
     document = json.loads(signed())
     document["said"][field] = value
