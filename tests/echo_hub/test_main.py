@@ -46,6 +46,9 @@ FLAGS = {
         *("--step", "--group", "--node", "--version", "--state", "--drop", "--check", "--reward-min", "--reward-max"),
         *("--tokens-min", "--tokens-max", "--text", "--before", "--limit", "--json", "--parquet"),
     },
+    "try-task": {"--option", "--config", "--base", "--count", "--seed", "--json"},
+    "new-task": {"--directory"},
+    "compare": {"--figure", "--json"},
     "password": set(),
     "plan": {
         *("--file", "--example", "--staleness", "--publish-every", "--add", "--target", "--json", "--picture"),
