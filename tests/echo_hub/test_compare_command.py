@@ -13,8 +13,8 @@ from echo_hub.main import app, make_run
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError
-from tests.echo_hub.test_tensorboard import evaluated, train
 from tests.echo_hub.written_books import write_books
+from tests.echo_hub.written_steps import evaluated, train
 
 
 def said(*arguments: str | Path) -> str:

@@ -9,8 +9,8 @@ from echo_hub import comparing
 from echo_hub.comparing import Curve, curves_of, differing, sparkline
 from echo_hub.config.file import load_config
 from echo_hub.store.store import Store
-from tests.echo_hub.test_tensorboard import evaluated, train
 from tests.echo_hub.written_books import HAND_OFF_S, PERIOD_S, TRAIN_S, write_books
+from tests.echo_hub.written_steps import evaluated, train
 
 
 @pytest.fixture

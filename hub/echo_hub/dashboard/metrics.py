@@ -96,7 +96,11 @@ def _run(run: RunView) -> Iterator[Metric]:
     states = GaugeMetricFamily("echo_run_state", "1 for the state that the run is in.", labels=["state"])
     yield _labelled(states, (([state], float(state is run.state)) for state in RunState))
     yield _gauge("echo_healthy", "0 while something is broken; /readyz says what.", float(not run.broken))
-    yield _gauge("echo_alarms", "Signs of forged rollouts in the newest step; /readyz says which.", len(run.alarms))
+    yield _gauge(
+        "echo_alarms",
+        "Signs of forged rollouts in the newest step, and metric sinks that fail; /readyz says which.",
+        len(run.alarms),
+    )
     ready = float(run.readiness is Readiness.READY)
     yield _gauge("echo_ready", "1 once the hub can train; 0 while it starts or something is broken.", ready)
     yield _gauge("echo_run_start_time_seconds", "When the run began, seconds since the epoch.", run.started_at)

@@ -50,6 +50,8 @@ class Moment:
     windows_install_command: str = ""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Since the hub's start, by what it was and why."""
+    sinks: tuple[str, ...] = ()
+    """What is wrong with metric sinks: the run goes on without them."""
 
 
 class RunViews:
@@ -79,7 +81,7 @@ class RunViews:
         """`connected`: the ids of the nodes that are, but for those that the spend cap keeps from work."""
         config, status, distribution = self._config, moment.status, moment.distribution
         newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
-        warnings = alarms(newest)
+        warnings = (*alarms(newest), *moment.sinks)
         evaluations, accounting = self._evaluations.read(), self._store.accounting()
         num_nodes = self._store.num_nodes()
         return RunView(
