@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 import echo_shared
+from echo_hub.backup_commands import backup, restore
 from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.compare_command import compare
 from echo_hub.config.file import load_config, render_config
@@ -250,7 +251,7 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
     typer.echo(f"Pardoned: {', '.join(node)}. A hub that serves lets them begin anew within seconds.")
 
 
-for command in (invite, invites, uninvite, rollouts, try_task, new_task, compare):
+for command in (invite, invites, uninvite, rollouts, try_task, new_task, compare, backup, restore):
     app.command()(command)
 
 

@@ -49,6 +49,8 @@ FLAGS = {
     "try-task": {"--option", "--config", "--base", "--count", "--seed", "--json"},
     "new-task": {"--directory"},
     "compare": {"--figure", "--json"},
+    "backup": set(),
+    "restore": set(),
     "password": set(),
     "plan": {
         *("--file", "--example", "--staleness", "--publish-every", "--add", "--target", "--json", "--picture"),
