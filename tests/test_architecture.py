@@ -49,6 +49,13 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.learner",
         "echo_hub.run",
     },
+    "echo_hub.sinks": {
+        "echo_hub.config",
+        "echo_hub.dashboard",
+        "echo_hub.run",
+        "echo_hub.scoring",
+        "echo_hub.store",
+    },
     "echo_hub.simulator": {"echo_hub.config", "echo_hub.core", "echo_hub.core.nodes", "echo_hub.core.spread"},
     "echo_hub.net": {"echo_hub.config", "echo_hub.core.spread", "echo_hub.run"},
     "echo_hub.views": {

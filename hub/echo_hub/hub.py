@@ -82,10 +82,10 @@ from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.preparing import GroupPreparation
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer
+from echo_hub.sinks.chosen import chosen_sinks
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.credit_store import CreditStore
 from echo_hub.teams import change_team
-from echo_hub.tensorboard import EventFiles
 from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
 from echo_hub.verify.by_nodes import NodeChecks
@@ -160,7 +160,9 @@ class Hub:
         self._evaluations = self._make_evaluations()
         self._housekeeping = self._make_housekeeping()
         self._totals = TotalsNews(store=opened.store, nodes=self._nodes.live, send=self._gateway.send)
-        self._event_files = EventFiles(directory.root / "tensorboard", opened.store.store)
+        self._sinks = chosen_sinks(
+            config, directory.root, self.run_id, opened.store.store, codec=opened.codec, problems=opened.problems
+        )
         self.pages = self._make_pages()
         self.operation = self._make_operation()
         self.guard = guard_of(config, directory, run_id=opened.run_id)
@@ -342,6 +344,7 @@ class Hub:
             learner_is_down=self._trainer.state is LearnerState.DOWN,
             last_is_published=self.ending.last_is_published,
             finished=self.ending.finished.is_set(),
+            sinks=tuple(sink.problem for sink in self._sinks if sink.problem is not None),
             join_command=self.join_command,
             install_command=install_command(self.config, self.server),
             windows_install_command=windows_install_command(self.config, self.server),
@@ -415,8 +418,8 @@ class Hub:
                     self._housekeeping.watch_pardons(report),
                     self._desk.run(),
                     self._totals.run(),
-                    self._event_files.run(self._changes),
                     self.operation.run(),
+                    *(sink.run(self._changes) for sink in self._sinks),
                 ):
                     tasks.create_task(work)
                 if self.config.run.mode == "colocated":

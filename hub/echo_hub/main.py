@@ -23,14 +23,18 @@ from rich.text import Text
 import echo_shared
 from echo_hub.action_commands import act, audit, noted, tokens, undo
 from echo_hub.actions.requests import Ban, Pardon, Unban
+from echo_hub.backup_commands import backup, restore
 from echo_hub.beside_hub import RunArgument, store_of, when
+from echo_hub.compare_command import compare
 from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.credit_commands import credit, team
 from echo_hub.invite_commands import invite, invites, uninvite
 from echo_hub.log_commands import alert_test, events, log
+from echo_hub.new_task_command import new_task
 from echo_hub.rollouts_command import rollouts
 from echo_hub.run.directory import RunDirectory
+from echo_hub.try_task_command import try_task
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.files import write_private
@@ -260,7 +264,11 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
     typer.echo(f"Pardoned: {', '.join(node)}. A hub that serves lets them begin anew within seconds.")
 
 
-for command in (invite, invites, uninvite, rollouts, log, events, alert_test, act, undo, audit, tokens):
+for command in (
+    *(invite, invites, uninvite, act, undo, audit, tokens),
+    *(rollouts, log, events, alert_test, backup, restore),
+    *(try_task, new_task, compare),
+):
     app.command()(command)
 app.add_typer(credit, name="credit")
 app.add_typer(team, name="team")

@@ -55,6 +55,11 @@ FLAGS = {
     "undo": {"--wait"},
     "audit": {"--newest", "--json"},
     "tokens": {"--json"},
+    "try-task": {"--option", "--config", "--base", "--count", "--seed", "--json"},
+    "new-task": {"--directory"},
+    "compare": {"--figure", "--json"},
+    "backup": set(),
+    "restore": set(),
     "password": set(),
     "plan": {
         *("--file", "--example", "--staleness", "--publish-every", "--add", "--target", "--json", "--picture"),

@@ -67,6 +67,8 @@ class Moment:
     """The hub does not sample for itself."""
     watched: tuple[Problem, ...] = ()
     """The problems that there are, of those that are watched for."""
+    sinks: tuple[str, ...] = ()
+    """What is wrong with metric sinks: the run goes on without them."""
 
 
 class RunViews:
@@ -97,6 +99,7 @@ class RunViews:
         newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
         warnings = alarms(newest)
         warnings += noticed(moment, is_told=bool(warnings))
+        warnings += moment.sinks
         evaluations, accounting = self._evaluations.read(), self._store.accounting()
         num_nodes = self._store.num_nodes()
         return RunView(

@@ -13,9 +13,11 @@ from echo_hub.core.effects import SendLease
 from echo_hub.dashboard.pages import routes
 from echo_hub.operation.state import NO_NODES
 from echo_hub.operator_access import guard_of
+from echo_hub.sinks.base import Position
+from echo_hub.sinks.reading import Reading
+from echo_hub.sinks.tensorboard import TensorBoard
 from echo_hub.store.credit_store import CreditStore
 from echo_hub.store.store import Store
-from echo_hub.tensorboard import EventFiles
 from echo_hub.views import pages_source
 from echo_hub.views.board import HubBoard
 from echo_hub.views.run import LEARNER_IS_DOWN
@@ -112,10 +114,10 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     assert "\necho_learner_entropy 1.25\n" in metrics
     assert (first["entropy"], newest["entropy"], point["entropy"]) == (1.25, 1.25, 1.25)
 
-    files = EventFiles(tmp_path / "tensorboard", hub.driven.store)
-    writer = files.open()
-    files.catch_up(writer)
-    writer.close()
+    files, reading = TensorBoard(tmp_path / "tensorboard"), Reading(hub.driven.store, Position())
+    await files.open()
+    await files.write(reading.read(), reading.position)
+    await files.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.value for event in events.Scalars("train/entropy")] == [1.25, 1.25]
