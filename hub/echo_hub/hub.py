@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
-from aiohttp import web
-
 from echo_hub.config.sections import HubConfig
 from echo_hub.connected import ConnectedNodes, Welcoming, remember
-from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
@@ -45,7 +41,6 @@ from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.headers import add_security_headers
 from echo_hub.dashboard.model import Changes
-from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driver import Driver
 from echo_hub.ending import RunEnding
 from echo_hub.episodes import TrainingBatches, load_drawn, load_scoring_jobs
@@ -54,74 +49,33 @@ from echo_hub.evaluation.due import Evaluations
 from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping, kept_steps
+from echo_hub.http_routes import http_routes
 from echo_hub.joining import install_command, join_command, windows_install_command
-from echo_hub.learner.settings import LearnerSettings
-from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
-from echo_hub.net.install_routes import routes as install_routes
-from echo_hub.net.invitations import Invitations
-from echo_hub.net.own_books import OwnBooks
-from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
-from echo_hub.net.tracker import Tracker
-from echo_hub.net.tracker import routes as tracker_routes
 from echo_hub.operating import Operation
 from echo_hub.operator_access import guard_of
 from echo_hub.operator_desk import Desk
 from echo_hub.own_sampler import OwnSampler
-from echo_hub.partials import Partials
 from echo_hub.publishing import Publishing, export_path
-from echo_hub.receipts import ReceiptLookUps, TrainedReceipts, as_message, certify
-from echo_hub.rollouts import HubRollouts, RolloutReader
-from echo_hub.run.base_model import PromptCodec
+from echo_hub.receipts import ReceiptLookUps, TrainedReceipts, as_message
+from echo_hub.resources import Resources
 from echo_hub.run.directory import RunDirectory
-from echo_hub.scoring.checks import SamplingBounds
-from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.preparing import GroupPreparation
-from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer
 from echo_hub.sinks.chosen import chosen_sinks
-from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.credit_store import CreditStore
-from echo_hub.teams import change_team
 from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
 from echo_hub.verify.by_nodes import NodeChecks
 from echo_hub.verify.verifier import Load, Verifier, verifier_settings
 from echo_hub.verify.verifying import Verifying
-from echo_hub.views.about import about_view
-from echo_hub.views.board import HubBoard
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
 from echo_hub.views.versions import VersionViews
 from echo_shared.books import Evaluation
-from echo_shared.identity import Identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """What `echo_hub.opening.open_hub` has opened, and closes again."""
-
-    me: Identity
-    run_id: str
-    store: AsyncStore
-    publisher: Publisher
-    tracker: Tracker
-    problems: Problems
-    codec: PromptCodec
-    scoring: ScoringPool
-    bounds: SamplingBounds
-    learner: LearnerSettings
-    coordinator: Coordinator
-    partials: Partials
-    invitations: Invitations
-    started_at: float
-    """When the run was served for the first time."""
-    evaluated: frozenset[int]
-    """Versions whose accuracy is in the store."""
 
 
 class Hub:
@@ -138,7 +92,6 @@ class Hub:
         self.partials = opened.partials
         self._opened = opened
         self._changes = Changes()
-        self._credit = CreditStore(opened.store.store.engine)
         # In this order: each is given what it needs of those before it.
         self._driver = Driver(
             coordinator=opened.coordinator, store=opened.store, clock=time.time, noted=self._changes.notify
@@ -360,39 +313,18 @@ class Hub:
 
     async def open(self) -> None:
         """Opens the port. Raises ConfigError when it cannot be had."""
-        await self.server.open(self._routes(), guards=[self.guard.middleware], dress=add_security_headers)
-
-    def _routes(self) -> Iterator[web.AbstractRouteDef]:
-        opened, proxies = self._opened, self.config.server.trusted_proxies
-        tracker = opened.tracker
-        yield from self._gateway.routes(self._nodes)
-        sign = partial(certify, opened.store, opened.me, run_id=self.run_id, run_name=self.config.run.name)
-        books = OwnBooks(
-            self._gateway,
-            look_up=opened.store.receipts,
-            certify=sign,
-            team=partial(change_team, self._credit),
-            now=self.server.limits.now,
+        routes = http_routes(
+            self.config,
+            self._opened,
+            gateway=self._gateway,
+            nodes=self._nodes,
+            limits=self.server.limits,
+            introduce=self._distributor.introduce,
+            pages=self.pages,
+            guard=self.guard,
+            desk=self._desk,
         )
-        yield from books.routes(self._nodes)
-        yield from tracker_routes(tracker, trusted_proxies=proxies, introduce=self._distributor.introduce)
-
-        def vouch(request: web.Request, node_id: str) -> None:
-            self.server.limits.vouch(request, node_id, is_known=self._nodes.knows(node_id))
-
-        yield from artefact_routes(opened.publisher, tracker, vouch, trusted_proxies=proxies)
-        yield from install_routes(self.config.server.install_from)
-        reader = RolloutReader(
-            self.config, store=opened.store.store, codec=opened.codec, problems=lambda: opened.problems
-        )
-        yield from page_routes(
-            self.pages,
-            self.guard,
-            self._desk,
-            board=HubBoard(self._credit),
-            about=about_view(self.config),
-            rollouts=HubRollouts(reader),
-        )
+        await self.server.open(routes, guards=[self.guard.middleware], dress=add_security_headers)
 
     async def serve(self) -> None:
         """Works until cancelled. Raises what makes going on impossible: a full disk, a learner that cannot live."""

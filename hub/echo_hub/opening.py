@@ -21,7 +21,7 @@ from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.operating import restored
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.trust.settings import TrustSettings
-from echo_hub.hub import Hub, Resources
+from echo_hub.hub import Hub
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.invitations import Invitations
@@ -29,6 +29,7 @@ from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
 from echo_hub.operation.log_lines import logged_to_file
 from echo_hub.partials import partials_of
+from echo_hub.resources import Resources
 from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
