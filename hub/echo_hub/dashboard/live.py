@@ -36,9 +36,9 @@ from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.viewers import Viewers
 from echo_shared.errors import StorageError
 
-REST: Final = 40.0
-"""Times what a rendering took, for all watched pages together: however many there are, they take no more than so small
-a part of the hub's time, and change the seldomer."""
+REST: Final = 50.0
+"""Times what a rendering took, for all watched pages together: however many there are, they take a fiftieth of the
+hub's time at most, and change the seldomer."""
 MOST_PAGES: Final = 64
 """That are kept as rendered, those that were looked at last."""
 MOST_REVISIONS: Final = 64

@@ -25,7 +25,7 @@ VERSIONS_SHOWN: Final = 8
 EVENTS_SHOWN: Final = 12
 EVALUATIONS_SHOWN: Final = 8
 TICKS_SHOWN: Final = 60
-NODES_SHOWN: Final = 500
+NODES_SHOWN: Final = 100
 CHARTS: Final = {
     "reward": charts.REWARD,
     "staleness": charts.STALENESS,

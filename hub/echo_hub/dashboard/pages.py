@@ -39,7 +39,7 @@ def routes(
     board: BoardSource,
     about: AboutView | None = None,
     rollouts: RolloutsSource | None = None,
-    min_interval_s: float = 0.5,
+    min_interval_s: float = 1.0,
     heartbeat_s: float = 15.0,
 ) -> list[web.AbstractRouteDef]:
     """All that the pages add to the hub's application, whose middleware is `guard.middleware`.

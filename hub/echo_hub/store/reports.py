@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
 from typing import Any, Final
@@ -65,12 +66,19 @@ KEYS_A_QUERY: Final = 1_000
 
 
 def read_leaderboard(
-    connection: Connection, *, most: int | None = None, always: Collection[str] = ()
+    connection: Connection,
+    *,
+    most: int | None = None,
+    always: Collection[str] = (),
+    only: Collection[str] | None = None,
 ) -> list[NodeTotals]:
     """The node with most rollouts that were trained on or evaluated first. Every node; or `most` of them, those with
     most such rollouts and then those that were seen last, and the ones of `always`: strangers' keys cost nothing, so
-    there may be any number in the books."""
-    chosen = None if most is None else {*_foremost(connection, most), *always}
+    there may be any number in the books. Or no more than those of `only`."""
+    if only is not None:
+        chosen: set[str] | None = set(only)
+    else:
+        chosen = None if most is None else {*_foremost(connection, most), *always}
     final: dict[str, dict[str, Row[Any]]] = {}
     for row in _rows_of(connection, select(tallies), tallies.c.node_id, chosen):
         final.setdefault(row.node_id, {})[row.outcome] = row
@@ -233,38 +241,61 @@ def _step_record(row: Any) -> StepRecord:
     )
 
 
-def read_versions(connection: Connection, newest: int) -> list[VersionRecord]:
-    """The `newest` versions, in order; fetches of older ones are not read."""
-    published = connection.execute(select(versions).order_by(versions.c.policy_version.desc()).limit(newest)).all()
-    counts: dict[int, Counter[str]] = {}
-    sizes: dict[int, Counter[str]] = {}
-    seconds: dict[int, list[float]] = {}
-    for row in connection.execute(
-        select(fetches).where(fetches.c.policy_version.in_([row.policy_version for row in published]))
-    ):
-        fetched = bytes_by_source(dict(row._mapping))
-        counts.setdefault(row.policy_version, Counter())[main_transport(fetched)] += 1
-        sizes.setdefault(row.policy_version, Counter()).update(fetched)
-        if row.broadcast_s is not None:
-            seconds.setdefault(row.policy_version, []).append(row.broadcast_s)
-    records = []
-    for row in reversed(published):
-        ascending = sorted(seconds.get(row.policy_version, ()))
-        records.append(
-            VersionRecord(
-                policy_version=row.policy_version,
-                published_at=row.published_at,
-                payload_bytes=row.payload_bytes,
-                carrier=row.carrier,
-                way=row.way,
-                dissemination_p50_s=quantile(ascending, 0.5),
-                dissemination_p95_s=quantile(ascending, 0.95),
-                dissemination_max_s=quantile(ascending, 1.0),
-                fetches_by_transport=dict(counts.get(row.policy_version, ())),
-                bytes_by_transport=dict(sizes.get(row.policy_version, ())),
-            )
+@dataclass(slots=True)
+class Fetched:
+    """What the fetches of one version come to. Each is written once, so these are good as long as their number is."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    sizes: Counter[str] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)
+
+
+def read_fetched(connection: Connection, newest: int, known: Mapping[int, Fetched]) -> dict[int, Fetched]:
+    """Of the `newest` versions, in order, their fetches; those of `known` are read again only where there are more."""
+    wanted = sorted(
+        connection.scalars(select(versions.c.policy_version).order_by(versions.c.policy_version.desc()).limit(newest))
+    )
+    numbers = {
+        row.policy_version: row.number
+        for row in connection.execute(
+            select(fetches.c.policy_version, func.count().label("number"))
+            .where(fetches.c.policy_version.in_(wanted))
+            .group_by(fetches.c.policy_version)
         )
-    return records
+    }
+    changed = [v for v in wanted if v not in known or known[v].counts.total() != numbers.get(v, 0)]
+    found = {version: known[version] if version not in changed else Fetched() for version in wanted}
+    for row in connection.execute(select(fetches).where(fetches.c.policy_version.in_(changed))):
+        fetched, of_version = bytes_by_source(dict(row._mapping)), found[row.policy_version]
+        of_version.counts[main_transport(fetched)] += 1
+        of_version.sizes.update(fetched)
+        if row.broadcast_s is not None:
+            of_version.seconds.append(row.broadcast_s)
+    for version in changed:
+        found[version].seconds.sort()
+    return found
+
+
+def version_records(connection: Connection, fetched: Mapping[int, Fetched]) -> list[VersionRecord]:
+    """In order."""
+    published = connection.execute(
+        select(versions).where(versions.c.policy_version.in_(fetched)).order_by(versions.c.policy_version)
+    )
+    return [
+        VersionRecord(
+            policy_version=row.policy_version,
+            published_at=row.published_at,
+            payload_bytes=row.payload_bytes,
+            carrier=row.carrier,
+            way=row.way,
+            dissemination_p50_s=quantile(fetched[row.policy_version].seconds, 0.5),
+            dissemination_p95_s=quantile(fetched[row.policy_version].seconds, 0.95),
+            dissemination_max_s=quantile(fetched[row.policy_version].seconds, 1.0),
+            fetches_by_transport=dict(fetched[row.policy_version].counts),
+            bytes_by_transport=dict(fetched[row.policy_version].sizes),
+        )
+        for row in published
+    ]
 
 
 def read_versions_by_transport(connection: Connection) -> dict[str, int]:

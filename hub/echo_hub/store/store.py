@@ -55,6 +55,8 @@ class Store:
         self.keeping = keeping
         self.events_kept = events_kept
         """Of each kind."""
+        self._fetched: Mapping[int, reports.Fetched] = {}
+        """Of the versions that were asked for last, so that a fetch is read once."""
 
     @classmethod
     def open(
@@ -287,10 +289,13 @@ class Store:
 
     # --- for the pages
 
-    def leaderboard(self, *, most: int | None = None, always: Collection[str] = ()) -> list[NodeTotals]:
-        """Every node, or `most` and those of `always`; most trained rollouts first, counted from receipts."""
+    def leaderboard(
+        self, *, most: int | None = None, always: Collection[str] = (), only: Collection[str] | None = None
+    ) -> list[NodeTotals]:
+        """Every node, or `most` and those of `always`, or those of `only`; most trained rollouts first, counted from
+        receipts."""
         with self._reading() as connection:
-            return reports.read_leaderboard(connection, most=most, always=always)
+            return reports.read_leaderboard(connection, most=most, always=always, only=only)
 
     def credits(self, node_ids: Collection[str]) -> dict[str, Credit]:
         """What these nodes have done over all time, and their ranks among all."""
@@ -324,7 +329,8 @@ class Store:
     def versions_history(self, newest: int) -> list[VersionRecord]:
         """The `newest` published versions, in order."""
         with self._reading() as connection:
-            return reports.read_versions(connection, newest)
+            self._fetched = reports.read_fetched(connection, newest, self._fetched)
+            return reports.version_records(connection, self._fetched)
 
     def versions_by_transport(self) -> dict[str, int]:
         """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""

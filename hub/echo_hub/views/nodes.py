@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -40,10 +40,3 @@ def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int)
         costs_per_hour=said.cost_per_hour if said else 0.0,
         standby=said.standby if said else "",
     )
-
-
-def node_views(
-    totals: Sequence[NodeTotals], connected: Mapping[str, ConnectedNode], leased: Mapping[str, int]
-) -> tuple[NodeView, ...]:
-    """The views of all nodes. `leased`: rollouts leased to each and not yet received."""
-    return tuple(node_view(row, connected.get(row.node_id), in_flight=leased.get(row.node_id, 0)) for row in totals)

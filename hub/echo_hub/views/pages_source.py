@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_hub.dashboard.model import Changes, NodeView, RunView
 from echo_hub.store.store import Store
-from echo_hub.views.nodes import ConnectedNode, node_views, seen_now
+from echo_hub.views.all_nodes import AllNodes
+from echo_hub.views.nodes import ConnectedNode
 from echo_hub.views.rate import Rate
 from echo_hub.views.run import Moment, RunViews, health
-from echo_shared.books import EventFilter, NodeTotals, RunEvent, StepRecord
+from echo_shared.books import EventFilter, RunEvent, StepRecord
 from echo_shared.health import Health
-
-MOST_NODES: Final = 10_000
-"""That the pages know of, beside those that are connected."""
 
 
 class HubPages:
@@ -38,6 +35,7 @@ class HubPages:
         self._run = run
         self._nodes = nodes
         self._moment = moment
+        self._all_nodes = AllNodes(store)
         self._received = Rate(time.time())
 
     async def run_view(self) -> RunView:
@@ -54,11 +52,7 @@ class HubPages:
 
     async def nodes(self) -> tuple[NodeView, ...]:
         leased, connected = self._moment().status.leased_by_node, dict(self._nodes)
-        return await asyncio.to_thread(lambda: node_views(self._totals(connected), connected, leased))
+        return await asyncio.to_thread(self._all_nodes.views, connected, leased)
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         return tuple(await asyncio.to_thread(self._store.steps_history, since, STEPS_PER_ANSWER))
-
-    def _totals(self, connected: Collection[str]) -> list[NodeTotals]:
-        """On a thread, and bounded: fresh keys cost nothing, and the books keep all that ever came."""
-        return seen_now(self._store.leaderboard(most=MOST_NODES, always=connected), connected, time.time())

@@ -40,12 +40,12 @@ def test_ranks_are_the_leaderboards(store: Store, records: Any, monkeypatch: pyt
     for step, node_id in enumerate(workers, start=1):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1, node_id=node_id), now=1.0)
     join(store, "idle", "idle")
-    board = {row.node: row for row in CreditStore(store.engine).board(BoardQuery(), 1.0).rows}
+    board = {row.node: (row.rank, row.share) for row in CreditStore(store.engine).board(BoardQuery(), 1.0).rows}
     credits = store.credits([*names, "unknown", "idle"])
     assert {node_id: one.rank for node_id, one in credits.items() if node_id != "idle"} == {
-        node_id: row.rank for node_id, row in board.items()
+        node_id: rank for node_id, (rank, _) in board.items()
     }
-    assert all(credits[node_id].share == pytest.approx(row.share) for node_id, row in board.items())
+    assert all(credits[node_id].share == pytest.approx(share) for node_id, (_, share) in board.items())
     assert credits["idle"] == Credit(num_ranked=7)
 
 

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from echo_hub.core.effects import SendLease
-from echo_hub.views.nodes import node_views, seen_now
+from echo_hub.views.nodes import node_view, seen_now
 from echo_shared.books import Accounting, NodeTotals
 from echo_shared.messages import LeaseReturned
 
@@ -20,7 +20,7 @@ def test_who_is_connected_is_seen_now() -> None:
 
 
 def test_a_node_that_is_away_may_still_owe_rollouts() -> None:
-    (view,) = node_views([totals("a")], {}, {"a": 3})
+    view = node_view(totals("a"), None, in_flight=3)
     assert (view.connected, view.activity, view.capacity, view.in_flight) == (False, "", 0, 3)
 
 

@@ -18,7 +18,7 @@ from echo_hub.sinks.reading import Reading
 from echo_hub.sinks.tensorboard import TensorBoard
 from echo_hub.store.credit_store import CreditStore
 from echo_hub.store.store import Store
-from echo_hub.views import pages_source
+from echo_hub.views import all_nodes
 from echo_hub.views.board import HubBoard
 from echo_hub.views.run import LEARNER_IS_DOWN
 from echo_shared import step_figures
@@ -126,7 +126,7 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
 async def test_pages_know_the_foremost_and_the_connected_and_count_all(
     hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages_source, "MOST_NODES", 1)
+    monkeypatch.setattr(all_nodes, "MOST_NODES", 1)
     for node_id in ("a", "gone", "here"):
         await hub.join(node_id, capacity=100 if node_id == "a" else 0)
     await hub.train_to_the_end()

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from benchmarks.pages import headline
+from benchmarks.pages.axe import found_on, said_of
+from benchmarks.pages.browsing import Loaded, shape
+
+VIOLATIONS = [
+    {"id": "color-contrast", "impact": "serious", "nodes": [{"target": ["#a"]}, {"target": ["#b"]}]},
+    {"id": "button-name", "impact": "critical", "nodes": [{"target": ["#c"]}]},
+    {"id": "region", "impact": "moderate", "nodes": [{"target": ["#d"]}]},
+]
+
+
+def test_faults_are_counted_by_element_and_said_by_rule() -> None:
+    assert found_on(VIOLATIONS) == {"serious": 3, "moderate": 1, "minor": 0}
+    assert said_of(VIOLATIONS)[0] == "serious: color-contrast: ['#a'] (2)"
+
+
+def test_pages_that_differ_in_ids_are_one() -> None:
+    assert shape("/rollouts/17?colour=version") == shape("/rollouts/18") == "/rollouts/*"
+    assert shape("/nodes/0a1b2c3d4e") == "/nodes/*"
+    assert shape("/leaderboard?node=1") == "/leaderboard" != shape("/")
+
+
+def test_what_leaves_the_hub_is_told() -> None:
+    loaded = Loaded(
+        "http://127.0.0.1:8710", urls=["http://127.0.0.1:8710/x", "data:image/png;base64,", "https://cdn.org/x"]
+    )
+    assert loaded.external == ["https://cdn.org/x"]
+
+
+def test_the_headline_has_sums_of_faults_and_the_worst_of_all_else() -> None:
+    rows = [
+        {"page": "/", "axe_serious": 1, "axe_moderate": 0},
+        {"page": "/x", "axe_serious": 2, "axe_moderate": 0},
+        {"page": "/", "transfer_kb": 90.0, "external_requests": 0, "csp_unsafe": 0, "first_contentful_paint_s": None},
+        {"page": "/x", "transfer_kb": 40.0, "external_requests": 1, "csp_unsafe": 0, "first_contentful_paint_s": 0.5},
+        {"live_delay_s": 1.5},
+    ]
+    assert headline(rows) == {
+        "axe_serious": 3,
+        "axe_moderate": 0,
+        "external_requests": 1,
+        "csp_unsafe": 0,
+        "first_contentful_paint_s": 0.5,
+        "transfer_kb": 90.0,
+        "live_delay_s": 1.5,
+        "page_memory_growth": None,
+        "hub_cpu_share": None,
+        "snapshot_ms": None,
+    }
