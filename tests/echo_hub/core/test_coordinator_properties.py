@@ -1137,12 +1137,13 @@ ASKED: list[tuple[str, str | float]] = [
     ("learning_rate", 1e-3),
     ("spend_cap_per_hour", 1.0),
 ]
+OPERATING: Move = (2, lambda world, chance: world.operator_asks(chance.choice(ASKED)))
 MOVES: list[Move] = [
     SCORING,
     (6, lambda world, chance: world.node_is_checked(chance.choice("abc"), chance.choice(CHECKS))),
     (2, lambda world, chance: world.check(chance.choice(CHECKS), 2)),
     (2, lambda world, chance: world.operator_pardons(chance.choice("abc"))),
-    (2, lambda world, chance: world.operator_asks(chance.choice(ASKED))),
+    OPERATING,
     (12, lambda world, chance: world.much_goes_well(_subset(chance), _subset(chance), chance.random() < 0.5)),
     (6, lambda world, chance: world.node_works(chance.choice("abc"), chance.randrange(99), chance.random() < 0.7)),
     (5, lambda world, chance: world.node_reports(chance.choice("abc"), chance.randrange(13), chance.random() < 0.4)),
@@ -1171,7 +1172,7 @@ MOVES: list[Move] = [
 ]
 
 
-def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool = False) -> World:
+def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool = False, operating: int = 0) -> World:
     """A long random run, its moves weighted so that runs get far and faults meet every stage of them."""
     chance = Random(seed)
     world = World()
@@ -1192,6 +1193,7 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
         by_nodes=seed % 3 == 0,
     )
     possible = [move for move in MOVES if scorer_fails or move is not SCORING] + [FAST_NODES] * fast_nodes
+    possible += [OPERATING] * operating
     for _ in range(moves):
         weights = [weight for weight, _ in possible]
         chance.choices(possible, weights)[0][1](world, chance)
@@ -1222,7 +1224,7 @@ def test_walks_meet_all_that_may_come_of_what_the_operator_asks() -> None:
     never = {("learning_rate", Outcome.REFUSED), ("spend_cap_per_hour", Outcome.REFUSED)}
     all_outcomes = {(what, outcome) for what, _ in ASKED for outcome in (Outcome.DONE, Outcome.REFUSED)} - never
     for seed in range(60, 92):
-        met |= walk(seed, moves=40).met_outcomes
+        met |= walk(seed, moves=40, operating=8).met_outcomes
         if met == all_outcomes:
             return
     raise AssertionError(f"met {met}")
