@@ -7,8 +7,7 @@ or by a command beside it; the rest is noted as wanted, and settled together wit
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
@@ -26,7 +25,7 @@ from echo_hub.actions.requests import (
 )
 from echo_hub.core.effects import ActionSettled
 from echo_hub.store import invites, standings
-from echo_hub.store.database import storage_errors
+from echo_hub.store.database import open_to_read, open_to_write
 from echo_hub.store.settling import read_settings, settle
 from echo_hub.store.store import Store, ban_nodes
 from echo_hub.store.tables import actions, api_tokens, live_settings, nodes, run_meta, trust
@@ -54,7 +53,7 @@ class ActionBooks:
     ) -> ActionRecord:
         """Notes what is wanted, and does it if it concerns the books alone. `secret_hash`: of the token that is made.
         What is refused is noted as well."""
-        with self._writing() as connection:
+        with open_to_write(self._engine) as connection:
             number = connection.scalar(
                 insert(actions)
                 .returning(actions.c.number)
@@ -80,23 +79,23 @@ class ActionBooks:
 
     def settle(self, settled: ActionSettled, now: float) -> None:
         """Of what the hub has done that the coordinator has no part in."""
-        with self._writing() as connection:
+        with open_to_write(self._engine) as connection:
             settle(connection, [settled], now)
 
     def find(self, number: int) -> ActionRecord | None:
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             row = connection.execute(select(actions).where(actions.c.number == number)).first()
             return None if row is None else _record(row)
 
     def wanted(self) -> list[ActionRecord]:
         """What the hub has to do, oldest first."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             of_them = select(actions).where(actions.c.outcome == Outcome.WANTED).order_by(actions.c.number)
             return [_record(row) for row in connection.execute(of_them)]
 
     def log(self, *, limit: int, before: int | None = None) -> list[ActionRecord]:
         """The newest first; those of smaller numbers than `before`, if it is given."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             found = select(actions).order_by(actions.c.number.desc()).limit(limit)
             if before is not None:
                 found = found.where(actions.c.number < before)
@@ -104,32 +103,32 @@ class ActionBooks:
 
     def was_undone(self, number: int) -> bool:
         """Whether an action that takes this one back is done, or wanted."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             of_it = (actions.c.undoes == number, actions.c.outcome != Outcome.REFUSED)
             return connection.execute(select(actions.c.number).where(*of_it)).first() is not None
 
     def tokens(self) -> list[ApiToken]:
         """All that were ever made, oldest first."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             rows = connection.execute(select(api_tokens).order_by(api_tokens.c.token_id))
             return [ApiToken(**row) for row in rows.mappings()]
 
     def num_tokens(self) -> tuple[int, int]:
         """Made and revoked: other numbers than before mean that `tokens` has changed."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             counts = select(func.count(), func.count(api_tokens.c.revoked_at)).select_from(api_tokens)
             made, revoked = connection.execute(counts).one()
             return made, revoked
 
     def settings(self) -> dict[str, Any]:
         """What operators have changed, by name."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             return read_settings(connection)
 
     def begin(self, configured: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
         """At the hub's start: what operators have changed, and what of it no longer holds, for the configured value is
         another one than at the start before: whoever wrote that had the last word."""
-        with self._writing() as connection:
+        with open_to_write(self._engine) as connection:
             before = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _CONFIGURED))
             was = configured if before is None else json.loads(before)
             changed = {name for name, value in configured.items() if name in was and was[name] != value}
@@ -140,17 +139,6 @@ class ActionBooks:
             connection.execute(delete(run_meta).where(run_meta.c.key == _CONFIGURED))
             connection.execute(insert(run_meta), {"key": _CONFIGURED, "value": json.dumps(dict(configured))})
             return read_settings(connection), overruled
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with storage_errors("The hub's database cannot be read."), self._engine.connect() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        writing = self._engine.execution_options(writes=True)
-        with storage_errors("The hub's database cannot be written."), writing.begin() as connection:
-            yield connection
 
 
 def _record(row: Row[Any]) -> ActionRecord:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import assert_never
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from echo_hub.store import board, elsewhere, teams
-from echo_hub.store.database import storage_errors
+from echo_hub.store.database import open_to_read, open_to_write
 from echo_hub.store.elsewhere import Taken
 from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, StepShare
 from echo_shared.messages import Team, TeamWanted
@@ -25,29 +23,29 @@ class CreditStore:
 
     def board(self, wanted: BoardQuery, now: float) -> Board:
         """Some rows of the leaderboard of nodes or of teams."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             return board.read_board(connection, wanted, now)
 
     def credited_node(self, start: str, now: float) -> tuple[str, Holder] | None:
         """A node in full, by its id or the start of it, and its id; None where nothing of such a one has counted."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             node_id = board.find_node(connection, start)
             found = None if node_id is None else board.read_holder(connection, node_id, "node", now)
             return None if node_id is None or found is None else (node_id, found)
 
     def step_shares(self, holder: str, width: int) -> dict[int, StepShare]:
         """A holder's part in each `width` consecutive steps, by their number from 0."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             return board.read_shares(connection, holder, width)
 
     def public_receipt(self, lease_id: int, index: int) -> PublicReceipt | None:
         """What became of one rollout; None where none of this id was ever leased."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             return board.read_public_receipt(connection, lease_id, index)
 
     def change_team(self, node_id: str, wanted: TeamWanted, now: float) -> None:
         """Makes, joins or leaves a team, as the node wants. Raises RefusedError."""
-        with self._writing() as connection:
+        with open_to_write(self._engine) as connection:
             match wanted.action:
                 case "create":
                     teams.create_team(connection, node_id, wanted.name, now)
@@ -62,41 +60,30 @@ class CreditStore:
 
     def remove_team(self, name: str) -> bool:
         """False: there is none of this name. Other processes than the hub's may say so, as `ban`."""
-        with self._writing() as connection:
+        with open_to_write(self._engine) as connection:
             return teams.remove_team(connection, name)
 
     def team(self, name: str, now: float) -> tuple[str, Holder] | None:
         """A team in full, by its name, and what it is as a holder of credit."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             return teams.read_team(connection, name, now)
 
     def own_team(self, node_id: str, now: float) -> Team:
         """How the team that a node is in stands."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             return teams.read_own_team(connection, node_id, now)
 
     def run_credit(self, *, run_id: str, run_name: str, hub_key: bytes, now: float) -> RunCredit:
         """What all nodes have earned in this run, to be signed."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             return elsewhere.read_run_credit(connection, run_id=run_id, run_name=run_name, hub_key=hub_key, now=now)
 
     def known_hubs(self) -> frozenset[str]:
         """Keys of other hubs whose exports were taken in, in hexadecimal."""
-        with self._reading() as connection:
+        with open_to_read(self._engine) as connection:
             return elsewhere.known_hubs(connection)
 
     def take_in_credit(self, said: RunCredit, now: float) -> Taken:
         """Adds what another hub's export says. Other processes than the hub's may say so, as `ban`."""
-        with self._writing() as connection:
+        with open_to_write(self._engine) as connection:
             return elsewhere.take_in(connection, said, now)
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with storage_errors("The hub's database cannot be read."), self._engine.connect() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        writing = self._engine.execution_options(writes=True)
-        with storage_errors("The hub's database cannot be written."), writing.begin() as connection:
-            yield connection
