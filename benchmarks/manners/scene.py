@@ -104,13 +104,7 @@ class Scene:
     @property
     def engine(self) -> psutil.Process | None:
         """Its process."""
-        for child in psutil.Process().children(recursive=True):
-            try:
-                if "echo_node.backends.worker" in child.cmdline():
-                    return child
-            except psutil.Error:
-                continue
-        return None
+        return engine_of(psutil.Process())
 
     def lost_tokens(self) -> tuple[int, int]:
         """Of rollouts that the node has given back: what its engine had drawn and the hub was not sent; and, apart from
@@ -148,6 +142,17 @@ class Scene:
         asked_at = time.monotonic()
         await control.ask(self._paths.control_file, "resume")
         return asked_at
+
+
+def engine_of(process: psutil.Process) -> psutil.Process | None:
+    """The engine's process of a node within this one; None = there is none."""
+    for child in process.children(recursive=True):
+        try:
+            if "echo_node.backends.worker" in child.cmdline():
+                return child
+        except psutil.Error:
+            continue
+    return None
 
 
 @asynccontextmanager
