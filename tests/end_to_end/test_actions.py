@@ -12,6 +12,7 @@ from aiohttp import ClientSession
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 async def test_a_paused_hub_stays_paused_after_it_is_killed_and_what_was_noted_meanwhile_is_done(
     site: Any, until: Any
 ) -> None:

@@ -20,6 +20,7 @@ def adapters(run: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in run.glob("adapters/v*/adapter_model.safetensors")}
 
 
+@pytest.mark.slow
 async def test_a_killed_hub_goes_on_elsewhere_from_a_backup_of_when_it_ran(
     site: Any, until: Any, books: Callable[[Path], Any]
 ) -> None:

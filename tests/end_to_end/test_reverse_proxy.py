@@ -109,6 +109,7 @@ def needs(kind: type[Proxy]) -> pytest.MarkDecorator:
     return pytest.mark.skipif(shutil.which(kind.program) is None, reason=f"no {kind.program} on this machine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "way"),
     [

@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 async def test_a_broken_sink_stops_nothing_and_is_told(
     site: Any, until: Any, operator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
