@@ -24,6 +24,7 @@ from echo_shared.codec import decode_from_node, encode
 from echo_shared.credentials import (
     BOOKS_CERTIFICATE,
     BOOKS_RECEIPTS,
+    BOOKS_TEAM,
     REFUSED_TYPE,
     Credentials,
     challenge_header,
@@ -45,6 +46,8 @@ from echo_shared.messages import (
     ReceiptsWanted,
     Rollout,
     RunKey,
+    Team,
+    TeamWanted,
     Way,
     Welcome,
 )
@@ -187,6 +190,7 @@ class DrivenHub:
             [
                 web.get("/node", self._serve),
                 web.post(BOOKS_RECEIPTS, self._tell_receipts),
+                web.post(BOOKS_TEAM, self._tell_team),
                 web.get(BOOKS_CERTIFICATE, self._tell_certificate),
                 web.get("/announce/{passkey}", self._announce),
                 web.get("/artefacts/{path:.+}", self._file),
@@ -408,6 +412,14 @@ class DrivenHub:
         ]
         body = encode(self.books_answer or Receipts(receipts=tuple(found)))
         return web.Response(body=body, content_type=REFUSED_TYPE)
+
+    async def _tell_team(self, request: web.Request) -> web.Response:
+        met = await self._met(request)
+        if isinstance(met, web.Response):
+            return met
+        wanted = decode_from_node(await request.read())
+        assert isinstance(wanted, TeamWanted)
+        return web.Response(body=encode(self.books_answer or Team()), content_type=REFUSED_TYPE)
 
     async def _tell_certificate(self, request: web.Request) -> web.Response:
         met = await self._met(request)

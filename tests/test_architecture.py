@@ -23,6 +23,7 @@ ROOMS = ("echo_hub.core.nodes", "echo_hub.core.spread", "echo_hub.core.trust.evi
 WIRING = ("echo_hub", "echo_node", "echo_node.commands")
 """The root modules of both sides, and what a command does, import any room of their side; no room imports them."""
 ARROWS: dict[str, set[str]] = {
+    "echo_hub.actions": set(),
     "echo_hub.config": {"echo_hub.tasks"},
     "echo_hub.run": {"echo_hub.config"},
     "echo_hub.tasks": set(),
@@ -30,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.core.spread": set(),
     "echo_hub.core.trust.evidence": set(),
     "echo_hub.core": {"echo_hub.core.nodes", "echo_hub.core.trust.evidence"},
-    "echo_hub.store": {"echo_hub.core", "echo_hub.core.spread", "echo_hub.core.trust.evidence"},
+    "echo_hub.store": {"echo_hub.actions", "echo_hub.core", "echo_hub.core.spread", "echo_hub.core.trust.evidence"},
     "echo_hub.scoring": {"echo_hub.config", "echo_hub.core", "echo_hub.run", "echo_hub.tasks"},
     "echo_hub.evaluation": {
         "echo_hub.config",
@@ -48,6 +49,13 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.learner",
         "echo_hub.run",
     },
+    "echo_hub.sinks": {
+        "echo_hub.config",
+        "echo_hub.dashboard",
+        "echo_hub.run",
+        "echo_hub.scoring",
+        "echo_hub.store",
+    },
     "echo_hub.simulator": {"echo_hub.config", "echo_hub.core", "echo_hub.core.nodes", "echo_hub.core.spread"},
     "echo_hub.net": {"echo_hub.config", "echo_hub.core.spread", "echo_hub.run"},
     "echo_hub.views": {
@@ -56,13 +64,15 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.core",
         "echo_hub.core.spread",
         "echo_hub.dashboard",
+        "echo_hub.operation",
         "echo_hub.run",
         "echo_hub.store",
     },
-    "echo_hub.dashboard": set(),
+    "echo_hub.operation": {"echo_hub.config", "echo_hub.core"},
+    "echo_hub.dashboard": {"echo_hub.actions"},
     "echo_node.core": set(),
     "echo_node.host": {"echo_node.core"},
-    "echo_node.lending": {"echo_node.host"},
+    "echo_node.lending": set(),
     "echo_node.config": {"echo_node.core", "echo_node.host", "echo_node.lending"},
     "echo_node.backends": {"echo_node.host", "echo_node.lending"},
     "echo_node.engine": {"echo_node.backends", "echo_node.config", "echo_node.core", "echo_node.host"},
@@ -94,6 +104,10 @@ IMPURE = (
 )
 PURE = (
     "echo_hub.core",
+    "echo_hub.operation.alert",
+    "echo_hub.operation.events",
+    "echo_hub.operation.problems",
+    "echo_hub.operation.state",
     "echo_hub.simulator.simulation",
     "echo_node.core",
     "echo_shared.sessions",

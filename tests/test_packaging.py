@@ -44,7 +44,7 @@ def third_party(directory: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("directory", "extras"),
     [
-        ("hub", ("hub", "parquet")),
+        ("hub", ("hub", "parquet", "wandb")),
         ("edge_client", ("cpu", "cuda", "mlx", "vllm", "tray")),
         ("shared", ("cuda",)),
         ("benchmarks", ("hub", "cpu", "benchmarks")),

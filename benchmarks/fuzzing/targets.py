@@ -43,6 +43,7 @@ from echo_shared.messages import (
     Rollout,
     RolloutPart,
     RolloutParts,
+    TeamWanted,
     rollout_id,
 )
 from echo_shared.swarm.torrent import make_torrent, read_torrent
@@ -100,6 +101,7 @@ def _from_node() -> list[bytes]:
         NodeStatus(activity="sampling", capacity=8, policy_version=3, tokens_per_s=9.5),
         RolloutParts(parts=(part,)),
         ReceiptsWanted(rollout_ids=(rollout_id(1, 2),)),
+        TeamWanted(action="join", name="Herons"),
         Rollout(
             rollout_id=rollout_id(3, 1),
             lease_id=3,

@@ -1,9 +1,9 @@
 """What the verifier finds in honest engines of each precision and in dishonest ones, and what finding it costs.
 
 A short real run of the built-in model makes the versions; every sampler claims that it drew by the same one. A token's
-*distance* is how far its u lies from where that version would have drawn it, in cumulative probability; its *claim* is
+*distance* is how far its u lies from where that version would have drawn it, in nats of log-odds; its *claim* is
 off by the difference between the claimed log-odds and the true ones, in nats. Cost is processor time, so that
-other work on the machine does not count. "u 0.02" is the share of tokens whose distance is above 0.02, "claim 0.2" that
+other work on the machine does not count. "u 0.2" is the share of tokens whose distance is above 0.2, "claim 0.2" that
 of tokens whose claim is off by more than 0.2 nats, "kl" the divergence a token that the claims show.
 """
 
@@ -68,7 +68,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
         def note(case: str, rollouts: Rollouts) -> None:
             figures = _figures(examiner, rollouts)
             rows.append({"case": case, **figures})
-            progress.done(case, {name: figures[name] for name in ("tokens", "u 0.02", "claim 0.2")})
+            progress.done(case, {name: figures[name] for name in ("tokens", "u 0.2", "claim 0.2")})
 
         for number, (name, engine) in enumerate({**HONEST, ANOTHER: ANOTHER_MODEL}.items()):
             case = honest_case(name) if name in HONEST else name
@@ -114,7 +114,7 @@ def _beyond(counts: Sequence[int]) -> list[float]:
 def _extremes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of the worst honest class."""
     honest = [row for row in rows if row["case"].startswith("honest")]
-    return {"honest_u_beyond_002_worst": max(row["u 0.02"] for row in honest)} if honest else {}
+    return {"honest_u_beyond_02_worst": max(row["u 0.2"] for row in honest)} if honest else {}
 
 
 def _cost(run: ShortRun, scratch: Path) -> dict[str, float]:

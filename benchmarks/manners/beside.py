@@ -1,4 +1,7 @@
-"""What a node at its default settings takes from its owner's own program, on the same cores."""
+"""What a node at its default settings takes from its owner's own program, on the same cores.
+
+The node is a process of its own, as its owner has it; the hub, which is elsewhere, is this one.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,22 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
+from benchmarks.driven_hub import DrivenHub
 from benchmarks.manners.models import Models
-from benchmarks.manners.scene import Engine, Scene, scene
+from benchmarks.manners.scene import PATIENCE_S, Engine, engine_of, lease_for_ever
+from benchmarks.processes import node_process
 from benchmarks.progress import Progress
+from echo_node.host import control
+from echo_node.host.paths import Paths
+from echo_shared.errors import ConnectError
 
 PROGRAM: Final = "x = 0\nfor n in range({rounds}):\n    x = (x * 1103515245 + n) & 0xffffffff"
 """Computes, and nothing else."""
@@ -22,19 +32,19 @@ ROUNDS: Final = 12_000_000
 PAIRS: Final = 15
 WITHIN_S: Final = 120.0
 LEAST: Final = 5
+LOOK_S: Final = 0.02
 
 
 async def measure(scratch: Path, models: Models, engine: Engine, progress: Progress) -> Mapping[str, Any]:
     """Times of one program, and of one for each core, beside a sampling node and beside a paused one, by turns."""
     ratios: dict[int, list[float]] = {1: [], psutil.cpu_count() or 1: []}
-    async with scene(scratch, models(engine.model), engine) as node:
+    async with _node(scratch, models(engine.model), engine) as node:
         for _ in progress.repetitions(PAIRS, within_s=WITHIN_S, least=LEAST):
             for programs, found in ratios.items():
                 beside_s = await _time(programs)
-                await _still(node)
+                await node.pause()
                 alone_s = await _time(programs)
                 await node.resume()
-                await node.until_sampling()
                 found.append(beside_s / alone_s)
     one, all_cores = ratios[1], ratios[max(ratios)]
     return {
@@ -45,9 +55,56 @@ async def measure(scratch: Path, models: Models, engine: Engine, progress: Progr
     }
 
 
-async def _still(node: Scene) -> None:
-    await node.pause()
-    await node.until(lambda: (engine := node.engine) is None or engine.status() == psutil.STATUS_STOPPED)
+@dataclass(frozen=True, slots=True)
+class _Node:
+    process: psutil.Process
+    control_file: Path
+
+    async def pause(self) -> None:
+        """Until its engine stands still."""
+        await control.ask(self.control_file, "pause")
+        async with asyncio.timeout(PATIENCE_S):
+            while not self._is_still():  # noqa: ASYNC110 - a process tells nobody that it stands still.
+                await asyncio.sleep(LOOK_S)
+
+    async def resume(self) -> None:
+        await control.ask(self.control_file, "resume")
+        await self.until_sampling()
+
+    async def until_sampling(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await self._is_sampling():  # noqa: ASYNC110 - a node is asked, and tells nothing by itself.
+                await asyncio.sleep(LOOK_S)
+
+    def _is_still(self) -> bool:
+        engine = engine_of(self.process)
+        return engine is None or engine.status() == psutil.STATUS_STOPPED
+
+    async def _is_sampling(self) -> bool:
+        with suppress(ConnectError):  # It has only just been started.
+            return bool((await control.ask(self.control_file, "status"))["activity"] == "sampling")
+        return False
+
+
+@asynccontextmanager
+async def _node(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[_Node]:
+    """It has work for ever, and is at it."""
+    hub = DrivenHub(scratch / "hub")
+    await hub.open()
+    await hub.publish_base(base)
+    leasing = asyncio.create_task(lease_for_ever(hub))
+    home = scratch / "node"
+    options = ("--backend", engine.backend, "--threads", str(engine.threads), "--swarm-host", "127.0.0.1")
+    env = {"ECHO_NODE_MANNERS__PRIORITY": "lowest", "OMP_NUM_THREADS": str(psutil.cpu_count() or 1)}
+    try:
+        with node_process(hub.url, home, options, env=env) as process:
+            node = _Node(psutil.Process(process.pid), Paths.find(home).control_file)
+            await node.until_sampling()
+            yield node
+    finally:
+        leasing.cancel()
+        await asyncio.wait([leasing])
+        await hub.end()
 
 
 async def _time(programs: int) -> float:

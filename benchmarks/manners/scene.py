@@ -104,16 +104,11 @@ class Scene:
     @property
     def engine(self) -> psutil.Process | None:
         """Its process."""
-        for child in psutil.Process().children(recursive=True):
-            try:
-                if "echo_node.backends.worker" in child.cmdline():
-                    return child
-            except psutil.Error:
-                continue
-        return None
+        return engine_of(psutil.Process())
 
-    def lost_tokens(self) -> int:
-        """Of rollouts that the node has given back: what its engine had drawn and the hub was not sent."""
+    def lost_tokens(self) -> tuple[int, int]:
+        """Of rollouts that the node has given back: what its engine had drawn and the hub was not sent; and, apart from
+        that, what the step gave that was under way when the engine was stopped, one token of a rollout at most."""
         sent: dict[tuple[int, int], int] = {}
         returned: set[tuple[int, int]] = set()
         for message in self.hub.said:
@@ -124,7 +119,8 @@ class Scene:
                         sent[key] = max(part.start + len(part.ids), sent.get(key, 0))
                 case LeaseReturned(lease_id=lease_id, indices=indices):
                     returned |= {(lease_id, index) for index in indices}
-        return sum(self._daemon.drawn.get(key, 0) - sent.get(key, 0) for key in returned)
+        unsent = [self._daemon.drawn.get(key, 0) - sent.get(key, 0) for key in returned]
+        return sum(max(0, count - 1) for count in unsent), sum(min(1, count) for count in unsent)
 
     async def until(self, condition: Callable[[], bool]) -> float:
         """When it first held, by the monotonic clock."""
@@ -146,6 +142,17 @@ class Scene:
         asked_at = time.monotonic()
         await control.ask(self._paths.control_file, "resume")
         return asked_at
+
+
+def engine_of(process: psutil.Process) -> psutil.Process | None:
+    """The engine's process of a node within this one; None = there is none."""
+    for child in process.children(recursive=True):
+        try:
+            if "echo_node.backends.worker" in child.cmdline():
+                return child
+        except psutil.Error:
+            continue
+    return None
 
 
 @asynccontextmanager

@@ -36,14 +36,15 @@ async def measure(scratch: Path, models: Models, engine: Engine, news: News, pro
             yields.append(await _yield(node, news))
             resumes.append(await _resume(node, news))
         # One that was stopped before it had told all tells it once it goes on; one that was ended never does.
-        lost = {"tokens_lost_per_pause": node.lost_tokens() / len(yields)} if news == "pause" else {}
+        lost, under_way = node.lost_tokens()
+        paused = {"tokens_lost_per_pause": lost / len(yields), "tokens_under_way_per_pause": under_way / len(yields)}
     how = "resume_s" if news == "pause" else "restart_s"
     return {
         "yield_ms_p50": 1_000 * statistics.median(yields),
         "yield_ms_p99": 1_000 * _p99(yields),
         how: statistics.median(resumes),
         f"{how}_worst": max(resumes),
-        **lost,
+        **(paused if news == "pause" else {}),
         "times": len(yields),
     }
 

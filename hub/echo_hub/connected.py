@@ -37,6 +37,7 @@ from echo_shared.messages import (
     RolloutParts,
     Standby,
     StandbyReason,
+    TeamWanted,
     Welcome,
 )
 
@@ -141,7 +142,8 @@ class ConnectedNodes:
         if node.invite_id is not None:
             self._invitations.take(node.node_id, node.invite_id)
         await self._remember(node)
-        self._log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend)
+        extra = {"event": "node_joined", "subject": node.node_id, "data": {"name": node.name, "backend": node.backend}}
+        self._log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend, extra=extra)
         cost = node.cost_per_hour + node.power_watts / 1000 * self._electricity_per_kwh
         await self._report(
             NodeConnected(
@@ -214,8 +216,8 @@ class ConnectedNodes:
                         node_id=node_id, lease_id=message.lease_id, indices=message.indices, reason=message.reason
                     )
                 )
-            case Hello() | Proof() | Goodbye():
-                raise LocalProtocolError("A message of the session itself has no meaning here.", got=message.type)
+            case Hello() | Proof() | Goodbye() | TeamWanted():
+                raise LocalProtocolError("No open session passes on such a message.", got=message.type)
             case _:
                 assert_never(message)
 

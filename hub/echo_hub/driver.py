@@ -3,26 +3,45 @@
 The only one that touches the coordinator. Two tasks: one lets the coordinator handle every event as soon as it comes;
 the other takes all that has come of it since its last commit, commits the records in one transaction, and only then
 hands the actions on. So nobody ever sees a lease or a receipt that is not in the store. `BeginStep` alone is handed on
-as soon as it is said: a learner that is free waits for no commit.
+as soon as it is said: a learner that is free waits for no commit. What has happened beside the coordinator (`note`)
+is committed with the next turn, or alone where there is none; it is not worth a hub, and waits where it cannot be.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import ACTIONS, RECORDS, Action, BeginStep, Effect, RolloutReceived
+from echo_hub.core.effects import (
+    ACTIONS,
+    RECORDS,
+    Action,
+    BeginStep,
+    Effect,
+    Record,
+    RolloutReceived,
+    TrustDecided,
+)
 from echo_hub.core.events import Event, Tick
 from echo_hub.garbage import Garbage
+from echo_hub.operation.events import decision_line
 from echo_hub.store.async_store import AsyncStore
+from echo_shared.books import RunEvent
+from echo_shared.errors import StorageError
+
+log = logging.getLogger(__name__)
 
 INBOX_EVENTS: Final = 8_192
 """When full, those who report events wait, down to the nodes' sockets."""
 
 MOST_EFFECTS: Final = 32_768
 """While so many wait for a commit, nothing more is handled."""
+
+MOST_NOTED: Final = 1_000
+"""What has happened and cannot be committed; above it the oldest are let go."""
 
 SOONEST_S: Final = 0.005
 """The coordinator is told the time no sooner than this after it last heard something."""
@@ -32,14 +51,27 @@ TICK_S: Final = 1.0
 
 
 class Driver:
-    """The coordinator's driver. `report` from anywhere on the loop, also before `run`."""
+    """The coordinator's driver. `report` and `note` from anywhere on the loop, also before `run`; `noted` is called
+    when what was noted can be read from the store."""
 
-    def __init__(self, *, coordinator: Coordinator, store: AsyncStore, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinator,
+        store: AsyncStore,
+        clock: Callable[[], float],
+        noted: Callable[[], object] = lambda: None,
+    ) -> None:
         self.coordinator = coordinator
         self.num_received = 0
         """Rollouts committed since the start."""
         self._store = store
         self._clock = clock
+        self._noted = noted
+        self._events: list[RunEvent] = []
+        """What was noted and is not committed."""
+        self._writing: asyncio.Future[None] | None = None
+        """The newest commit, which may be under way."""
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS)
         self._effects: list[Effect] = []
         """Of all that was handled since the last commit began."""
@@ -51,6 +83,17 @@ class Driver:
         """Waits while the inbox is full. Once `run` has ended, nobody listens and nobody waits."""
         if not self._ended:
             await self._inbox.put(event)
+
+    def note(self, event: RunEvent) -> None:
+        """Has it written down with the next turn."""
+        self._events.append(event)
+        self._there_are_effects.set()
+
+    async def commit_noted(self) -> None:
+        """Writes down what was noted last; once `run` has ended. What the store does not take is lost."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        await self._commit(())
 
     async def run(self, act: Callable[[Action], None]) -> None:
         """Works for ever. `act` is called with each action, in order, and must not wait."""
@@ -94,13 +137,33 @@ class Driver:
             self._there_are_effects.clear()
             effects, self._effects = self._effects, []
             records = [effect for effect in effects if isinstance(effect, RECORDS)]
-            if records:
-                await self._store.apply(records, self._clock())
-                self.num_received += sum(isinstance(record, RolloutReceived) for record in records)
+            await self._commit(records)
+            self.num_received += sum(isinstance(record, RolloutReceived) for record in records)
+            for record in records:
+                if isinstance(record, TrustDecided):
+                    level, text, values, extra = decision_line(record)
+                    log.log(level, text, *values, extra=extra)
             self._committed.set()
             for effect in effects:
                 if isinstance(effect, ACTIONS) and not isinstance(effect, BeginStep):
                     act(effect)
+
+    async def _commit(self, records: Sequence[Record]) -> None:
+        events, self._events = self._events, []
+        if not records and not events:
+            return
+        # Cancelled, it goes on by itself: nobody could say whether the store has begun with it.
+        self._writing = asyncio.ensure_future(self._store.apply(records, self._clock(), events))
+        self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.shield(self._writing)
+        except StorageError:
+            if records:
+                raise
+            self._events = [*events, *self._events][-MOST_NOTED:]
+        else:
+            if events:
+                self._noted()
 
     def _waiting(self) -> list[Event]:
         return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]

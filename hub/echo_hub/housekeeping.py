@@ -4,6 +4,7 @@ nobody needs."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final
@@ -14,6 +15,8 @@ from echo_hub.core.status import CoordinatorStatus
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
 from echo_shared.books import Invite
+
+log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 15.0
 BANS_S: Final = 1.0
@@ -76,12 +79,16 @@ class Housekeeping:
     async def watch_bans(self) -> None:
         """Bars for ever who is banned, and lets in again who is not any more; tells of all invites that there are
         whenever they have changed."""
-        known = None
+        known, barred = None, None
         while True:
             if (number := await self._store.num_invites()) != known:
                 self._invite(await self._store.invites())
                 known = number
-            self._bar(await self._store.banned_nodes())
+            banned = await self._store.banned_nodes()
+            self._bar(banned)
+            if barred is not None:
+                _say_who(banned - barred, barred - banned)
+            barred = banned
             await asyncio.sleep(BANS_S)
 
     async def watch_pardons(self, report: Callable[[NodePardoned], Awaitable[None]]) -> None:
@@ -90,3 +97,10 @@ class Housekeeping:
             for node_id in sorted(await self._store.wanted_pardons()):
                 await report(NodePardoned(node_id=node_id))
             await asyncio.sleep(BANS_S)
+
+
+def _say_who(banned: Iterable[str], unbanned: Iterable[str]) -> None:
+    for node_id in sorted(banned):
+        log.warning("node %s is banned", node_id, extra={"event": "node_banned", "subject": node_id})
+    for node_id in sorted(unbanned):
+        log.info("node %s may take part again", node_id, extra={"event": "node_unbanned", "subject": node_id})

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import assert_never
-
-from aiohttp import web
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.connected import ConnectedNodes, Welcoming, remember
-from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
@@ -37,6 +32,7 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
     SendTrained,
+    TellOperator,
     TellStandby,
     TrainStep,
 )
@@ -45,79 +41,41 @@ from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.headers import add_security_headers
 from echo_hub.dashboard.model import Changes
-from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driver import Driver
 from echo_hub.ending import RunEnding
 from echo_hub.episodes import TrainingBatches, load_drawn, load_scoring_jobs
 from echo_hub.evaluation.by_nodes import NodeEvaluations
-from echo_hub.evaluation.due import Evaluations, is_due
+from echo_hub.evaluation.due import Evaluations
 from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping, kept_steps
-from echo_hub.learner.settings import LearnerSettings
-from echo_hub.net.artefact_routes import routes as artefact_routes
+from echo_hub.http_routes import http_routes
+from echo_hub.joining import install_command, join_command, windows_install_command
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
-from echo_hub.net.install_routes import is_for_windows
-from echo_hub.net.install_routes import routes as install_routes
-from echo_hub.net.invitations import Invitations
-from echo_hub.net.own_books import OwnBooks
-from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
-from echo_hub.net.tracker import Tracker
-from echo_hub.net.tracker import routes as tracker_routes
-from echo_hub.operator_access import guard_of, operator_actions
+from echo_hub.operating import Operation
+from echo_hub.operator_access import guard_of
+from echo_hub.operator_desk import Desk
 from echo_hub.own_sampler import OwnSampler
-from echo_hub.partials import Partials
-from echo_hub.publishing import Publishing
+from echo_hub.publishing import Publishing, export_path
 from echo_hub.receipts import ReceiptLookUps, TrainedReceipts, as_message
-from echo_hub.rollouts import HubRollouts, RolloutReader
-from echo_hub.run.base_model import PromptCodec
+from echo_hub.resources import Resources
 from echo_hub.run.directory import RunDirectory
-from echo_hub.scoring.checks import SamplingBounds
-from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.preparing import GroupPreparation
-from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer
-from echo_hub.store.async_store import AsyncStore
-from echo_hub.tensorboard import EventFiles
+from echo_hub.sinks.chosen import chosen_sinks
 from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
 from echo_hub.verify.by_nodes import NodeChecks
 from echo_hub.verify.verifier import Load, Verifier, verifier_settings
 from echo_hub.verify.verifying import Verifying
 from echo_hub.views.evaluations import EvaluationViews
-from echo_hub.views.notable import NotableLog
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
 from echo_hub.views.versions import VersionViews
 from echo_shared.books import Evaluation
-from echo_shared.contribution import sign
-from echo_shared.identity import Identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """What `echo_hub.opening.open_hub` has opened, and closes again."""
-
-    me: Identity
-    run_id: str
-    store: AsyncStore
-    publisher: Publisher
-    tracker: Tracker
-    problems: Problems
-    codec: PromptCodec
-    scoring: ScoringPool
-    bounds: SamplingBounds
-    learner: LearnerSettings
-    coordinator: Coordinator
-    partials: Partials
-    invitations: Invitations
-    started_at: float
-    """When the run was served for the first time."""
-    evaluated: frozenset[int]
-    """Versions whose accuracy is in the store."""
 
 
 class Hub:
@@ -134,9 +92,10 @@ class Hub:
         self.partials = opened.partials
         self._opened = opened
         self._changes = Changes()
-        self.notable = NotableLog(partial(asyncio.get_running_loop().call_soon_threadsafe, self._changes.notify))
         # In this order: each is given what it needs of those before it.
-        self._driver = Driver(coordinator=opened.coordinator, store=opened.store, clock=time.time)
+        self._driver = Driver(
+            coordinator=opened.coordinator, store=opened.store, clock=time.time, noted=self._changes.notify
+        )
         self._gateway = Gateway(me=opened.me, settings=config.server, limits=self.server.limits)
         self._distributor = self._make_distributor()
         self.publishing = Publishing(distributor=self._distributor, directory=directory, report=self._version_published)
@@ -154,9 +113,13 @@ class Hub:
         self._evaluations = self._make_evaluations()
         self._housekeeping = self._make_housekeeping()
         self._totals = TotalsNews(store=opened.store, nodes=self._nodes.live, send=self._gateway.send)
-        self._event_files = EventFiles(directory.root / "tensorboard", opened.store.store)
+        self._sinks = chosen_sinks(
+            config, directory.root, self.run_id, opened.store.store, codec=opened.codec, problems=opened.problems
+        )
         self.pages = self._make_pages()
+        self.operation = self._make_operation()
         self.guard = guard_of(config, directory, run_id=opened.run_id)
+        self._desk = self._make_desk()
 
     def _make_distributor(self) -> Distributor:
         return Distributor(
@@ -218,7 +181,8 @@ class Hub:
             settings=self._opened.learner,
             run_dir=self.directory.root,
             batches=TrainingBatches(self._opened.store, self._opened.problems),
-            export_path=partial(export_path, self.config, self.directory),
+            export_path=lambda step: export_path(self.config, self.directory, self._opened.coordinator.settings, step),
+            learning_rate=lambda step: self._opened.coordinator.settings.learning_rate_of(step),
         )
 
     def _make_handing_out(self) -> HandingOut:
@@ -290,8 +254,32 @@ class Hub:
                 evaluations=EvaluationViews(store),
             ),
             nodes=self._nodes.live,
-            notable=self.notable,
             moment=self._moment,
+        )
+
+    def _make_operation(self) -> Operation:
+        return Operation(
+            self.config,
+            self.directory,
+            run_id=self.run_id,
+            driver=self._driver,
+            store=self._opened.store.store,
+            moment=self._moment,
+            view=self.pages.run_view,
+            finished=self.ending.finished,
+            url=lambda: self.url,
+            notify=self._changes.notify,
+        )
+
+    def _make_desk(self) -> Desk:
+        return Desk(
+            self._opened.store,
+            self.directory,
+            guard=self.guard,
+            report=self._driver.report,
+            evaluate=self._evaluations.want,
+            rotate_run_key=self._distributor.rotate_key,
+            changed=self._changes.notify,
         )
 
     @property
@@ -309,49 +297,39 @@ class Hub:
             learner_is_down=self._trainer.state is LearnerState.DOWN,
             last_is_published=self.ending.last_is_published,
             finished=self.ending.finished.is_set(),
+            sinks=tuple(sink.problem for sink in self._sinks if sink.problem is not None),
             join_command=self.join_command,
             install_command=install_command(self.config, self.server),
             windows_install_command=windows_install_command(self.config, self.server),
+            address=self.server.shared_url,
             turned_away={
                 "connection": self.server.limits.counts,
                 "passkey": dict(self._opened.tracker.refused),
                 **self._gateway.turned_away,
             },
+            needs_nodes=self.config.run.mode != "colocated",
+            watched=self.operation.watching.active,
         )
 
     async def open(self) -> None:
         """Opens the port. Raises ConfigError when it cannot be had."""
-        await self.server.open(self._routes(), guards=[self.guard.middleware], dress=add_security_headers)
-
-    def _routes(self) -> Iterator[web.AbstractRouteDef]:
-        tracker, proxies = self._opened.tracker, self.config.server.trusted_proxies
-        yield from self._gateway.routes(self._nodes)
-        books = OwnBooks(
-            self._gateway, look_up=self._opened.store.receipts, certify=self._certify, now=self.server.limits.now
+        routes = http_routes(
+            self.config,
+            self._opened,
+            gateway=self._gateway,
+            nodes=self._nodes,
+            limits=self.server.limits,
+            introduce=self._distributor.introduce,
+            pages=self.pages,
+            guard=self.guard,
+            desk=self._desk,
         )
-        yield from books.routes(self._nodes)
-        yield from tracker_routes(tracker, trusted_proxies=proxies, introduce=self._distributor.introduce)
-
-        def vouch(request: web.Request, node_id: str) -> None:
-            self.server.limits.vouch(request, node_id, is_known=self._nodes.knows(node_id))
-
-        yield from artefact_routes(self._opened.publisher, tracker, vouch, trusted_proxies=proxies)
-        yield from install_routes(self.config.server.install_from)
-        opened = self._opened
-        reader = RolloutReader(
-            self.config, store=opened.store.store, codec=opened.codec, problems=lambda: opened.problems
-        )
-        yield from page_routes(self.pages, self.guard, operator_actions(opened.store), rollouts=HubRollouts(reader))
-
-    async def _certify(self, node_id: str) -> bytes | None:
-        found = await self._opened.store.contribution(
-            node_id, run_id=self.run_id, run_name=self.config.run.name, hub_key=self.key, now=time.time()
-        )
-        return None if found is None else sign(found, self._opened.me)
+        await self.server.open(routes, guards=[self.guard.middleware], dress=add_security_headers)
 
     async def serve(self) -> None:
         """Works until cancelled. Raises what makes going on impossible: a full disk, a learner that cannot live."""
         report = self._driver.report
+        self.operation.began()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for work in (
@@ -370,14 +348,20 @@ class Hub:
                     self._housekeeping.run(),
                     self._housekeeping.watch_bans(),
                     self._housekeeping.watch_pardons(report),
+                    self._desk.run(),
                     self._totals.run(),
-                    self._event_files.run(self._changes),
+                    self.operation.run(),
+                    *(sink.run(self._changes) for sink in self._sinks),
                 ):
                     tasks.create_task(work)
                 if self.config.run.mode == "colocated":
                     await self._own_sampler.join(self._opened.coordinator.published_version)
+        except Exception as error:
+            self.operation.failed(error)
+            raise
         finally:
             await self._gateway.close(*self.ending.farewell())
+            await self.operation.ended()
 
     def _act(self, action: Action) -> None:
         match action:
@@ -420,6 +404,8 @@ class Hub:
             case TellStandby():
                 told = self._nodes.told(action.node_id, action.reason, action.detail)
                 self._gateway.send(action.node_id, told)
+            case TellOperator():
+                self._desk.settled(action.number)
             case FinishRun():
                 self.ending.published()
             case _:
@@ -447,6 +433,7 @@ class Hub:
     async def _record_evaluations(self, measured: Sequence[Evaluation]) -> None:
         await self._opened.store.record_evaluations(measured)
         self.ending.evaluated(measured[0].policy_version)
+        await self._desk.evaluated(measured[0].policy_version)
         self._changes.notify()
 
     @property
@@ -462,32 +449,3 @@ class Hub:
     @property
     def join_command(self) -> str:
         return join_command(self.config, self.server)
-
-
-def join_command(config: HubConfig, server: Server) -> str:
-    """What a volunteer types."""
-    token = " --token TOKEN" if config.server.join == "invite" else ""
-    return f"echo-node join {server.url}{token}"
-
-
-def install_command(config: HubConfig, server: Server) -> str:
-    """What a volunteer types who has nothing of Echo yet; empty unless this hub offers it."""
-    if not config.server.install_from:
-        return ""
-    arguments = join_command(config, server).removeprefix("echo-node join ")
-    return f"curl -fsSL {server.url}/install.sh | sh -s -- --join {arguments}"
-
-
-def windows_install_command(config: HubConfig, server: Server) -> str:
-    """The same for PowerShell on Windows; empty unless this hub has something for it now."""
-    if not is_for_windows(config.server.install_from):
-        return ""
-    token = " -Token TOKEN" if config.server.join == "invite" else ""
-    return f"& ([scriptblock]::Create((irm {server.url}/install.ps1))) -Join {server.url}{token}"
-
-
-def export_path(config: HubConfig, directory: RunDirectory, step: int) -> Path | None:
-    """Where the adapter of this step goes: None when the version is neither published nor evaluated."""
-    training = config.training
-    is_published = step % training.publish_every == 0 or step == training.steps
-    return directory.adapter(step) if is_published or is_due(config, step) else None

@@ -4,7 +4,6 @@ seconds."""
 from __future__ import annotations
 
 import json
-import time
 from typing import Annotated
 
 import typer
@@ -12,6 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from echo_hub.action_commands import noted
+from echo_hub.actions.records import Outcome
+from echo_hub.actions.requests import MakeInvite, RevokeInvite
 from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
@@ -35,17 +37,18 @@ def invite(
     directory = RunDirectory(run_directory)
     if not 1 <= len(name) <= 64 or not name.isprintable() or name != name.strip():
         raise ConfigError("This is no name for an invite.", got=repr(name), do="Name a person, in one line.")
-    now, token = time.time(), new_token()
-    expires_at = now + days * DAY_S
-    made = Invite(name=name, token_hash=hash_of(token), max_keys=keys, created_at=now, expires_at=expires_at)
+    token = new_token()
     with store_of(directory) as store:
-        if not store.add_invite(made):
+        record = noted(store, MakeInvite(name=name, keys=keys, days=days), secret_hash=hash_of(token))
+        if record.outcome is Outcome.REFUSED:
             raise ConfigError(
                 "There is an invite of this name already.",
                 got=name,
                 do=f"Take another name, or end that one first: echo-hub uninvite {run_directory} NAME",
             )
-    typer.echo(f"Invited {name}: {_nodes(keys)} until {when(expires_at)}. The token is shown only now.")
+    typer.echo(
+        f"Invited {name}: {_nodes(keys)} until {when(record.asked_at + days * DAY_S)}. The token is shown only now."
+    )
     typer.echo(f"To lend a machine: echo-node join {_address(directory)} --token {token}")
 
 
@@ -83,7 +86,9 @@ def uninvite(
                 got=name,
                 do=f"Take a name that this prints: echo-hub invites {run_directory}",
             )
-        node_ids = store.revoke_invite(name, time.time(), ban=ban)
+        noted(store, RevokeInvite(name=name, ban=ban))
+        of_name = {one.invite_id for one in store.invites() if one.name == name}
+        node_ids = [node_id for node_id, invite_id in store.came_by().items() if invite_id in of_name]
     typer.echo(f"Revoked the invite for {name}, by which {_nodes(len(node_ids))} came.")
     if ban and node_ids:
         typer.echo(f"Banned: {', '.join(node_ids)}. To let one in again: echo-hub unban {run_directory} NODE")

@@ -21,12 +21,20 @@ from rich.table import Table
 from rich.text import Text
 
 import echo_shared
+from echo_hub.action_commands import act, audit, noted, tokens, undo
+from echo_hub.actions.requests import Ban, Pardon, Unban
+from echo_hub.backup_commands import backup, restore
 from echo_hub.beside_hub import RunArgument, store_of, when
+from echo_hub.compare_command import compare
 from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
+from echo_hub.credit_commands import credit, team
 from echo_hub.invite_commands import invite, invites, uninvite
+from echo_hub.log_commands import alert_test, events, log
+from echo_hub.new_task_command import new_task
 from echo_hub.rollouts_command import rollouts
 from echo_hub.run.directory import RunDirectory
+from echo_hub.try_task_command import try_task
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.files import write_private
@@ -103,13 +111,19 @@ def serve(
         typer.echo(render_config(config))
         return
     from echo_hub.opening import open_hub
+    from echo_hub.serve_line import ServeLine
 
     async def serve_until_stopped() -> None:
         async with open_hub(config, directory) as hub:
             typer.echo(f"Run          {config.run.name} ({directory.root})")
             typer.echo(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard")
             typer.echo(f"Key          {fingerprint(hub.key)}\nTo lend a machine: {hub.join_command}")
-            await hub.serve()
+            showing = asyncio.create_task(ServeLine(hub.pages.run_view, terminal=errors, out=sys.stdout).run())
+            try:
+                await hub.serve()
+            finally:
+                showing.cancel()
+                await asyncio.wait([showing])
 
     _run(serve_until_stopped())
 
@@ -219,7 +233,8 @@ def nodes(run_directory: RunArgument) -> None:
 def ban(run_directory: RunArgument, node: NodesArgument) -> None:
     """Ban nodes: the hub ends their connections within seconds, refuses them, and changes the run's key."""
     with store_of(RunDirectory(run_directory)) as store:
-        store.ban(_known_nodes(store, node), time.time())
+        for node_id in _known_nodes(store, node):
+            noted(store, Ban(node=node_id))
     typer.echo(f"Banned: {', '.join(node)}. To let one in again: echo-hub unban {run_directory} NODE")
 
 
@@ -227,7 +242,8 @@ def ban(run_directory: RunArgument, node: NodesArgument) -> None:
 def unban(run_directory: RunArgument, node: NodesArgument) -> None:
     """Let banned nodes take part again."""
     with store_of(RunDirectory(run_directory)) as store:
-        store.unban(_known_nodes(store, node))
+        for node_id in _known_nodes(store, node):
+            noted(store, Unban(node=node_id))
     typer.echo(f"May take part again: {', '.join(node)}")
 
 
@@ -243,12 +259,19 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
                 got=", ".join(sorted(wrong)),
                 do=f"See how they stand: echo-hub nodes {run_directory}",
             )
-        store.want_pardon(node, time.time())
+        for node_id in node:
+            noted(store, Pardon(node=node_id))
     typer.echo(f"Pardoned: {', '.join(node)}. A hub that serves lets them begin anew within seconds.")
 
 
-for command in (invite, invites, uninvite, rollouts):
+for command in (
+    *(invite, invites, uninvite, act, undo, audit, tokens),
+    *(rollouts, log, events, alert_test, backup, restore),
+    *(try_task, new_task, compare),
+):
     app.command()(command)
+app.add_typer(credit, name="credit")
+app.add_typer(team, name="team")
 
 
 @app.command()
@@ -282,6 +305,8 @@ def plan(
     from echo_hub.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
     from echo_hub.plan_picture import write_svg
     from echo_hub.plan_text import plan_lines
+    from echo_hub.store.actions import ActionBooks
+    from echo_hub.views.live import with_stored
 
     if example:
         typer.echo(EXAMPLE, nl=False)
@@ -293,7 +318,7 @@ def plan(
     elif run_directory is not None and file is None:
         directory = RunDirectory(run_directory)
         with store_of(directory) as store:
-            fleet = fleet_of_run(store, load_config(directory.config, {}))
+            fleet = fleet_of_run(store, with_stored(load_config(directory.config, {}), ActionBooks(store).settings()))
     else:
         raise ConfigError("Plans are for a run's directory or for a fleet in a file.", do="Name one of the two.")
     planned = make_plan(changed(fleet, staleness=staleness, publish_every=publish_every, add=add or ()), target=target)

@@ -11,34 +11,42 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import make_url
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.operating import restored
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.trust.settings import TrustSettings
-from echo_hub.hub import Hub, Resources
+from echo_hub.hub import Hub
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
+from echo_hub.operation.log_lines import logged_to_file
 from echo_hub.partials import partials_of
+from echo_hub.resources import Resources
 from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.store.actions import ActionBooks
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import holds_run
 from echo_hub.store.keeping import Keeping
 from echo_hub.store.store import Store
+from echo_hub.views.live import configured
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.swarm import SwarmSettings, open_swarm
+
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -49,6 +57,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.locked())
+        secrets_of_run = (*config.alerts.secrets, *config.server.invite_tokens)
+        stack.enter_context(logged_to_file(config.log, directory.root, secrets=secrets_of_run))
         me = key_file.load(directory.key)
         base_dir = await asyncio.to_thread(resolve_base, config.model.base)
         codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
@@ -66,6 +76,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         stack.callback(memory.close)
         publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker, memory=memory)
         snapshot = await store.snapshot()
+        stored = await _stored_settings(store, config)
         scoring = await stack.enter_async_context(
             ScoringPool.open(config, problems, base_dir=base_dir, logs=directory.root / "logs")
         )
@@ -82,7 +93,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             bounds=bounds,
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
             coordinator=Coordinator(
-                coordinator_settings(config, multi_turn=problems.multi_turn, secret=_secret(me)), snapshot
+                restored(coordinator_settings(config, multi_turn=problems.multi_turn, secret=_secret(me)), stored),
+                snapshot,
             ),
             partials=partials_of(
                 bounds,
@@ -102,8 +114,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             published_version=snapshot.published_version,
             banned=await store.banned_nodes(),
         )
-        logging.getLogger("echo_hub").addHandler(hub.notable)
-        stack.callback(logging.getLogger("echo_hub").removeHandler, hub.notable)
+        logging.getLogger("echo_hub").addHandler(hub.operation.event_log)
+        stack.callback(logging.getLogger("echo_hub").removeHandler, hub.operation.event_log)
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub
@@ -125,7 +137,7 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
             "must be made (echo-hub init OTHER_DIRECTORY).",
         )
     keeping = Keeping(share=config.keeping.share, max_bytes=config.keeping.max_bytes)
-    return Store.open(url, keeping=keeping)
+    return Store.open(url, keeping=keeping, events_kept=config.log.events_kept)
 
 
 async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
@@ -190,6 +202,16 @@ async def _started_at(store: AsyncStore) -> float:
     return float(known)
 
 
+async def _stored_settings(store: AsyncStore, config: HubConfig) -> dict[str, Any]:
+    """What operators have changed while the run went on, as far as nobody has changed config.toml since."""
+    stored, overruled = await store.write(ActionBooks(store.store).begin, configured(config))
+    for name in sorted(overruled):
+        log.warning("%s is what config.toml says again: it was changed there since an operator did", name)
+    for name in sorted(stored):
+        log.info("%s is what an operator has changed it to, whatever config.toml says", name)
+    return stored
+
+
 def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBounds:
     vocabulary_size: int = json.loads((base_dir / "config.json").read_bytes())["vocab_size"]
     return SamplingBounds(
@@ -215,6 +237,7 @@ def coordinator_settings(config: HubConfig, *, multi_turn: bool, secret: bytes =
         first_window=config.leases.first_window,
         max_staleness=config.training.max_staleness,
         publish_every=config.training.publish_every,
+        learning_rate=config.training.learning_rate,
         interrupts=config.training.on_new_version == "interrupt",
         multi_turn=multi_turn,
         dynamic_sampling=config.training.dynamic_sampling,

@@ -1,8 +1,7 @@
-"""The operator's way in, and what an operator does to nodes from the page."""
+"""The operator's way in."""
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 from aiohttp import web
@@ -10,10 +9,9 @@ from aiohttp import web
 from echo_hub.config.sections import HubConfig
 from echo_hub.dashboard.access.credentials import Credentials
 from echo_hub.dashboard.access.guard import Guard, Visits
-from echo_hub.dashboard.actions import Actions
 from echo_hub.net.client_address import client_ip, is_https, place_of
+from echo_hub.net.own_address import requested_address
 from echo_hub.run.directory import RunDirectory
-from echo_hub.store.async_store import AsyncStore
 
 
 def guard_of(config: HubConfig, directory: RunDirectory, *, run_id: str) -> Guard:
@@ -25,20 +23,9 @@ def guard_of(config: HubConfig, directory: RunDirectory, *, run_id: str) -> Guar
     def place(request: web.Request) -> str:
         return place_of(client_ip(request, proxies))
 
-    visits = Visits(place=place, is_https=partial(is_https, trusted_proxies=proxies))
+    visits = Visits(
+        place=place,
+        is_https=partial(is_https, trusted_proxies=proxies),
+        address=partial(requested_address, settings=config.server),
+    )
     return Guard(credentials, visits, name=run_id[:8])
-
-
-def operator_actions(store: AsyncStore) -> Actions:
-    """Each writes where the operator's commands of the same names do; housekeeping looks there every second."""
-
-    async def ban(node_id: str) -> None:
-        await store.ban([node_id], time.time())
-
-    async def unban(node_id: str) -> None:
-        await store.unban([node_id])
-
-    async def pardon(node_id: str) -> None:
-        await store.want_pardon([node_id], time.time())
-
-    return {"ban": ban, "unban": unban, "pardon": pardon}

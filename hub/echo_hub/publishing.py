@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.events import VersionPublished
+from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.evaluation.due import is_due
 from echo_hub.net.distributor import Distributor
 from echo_hub.run.directory import RunDirectory
 
@@ -55,3 +58,8 @@ class Publishing:
         """Nodes can fetch this version from now on, however old it is; the base they have."""
         if policy_version:
             await self._distributor.keep_for_evaluation(policy_version, self._directory.adapter(policy_version))
+
+
+def export_path(config: HubConfig, directory: RunDirectory, settings: CoordinatorSettings, step: int) -> Path | None:
+    """Where the adapter of this step goes: None when the version is neither published nor evaluated."""
+    return directory.adapter(step) if settings.is_due(step) or is_due(config, step) else None

@@ -4,12 +4,15 @@ ask; and those of a trained batch."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from echo_hub.core import effects
 from echo_hub.core.effects import LookUpReceipt, SendTrained
 from echo_hub.store.async_store import AsyncStore
+from echo_shared.contribution import sign
+from echo_shared.identity import Identity
 from echo_shared.messages import FromHub, Receipt, Receipts, ReceiptState
 
 LOOK_UPS_WAITING: Final = 4_096
@@ -81,3 +84,9 @@ def as_message(receipts: Sequence[effects.Receipt]) -> Receipts:
             for receipt in receipts
         )
     )
+
+
+async def certify(store: AsyncStore, me: Identity, node_id: str, *, run_id: str, run_name: str) -> bytes | None:
+    """What a node has done for the run, signed by the hub; None: it was never here."""
+    found = await store.contribution(node_id, run_id=run_id, run_name=run_name, hub_key=me.public_key, now=time.time())
+    return None if found is None else sign(found, me)

@@ -90,5 +90,5 @@ def as_message(node_id: str, credit: Credit) -> Totals:
         share=credit.share,
         rank=credit.rank,
         num_ranked=credit.num_ranked,
-        page=f"/leaderboard?node={public_id(node_id)}",
+        page=f"/nodes/{public_id(node_id)}",
     )

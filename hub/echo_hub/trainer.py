@@ -98,7 +98,8 @@ class Batches(Protocol):
 
 
 class Trainer:
-    """The learner's keeper. `export_path`: where a step's adapter goes, if anywhere."""
+    """The learner's keeper. `export_path`: where a step's adapter goes, if anywhere; `learning_rate`: the step's, None:
+    as the settings have it. Both are asked once a step is planned, and answer the same whenever it is repeated."""
 
     def __init__(
         self,
@@ -107,11 +108,13 @@ class Trainer:
         run_dir: Path,
         batches: Batches,
         export_path: Callable[[int], Path | None],
+        learning_rate: Callable[[int], float | None] = lambda step: None,
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
         self._batches = batches
         self._export_path = export_path
+        self._learning_rate = learning_rate
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._coming: dict[int, Sequence[str]] = {}
         """Groups that were handed over and are not on their way yet, with their rollouts."""
@@ -188,7 +191,8 @@ class Trainer:
             except ChildExited as error:
                 wait_s = restarts.died()
                 self.state = LearnerState.DOWN
-                log.warning("the learner died (%d in a row): %s", restarts.deaths, error)
+                extra = {"event": "learner_died", "data": {"deaths": restarts.deaths}}
+                log.warning("the learner died (%d in a row): %s", restarts.deaths, error, extra=extra)
                 if wait_s is None:
                     what = f"The learner process dies again and again. {error.what}"
                     raise LearnerError(what, got=error.got, do=error.do) from error
@@ -225,7 +229,8 @@ class Trainer:
     async def _order(self, step: int, learner: Learner) -> StepUnderWay:
         """Hands over a step that was planned before this process, or this hub, was there."""
         self._ordered = step
-        return await learner.train(step, await self._batches.batch(step), self._export_path(step))
+        rate = self._learning_rate(step)
+        return await learner.train(step, await self._batches.batch(step), self._export_path(step), learning_rate=rate)
 
     async def _begin(self, job: _Begin, learner: Learner) -> StepUnderWay:
         """Hands the step over, with those groups of its batch that the process does not hold yet."""
@@ -240,7 +245,13 @@ class Trainer:
         for group_id in (*rewards, *let_go):
             self._held.pop(group_id, None)
         self._newest_taken = max(rewards)
-        return await learner.begin(job.step, rewards, self._export_path(job.step), let_go=let_go)
+        return await learner.begin(
+            job.step,
+            rewards,
+            self._export_path(job.step),
+            let_go=let_go,
+            learning_rate=self._learning_rate(job.step),
+        )
 
     def _lacking(self, batch: Sequence[BatchGroup]) -> dict[int, Sequence[str]]:
         wanted = {group.group_id: group.rollout_ids for group in batch}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, ClassVar, Final
 
 FLAT: Final = MappingProxyType({"flat": True})
 """Marks a field whose own fields, or items, are those of the object around it in JSON."""
@@ -37,6 +37,50 @@ class Accounting:
     @property
     def balanced(self) -> bool:
         return self.leased == self.trained + self.evaluated + self.num_dropped + self.in_flight
+
+
+class Severity(StrEnum):
+    """How much an event matters."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvent:
+    """Something that has happened in a run: a node joined, the learner died, a problem began."""
+
+    ALSO_IN_JSON: ClassVar = ("warning",)
+
+    number: int = 0
+    """The store gives it: later events have greater ones."""
+    at: float
+    kind: str = "log"
+    """`node_joined` and the like; `log` = nothing but a line of the log. Up to 32 characters."""
+    severity: Severity = Severity.INFO
+    subject: str = ""
+    """Whom it concerns, such as a node's id; up to 64 characters."""
+    text: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """More of it, for programs."""
+
+    @property
+    def warning(self) -> bool:
+        """Whether an operator should look at it."""
+        return self.severity is not Severity.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """Which events are asked for; empty = any."""
+
+    kind: str = ""
+    severity: str = ""
+    """At least this one."""
+    subject: str = ""
+    before: int | None = None
+    """Of lower numbers than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,8 @@ REFUSED_TYPE: Final = "application/vnd.msgpack"
 BOOKS_RECEIPTS: Final = "/node/receipts"
 BOOKS_CERTIFICATE: Final = "/node/certificate"
 """Where a node with these credentials asks what the hub's books say of its own work, without a websocket."""
+BOOKS_TEAM: Final = "/node/team"
+"""Where it asks for its team, and makes, joins or leaves one."""
 MOST_RECEIPTS: Final = 1_024
 """Rollouts that one such request may ask for."""
 

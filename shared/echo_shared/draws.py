@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 MAX_SEED = 2**64 - 1
+LEAST_TAIL: Final = 1e-3
+"""Where less probability than this is left to either side of a place in the cumulative distribution, it counts as so
+much: what is left there is rounding."""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -71,11 +75,13 @@ def distance(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """How far each row's u lies from the interval in which `tokens_R` would have been drawn, and what is true of them.
 
-    Token k is drawn where below <= u < below + p: `below` is the probability of all ids before it, p its own.
+    Token k is drawn where below <= u < below + p: `below` is the probability of all ids before it, p its own. Rounding
+    moves logits, and so each edge by about as many nats of its log-odds ln(x / (1 - x)) wherever it lies; in cumulative
+    probability it moves those by little behind which hardly anything is left, where yet most forged draws miss.
     Args: as of `draw`, and `tokens_R` [rows], claimed ids within the vocabulary.
-    Returns: distances [rows] in cumulative probability, 0 inside, on either edge, and for whatever `draw` draws; and
-    the tokens' log-probabilities [rows] in nats, -inf for one without probability, whose interval is the point `below`.
-    NaN where logits are not finite.
+    Returns: distances [rows] in nats of log-odds (see `LEAST_TAIL`), 0 inside, on either edge, and for whatever `draw`
+    draws; and the tokens' log-probabilities [rows] in nats, -inf for one without probability, whose interval is the
+    point `below`. NaN where logits are not finite.
     """
     scaled = logits_RV.astype(np.float64) / temperature
     scaled -= scaled.max(axis=-1, keepdims=True)
@@ -84,8 +90,9 @@ def distance(
     totals, above = cumulative[:, -1], cumulative[rows, tokens_R]
     below = np.where(tokens_R > 0, cumulative[rows, tokens_R - 1], 0.0)
     target = u_R * totals
-    outside = np.maximum(np.maximum(below - target, target - above), 0.0) / totals
-    return outside, scaled[rows, tokens_R] - np.log(totals)
+    is_inside = (below <= target) & (target <= above)
+    apart = np.where(is_inside, 0.0, _nats_apart(below / totals, above / totals, u_R))
+    return apart, scaled[rows, tokens_R] - np.log(totals)
 
 
 def interval(
@@ -105,7 +112,26 @@ def interval(
 def outside(
     below_R: NDArray[np.floating], logprobs_R: NDArray[np.floating], u_R: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """How far each u lies from the interval that begins at `below_R` and is exp(`logprobs_R`) wide; 0 inside."""
+    """How far, in cumulative probability, each u lies from the interval that begins at `below_R` and is
+    exp(`logprobs_R`) wide; 0 inside."""
     below = below_R.astype(np.float64)
     above = below + np.exp(logprobs_R.astype(np.float64))
     return np.maximum(np.maximum(below - u_R, u_R - above), 0.0)
+
+
+def nats_outside(
+    below_R: NDArray[np.floating], logprobs_R: NDArray[np.floating], u_R: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """As `outside`, in nats of log-odds as `distance` has them."""
+    below = below_R.astype(np.float64)
+    return _nats_apart(below, below + np.exp(logprobs_R.astype(np.float64)), u_R)
+
+
+def _nats_apart(below: NDArray[np.float64], above: NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.float64]:
+    low, high, drawn = (_log_odds(place.clip(LEAST_TAIL, 1.0 - LEAST_TAIL)) for place in (below, above, u))
+    return np.maximum(np.maximum(low - drawn, drawn - high), 0.0)
+
+
+def _log_odds(probability: NDArray[np.float64]) -> NDArray[np.float64]:
+    odds: NDArray[np.float64] = np.log(probability) - np.log1p(-probability)
+    return odds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 
 
@@ -18,3 +19,11 @@ def keep_unsent_short(transport: asyncio.BaseTransport, unsent_bytes: int) -> No
         return
     with contextlib.suppress(OSError):  # Of a connection that has ended meanwhile.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, unsent_bytes)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -14,10 +14,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from echo_shared.draws import LEAST_TAIL
+
 _BLOCK: Final = 1_024
 _CHUNK_VALUES: Final = {"cpu": 2**17}
 """Logits drawn from at a time: on a CPU, what stays in a core's cache as float64."""
 _DEVICE_CHUNK_VALUES: Final = 2**24
+_LEAST_WEIGHT: Final = 1e-300
+"""Of one that float64 has no number for, whose logarithm is to be one."""
 
 
 def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,7 +33,8 @@ def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor,
 
 
 def distance(logits_RV: Tensor, tokens_R: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """How far each row's u lies outside the interval of `tokens_R` (int64), and those tokens' true logprobs.
+    """How far, in nats of log-odds, each row's u lies outside the interval of `tokens_R` (int64), and those tokens'
+    true logprobs.
 
     Both [R], float64, on the device of `u_R`, where `tokens_R` and `temperature_R` are too; NaN as in `draw`.
     """
@@ -42,7 +47,8 @@ def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tupl
 
 
 def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Tensor:
-    """By how much each token is less probable than the most likely one [R], 0 for a greedy choice; as in `distance`."""
+    """By how many nats each token is less likely than the most likely one [R], 0 for a greedy choice; as in
+    `distance`."""
     short_R, _ = _in_chunks(_shortfall, logits_RV, tokens_R, temperature_R)
     return short_R
 
@@ -94,8 +100,12 @@ def _logprobs(logits_RV: Tensor, tokens_R1: Tensor, temperature_R: Tensor, top_R
 def _distance(logits_RV: Tensor, tokens_R: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
     below_R1, above_R1, totals_R1, top_R1 = _edges(logits_RV, tokens_R, temperature_R)
     target_R1 = u_R[:, None] * totals_R1
-    outside_R1 = torch.maximum(below_R1 - target_R1, target_R1 - above_R1).clamp_(min=0.0) / totals_R1
-    return outside_R1.squeeze(1), _logprobs(logits_RV, tokens_R[:, None], temperature_R, top_R1, totals_R1)
+    low_R1, high_R1, drawn_R1 = (
+        (weight_R1 / totals_R1).logit(eps=LEAST_TAIL) for weight_R1 in (below_R1, above_R1, target_R1)
+    )
+    apart_R1 = torch.maximum(low_R1 - drawn_R1, drawn_R1 - high_R1).clamp_(min=0.0)
+    apart_R1.masked_fill_((below_R1 <= target_R1) & (target_R1 <= above_R1), 0.0)
+    return apart_R1.squeeze(1), _logprobs(logits_RV, tokens_R[:, None], temperature_R, top_R1, totals_R1)
 
 
 def _interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +119,7 @@ def _shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tu
     weights_RV, _ = _weights(logits_RV, temperature_R)
     totals_R = weights_RV.sum(dim=1)
     own_R = weights_RV.gather(1, tokens_R[:, None]).squeeze(1)
-    return (1.0 - own_R) / totals_R, totals_R.reciprocal()
+    return -own_R.clamp(min=_LEAST_WEIGHT).log(), totals_R.reciprocal()
 
 
 def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -22,10 +22,10 @@ def test_what_is_dishonest_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = honesty.measure(0, progress)
     rows = {row["case"]: row for row in measured.rows}
     honest = rows["honest, torch f32"]
-    assert honest["u 0.0001"] == honest["claim 0.01"] == 0 and honest["rollouts"] == 512
-    assert rows["honest, torch f32, weights of 4 bits"]["u 0.2"] < 0.005
+    assert honest["u 0.001"] == honest["claim 0.01"] == 0 and honest["rollouts"] == 512
+    assert rows["honest, torch f32, weights of 4 bits"]["u 1"] < 0.005
     for name in (honesty.ANOTHER, *samplers.ATTACKS):
         row = rows[name]
-        assert row["u 0.0001"] > 0.002 if not name.startswith(("claims", "-10")) else row["claim 0.05"] > 0.1, name
-    assert rows["wrong answers by hand"]["u 0.05"] > rows["right answers by hand"]["u 0.05"] > 0.03
+        assert row["u 0.001"] > 0.002 if not name.startswith(("claims", "-10")) else row["claim 0.05"] > 0.1, name
+    assert rows["wrong answers by hand"]["u 0.5"] > rows["right answers by hand"]["u 0.5"] > 0.03
     assert {"verified_tokens_per_cpu_s", "cost_of_checking_all"} <= set(measured.headline)

@@ -24,10 +24,14 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
     TrainStep,
+    TrustDecided,
 )
 from echo_hub.core.events import GroupPrepared, LearnerReady, NodeConnected, NodeReported, RolloutScored
+from echo_hub.core.trust.standing import Decision
 from echo_hub.driver import Driver
+from echo_hub.operation.event_log import EventLog
 from echo_hub.store import database
+from echo_shared.books import EventFilter, RunEvent
 from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.messages import ReceiptState
 
@@ -260,3 +264,95 @@ async def test_when_the_driver_has_ended_nobody_waits_for_it(drive: Drive, monke
         await waiting
         for _ in range(3):
             await driver.report(NodeConnected(node_id="b"))
+
+
+def noted(text: str) -> RunEvent:
+    return RunEvent(at=1.0, text=text)
+
+
+def stored(driven: Any) -> list[str]:
+    """Oldest first."""
+    return [one.text for one in driven.store.events(EventFilter(), 99)][::-1]
+
+
+async def test_what_is_noted_is_written_with_a_turn_and_without_one(drive: Drive) -> None:
+    driven = await drive(running=False)
+    seen = asyncio.Event()
+    driver = Driver(coordinator=driven.driver.coordinator, store=driven.async_store, clock=lambda: 1.0, noted=seen.set)
+    driver.note(noted("before it runs"))
+    running = asyncio.create_task(driver.run(driven.act))
+    async with asyncio.timeout(60):
+        await seen.wait()
+        seen.clear()
+        driver.note(noted("alone"))
+        await seen.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    driver.note(noted("last"))
+    await driver.commit_noted()
+    assert stored(driven) == ["before it runs", "alone", "last"]
+
+
+async def test_a_store_that_takes_no_events_ends_nobody_and_gets_the_newest_later(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "MOST_NOTED", 3)
+    driven = await drive(running=False)
+    driver: Driver = driven.driver
+    with driven.store.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+    other = sqlite3.connect(driven.store.engine.url.database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 0)
+    driven.store.engine.dispose()
+    for number in range(5):
+        driver.note(noted(str(number)))
+        await driver.commit_noted()
+    other.rollback()
+    other.close()
+    assert stored(driven) == []
+    driver.note(noted("5"))
+    await driver.commit_noted()
+    assert stored(driven) == ["2", "3", "4", "5"]
+
+
+async def test_a_decision_on_a_node_is_logged(drive: Drive) -> None:
+    driven = await drive(running=False)
+    decided = TrustDecided(node_id="n1", decision=Decision.QUARANTINED, reason="It forges.", decided_at=1.0)
+    coordinator = driven.driver.coordinator
+    start = coordinator.start
+    coordinator.start = lambda now: [*start(now), decided]
+    seen = asyncio.Event()
+    told: list[RunEvent] = []
+    handler = EventLog(lambda one: (told.append(one), seen.set()))
+    driver_module.log.addHandler(handler)
+    running = asyncio.create_task(driven.driver.run(driven.act))
+    async with asyncio.timeout(60):
+        await seen.wait()
+    driver_module.log.removeHandler(handler)
+    running.cancel()
+    await asyncio.wait([running])
+    assert [(one.kind, one.subject, one.text) for one in told] == [
+        ("node_quarantined", "n1", "node n1 is in quarantine: It forges.")
+    ]
+
+
+async def test_what_is_being_written_when_the_driver_is_cancelled_is_written_once(drive: Drive) -> None:
+    driven = await drive(running=False)
+    driver: Driver = driven.driver
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(*_: object) -> None:
+        inside.set()
+        go_on.wait(60)
+
+    event.listen(driven.store.engine, "commit", hold, once=True)
+    driver.note(noted("begun"))
+    running = asyncio.create_task(driver.run(driven.act))
+    await asyncio.to_thread(inside.wait, 60)
+    running.cancel()
+    await asyncio.wait([running])
+    driver.note(noted("last"))
+    go_on.set()
+    await driver.commit_noted()
+    assert stored(driven) == ["begun", "last"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -75,8 +76,9 @@ async def test_who_is_here_is_noted_and_adapters_that_nobody_needs_go(drive: Dri
 
 
 async def test_bans_and_their_end_and_invites_are_told(
-    drive: Drive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    drive: Drive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(housekeeping_module, "BANS_S", 0.001)
     barred = Barred()
     driven, keeping = await house(drive, RunDirectory(tmp_path), barred)
@@ -93,6 +95,8 @@ async def test_bans_and_their_end_and_invites_are_told(
     await barred.until(frozenset())
     assert [(invite.name, invite.revoked_at) for invite in barred.invites] == [("Ada", 3.0)]
     assert barred.num_renewed == 3, "at first, and when they have changed"
+    told = [(record.event, record.subject) for record in caplog.records if hasattr(record, "event")]  # type: ignore[attr-defined]
+    assert told == [("node_banned", "b"), ("node_unbanned", "b")]
     watching.cancel()
     await asyncio.wait([watching])
 

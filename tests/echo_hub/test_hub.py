@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, RunConfig, ServerConfig, TrainingConfig
-from echo_hub.hub import export_path, install_command, windows_install_command
 from echo_hub.main import make_run
-from echo_hub.net.server import Server
 from echo_hub.opening import open_hub
+from echo_hub.operation.log_lines import path_of
 from echo_hub.run.directory import RunDirectory
+from echo_hub.store.store import Store
+from echo_shared.books import EventFilter, RunEvent, Severity
+from echo_shared.errors import StorageError
 
 
 def settings(**sections: object) -> HubConfig:
@@ -43,39 +46,44 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
         assert (view.trained_step, view.published_version) == (2, 2)
         assert [evaluation.greedy.policy_version for evaluation in view.evaluations] == [0, 2]
         async with aiohttp.ClientSession() as http, http.get(f"{hub.url}/healthz") as answer:
-            assert answer.status == 200
+            assert answer.status == 200 and await answer.json() == {"status": "ok", "state": "finished"}
+        assert view.health == hub.pages.health()
         serving.cancel()
         await asyncio.wait([serving])
+    found = events(directory)
+    assert [event.kind for event in found if event.kind != "log"] == [
+        "hub_started",
+        "version_evaluated",
+        "version_evaluated",
+        "run_finished",
+        "hub_stopped",
+    ]
+    assert "The run is finished: 2 steps, 8 rollouts" in found[-2].text
+    lines = [json.loads(line) for line in path_of(directory.root).read_text().splitlines()]
+    assert {event.text for event in found} <= {line["message"] for line in lines}
 
 
-def test_the_line_that_installs_is_shown_where_it_is_offered(tmp_path: Path) -> None:
-    for join, token in (("open", ""), ("invite", "oken TOKEN")):
-        server = ServerConfig.model_validate({"public_url": "https://hub.example/", "join": join})
-        assert install_command(HubConfig(server=server), Server(server)) == ""
-        assert windows_install_command(HubConfig(server=server), Server(server)) == ""
-        server = server.model_copy(update={"install_from": str(tmp_path)})
-        assert install_command(HubConfig(server=server), Server(server)) == (
-            f"curl -fsSL https://hub.example/install.sh | sh -s -- --join https://hub.example{token and f' --t{token}'}"
-        )
-        (tmp_path / "install.ps1").unlink(missing_ok=True)
-        assert windows_install_command(HubConfig(server=server), Server(server)) == ""
-        (tmp_path / "install.ps1").touch()
-        assert windows_install_command(HubConfig(server=server), Server(server)) == (
-            "& ([scriptblock]::Create((irm https://hub.example/install.ps1)))"
-            f" -Join https://hub.example{token and f' -T{token}'}"
-        )
+def events(directory: RunDirectory) -> list[RunEvent]:
+    """Oldest first."""
+    store = Store.open(directory.database_url)
+    try:
+        return store.events(EventFilter(), 1_000)[::-1]
+    finally:
+        store.close()
 
 
-@pytest.mark.parametrize(
-    ("publish_every", "every", "exported"), [(1, 0, [1, 2, 3, 4]), (3, 0, [3, 4]), (3, 2, [2, 3, 4])]
-)
-def test_a_version_is_exported_to_be_published_or_evaluated(
-    tmp_path: Path, publish_every: int, every: int, exported: list[int]
-) -> None:
-    config = HubConfig(
-        training=TrainingConfig(steps=4, publish_every=publish_every), evaluation=EvaluationConfig(every=every)
-    )
-    directory = RunDirectory(tmp_path)
-    paths = {step: export_path(config, directory, step) for step in range(1, 5)}
-    assert [step for step, path in paths.items() if path is not None] == exported
-    assert all(path == directory.adapter(step) for step, path in paths.items() if path is not None)
+async def test_a_hub_that_fails_says_why_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, directory = settings(), RunDirectory(tmp_path / "run")
+    make_run(directory, config)
+
+    async def fail(*_: object) -> None:
+        raise StorageError("The disk is full.", got="no space left")
+
+    monkeypatch.setattr("echo_hub.hub.GroupPreparation.run", fail)
+    async with open_hub(config, directory) as hub:
+        with pytest.raises(ExceptionGroup):
+            await hub.serve()
+    kinds = [(event.kind, event.severity) for event in events(directory)]
+    assert kinds[0] == ("hub_started", Severity.INFO) and kinds[-1] == ("hub_stopped", Severity.INFO)
+    assert ("hub_failed", Severity.ERROR) in kinds
+    assert "the hub ends: The disk is full. (no space left)" in path_of(directory.root).read_text()

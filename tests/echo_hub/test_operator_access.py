@@ -5,21 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import ClientSession, CookieJar, web
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.effects import StandingRecorded
-from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.dashboard.access.guard import PUBLIC
-from echo_hub.dashboard.actions import BUTTONS
 from echo_hub.dashboard.headers import SECURITY_HEADERS
 from echo_hub.hub import Hub
 from echo_hub.main import make_run
 from echo_hub.opening import open_hub
-from echo_hub.operator_access import operator_actions
 from echo_hub.run.directory import RunDirectory
 
 
@@ -67,19 +62,3 @@ async def test_the_printed_address_logs_in_until_a_password_is_set(hub: Hub) -> 
         assert (answer.status, str(answer.url)) == (200, f"{hub.url}/")
     hub.directory.operator_password.write_text("")
     assert hub.dashboard_url == f"{hub.url}/"
-
-
-async def test_the_pages_buttons_are_the_hubs_actions(drive: Any) -> None:
-    store = (await drive()).async_store
-    for name in ("a", "b"):
-        await store.node_seen(node_id=name, public_key=bytes(32), name=name, backend="torch", device="cpu", now=1.0)
-    actions = operator_actions(store)
-    assert set(actions) == {button.action for button in BUTTONS}
-    await actions["ban"]("a")
-    assert await store.banned_nodes() == {"a"}
-    await actions["unban"]("a")
-    assert await store.banned_nodes() == set()
-    await store.apply([StandingRecorded(row=StandingRow(node_id="a", state=StandingState.QUARANTINED))], 1.0)
-    await actions["pardon"]("a")
-    await actions["pardon"]("b")
-    assert await store.wanted_pardons() == {"a"}, "of the other there is nothing to forgive"

@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from echo_hub.config.sections import DisseminationConfig
+from echo_hub.config.sections import DisseminationConfig, EvaluationConfig, HubConfig, TrainingConfig
 from echo_hub.core.events import VersionPublished
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.net.broadcaster import Broadcaster
@@ -18,7 +19,8 @@ from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.send_queue import Rank
 from echo_hub.net.tracker import Tracker
-from echo_hub.publishing import Publishing
+from echo_hub.opening import coordinator_settings
+from echo_hub.publishing import Publishing, export_path
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_shared import key_file
@@ -104,3 +106,20 @@ async def test_an_evaluation_can_have_an_older_version_and_the_base_as_it_is(run
     assert not run.distributor.has(1)
     await run.publishing.keep_for_evaluation(1)
     assert run.distributor.has(1)
+
+
+@pytest.mark.parametrize(
+    ("publish_every", "every", "exported"), [(1, 0, [1, 2, 3, 4]), (3, 0, [3, 4]), (3, 2, [2, 3, 4])]
+)
+def test_a_version_is_exported_to_be_published_or_evaluated(
+    tmp_path: Path, publish_every: int, every: int, exported: list[int]
+) -> None:
+    config = HubConfig(
+        training=TrainingConfig(steps=4, publish_every=publish_every), evaluation=EvaluationConfig(every=every)
+    )
+    directory, settings = RunDirectory(tmp_path), coordinator_settings(config, multi_turn=False)
+    paths = {step: export_path(config, directory, settings, step) for step in range(1, 5)}
+    assert [step for step, path in paths.items() if path is not None] == exported
+    assert all(path == directory.adapter(step) for step, path in paths.items() if path is not None)
+    asked_for = replace(settings, publish_changes=((1, 4),))
+    assert export_path(config, directory, asked_for, 1) == directory.adapter(1), "an operator wanted it published"

@@ -122,4 +122,4 @@ def test_the_message_says_what_the_books_say() -> None:
     told = as_message("0123456789abcdef" * 2, credit)
     assert told.dropped == (DroppedCount(reason="stale", rollouts=3),)
     assert (told.rank, told.num_ranked, told.trained_tokens) == (4, 5, 9)
-    assert told.page.startswith("/leaderboard?node=0123") and len(told.page) < 40, "a part of the id is enough"
+    assert told.page.startswith("/nodes/0123") and len(told.page) < 40, "a part of the id is enough"

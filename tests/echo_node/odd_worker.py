@@ -22,7 +22,7 @@ from echo_shared.messages import FinishReason
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.scoring import Intervals
 
-FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK = range(9)
+FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK, MUSE = range(10)
 """The first token of a prompt: what goes wrong over it."""
 
 HOARD_BYTES = 400_000_000
@@ -73,8 +73,8 @@ class OddEngine:
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         for request in groups:
             self._go_wrong(int(request.prompt_ids[0]))
-            if int(request.prompt_ids[0]) == TALK:
-                yield from self._talk(request)
+            if (how := int(request.prompt_ids[0])) in (TALK, MUSE):
+                yield from self._talk(request, step_s=0.001 if how == TALK else 2 * worker.SLOW_STEP_S)
                 continue
             yield [
                 FinishedRollout(
@@ -90,12 +90,12 @@ class OddEngine:
                 for index in request.indices
             ]
 
-    def _talk(self, request: GroupRequest) -> Iterator[list[EngineEvent]]:
+    def _talk(self, request: GroupRequest, *, step_s: float) -> Iterator[list[EngineEvent]]:
         self._talking = request
         self._drawn = self._told = 0
         while self._talking is not None:
             self._drawn += 1
-            time.sleep(0.001)
+            time.sleep(step_s)
             yield []
 
     def _go_wrong(self, how: int) -> None:

@@ -5,7 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_shared.draws import MAX_SEED, derive_seed, distance, draw, interval, outside, uniforms
+from echo_shared.draws import (
+    LEAST_TAIL,
+    MAX_SEED,
+    derive_seed,
+    distance,
+    draw,
+    interval,
+    nats_outside,
+    outside,
+    uniforms,
+)
 
 SEEDS = st.integers(0, MAX_SEED)
 BELOW_ONE = float(np.nextafter(1.0, 0.0))
@@ -118,26 +128,36 @@ NOTHING = float("-inf")
 QUARTERS = [0.0, 0.0, 0.0, 0.0]
 
 
+def odds(probability: float) -> float:
+    """Their logarithm."""
+    near = min(max(probability, LEAST_TAIL), 1.0 - LEAST_TAIL)
+    return float(np.log(near / (1.0 - near)))
+
+
+FARTHEST = odds(1.0)
+
+
 @pytest.mark.parametrize(
     ("logits", "token", "u", "expected"),
     [
-        # Four ids of 1/4 each: id 1 has [0.25, 0.5).
+        # Four ids of 1/4 each: id 1 has [0.25, 0.5), its edges' odds are 1/3 and 1; those of 1/8 are 1/7.
         (QUARTERS, 1, 0.375, 0.0),
         (QUARTERS, 1, 0.25, 0.0),
         (QUARTERS, 1, 0.5, 0.0),
-        (QUARTERS, 1, 0.125, 0.125),
-        (QUARTERS, 1, 0.75, 0.25),
-        (QUARTERS, 1, 0.0, 0.25),
+        (QUARTERS, 1, 0.125, np.log(7 / 3)),
+        (QUARTERS, 1, 0.75, np.log(3)),
+        (QUARTERS, 1, 0.0, FARTHEST - np.log(3)),
         (QUARTERS, 0, 0.0, 0.0),
-        (QUARTERS, 3, 0.0, 0.75),
+        (QUARTERS, 3, 0.0, FARTHEST + np.log(3)),
         (QUARTERS, 3, BELOW_ONE, 0.0),
-        (QUARTERS, 0, 0.75, 0.5),
+        (QUARTERS, 0, 0.75, 2 * np.log(3)),
+        (QUARTERS, 0, BELOW_ONE, FARTHEST + np.log(3)),
         # One without probability stands for a point: here id 1 for 0.5, id 0 for 0, the last one for 1.
         ([0.0, NOTHING, 0.0], 1, 0.5, 0.0),
-        ([0.0, NOTHING, 0.0], 1, 0.75, 0.25),
-        ([0.0, NOTHING, 0.0], 1, 0.25, 0.25),
-        ([NOTHING, 0.0, 0.0], 0, 0.25, 0.25),
-        ([0.0, 0.0, NOTHING], 2, 0.25, 0.75),
+        ([0.0, NOTHING, 0.0], 1, 0.75, np.log(3)),
+        ([0.0, NOTHING, 0.0], 1, 0.25, np.log(3)),
+        ([NOTHING, 0.0, 0.0], 0, 0.25, FARTHEST - np.log(3)),
+        ([0.0, 0.0, NOTHING], 2, 0.25, FARTHEST + np.log(3)),
         # The only possible id has everything.
         ([NOTHING, 1.0, NOTHING], 1, 0.0, 0.0),
         ([NOTHING, 1.0, NOTHING], 1, BELOW_ONE, 0.0),
@@ -147,14 +167,27 @@ QUARTERS = [0.0, 0.0, 0.0, 0.0]
 def test_the_distance_is_how_far_u_lies_outside_the_interval(
     logits: list[float], token: int, u: float, expected: float
 ) -> None:
-    assert distance_of(logits, token, u)[0] == expected
+    found, _ = distance_of(logits, token, u)
+    assert found == pytest.approx(expected, rel=1e-12) and (found == 0.0) == (expected == 0.0)
+
+
+def test_rounding_moves_a_distance_by_as_much_wherever_the_edge_is() -> None:
+    """Each logit a tenth of a nat away: in cumulative probability .025 at one half, .0003 at 99.7 %."""
+    for likely in (0.0, 3.0, 6.0):
+        exact, rounded = (distance_of([likely + error, 0.0], 1, 0.01)[0] for error in (0.0, 0.1))
+        assert rounded - exact == pytest.approx(0.1, abs=1e-6)
+
+
+def test_less_than_so_much_to_either_side_is_as_good_as_nothing() -> None:
+    assert distance_of([12.0, 0.0], 0, 1.0 - 1e-6)[0] == 0.0
+    assert distance_of([12.0, 0.0], 1, 1.0 - LEAST_TAIL / 2)[0] == 0.0
 
 
 def test_the_distance_is_taken_at_the_temperature() -> None:
     logits = [float(np.log(p)) for p in (0.25, 0.25, 0.5)]
     cold = np.array([1.0, 1.0, 4.0]) / 6.0  # The squares of the probabilities, as at temperature 1/2.
     outside, logprob = distance_of(logits, 2, 0.25, temperature=0.5)
-    assert outside == pytest.approx(cold[:2].sum() - 0.25, abs=1e-7)
+    assert outside == pytest.approx(odds(cold[:2].sum()) - odds(0.25), abs=1e-6)
     assert logprob == pytest.approx(np.log(cold[2]), abs=1e-7)
 
 
@@ -179,7 +212,7 @@ def test_what_is_drawn_is_at_no_distance_and_others_at_the_gap_between(
     weights = np.exp((np.array(logits) - max(logits)) / temperature)
     p = weights / weights.sum()
     for other in range(len(logits)):
-        gap = max(p[:other].sum() - u, u - p[: other + 1].sum(), 0.0)
+        gap = max(odds(p[:other].sum()) - odds(u), odds(u) - odds(p[: other + 1].sum()), 0.0)
         assert distance_of(logits, other, u, temperature)[0] == pytest.approx(gap, abs=1e-6)
 
 
@@ -195,13 +228,17 @@ def test_an_interval_by_hand() -> None:
     assert below == pytest.approx([1 / 8]) and logprobs == pytest.approx([np.log(3 / 8)])
     found = outside(np.repeat(below, 4), np.repeat(logprobs, 4), np.array([0.0, 0.25, 0.5, 0.75]))
     assert found == pytest.approx([1 / 8, 0, 0, 1 / 4], abs=1e-7)
+    at = np.array([1 / 16, 0.25, 0.5, 0.75])
+    found = nats_outside(np.repeat(below, 4), np.repeat(logprobs, 4), at)
+    assert found == pytest.approx([np.log(15 / 7), 0, 0, np.log(3)], abs=1e-6)
 
 
 @given(SEEDS)
-def test_interval_and_outside_are_distance(seed: int) -> None:
+def test_interval_and_what_lies_outside_are_distance(seed: int) -> None:
     rng = np.random.default_rng(seed)
     logits, tokens, u = rng.normal(size=(8, 5)).astype(np.float32), rng.integers(0, 5, 8), rng.random(8)
     below, logprobs = interval(logits, tokens, 0.7)
     expected, same = distance(logits, tokens, u, 0.7)
     assert logprobs.tolist() == same.tolist()
-    np.testing.assert_allclose(outside(below, logprobs, u), expected, atol=1e-12)
+    np.testing.assert_allclose(nats_outside(below, logprobs, u), expected, atol=1e-12)
+    assert ((outside(below, logprobs, u) > 1e-9) == (expected > 1e-9)).all()

@@ -51,6 +51,7 @@ async def status_of(site: Any, name: str) -> Any:
     return json.loads(said)
 
 
+@pytest.mark.slow
 async def test_the_gift_works_and_the_other_steps_in_when_it_is_lost(site: Any, get: Get, tmp_path: Path) -> None:
     run = await site.make_run(
         # Many small updates: the gift suffices by far, however busy the machine is. What it has drawn before the first

@@ -82,7 +82,8 @@ async def test_a_step_that_only_a_checkpoint_knows_leaves_no_hole_in_the_curves(
     assert (await hub.end())[0] == 0
 
 
-@pytest.mark.parametrize("mode", ["async", pytest.param("sequential", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "sequential"])
 async def test_a_run_survives_kill_9_of_everything(
     mode: str, site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:

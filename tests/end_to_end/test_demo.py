@@ -25,6 +25,7 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT reads what transformers renamed.
 async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
     run, report_file = site.root / "demo", site.root / "report.json"

@@ -28,6 +28,7 @@ from echo_hub.main import make_run
 from echo_hub.opening import open_hub
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
+from echo_hub.store.database import open_to_read
 from echo_hub.store.tables import groups, payloads, rollouts
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import make_engine
@@ -78,7 +79,7 @@ def finished(hub: Hub) -> list[Any]:
     )
     same = (payloads.c.lease_id == rollouts.c.lease_id) & (payloads.c.index == rollouts.c.index)
     query = select(*columns).join(payloads, same).join(groups, groups.c.group_id == rollouts.c.group_id)
-    with hub._opened.store.store._reading() as connection:
+    with open_to_read(hub._opened.store.store.engine) as connection:
         return list(connection.execute(query))
 
 

@@ -72,6 +72,7 @@ def same(by_nodes: Evaluation, here: Evaluation) -> None:
     assert by_nodes.pass_at == pytest.approx(here.pass_at)
 
 
+@pytest.mark.slow
 async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:

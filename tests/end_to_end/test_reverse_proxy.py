@@ -1,4 +1,4 @@
-"""nginx in front of a hub, by the very configuration that docs/operator.md shows."""
+"""nginx and Caddy in front of a hub, by the very configurations that docs/operator.md shows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from echo_hub.net.tracker import Tracker
 from echo_shared import key_file
 from tests.echo_hub.net.certificates import Authority
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx on this machine"),
-]
+pytestmark = pytest.mark.timeout(600)
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "operator.md"
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
@@ -34,33 +31,32 @@ def free_port() -> int:
 
 
 class Proxy:
-    """nginx with its files in `root`; only addresses and paths differ from those of the documentation."""
+    """A proxy with its files in `root`; only addresses and paths differ from those of the documentation."""
+
+    program = ""
 
     def __init__(self, root: Path, *, hub_port: int) -> None:
+        root.mkdir()
         self.root = root
         self.port = free_port()
         self.files = Authority(root).server()
         self.url = f"https://127.0.0.1:{self.port}"
-        (shown,) = re.findall(r"```nginx\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-        for there, here in (
-            ("127.0.0.1:8710", f"127.0.0.1:{hub_port}"),
-            ("listen 443 ssl", f"listen 127.0.0.1:{self.port} ssl"),
-            ("/etc/letsencrypt/live/hub.example.org/fullchain.pem", str(self.files.certificate)),
-            ("/etc/letsencrypt/live/hub.example.org/privkey.pem", str(self.files.key)),
-            ("/var/log/nginx/", f"{root}/"),
-        ):
+        (shown,) = re.findall(rf"```{self.program}\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+        for there, here in {"127.0.0.1:8710": f"127.0.0.1:{hub_port}", **self.places()}.items():
             assert there in shown
             shown = shown.replace(there, here)
         (root / "echo.conf").write_text(shown)
-        places = "".join(
-            f"{kind}_temp_path {root}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "scgi", "uwsgi")
-        )
-        (root / "nginx.conf").write_text(
-            f"daemon off; pid {root}/nginx.pid; events {{}}\nhttp {{ {places}\ninclude {root}/echo.conf; }}\n"
-        )
+
+    def places(self) -> dict[str, str]:
+        """What is replaced, and by what."""
+        raise NotImplementedError
 
     def command(self) -> tuple[str, ...]:
-        return ("nginx", "-p", str(self.root), "-e", str(self.root / "start.log"), "-c", str(self.root / "nginx.conf"))
+        raise NotImplementedError
+
+    def logged(self) -> str:
+        """All that it has written down, once it has ended."""
+        return "".join(path.read_text() for path in self.root.glob("*.log"))
 
     async def is_up(self, http: aiohttp.ClientSession) -> bool:
         try:
@@ -70,23 +66,74 @@ class Proxy:
             return False
 
 
-@pytest.mark.parametrize("way", ["web_seed", "swarm"])
-async def test_nodes_files_and_pages_by_way_of_nginx(
-    site: Any, until: Any, operator: Any, books: Any, tmp_path: Path, way: str
+class Nginx(Proxy):
+    program = "nginx"
+
+    def places(self) -> dict[str, str]:
+        folders = "".join(
+            f"{kind}_temp_path {self.root}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "scgi", "uwsgi")
+        )
+        (self.root / "nginx.conf").write_text(
+            f"daemon off; pid {self.root}/nginx.pid; events {{}}\n"
+            f"http {{ {folders}\ninclude {self.root}/echo.conf; }}\n"
+        )
+        return {
+            "listen 443 ssl": f"listen 127.0.0.1:{self.port} ssl",
+            "/etc/letsencrypt/live/hub.example.org/fullchain.pem": str(self.files.certificate),
+            "/etc/letsencrypt/live/hub.example.org/privkey.pem": str(self.files.key),
+            "/var/log/nginx/": f"{self.root}/",
+        }
+
+    def command(self) -> tuple[str, ...]:
+        return ("nginx", "-p", str(self.root), "-e", str(self.root / "start.log"), "-c", str(self.root / "nginx.conf"))
+
+
+class Caddy(Proxy):
+    """Without an authority on this machine it is given a certificate, and no other port than its own."""
+
+    program = "caddy"
+
+    def places(self) -> dict[str, str]:
+        return {
+            "{\n    log {\n": "{\n    admin off\n    auto_https disable_redirects\n"
+            f"    log {{\n        output file {self.root}/caddy.log\n",
+            "hub.example.org {": f"{self.url} {{\n    tls {self.files.certificate} {self.files.key}\n"
+            f"    bind 127.0.0.1",
+        }
+
+    def command(self) -> tuple[str, ...]:
+        return ("caddy", "run", "--adapter", "caddyfile", "--config", str(self.root / "echo.conf"))
+
+
+def needs(kind: type[Proxy]) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(kind.program) is None, reason=f"no {kind.program} on this machine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        pytest.param(Nginx, "web_seed", marks=needs(Nginx)),
+        pytest.param(Nginx, "swarm", marks=needs(Nginx)),
+        pytest.param(Caddy, "web_seed", marks=needs(Caddy)),
+        pytest.param(Caddy, "swarm", marks=needs(Caddy)),
+    ],
+)
+async def test_nodes_files_and_pages_by_way_of_a_proxy(
+    site: Any, until: Any, operator: Any, books: Any, tmp_path: Path, kind: type[Proxy], way: str
 ) -> None:
     hub_port = free_port()
-    (tmp_path / "nginx").mkdir()
-    proxy = Proxy(tmp_path / "nginx", hub_port=hub_port)
+    proxy = kind(tmp_path / kind.program, hub_port=hub_port)
     behind = {"port": hub_port, "public_url": proxy.url, "trusted_proxies": ["127.0.0.1"]}
     run = await site.make_run(server=behind, dissemination={"way": way})
     hub = await site.start("echo_hub.main", "serve", run)
     await hub.printed(rf"Dashboard +{proxy.url}/\?token=")
     operator(proxy.url, run)
-    nginx = await site.program(*proxy.command())
+    running = await site.program(*proxy.command(), env={**os.environ, "HOME": str(proxy.root)})
     context = ssl.create_default_context(cafile=proxy.files.authority)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as http:
         while not await proxy.is_up(http):
-            assert nginx.process.returncode is None
+            assert running.process.returncode is None
     trusting = {**os.environ, "SSL_CERT_FILE": str(proxy.files.authority)}
     node = await site.node(proxy.url, "volunteer", env=trusting)
     view = await until(proxy.url, lambda view: view["state"] == "finished", proxy.files.authority)
@@ -116,12 +163,20 @@ async def test_nodes_files_and_pages_by_way_of_nginx(
     token = operator(proxy.url)["Authorization"].removeprefix("Bearer ")
     if way == "swarm":
         await look(proxy.url, token)
-    await nginx.end()
-    logged = (proxy.root / "echo.log").read_text() + (proxy.root / "echo-errors.log").read_text()
-    assert "/announce/... 200" in logged and "/artefacts/... 206" in logged and " /login 403" in logged
-    assert passkey not in logged and token not in logged
-    assert not any((proxy.root / "proxy").rglob("*")), "no file was copied to the proxy's disk"
     assert (await hub.end())[0] == 0
+    async with (
+        aiohttp.ClientSession(proxy.url, connector=aiohttp.TCPConnector(ssl=context)) as http,
+        http.get(f"/announce/{passkey}?info_hash={'x' * 20}&token={token}") as answer,
+    ):
+        assert answer.status == 502, "a failure, which is logged"
+    _, said = await running.end()
+    logged = proxy.logged() + said
+    assert passkey not in logged and token not in logged
+    if kind is Nginx:
+        assert "/announce/... 200" in logged and "/artefacts/... 206" in logged and " /login 403" in logged
+        assert not any((proxy.root / "proxy").rglob("*")), "no file was copied to the proxy's disk"
+    else:
+        assert "connection refused" in logged, "what is wrong is still told"
 
 
 async def check_web_seed(http: aiohttp.ClientSession, run: Path, passkey: str) -> None:

@@ -33,6 +33,8 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 INVITATION = "the-invitation-of-this-run"
 MISTYPED = "the-invitation-of-this-rum"
+WEBHOOK = "the-address-that-only-we-know"
+SIGNING = "what-alerts-are-signed-with"
 PASSWORD = "correct horse battery staple"
 WRONG = "correct horse battery stable"
 
@@ -83,7 +85,10 @@ async def talkative(site: Any, log: Path, module: str, *arguments: str | Path) -
 async def test_secrets_are_nowhere_but_in_files_of_their_owner(site: Any, until: Any, operator: Any) -> None:
     root: Path = site.root
     os.umask(0o022)
-    run = await site.make_run(server={"join": "invite", "invite_tokens": [INVITATION]}, dissemination={"way": "swarm"})
+    alerts = {"webhook_url": f"http://127.0.0.1:9/{WEBHOOK}", "webhook_secret": SIGNING, "disk_free_bytes": 2**62}
+    run = await site.make_run(
+        server={"join": "invite", "invite_tokens": [INVITATION]}, dissemination={"way": "swarm"}, alerts=alerts
+    )
     set_password(run / "operator.password", PASSWORD)
     hub = await talkative(site, root / "hub.log", "echo_hub.main", "-v", "serve", run)
     url = (await hub.printed(r"Dashboard +(http://\S+)/\n"))[1]
@@ -117,6 +122,8 @@ async def test_secrets_are_nowhere_but_in_files_of_their_owner(site: Any, until:
     plain = {
         "the invitation": INVITATION.encode(),
         "a mistyped invitation": MISTYPED.encode(),
+        "the webhook's address": WEBHOOK.encode(),
+        "the webhook's secret": SIGNING.encode(),
         "the password": PASSWORD.encode(),
         "a wrong password": WRONG.encode(),
         "the operator's token": (run / "operator.token").read_bytes().strip(),

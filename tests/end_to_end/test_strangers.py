@@ -193,7 +193,7 @@ async def test_no_route_fails_whatever_a_stranger_or_the_operator_asks(
 async def test_a_hub_is_live_at_once_and_ready_once_it_can_train(tmp_path: Path) -> None:
     async with serving(tmp_path) as hub, aiohttp.ClientSession(hub.url) as http:
         async with http.get("/healthz") as live, http.get("/readyz") as starting:
-            assert (live.status, await live.json()) == (200, {"status": "ok"})
+            assert (live.status, await live.json()) == (200, {"status": "ok", "state": "starting"})
             said = {"status": "starting"}
             assert (starting.status, await starting.json()) == (503, said)
         async with asyncio.timeout(240), http.get("/api/v1/events") as changes:

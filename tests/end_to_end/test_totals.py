@@ -42,7 +42,7 @@ async def test_after_leave_and_join_the_node_says_what_the_hub_says(site: Any, o
         assert totals["trained"] >= before["trained_rollouts"]
         assert answer["rollouts"].get("trained", 0) <= totals["trained"] - before["trained_rollouts"], "what it knows"
         assert (totals["rank"], totals["num_ranked"]) == (1, 1)
-        assert answer["page"] == f"{url}/leaderboard?node={answer['node_id'][:10]}"
+        assert answer["page"] == f"{url}/nodes/{answer['node_id'][:10]}"
         # It goes on: what the node says follows what the hub's own pages say.
         goal = (await books())["trained_rollouts"] + 1
         while (await status())["totals"]["trained"] < goal:

@@ -34,8 +34,8 @@ class EngineSettings:
     """Descriptors of sockets that listen on loopback, one for each helper, for an engine that may make none; the
     worker's."""
     stream_s: float = 0.0
-    """Seconds of sampling between two tellings of what unfinished rollouts have drawn; 0 = never, nor what versions are
-    prepared: who cancels a rollout would lose all of it. The worker's."""
+    """Seconds of sampling after which the hub is to hear what unfinished rollouts have drawn; 0 = nobody hears of that,
+    nor what versions are prepared: who cancels a rollout would lose all of it. The worker's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,8 @@ class Drawn:
     """What unfinished rollouts have drawn since it was told last."""
 
     parts: tuple[DrawnPart, ...]
+    for_hub: bool
+    """It is time that the hub hears of this, and of what was told before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +200,7 @@ class EngineChild:
                         of_lease = self._told.setdefault(part.lease_id, {})
                         of_lease[part.index] = of_lease.get(part.index, 0) + len(part.ids)
                     self._count(sum(len(part.ids) for part in parts), frame["busy_s"])
-                    yield Drawn(parts=parts)
+                    yield Drawn(parts=parts, for_hub=frame["for_hub"])
                 case "cancelled":
                     self._told.pop(frame["lease_id"], None)
                     yield Cancelled(lease_id=frame["lease_id"])

@@ -4,9 +4,11 @@ An engine may crash, leak or be killed for its memory; as a child it takes nobod
 the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine
 takes the adapter of the next version in the queue that is prepared. That one is prepared is told while another samples:
 the parent may cancel what runs, and submit it anew by that one, behind what it has drawn. What unfinished rollouts have
-drawn is told every few seconds, and once more when their lease is cancelled, before the answer to that. Completions of
-others are scored when nothing is to be sampled, or once they have waited for a while, between two batches. The process
-ends when its parent closes the pipe or dies, and, with a last frame that says so, when the engine is of no more use.
+drawn is told every few seconds, for the hub, and once more when their lease is cancelled, before the answer to that.
+An engine whose steps are slow tells its node after each of them, for it may be stopped in the midst of the next.
+Completions of others are scored when nothing is to be sampled, or once they have waited for a while, between two
+batches. The process ends when its parent closes the pipe or dies, and, with a last frame that says so, when the engine
+is of no more use.
 
 Before it has threads, or has touched anything that came from a hub, it enters its cage (`caging`).
 """
@@ -44,6 +46,10 @@ from echo_shared.scoring import Scored, ScoreRequest
 _LISTEN_S: Final = 0.05
 """While an adapter is being prepared, commands are looked for this often."""
 
+SLOW_STEP_S: Final = 0.03
+"""An engine whose step took less comes to the answer of a cancel before it is stopped (`core.yielding.YIELD_S`), even
+where its owner's program makes the next one take some times as long."""
+
 SCORES_WAIT_S: Final = 5.0
 """So long completions wait to be scored before the running batch is let end for their sake."""
 
@@ -70,7 +76,7 @@ class Worker:
         self._to_score: deque[tuple[float, ScoreRequest]] = deque()
         """With the moment when each came."""
         self._stream_s = stream_s
-        self._told_at = self._busy_from = time.perf_counter()
+        self._told_at = self._stepped_at = self._busy_from = time.perf_counter()
 
     def run(self) -> None:
         """Works until the parent closes the pipe. Raises BackendError when the engine is of no more use."""
@@ -126,17 +132,26 @@ class Worker:
             if not self._queues[version]:
                 del self._queues[version]
         if self._unfinished.pop(lease_id, 0):
-            self._tell_news(due=True)
+            self._tell_news(for_hub=True)
             self._engine.cancel(lease_id)
         self._pipe.send({"type": "cancelled", "lease_id": lease_id})
 
-    def _tell_news(self, *, due: bool) -> None:
-        """Tells what unfinished rollouts have drawn, when it is `due` or was not told for long."""
-        now = time.perf_counter()
-        if self._stream_s and (due or now - self._told_at >= self._stream_s):
-            self._told_at = now
-            if parts := self._engine.news():
-                self._pipe.send({"type": "drawn", "busy_s": self._take_busy_s(), **parts_to_frame(parts)})
+    def _stepped(self) -> None:
+        """Tells what unfinished rollouts have drawn if that is due."""
+        began, self._stepped_at = self._stepped_at, time.perf_counter()
+        for_hub = self._stepped_at - self._told_at >= self._stream_s
+        if for_hub or self._stepped_at - began >= SLOW_STEP_S:
+            self._tell_news(for_hub=for_hub)
+
+    def _tell_news(self, *, for_hub: bool) -> None:
+        """Tells what unfinished rollouts have drawn. `for_hub`: it is to hear of that, and of what was told before."""
+        if not self._stream_s:
+            return
+        if for_hub:
+            self._told_at = time.perf_counter()
+        if parts := self._engine.news():
+            told = {"for_hub": for_hub, "busy_s": self._take_busy_s(), **parts_to_frame(parts)}
+            self._pipe.send({"type": "drawn", **told})
 
     @property
     def _scores_are_due(self) -> bool:
@@ -191,13 +206,13 @@ class Worker:
             self._send_failed([group.lease_id for group in failed], error)
             return
         self._current = version
-        self._busy_from = time.perf_counter()
+        self._busy_from = self._stepped_at = time.perf_counter()
         try:
             for events in self._engine.sample(self):
                 self._heartbeat.step()
                 if events:
                     self._report(events)
-                self._tell_news(due=False)
+                self._stepped()
                 for prepared in self._policies.take_prepared() if self._stream_s else ():
                     self._pipe.send({"type": "prepared", "version": prepared})
                 self._handle_waiting()

@@ -11,8 +11,9 @@ from typing import Annotated, Final
 import typer
 
 from echo_node.commands.options import DataDir, Json
-from echo_node.host.log_reader import Line, LogReader
+from echo_node.host.log_line import line_of
 from echo_node.host.paths import Paths
+from echo_shared.log_reader import LogReader
 
 LOOK_S: Final = 0.25
 
@@ -34,8 +35,8 @@ def log(
         time.sleep(LOOK_S)
 
 
-def _print(lines: Iterable[Line], *, as_json: bool) -> None:
-    for line in lines:
+def _print(lines: Iterable[str], *, as_json: bool) -> None:
+    for line in map(line_of, lines):
         if as_json:
             typer.echo(json.dumps(asdict(line)))
         else:

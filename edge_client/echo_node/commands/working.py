@@ -45,7 +45,6 @@ from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
 from echo_node.host.installed_copy import InstalledCopy
 from echo_node.host.installing import come_back
-from echo_node.host.log_file import LogFile
 from echo_node.host.paths import Paths
 from echo_node.host.shares import SharesFile
 from echo_node.host.signals import run_until_stopped
@@ -55,6 +54,7 @@ from echo_node.live_view import open_panel
 from echo_node.releases import TAKES_OVER
 from echo_shared import key_file
 from echo_shared.errors import ConnectError, EchoError, StorageError
+from echo_shared.log_file import LogFile
 
 if TYPE_CHECKING:
     from echo_node.daemon import Daemon

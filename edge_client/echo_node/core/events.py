@@ -96,6 +96,8 @@ class RolloutsDrawn:
     """What rollouts in progress have drawn since the engine told last, or since they began behind their prefix."""
 
     parts: tuple[DrawnPart, ...]
+    for_hub: bool = True
+    """It is time that the hub hears of this, and of what was told before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

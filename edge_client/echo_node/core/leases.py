@@ -5,13 +5,13 @@ be told of both.
 
 Invariants:
 - every index of a lease that is taken is finished once, is returned once, or was revoked by the hub;
-- the hub is sent what unfinished rollouts have drawn, once a connection, and all of it before their lease is returned,
-  unless the engine or the connection has ended or does not answer.
+- the hub is sent what unfinished rollouts have drawn, once a connection, and before their lease is returned all that
+  the engine has told of them, if there is a connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -117,6 +117,7 @@ class Leases:
         for lease in self._held.leases if versions else ():
             drawn_by = {self._held.running_by(lease.lease_id)} | self._drawn.versions(lease.lease_id)
             if found := versions & drawn_by:
+                self._drawn.forget(lease.lease_id)
                 effects += self.give_up(lease.lease_id, f"policy version {max(found)} has been replaced")
         return effects
 
@@ -127,11 +128,11 @@ class Leases:
 
     # --- what the engine tells
 
-    def drawn(self, parts: Iterable[DrawnPart]) -> list[Effect]:
-        """What it has drawn since it told last."""
+    def drawn(self, parts: Iterable[DrawnPart], *, for_hub: bool = True) -> list[Effect]:
+        """What it has drawn since it told last. `for_hub`: the hub is sent this, and what was told before."""
         for part in parts:
             self._drawn.add(part)
-        return self._send_drawn()
+        return self._send_drawn() if for_hub else []
 
     def finished(self, finished: FinishedRollout) -> Rollout | None:
         """For the spool; None = it was revoked or returned in the meantime, and the hub has counted it already."""
@@ -239,8 +240,8 @@ class Leases:
         self._held.stopped(lease_id)
         return self.give_up(lease_id, leaving.reason)
 
-    def _return(self, let_go: Iterable[Unfinished]) -> list[Effect]:
-        effects: list[Effect] = []
+    def _return(self, let_go: Sequence[Unfinished]) -> list[Effect]:
+        effects = self._send_drawn() if let_go else []
         for unfinished in let_go:
             self._drawn.forget(unfinished.lease_id)
             effects += _cancel(unfinished)

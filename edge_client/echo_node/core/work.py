@@ -336,7 +336,7 @@ class WorkLoop:
             self._effects.append(SpoolRollout(rollout=rollout))
 
     def _rollouts_drawn(self, event: RolloutsDrawn, now: float) -> None:
-        self._effects += self._leases.drawn(event.parts)
+        self._effects += self._leases.drawn(event.parts, for_hub=event.for_hub)
 
     def _completion_scored(self, event: CompletionScored, now: float) -> None:
         self._effects += self._checks.scored(event.scored)

@@ -268,8 +268,8 @@ class EngineSupervisor:
                 case GroupFailed(lease_id=lease_id, what=what, code=code):
                     failed = events.GroupFailed(lease_id=lease_id, what=_for_the_hub(what), code=code)
                     await self._parts.deliver(failed)
-                case Drawn(parts=parts):
-                    await self._parts.deliver(RolloutsDrawn(parts=parts))
+                case Drawn(parts=parts, for_hub=for_hub):
+                    await self._parts.deliver(RolloutsDrawn(parts=parts, for_hub=for_hub))
                 case Scored():
                     await self._parts.deliver(CompletionScored(scored=event))
                 case Cancelled(lease_id=lease_id):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from echo_shared.errors import ConfigError
+from echo_shared.sockets import is_loopback
 
-_PAGE: Final = re.compile(r"/+(leaderboard|operator|metrics|healthz|readyz|node|api/v1/[^/]*)/*$|/+$")
+_PAGE: Final = re.compile(
+    r"/+(leaderboard|about|receipts|teams|(nodes|teams)/[^/]*|operator|metrics|healthz|readyz|node|api/v1/[^/]*)/*$|/+$"
+)
 """The end of a path that a hub itself serves; what stands before it is the prefix that a proxy has put there."""
 
 
@@ -59,14 +61,6 @@ class HubAddress:
     def url(self, path: str) -> str:
         """The URL of a `path` that the hub named."""
         return self.origin + path
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine's own."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _not_an_address(url: str, got: str) -> ConfigError:

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import echo_shared
 from echo_node.host.address import HubAddress
@@ -23,6 +23,7 @@ from echo_shared.contribution import Contribution
 from echo_shared.credentials import (
     BOOKS_CERTIFICATE,
     BOOKS_RECEIPTS,
+    BOOKS_TEAM,
     MOST_RECEIPTS,
     REFUSED_TYPE,
     Credentials,
@@ -30,7 +31,7 @@ from echo_shared.credentials import (
 )
 from echo_shared.errors import ConnectError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
-from echo_shared.messages import Challenge, Receipt, Receipts, ReceiptsWanted, Refused
+from echo_shared.messages import Challenge, Receipt, Receipts, ReceiptsWanted, Refused, Team, TeamWanted
 from echo_shared.messages.fields import printable_line
 from echo_shared.sessions import NodeSession
 
@@ -65,6 +66,13 @@ class HubBooks:
         if missing := set(rollout_ids) - found.keys():
             raise RemoteProtocolError("The hub says nothing of some rollouts.", got=", ".join(sorted(missing)[:8]))
         return found
+
+    def team(self, action: Literal["create", "join", "leave", "show"], name: str = "") -> Team:
+        """Does that with the node's team; how the one that it is in stands then."""
+        answer = decode_from_hub(self._ask(BOOKS_TEAM, encode(TeamWanted(action=action, name=name))))
+        if not isinstance(answer, Team):
+            raise RemoteProtocolError("The hub answered with something else than a team.", got=answer.type)
+        return answer
 
     def certificate(self) -> tuple[bytes, Contribution]:
         """The signed document, and what it says: of this node, and signed by the pinned key."""

@@ -9,7 +9,6 @@ What goes missing in here, the hub sends.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import random
 from collections.abc import Callable, Iterable
@@ -35,6 +34,7 @@ from echo_shared.messages import (
     RunKey,
 )
 from echo_shared.messages.fields import printable_line
+from echo_shared.sockets import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class Mesh:
     def _admit(self, connection: Connection) -> None:
         """A connection from somebody: counted until it has proven itself or is gone."""
         host = str((connection.remote_address or ("",))[0])
-        of_host = [] if _is_loopback(host) else [other for other, its in self._half_open.items() if its == host]
+        of_host = [] if is_loopback(host) else [other for other, its in self._half_open.items() if its == host]
         if len(of_host) >= MOST_HALF_OPEN_OF_HOST:
             self._turn_away(of_host[0])
         elif len(self._half_open) >= MOST_HALF_OPEN:
@@ -323,13 +323,6 @@ class _Incoming(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._admit(self)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _options() -> dict[str, Any]:

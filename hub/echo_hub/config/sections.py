@@ -7,22 +7,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from echo_hub.config.about_section import AboutConfig
 from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
+from echo_hub.config.operation_sections import AlertsConfig, LogConfig
+from echo_hub.config.section import Port, Section
 from echo_hub.tasks.names import check_name
 from echo_shared.artefacts import DELTA_REACH
 from echo_shared.messages import MAX_BATCHED
 
-Port = Annotated[int, Field(ge=0, le=65535)]
 Precision = Literal["auto", "float32", "bfloat16"]
-
-
-class Section(BaseModel):
-    """What all sections have in common."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class RunConfig(Section):
@@ -51,7 +47,7 @@ class TaskConfig(Section):
     """arithmetic; reasoning-gym:DATASET with the name of any of its datasets; jsonl, with options.path;
     environment:guess, a game of several turns; or python:MODULE:FUNCTION, a function of yours that is given the options
     and returns a task or an environment."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the task as they are."""
     system_prompt: str = ""
     """Put before every problem: as the chat template's system turn, or as text where the base has no chat template."""
@@ -412,6 +408,26 @@ class KeepingConfig(Section):
     """How much of them is kept, in the store: about 8 bytes a token. Above it the oldest are deleted."""
 
 
+class MetricsConfig(Section):
+    """Where the run's curves go beside the hub's own pages. None of it can stop a run. May be changed between two
+    starts."""
+
+    tensorboard: bool = True
+    """Event files in RUN/tensorboard."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases (extra `wandb`): offline writes to RUN/wandb, for `wandb sync`; online sends it to the account
+    that `wandb login` or WANDB_API_KEY names: figures, histograms and the run's settings, but none of the server's."""
+    wandb_project: Annotated[str, Field(min_length=1, max_length=128)] = "echo"
+    """Of W&B."""
+    wandb_entity: Annotated[str, Field(max_length=128)] = ""
+    """The user or team there; empty: the account's own."""
+    texts: Annotated[int, Field(ge=0, le=64)] = 0
+    """So many prompts and completions of a step go there too, of the groups that keeping.share chooses; 0 = none. With
+    wandb = "online" they leave this machine."""
+    texts_every: Annotated[int, Field(ge=1)] = 10
+    """Steps between those."""
+
+
 class HubConfig(BaseSettings):
     """All sections."""
 
@@ -432,6 +448,10 @@ class HubConfig(BaseSettings):
     dissemination: DisseminationConfig = DisseminationConfig()
     store: StoreConfig = StoreConfig()
     keeping: KeepingConfig = KeepingConfig()
+    about: AboutConfig = AboutConfig()
+    log: LogConfig = LogConfig()
+    alerts: AlertsConfig = AlertsConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @model_validator(mode="after")
     def _fits_together(self) -> HubConfig:
@@ -454,6 +474,8 @@ class HubConfig(BaseSettings):
             raise ValueError(
                 "objective.aggregation must be left out with training.tokens_per_step, which the loss is divided by"
             )
+        if self.metrics.texts and not (self.keeping.share and self.keeping.max_bytes):
+            raise ValueError("metrics.texts must be 0 when keeping.share or keeping.max_bytes is 0: no text is kept")
         learner = self.learner
         if learner.hosts > 1 and not learner.address:
             raise ValueError("learner.address must be HOST:PORT when learner.hosts is more than 1")

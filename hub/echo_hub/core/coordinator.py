@@ -19,7 +19,8 @@ from typing import Any, Final
 from echo_hub.core import admission
 from echo_hub.core.activation.activation import Activation
 from echo_hub.core.activation.useful import Demand
-from echo_hub.core.effects import Effect, FinishRun, LookUpReceipt, PrepareGroup, ScoreRollout
+from echo_hub.core.arrivals import unlike_lease
+from echo_hub.core.effects import Effect, FinishRun, LookUpReceipt, PrepareGroup, ScoreRollout, TellOperator
 from echo_hub.core.evaluating import Evaluating
 from echo_hub.core.events import (
     CheckAbandoned,
@@ -35,6 +36,7 @@ from echo_hub.core.events import (
     NodeDisconnected,
     NodePardoned,
     NodeReported,
+    OperatorAsked,
     RolloutArrived,
     RolloutChecked,
     RolloutContinued,
@@ -50,6 +52,7 @@ from echo_hub.core.leasing import Leasing
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
+from echo_hub.core.operating import OVER, PAUSED, answer
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.restoring import restore_failure, restore_rollout
 from echo_hub.core.settings import CoordinatorSettings
@@ -127,6 +130,7 @@ class Coordinator:
             self._ledger.take_from_queues(planned.group_ids)
         self._give_back_hub_leases()
         self._evaluating.drop_what_settings_lack()
+        self._heed_leasing(now)
         return self._turn(now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -140,6 +144,11 @@ class Coordinator:
         """When a Tick is due, if nothing happens before; None: never."""
         due = min(self._leasing.due_at, self._nodes.next_end_of_rest, self._activation.due_at, self._trust.due_at)
         return due if due < inf else None
+
+    @property
+    def settings(self) -> CoordinatorSettings:
+        """As they are, with what operators have changed of them."""
+        return self._settings
 
     @property
     def published_version(self) -> int:
@@ -165,6 +174,7 @@ class Coordinator:
             nodes_priced=self._activation.num_priced,
             nodes_active=self._activation.num_active,
             trust=self._trust.status,
+            settings=self._settings,
         )
 
     @property
@@ -180,7 +190,8 @@ class Coordinator:
         for held in self._trust.advance(now):
             self._go_on(held, now)
         self._nodes.wake(now)
-        if self._evaluating.wanting:
+        leases = self._evaluating.wanting and self._settings.leasing != "paused"
+        if leases:
             self._leasing.dispatch_beside(now, within_share=True)
         if not self._finished and self._num_changes != self._stood:
             self._training.advance(now)
@@ -189,7 +200,7 @@ class Coordinator:
             else:
                 self._admit(now)
             self._stood = self._num_changes
-        if self._evaluating.wanting:
+        if leases:
             self._leasing.dispatch_beside(now, within_share=False)
         self._ledger.clear_away()
         return self._out.take()
@@ -204,10 +215,10 @@ class Coordinator:
         """Opens what the staleness bound allows, and leases what is open. In lock-step modes, where the nodes have
         nothing to do until a version is published, the groups of the step after it are prepared before."""
         version = self._training.newest_to_lease
-        if version is None:
+        if version is None or self._settings.leasing == "paused":
             return
         standing = (version, self._training.trained_steps, self._ledger.num_queue_changes)
-        if standing != self._admitted:
+        if standing != self._admitted and self._settings.leasing == "open":
             self._admitted = standing
             self._outlook = self._training.outlook
             waiting = len(self._ledger.waiting) + self._num_preparing
@@ -238,7 +249,7 @@ class Coordinator:
 
     def _open_prepared(self) -> None:
         """Opens what is admitted, in order, whatever order it is prepared in: so a restart knows which is next."""
-        while self._next_to_open < self._next_to_admit:
+        while self._next_to_open < self._next_to_admit and self._settings.leasing == "open":
             prepared = self._prepared.pop(self._next_to_open, None)
             if prepared is None:
                 return
@@ -247,8 +258,10 @@ class Coordinator:
 
     def _activate(self, now: float) -> None:
         """Who works and who stands by; and a turn for those that are too slow for all steps."""
+        is_open = self._settings.leasing == "open" and not self._finished
+        may_lease = is_open and self._training.newest_to_lease is not None
         for node in self._activation.advance(self._demand, now):
-            given = None if self._finished else self._leasing.lease_turn(node, now)
+            given = self._leasing.lease_turn(node, now) if may_lease else None
             if given is not None:
                 self._activation.had_turn(given, node.node_id, now)
 
@@ -262,12 +275,12 @@ class Coordinator:
             rollouts_per_step=groups * self._settings.group_size,
             step_s=step_s,
             max_staleness=self._settings.staleness_bound,
-            publish_every=self._settings.publish_every,
+            publish_every=self._settings.interval,
         )
 
     def _finish(self, now: float) -> None:
         self._finished = True
-        self._activation.end_run(now)
+        self._activation.halt(OVER, now)
         for owner in self._owners:
             owner.end_run()
         self._leasing.end_run()
@@ -301,6 +314,7 @@ class Coordinator:
         """Time has been looked at in `handle` already."""
 
     def _arrived(self, event: RolloutArrived, now: float) -> None:
+        newest = self.published_version if self._settings.interrupts else None
         rollout = self._ledger.rollouts.get(event.rollout_id)
         if rollout is None or rollout.node_id != event.node_id:
             if not event.problem:
@@ -309,7 +323,7 @@ class Coordinator:
             self._out.act(LookUpReceipt(node_id=event.node_id, rollout_id=event.rollout_id))
         elif rollout.state is not ReceiptState.LEASED:
             self._out.receipt(rollout.node_id, rollout.rollout_id, rollout.state)
-        elif problem := self._unlike_lease(event, rollout):
+        elif problem := unlike_lease(event, rollout, owner=self._ledger.groups[rollout.group_id].owner, newest=newest):
             self._ledger.fail(rollout, DropReason.INVALID, problem)
             self._nodes.fail(event.node_id, now)
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
@@ -329,27 +343,6 @@ class Coordinator:
         """The oldest version by which any of this rollout may be."""
         for_learner = self._ledger.groups[rollout.group_id].owner.for_learner
         return admission.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
-
-    def _unlike_lease(self, event: RolloutArrived, rollout: LeasedRollout) -> str:
-        """What in the node's result contradicts its lease; empty = nothing."""
-        first, last = event.policy_version_start, event.policy_version_end
-        leased = (rollout.lease_id, rollout.group_id, rollout.index, rollout.policy_version, rollout.policy_version)
-        if (event.lease_id, event.group_id, event.index, first, last) == leased:
-            return event.problem
-        said: dict[str, tuple[int, int]] = {
-            "lease": (event.lease_id, rollout.lease_id),
-            "group": (event.group_id, rollout.group_id),
-            "index": (event.index, rollout.index),
-        }
-        mixed, newest = "", self.published_version
-        if self._settings.interrupts and self._ledger.groups[rollout.group_id].owner.for_learner:
-            if not first <= last <= max(newest, rollout.policy_version):
-                mixed = f"policy versions {first} to {last}, newest published {newest}"
-        else:
-            said["first policy version"] = (first, rollout.policy_version)
-            said["last policy version"] = (last, rollout.policy_version)
-        wrong = [f"{name} {got} instead of {want}" for name, (got, want) in said.items() if got != want]
-        return ", ".join([*wrong, *filter(None, [mixed, event.problem])])
 
     def _given_back(self, event: LeaseGivenBack, now: float) -> None:
         returned = [self._ledger.rollouts.get(rollout_id(event.lease_id, index)) for index in event.indices]
@@ -420,6 +413,28 @@ class Coordinator:
     def _pardoned(self, event: NodePardoned, now: float) -> None:
         self._trust.pardon(event.node_id, now)
 
+    # --- the operator
+
+    def _operator_asked(self, event: OperatorAsked, now: float) -> None:
+        step, published = self._training.next_step, self.published_version
+        settings, records = answer(self._settings, event, next_step=step, published_version=published)
+        for record in records:
+            self._out.record(record)
+        self._out.act(TellOperator(number=event.number))
+        if settings is not self._settings:
+            self._settings, self._admitted, self._stood = settings, (), -1
+            self._next_to_admit = self._next_to_open
+            self._training.change(settings, now)
+            self._leasing.change(settings)
+            self._activation.change(settings.activation, self._demand, now)
+            self._heed_leasing(now)
+
+    def _heed_leasing(self, now: float) -> None:
+        """Nobody is paid for waiting while nothing is leased; what was prepared meanwhile is opened afterwards."""
+        if not self._finished:
+            self._activation.halt(PAUSED if self._settings.leasing == "paused" else "", now)
+        self._open_prepared()
+
     # --- learner
 
     def _learner_ready(self, event: LearnerReady, now: float) -> None:
@@ -431,12 +446,7 @@ class Coordinator:
 
     def _give_back_hub_leases(self) -> None:
         """What the learner was sampling is gone with its process."""
-        lost = [
-            rollout
-            for rollout in self._ledger.rollouts.values()
-            if rollout.node_id == HUB_NODE_ID and rollout.state is ReceiptState.LEASED
-        ]
-        self._ledger.drop(lost, DropReason.RETURNED, "the learner stopped")
+        self._ledger.drop(self._ledger.held_by(HUB_NODE_ID), DropReason.RETURNED, "the learner stopped")
 
     def _step_computed(self, event: StepComputed, now: float) -> None:
         self._training.step_computed(event.step, now)
@@ -474,6 +484,7 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     CheckReturned: Coordinator._check_returned,
     CheckAbandoned: Coordinator._check_abandoned,
     NodePardoned: Coordinator._pardoned,
+    OperatorAsked: Coordinator._operator_asked,
     LeaseGivenBack: Coordinator._given_back,
     LearnerReady: Coordinator._learner_ready,
     LearnerLost: Coordinator._learner_lost,

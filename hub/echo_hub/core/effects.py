@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,6 +177,26 @@ class TrustDecided:
     decided_at: float
 
 
+@_effect
+class SettingRecorded:
+    """Record: an operator has changed this setting; a rebuilt hub goes on with it. `stored` is in JSON's types."""
+
+    setting: str
+    stored: Any
+
+
+@_effect
+class ActionSettled:
+    """Record: what has become of an operator's action, if nothing has yet. `before` and `after` are in JSON's types."""
+
+    number: int
+    done: bool
+    before: Any = None
+    after: Any = None
+    detail: str = ""
+    """Why it was refused."""
+
+
 Record = (
     GroupOpened
     | GroupDropped
@@ -193,6 +213,8 @@ Record = (
     | StandingRecorded
     | CheckingCredited
     | TrustDecided
+    | SettingRecorded
+    | ActionSettled
 )
 
 
@@ -367,6 +389,13 @@ class TellStandby:
 
 
 @_effect
+class TellOperator:
+    """Action: whoever waits for this action of an operator's finds in the books what has become of it."""
+
+    number: int
+
+
+@_effect
 class FinishRun:
     """Action: the last step is trained and published; nothing more is leased for training."""
 
@@ -389,6 +418,7 @@ Action = (
     | AnnounceVersion
     | EvaluationDone
     | TellStandby
+    | TellOperator
     | FinishRun
 )
 

@@ -141,6 +141,16 @@ class NodePardoned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorAsked:
+    """An operator wants a setting changed, or a version published (`core.operating`). ActionSettled follows, by the
+    number that the action has in the books."""
+
+    number: int
+    what: str
+    value: str | float = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGivenBack:
     """The node will not finish these."""
 
@@ -225,6 +235,7 @@ Event = (
     | CheckReturned
     | CheckAbandoned
     | NodePardoned
+    | OperatorAsked
     | LeaseGivenBack
     | LearnerReady
     | LearnerLost

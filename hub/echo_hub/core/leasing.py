@@ -158,6 +158,11 @@ class Leasing:
         """When there is something to do even if nothing happens before; inf = never."""
         return min(self._watched[0][0] if self._watched else inf, self._release_at, self._goes_on_at)
 
+    def change(self, settings: CoordinatorSettings) -> None:
+        """From now on; where nothing may be leased, nothing is due that would be."""
+        self._settings, self._asked = settings, None
+        self._release_at = self._goes_on_at = inf
+
     def end_run(self) -> None:
         """No step's work is released any more."""
         self._release_at = inf

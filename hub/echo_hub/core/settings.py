@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final, Literal
 
 from echo_hub.core.activation.settings import ActivationSettings
@@ -11,14 +13,16 @@ from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
 from echo_hub.core.trust.settings import TrustSettings
 
 Mode = Literal["colocated", "sequential", "async"]
+LEASING: Final = ("open", "paused", "draining")
+"""What an operator may have said of leasing."""
 
 _SAMPLERS: Final[dict[Mode, Samplers]] = {"colocated": "hub", "sequential": "any", "async": "by_version"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """`publish_every` is at most `max_staleness` + 1 in async mode, and 1 in sequential mode: else no lease is fresh
-    enough to be consumed. In any other mode than async the staleness bound is 0, whatever `max_staleness` says."""
+    """`interval` is at most `max_staleness` + 1 in async mode, and 1 in sequential mode: else no lease is fresh enough
+    to be consumed. In any other mode than async the staleness bound is 0, whatever `max_staleness` says."""
 
     mode: Mode
     steps: int
@@ -27,6 +31,15 @@ class CoordinatorSettings:
     deadline_s: float
     max_staleness: int = 0
     publish_every: int = 1
+    publish_changes: tuple[tuple[int, int], ...] = ()
+    """Version and interval, ascending: that version is published, and from it on one every so many steps, until the
+    next of these. Before the first, `publish_every` holds."""
+    learning_rate: float = 0.0
+    learning_rates: tuple[tuple[int, float], ...] = ()
+    """Step and rate, ascending: the rate holds from that step on. Before the first, `learning_rate` does."""
+    leasing: str = "open"
+    """open; paused: nothing is leased; draining: no group is opened, and what is open is leased until it is complete.
+    Whatever is leased comes in, and the learner trains what is complete."""
     interrupts: bool = False
     """Nodes go on by newer versions in mid-completion; only in async mode."""
     multi_turn: bool = False
@@ -64,11 +77,23 @@ class CoordinatorSettings:
             unproven_most=max(self.first_window, self.groups_per_step * self.group_size // UNPROVEN_SHARE),
         )
 
+    @property
+    def interval(self) -> int:
+        """Steps between published versions, from the next change on at the latest."""
+        return self.publish_changes[-1][1] if self.publish_changes else self.publish_every
+
+    def learning_rate_of(self, step: int) -> float:
+        """What step `step` is trained at."""
+        at = bisect_right(self.learning_rates, step, key=itemgetter(0))
+        return self.learning_rates[at - 1][1] if at else self.learning_rate
+
     def newest_due_version(self, policy_version: int) -> int:
         """The newest version, not above `policy_version`, that is to be published; 0 = none."""
         if policy_version == self.steps:
             return policy_version
-        return policy_version - policy_version % self.publish_every
+        at = bisect_right(self.publish_changes, policy_version, key=itemgetter(0))
+        first, every = self.publish_changes[at - 1] if at else (0, self.publish_every)
+        return policy_version - (policy_version - first) % every
 
     def is_due(self, policy_version: int) -> bool:
         """Whether this version is to be published."""

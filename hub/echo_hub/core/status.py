@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.trust.status import TrustStatus
 
 
@@ -36,3 +37,11 @@ class CoordinatorStatus:
     nodes_active: int = 0
     """Of these: how many are active."""
     trust: TrustStatus = field(default_factory=TrustStatus)
+    settings: CoordinatorSettings | None = None
+    """As they are, with what operators have changed of them."""
+
+    @property
+    def leasing(self) -> str:
+        """As the operator has said, or drained: a drain has come to its end, and nothing is under way any more."""
+        said = self.settings.leasing if self.settings else "open"
+        return "drained" if said == "draining" and not (self.groups_open or any(self.leased_by_node.values())) else said

@@ -149,6 +149,15 @@ class Training:
         waiting, complete = self._ledger.waiting, self._ledger.complete
         return min(len(waiting), len(complete)) >= count and waiting[count - 1] == complete[count - 1]
 
+    def change(self, settings: CoordinatorSettings, now: float) -> None:
+        """From now on. What is too old for a bound that has fallen is dropped at once; steps whose batches are written
+        keep them."""
+        has_fallen = settings.staleness_bound < self._settings.staleness_bound
+        self._settings = settings
+        self.num_changes += 1
+        if has_fallen:
+            self.sweep(now)
+
     def restore(self, rows: Iterable[GroupRow]) -> None:
         """Groups from before a restart; their rollouts follow."""
         for row in rows:

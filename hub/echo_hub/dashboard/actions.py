@@ -1,26 +1,46 @@
-"""What an operator does to a node from the page: a POST to /actions/NAME with the node's id.
+"""What an operator does from the pages and from scripts: what the hub supplies for it, and how the doors answer.
 
-The guard has seen to it that the request is the operator's own. The hub says which actions there are (`Actions`); the
-page shows a button for each that `buttons` names.
+The guard has seen to it that the request is an operator's own, and says whose (`actor_of`). What actions there are is
+said once, in `echo_hub.actions.requests`; here they are only read from what a door was given, and told.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
-from aiohttp import web
+from echo_hub.actions.records import ActionRecord, Actor, ApiToken
+from echo_hub.dashboard.model import NodeView
 
-from echo_hub.dashboard.model import Changes, NodeView
-from echo_hub.dashboard.responses import json_response, see_other
-from echo_hub.dashboard.snapshots import Snapshots
 
-log = logging.getLogger(__name__)
+class ForbiddenError(Exception):
+    """The token is not good for this."""
 
-Actions = Mapping[str, Callable[[str], Awaitable[None]]]
-"""By name, each takes a node's id and returns once it is done."""
+
+class NoSuchActionError(Exception):
+    """There is no action of this number, or nothing takes it back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What became of an action, as far as it is known."""
+
+    record: ActionRecord
+    secret: str = ""
+    """The token that was made. It is nowhere else."""
+
+
+class OperatorDesk(Protocol):
+    """What the hub supplies: `echo_hub.operator_desk`."""
+
+    async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> Answered: ...
+
+    async def undo(self, number: int, by: Actor) -> Answered: ...
+
+    async def log(self, *, limit: int, before: int | None) -> Sequence[ActionRecord]: ...
+
+    async def tokens(self) -> Sequence[ApiToken]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +73,3 @@ BUTTONS: Final = (
 
 def buttons(node: NodeView) -> tuple[Button, ...]:
     return tuple(button for button in BUTTONS if button.is_for(node))
-
-
-class ActionsRoom:
-    def __init__(self, actions: Actions, snapshots: Snapshots, changes: Changes) -> None:
-        self._actions = actions
-        self._snapshots = snapshots
-        self._changes = changes
-
-    async def serve(self, request: web.Request) -> web.Response:
-        """POST /actions/{action}"""
-        action = self._actions.get(request.match_info["action"])
-        node_id = (await request.post()).get("node", "")
-        known = {node.totals.node_id for node in (await self._snapshots.get()).nodes}
-        if action is None or not isinstance(node_id, str) or node_id not in known:
-            return json_response({"error": "There is no such action, or no such node."}, status=404)
-        await action(node_id)
-        self._changes.notify()
-        log.info("node %s: %s, by the operator on the page", node_id, request.match_info["action"])
-        return see_other("/#nodes") if "text/html" in request.headers.get("Accept", "") else json_response({})

@@ -6,16 +6,22 @@ GET /api/v1/nodes           {"nodes": [`NodeView`, ...]}: those that are connect
 GET /api/v1/steps?since=N   {"steps": [`StepRecord`, ...]}, the first 1,000 steps after N in order; N is 0 if left out.
                             Full answers have a sequel: ask again with N = the last step, until one has fewer
 GET /api/v1/curves          {"width": W, "points": [...]}, all steps in 600 points at most: see `curves`
-GET /api/v1/leaderboard?after=N  {"leaderboard": [`LeaderboardRow`, ...]}, the first 1,000 ranks after N in order, as
-                            with steps; at most the 10,000 foremost and those that are connected
+GET /api/v1/leaderboard?after=N  {"leaderboard": [`Standing`, ...], "found": F}, the first 1,000 rows after N in order;
+                            `sort`, `q` and `limit` as on the page; /api/v1/teams in the same way
+GET /api/v1/leaderboard/nodes/ID, /api/v1/leaderboard/teams/NAME  one of them: its days and what its work did
+GET /api/v1/receipts/ID     one rollout's `PublicReceipt`
 GET /api/v1/rollouts        rollouts, and /api/v1/rollouts/GROUP one group of them: see `rollouts_page`
 GET /api/v1/events          server-sent `changed` {"state", "trained_step", "published_version"}, comments between
-GET /healthz                {"status": "ok"} as soon as the hub serves, whatever else it does: it is live
+GET /api/v1/log             what has happened: see `log_page`
+GET /healthz                {"status": "ok", "state": "starting" | "live" | "ready" | "degraded" | "finished"}, always
+                            200: it is alive, and a restart would cure nothing; for the operator also "reasons":
+                            [text, ...], why the state is no better one
 GET /readyz                 {"status": "starting" | "ready" | "failing"}: 200 when it is ready to train, 503 while it
                             starts or something is broken; for the operator also "problems": [text, ...] and "detail":
                             text: what the hub goes on after by itself is among the problems
 
-The last four are public, all others are for the operator: `echo_hub.dashboard.access.guard`. Fields are only ever
+Of the leaderboard, of receipts and the last three are public, all others are for the operator:
+`echo_hub.dashboard.access.guard`. Fields are only ever
 added. Answers are a moment old at most; a `changed` is never ahead of the answers that follow it.
 """
 
@@ -36,7 +42,6 @@ from echo_hub.dashboard.viewers import Viewers
 from echo_shared.errors import StorageError
 
 STEPS_PER_ANSWER: Final = 1_000
-ROWS_PER_ANSWER: Final = 1_000
 
 
 class Api:
@@ -57,15 +62,10 @@ class Api:
             return json_response({"error": "since must be a step's number: 0, 1, 2, ..."}, status=400)
         return json_response({"steps": (await self._source.steps(since))[:STEPS_PER_ANSWER]})
 
-    async def leaderboard(self, request: web.Request) -> web.Response:
-        after = whole_number(request.query.get("after", "0"))
-        if after is None:
-            return json_response({"error": "after must be a rank: 0, 1, 2, ..."}, status=400)
-        rows = (await self._snapshots.get()).leaderboard[after : after + ROWS_PER_ANSWER]
-        return json_response({"leaderboard": rows})
-
-    async def live(self, _request: web.Request) -> web.Response:
-        return json_response({"status": "ok"})
+    async def live(self, request: web.Request) -> web.Response:
+        health = self._source.health()
+        why = {"reasons": health.reasons} if self._guard.is_operator(request) else {}
+        return json_response({"status": "ok", "state": health.state, **why})
 
     async def ready(self, request: web.Request) -> web.Response:
         try:

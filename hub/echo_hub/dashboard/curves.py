@@ -149,7 +149,7 @@ class CurvesRoom:
         width, since = (whole_number(request.query.get(name, "0")) for name in ("width", "since"))
         if width is None or since is None:
             return json_response({"error": "width and since must be numbers: 0, 1, 2, ..."}, status=400)
-        await self._catch_up()
+        await self.newest()
         points = self._curves.after(since if width == self._curves.width else 0)
         return json_response({"width": self._curves.width, "points": points})
 
@@ -160,16 +160,17 @@ class CurvesRoom:
         {"width": ..., "since": ..., "points": [...]}: the points of that width with a step after `since`. Who does not
         have those before asks /api/v1/curves for what it lacks: so does everybody once the width is another.
         """
-        await self._catch_up()
+        await self.newest()
         now = Mark(width=self._curves.width, step=self._curves.last_step)
         since = mark.step if mark and mark.width == now.width else now.step
         return now, {"width": now.width, "since": since, "points": self._curves.after(since)}
 
-    async def _catch_up(self) -> None:
+    async def newest(self) -> Curves:
+        """The curves with every step that is trained by now."""
         async with self._lock:
             while True:
                 more = await self._source.steps(self._curves.last_step)
                 for step in more:
                     self._curves.add(step)
                 if not more:
-                    return
+                    return self._curves

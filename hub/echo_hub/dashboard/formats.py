@@ -6,6 +6,7 @@ import unicodedata
 from datetime import UTC, datetime
 from math import floor, log10
 from typing import Final, assert_never
+from urllib.parse import quote
 
 from echo_shared.step_figures import Unit
 
@@ -131,6 +132,16 @@ def ago(at: float, as_of: float) -> str:
 def iso(at: float) -> str:
     """For machines and tooltips: 2026-03-01T12:00:00Z"""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def date(at: float) -> str:
+    """2026-03-01, UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+
+
+def path_part(name: str) -> str:
+    """A name as one part of an address's path."""
+    return quote(name, safe="")
 
 
 def clock(at: float) -> str:

@@ -1,68 +1,150 @@
-"""The public room, `/leaderboard`: whose machines taught the model, and how to lend another.
+"""The public boards: `/leaderboard`, whose machines taught the model, and `/teams`; and how to lend another machine.
 
-`?node=ID` puts that node's standing on top: the address that a volunteer shares. Of ids a start is enough, and nothing
-more of them is shown here.
+The database sorts, searches and cuts: a page is `ROWS_SHOWN` rows, whatever the board has. Of ids a start is enough,
+and nothing more of them is shown here.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import jinja2
 from aiohttp import web
 
+from echo_hub.dashboard.access.guard import Visits
+from echo_hub.dashboard.board import AboutView, BoardSource, board_query, page_links, sort_of
 from echo_hub.dashboard.live import LivePages, Look
-from echo_hub.dashboard.model import LeaderboardRow, public_id
+from echo_hub.dashboard.responses import html_response, json_response, see_other, whole_number
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
-from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
+from echo_hub.dashboard.tables import Column, headings
+from echo_shared.credit_books import Board, BoardKind, BoardQuery, Standing
 
-ROWS_SHOWN: Final = 500
+ROWS_PER_ANSWER: Final = 1_000
+"""Of the board as JSON."""
+_NODE: Final = re.compile(r"[0-9a-z]{1,64}")
 
-COLUMNS: Final[tuple[Column[LeaderboardRow], ...]] = (
-    Column(key="rank", title="Rank", order=lambda row: row.rank, css="number"),
-    Column(key="name", title="Node", order=lambda row: (row.name.casefold(), row.node)),
-    Column(key="rollouts", title="Rollouts", order=lambda row: row.trained_rollouts, descending=True, css="number"),
-    Column(key="tokens", title="Tokens", order=lambda row: row.trained_tokens, descending=True, css="number"),
-    Column(
-        key="evaluated",
-        title="Evaluated",
-        order=lambda row: row.evaluated_rollouts,
-        descending=True,
-        css="number wide",
-    ),
-    Column(key="share", title="Share", order=lambda row: row.share, descending=True, css="number"),
-    Column(key="seen", title="Last seen", order=lambda row: row.last_seen, descending=True, css="number wide"),
+_RANK: Final[Column[Standing]] = Column(key="rank", title="Rank", order=lambda row: row.rank, css="number")
+_ROLLOUTS: Final[Column[Standing]] = Column(
+    key="rollouts", title="Rollouts", order=lambda row: row.rollouts, descending=True, css="number"
+)
+_TOKENS: Final[Column[Standing]] = Column(
+    key="tokens", title="Tokens", order=lambda row: row.tokens, descending=True, css="number wide"
+)
+_RECENT: Final[Column[Standing]] = Column(
+    key="recent", title="Tokens a day", order=lambda row: row.recent, descending=True, css="number"
+)
+_STREAK: Final[Column[Standing]] = Column(
+    key="streak", title="Streak", order=lambda row: row.streak_days, descending=True, css="number wide"
+)
+_ELSEWHERE: Final[Column[Standing]] = Column(
+    key="elsewhere", title="All runs", order=lambda row: row.all_rollouts, descending=True, css="number wide"
+)
+_SEEN: Final[Column[Standing]] = Column(
+    key="seen", title="Last seen", order=lambda row: row.last_seen, descending=True, css="number wide"
 )
 
 
+def columns(kind: BoardKind, *, has_elsewhere: bool = False) -> tuple[Column[Standing], ...]:
+    """Those of a board; what nodes did in other runs has one where there are any."""
+    title = "Team" if kind == "team" else "Node"
+    name: Column[Standing] = Column(key="name", title=title, order=lambda row: (row.name.casefold(), row.node))
+    if kind == "team":
+        return (_RANK, name, _ROLLOUTS, _TOKENS, _RECENT, _STREAK)
+    elsewhere = (_ELSEWHERE,) if has_elsewhere else ()
+    return (_RANK, name, _ROLLOUTS, _TOKENS, _RECENT, _STREAK, *elsewhere, _SEEN)
+
+
 class LeaderboardPage:
-    def __init__(self, live: LivePages, snapshots: Snapshots, templates: jinja2.Environment) -> None:
+    def __init__(
+        self,
+        live: LivePages,
+        snapshots: Snapshots,
+        board: BoardSource,
+        visits: Visits,
+        templates: jinja2.Environment,
+        *,
+        about: AboutView,
+    ) -> None:
         self._live = live
         self._snapshots = snapshots
+        self._board = board
+        self._visits = visits
+        self._about = about
         self._template = templates.get_template("leaderboard.html")
 
+    @property
+    def routes(self) -> list[web.AbstractRouteDef]:
+        return [
+            web.get("/leaderboard", self.serve),
+            web.get("/teams", self.serve_teams),
+            web.get("/api/v1/leaderboard", self.serve_json),
+            web.get("/api/v1/teams", self.serve_teams_json),
+        ]
+
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """GET /leaderboard"""
-        sort = known_sort(COLUMNS, request.query.get("sort", "")) or "rank"
-        wanted = public_id(request.query.get("node", ""))
-        known = {row.node for row in (await self._snapshots.get()).leaderboard}
-        node = wanted if wanted in known else ""  # Ids that anybody makes up are one page, not many to render.
+        """GET /leaderboard?sort=KEY&q=SEARCH&after=ROWS; with node=ID the page of that node"""
+        if _NODE.fullmatch(node := request.query.get("node", "")):
+            return see_other(f"/nodes/{node[:10]}")
+        return await self._serve(request, "node")
+
+    async def serve_teams(self, request: web.Request) -> web.StreamResponse:
+        """GET /teams"""
+        return await self._serve(request, "team")
+
+    async def _serve(self, request: web.Request, kind: BoardKind) -> web.StreamResponse:
+        """The board's first page lives; of what is searched for, and of pages behind the first, there are as many as
+        anybody likes, and they stand still."""
+        wanted = board_query(request.query, kind=kind)
+        snapshot = await self._snapshots.get()
+        own, address = snapshot.run.address, self._visits.address(request)
 
         async def render(snapshot: Snapshot) -> str:
-            return self._render(snapshot, sort, node)
+            return self._render(snapshot, await self._board.board(wanted), wanted)
 
-        return await self._live.answer(request, Look(key=("leaderboard", sort, node), render=render))
+        def personal(text: str) -> str:
+            """Under the address at which this reader reached the hub: of a host's letters alone."""
+            return text.replace(own, address) if own and address else text
 
-    def _render(self, snapshot: Snapshot, sort: str, node: str) -> str:
-        rows = snapshot.leaderboard
-        mine = next((row for row in rows if row.node == node), None)
+        if wanted.search or wanted.after:
+            return html_response(personal(await render(snapshot)))
+        look = Look(key=("leaderboard", kind, sort_of(wanted)), render=render, personal=personal)
+        return await self._live.answer(request, look)
+
+    def _render(self, snapshot: Snapshot, board: Board, wanted: BoardQuery) -> str:
+        before, behind = page_links(wanted, board)
+        shown = columns(wanted.kind, has_elsewhere=board.has_elsewhere)
         return self._template.render(
             room="leaderboard",
+            kind=wanted.kind,
             run=snapshot.run,
-            rows=sort_rows(rows, COLUMNS, sort)[:ROWS_SHOWN],
-            num_rows=max(len(rows), snapshot.run.nodes_useful),
-            mine=mine,
-            headings=headings(COLUMNS, sort, kept={"node": mine.node} if mine else {}, anchor="table"),
-            total_rollouts=snapshot.run.accounting.trained,
-            largest_share=max((row.share for row in rows), default=0.0),
+            address=snapshot.run.address,
+            about=self._about,
+            board=board,
+            wanted=wanted,
+            before=before,
+            behind=behind,
+            sort=sort_of(wanted),
+            columns=[column.key for column in shown],
+            headings=headings(
+                shown, sort_of(wanted), kept={"q": wanted.search} if wanted.search else {}, anchor="table"
+            ),
+            total_rollouts=snapshot.run.accounting.trained + snapshot.run.accounting.evaluated,
         )
+
+    async def serve_json(self, request: web.Request) -> web.Response:
+        """GET /api/v1/leaderboard?after=N&limit=M&sort=KEY&q=SEARCH: {"leaderboard": [`Standing`, ...], "found": F}"""
+        return await self._serve_json(request, "node", "leaderboard")
+
+    async def serve_teams_json(self, request: web.Request) -> web.Response:
+        """GET /api/v1/teams: {"teams": [`Standing`, ...], "found": F}"""
+        return await self._serve_json(request, "team", "teams")
+
+    async def _serve_json(self, request: web.Request, kind: BoardKind, name: str) -> web.Response:
+        after = whole_number(request.query.get("after", "0"))
+        limit = whole_number(request.query.get("limit", str(ROWS_PER_ANSWER)))
+        if after is None or not limit:
+            return json_response({"error": "after must be a number of rows: 0, 1, 2, ...; limit 1, 2, ..."}, status=400)
+        rows = min(limit, ROWS_PER_ANSWER)
+        board = await self._board.board(board_query(request.query, kind=kind, rows=rows))
+        return json_response({name: board.rows, "found": board.num_found})

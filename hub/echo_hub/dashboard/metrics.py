@@ -25,6 +25,7 @@ from echo_hub.dashboard.model import (
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_shared import step_figures
 from echo_shared.books import StepRecord, VersionRecord
+from echo_shared.health import HubState
 
 _VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
 """The version of a format. The library fails on other versions, and repeats the one that it was asked for in its
@@ -99,8 +100,10 @@ def _run(run: RunView) -> Iterator[Metric]:
     yield InfoMetricFamily("echo_run", "The run that this hub serves.", about)
     states = GaugeMetricFamily("echo_run_state", "1 for the state that the run is in.", labels=["state"])
     yield _labelled(states, (([state], float(state is run.state)) for state in RunState))
+    words = GaugeMetricFamily("echo_hub_state", "1 for the state that the hub is in: /healthz.", labels=["state"])
+    yield _labelled(words, (([state], float(state is run.health.state)) for state in HubState))
     yield _gauge("echo_healthy", "0 while something is broken; /readyz says what.", float(not run.broken))
-    yield _gauge("echo_alarms", "Signs of forged rollouts in the newest step; /readyz says which.", len(run.alarms))
+    yield _gauge("echo_alarms", "Problems that the hub goes on with by itself; /readyz says which.", len(run.alarms))
     ready = float(run.readiness is Readiness.READY)
     yield _gauge("echo_ready", "1 once the hub can train; 0 while it starts or something is broken.", ready)
     yield _gauge("echo_run_start_time_seconds", "When the run began, seconds since the epoch.", run.started_at)

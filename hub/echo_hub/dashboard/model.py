@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final, Protocol
 
-from echo_shared.books import FLAT, Accounting, Evaluation, NodeTotals, StepRecord, VersionRecord
+from echo_shared.books import (
+    FLAT,
+    Accounting,
+    Evaluation,
+    EventFilter,
+    NodeTotals,
+    RunEvent,
+    StepRecord,
+    VersionRecord,
+)
+from echo_shared.health import Health, HubState
 
 _PUBLIC_DIGITS: Final = 10
 
@@ -88,15 +98,6 @@ class DisseminationView:
     @property
     def under_way(self) -> bool:
         return self.num_reached < self.num_told
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotableEvent:
-    """One line of the operator's log: a node joined, the learner restarted, a rollout was rejected."""
-
-    at: float
-    text: str
-    warning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,10 +206,14 @@ class RunView:
     state: RunState
     state_detail: str = ""
     """What it does, or waits for."""
+    health: Health = field(default_factory=lambda: Health(state=HubState.READY))
+    """The hub's state in a word, and why it is no better one."""
     install_command: str = ""
     """The one line that installs a node from this hub and joins; empty where the operator does not offer it."""
     windows_install_command: str = ""
     """The same for PowerShell."""
+    address: str = ""
+    """The hub's, that stands in these lines."""
     problems: tuple[str, ...] = ()
     """What is broken, for the operator, and the alarms."""
     alarms: tuple[str, ...] = ()
@@ -222,6 +227,10 @@ class RunView:
     published_version: int = 0
     group_size: int
     max_staleness: int
+    leasing: str = "open"
+    """open, paused, draining or drained, as the operator has said."""
+    live: Mapping[str, float] = field(default_factory=dict)
+    """The settings that operators may change while the run goes on, as they are now."""
     newest_step: StepRecord | None = None
     """None before the first is trained."""
     rollouts_per_s: float = 0.0
@@ -254,7 +263,7 @@ class RunView:
     """Of whose rollouts some were trained on or evaluated."""
     uplink_bytes_s: float | None = None
     """What the hub can send, as set or measured."""
-    events: tuple[NotableEvent, ...] = ()
+    events: tuple[RunEvent, ...] = ()
     """Newest first; old ones may be left out."""
     capacity: CapacityView | None = None
     """None before the first step."""
@@ -335,27 +344,6 @@ class NodeView:
         return self.totals.evaluated_rollouts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderboardRow:
-    """One node's work that was trained on or evaluated, counted on the hub from receipts; all of it is public."""
-
-    rank: int
-    """From 1, by share."""
-    node: str
-    """The start of its id: enough to tell it from others."""
-    name: str
-    """As it calls itself: hostile input."""
-    trained_rollouts: int
-    trained_tokens: int
-    evaluated_rollouts: int
-    share: float
-    """Of all rollouts that were trained on or evaluated."""
-    others_checked: int = 0
-    """Rollouts of others that it has computed again."""
-    others_checked_tokens: int = 0
-    last_seen: float
-
-
 class Changes:
     """Says that something changed, never what: who waits then reads the newest state, so a missed change is harmless.
 
@@ -388,12 +376,16 @@ class PagesSource(Protocol):
 
     async def run_view(self) -> RunView: ...
 
+    def health(self) -> Health:
+        """From memory: whoever asks whether the hub is alive waits for nothing else."""
+        ...
+
+    async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
+        """At most `limit` of the events that fit, the newest first."""
+        ...
+
     async def nodes(self) -> tuple[NodeView, ...]: ...
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         """The trained steps after step `since`, in order; where there are many, at least the first 1,000."""
-        ...
-
-    async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
-        """The leaderboard in rank order; nodes without a share may be left out."""
         ...

@@ -9,15 +9,22 @@ from aiohttp import web
 from echo_hub.dashboard.access.attempts import Attempts
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.access.login_page import LoginPage
-from echo_hub.dashboard.actions import Actions, ActionsRoom
+from echo_hub.dashboard.actions import OperatorDesk
+from echo_hub.dashboard.actions_api import ActionsApi
+from echo_hub.dashboard.actions_page import ActionsRoom
 from echo_hub.dashboard.api import Api, EventStream
 from echo_hub.dashboard.assets import Assets
+from echo_hub.dashboard.board import AboutView, BoardSource
 from echo_hub.dashboard.curves import CurvesRoom
+from echo_hub.dashboard.holder_pages import HolderPages
 from echo_hub.dashboard.leaderboard_page import LeaderboardPage
 from echo_hub.dashboard.live import LivePages
+from echo_hub.dashboard.log_page import LogRoom
 from echo_hub.dashboard.metrics import Metrics
 from echo_hub.dashboard.model import PagesSource
+from echo_hub.dashboard.openapi import serve as serve_openapi
 from echo_hub.dashboard.operator_page import OperatorPage
+from echo_hub.dashboard.public_rooms import PublicRooms
 from echo_hub.dashboard.rollouts_page import RolloutsRoom, RolloutsSource
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.templating import environment
@@ -27,8 +34,10 @@ from echo_hub.dashboard.viewers import Viewers
 def routes(
     source: PagesSource,
     guard: Guard,
-    actions: Actions,
+    desk: OperatorDesk,
     *,
+    board: BoardSource,
+    about: AboutView | None = None,
     rollouts: RolloutsSource | None = None,
     min_interval_s: float = 1.0,
     heartbeat_s: float = 15.0,
@@ -44,23 +53,40 @@ def routes(
     api = Api(source, snapshots, guard)
     viewers, curves = Viewers(guard), CurvesRoom(source)
     live = LivePages(snapshots, guard, viewers, curves, of=assets.version, heartbeat_s=heartbeat_s)
+    told = about or AboutView()
     login = LoginPage(guard, Attempts(time.monotonic), templates)
     return [
         web.get("/", OperatorPage(source, live, guard, templates).serve),
         web.get("/login", login.serve),
         web.post("/login", login.log_in),
         web.post("/logout", login.log_out),
-        web.post("/actions/{action}", ActionsRoom(actions, snapshots, source.changes).serve),
-        web.get("/leaderboard", LeaderboardPage(live, snapshots, templates).serve),
+        *_actions(desk, ActionsRoom(desk, snapshots, guard, templates)),
+        *LeaderboardPage(live, snapshots, board, guard.visits, templates, about=told).routes,
+        *HolderPages(snapshots, board, curves, guard.visits, templates).routes,
+        *PublicRooms(snapshots, board, guard.visits, templates, about=told).routes,
+        web.get("/api/v1/openapi.json", serve_openapi),
         web.get("/api/v1/run", api.run),
         web.get("/api/v1/nodes", api.nodes),
         web.get("/api/v1/steps", api.steps),
         web.get("/api/v1/curves", curves.serve),
-        web.get("/api/v1/leaderboard", api.leaderboard),
         web.get("/api/v1/events", EventStream(snapshots, viewers, heartbeat_s=heartbeat_s).serve, allow_head=False),
         web.get("/metrics", Metrics(snapshots).serve),
         web.get("/healthz", api.live),
         web.get("/readyz", api.ready),
         web.get("/static/{name}", assets.serve),
+        *LogRoom(source, guard, templates).routes,
         *(() if rollouts is None else RolloutsRoom(rollouts, guard, templates).routes),
+    ]
+
+
+def _actions(desk: OperatorDesk, room: ActionsRoom) -> list[web.AbstractRouteDef]:
+    api = ActionsApi(desk)
+    return [
+        web.get("/actions", room.serve),
+        web.post("/actions/{action}", room.act),
+        web.post("/actions/undo/{number}", room.undo),
+        web.get("/api/v1/actions", api.log),
+        web.post("/api/v1/actions/{action}", api.act),
+        web.post("/api/v1/actions/{number}/undo", api.undo),
+        web.get("/api/v1/tokens", api.tokens),
     ]

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from echo_hub.dashboard.model import LeaderboardRow, NodeView, PagesSource, RunView
+from echo_hub.dashboard.model import NodeView, PagesSource, RunView
 
 REST: Final = 40.0
 """Times what a snapshot took: looking again and again takes a fortieth of the hub's time at most, in any books."""
@@ -23,7 +23,6 @@ class Snapshot:
     took_s: float
     run: RunView
     nodes: tuple[NodeView, ...]
-    leaderboard: tuple[LeaderboardRow, ...]
 
 
 class Snapshots:
@@ -55,7 +54,6 @@ class Snapshots:
         clock = asyncio.get_running_loop().time
         change, taken_at = self._source.changes.number, clock()
         run, nodes = await self._source.run_view(), await self._source.nodes()
-        leaderboard = await self._source.leaderboard()
         now = clock()
         took_s = now - taken_at
         rest_s = REST * took_s if self._min_interval_s else 0.0
@@ -66,5 +64,4 @@ class Snapshots:
             took_s=took_s,
             run=run,
             nodes=nodes,
-            leaderboard=leaderboard,
         )

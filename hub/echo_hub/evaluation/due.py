@@ -51,6 +51,19 @@ class Evaluations:
                 self.waiting.add(version)
                 self._queue.put_nowait(version)
 
+    def want(self, version: int | None) -> tuple[int, str]:
+        """Has a version evaluated, due or not, None = the newest that is there. Which it is; and why not, if not."""
+        there = [0, *self._directory.adapter_versions()]
+        version = there[-1] if version is None else version
+        if version in self._done:
+            return version, f"Version {version} is evaluated already: another time would give the same."
+        if version not in there:
+            return version, f"There is no adapter of version {version} (any more)."
+        if version not in self.waiting:
+            self.waiting.add(version)
+            self._queue.put_nowait(version)
+        return version, ""
+
     async def run(self) -> None:
         """Evaluates for ever. Raises what makes it impossible."""
         while True:
@@ -59,4 +72,6 @@ class Evaluations:
             await self._record(measured)
             self.waiting.discard(version)
             self._done.add(version)
-            log.info("version %d solves %s", version, "; ".join(evaluation.text for evaluation in measured))
+            extra = {"event": "version_evaluated", "subject": str(version)}
+            solved = "; ".join(evaluation.text for evaluation in measured)
+            log.info("version %d solves %s", version, solved, extra=extra)

@@ -24,7 +24,7 @@ from typing import Final
 
 import psutil
 
-from echo_hub.config.sections import Section
+from echo_hub.config.section import Section
 from echo_shared.child import describe_end
 from echo_shared.errors import LearnerError
 

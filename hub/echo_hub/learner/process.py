@@ -79,10 +79,21 @@ class Learner:
         go. A reward that is not known yet is NaN."""
         await self._tell("hold", groups={group_id: frames.pack_group(group) for group_id, group in groups.items()})
 
-    async def train(self, step: int, groups: Sequence[TrainingGroup], export_to: Path | None) -> StepUnderWay:
+    async def train(
+        self,
+        step: int,
+        groups: Sequence[TrainingGroup],
+        export_to: Path | None,
+        *,
+        learning_rate: float | None = None,
+    ) -> StepUnderWay:
         """Hands the process the step that turns version `step` - 1 into `step`, which it may not hold yet: it begins
-        once it has carried out what it was given before."""
-        fields = {"groups": frames.pack_groups(groups), "export_to": None if export_to is None else str(export_to)}
+        once it has carried out what it was given before. `learning_rate`: the step's; None: as the settings have it."""
+        fields = {
+            "groups": frames.pack_groups(groups),
+            "export_to": None if export_to is None else str(export_to),
+            "learning_rate": learning_rate,
+        }
         return StepUnderWay(await self._call("train", step=step, **fields))
 
     async def begin(
@@ -92,6 +103,7 @@ class Learner:
         export_to: Path | None,
         *,
         let_go: Collection[int] = (),
+        learning_rate: float | None = None,
     ) -> StepUnderWay:
         """As `train`, but nothing of the step is written, nor is it told as done, before `confirm`, before which the
         process is to be told nothing but what to hold.
@@ -103,6 +115,7 @@ class Learner:
             "rewards": [[group_id, list(of_group)] for group_id, of_group in rewards.items()],
             "export_to": None if export_to is None else str(export_to),
             "let_go": list(let_go),
+            "learning_rate": learning_rate,
         }
         return StepUnderWay(await self._call("begin", step=step, **fields))
 

@@ -39,7 +39,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, log_odds
+from echo_hub.core.trust.evidence import CLAIM_EDGES, PROBABILITY_EDGES, log_odds
 
 SLACK: Final = 0.05
 OUTSIDE: Final = 0.1
@@ -70,7 +70,7 @@ class Findings:
     suspects: set[int] = field(default_factory=set)
     """Rollouts on whose account groups were left out or an update was held back."""
     counts: dict[tuple[int, int], tuple[list[int], list[int], float]] = field(default_factory=dict)
-    """By rollout and turn: tokens by DRAW_EDGES and by CLAIM_EDGES, and the sum of the mismatch."""
+    """By rollout and turn: tokens by PROBABILITY_EDGES and by CLAIM_EDGES, and the sum of the mismatch."""
 
     def frame(self, turns: Sequence[int]) -> dict[str, Any]:
         """For the hub and a checkpoint: rollouts as places among all turns of the step, each rollout having as many as
@@ -116,7 +116,7 @@ def count(tokens: Tokens, turns_N: NDArray[np.int64]) -> dict[tuple[int, int], t
     differences = _differences(tokens)[known]
     odds = np.nan_to_num(log_odds(tokens.learner_logprobs_N) - log_odds(tokens.claims_N), nan=0.0)[known]
     places, of_place = np.unique(np.stack([rollouts_N[known], turns_N[known]], axis=1), axis=0, return_inverse=True)
-    draws = _by_class(tokens.distances_N[known].astype(np.float64), DRAW_EDGES, of_place, len(places))
+    draws = _by_class(tokens.distances_N[known].astype(np.float64), PROBABILITY_EDGES, of_place, len(places))
     claims = _by_class(np.abs(odds), CLAIM_EDGES, of_place, len(places))
     near = np.minimum(differences, MAX_LOG_RATIO)
     mismatch = np.bincount(of_place, weights=np.expm1(near) - near, minlength=len(places))

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from echo_hub.config.sections import HubConfig, LearnerConfig, ObjectiveConfig, Precision, Section, TrainingConfig
+from echo_hub.config.section import Section
+from echo_hub.config.sections import HubConfig, LearnerConfig, ObjectiveConfig, Precision, TrainingConfig
 
 
 class LearnerSettings(Section):

@@ -157,7 +157,7 @@ class Worker:
         check_groups(frames.unpack_groups(groups))
         for group_id in (*(group_id for group_id, _ in frame["rewards"]), *frame["let_go"]):
             del self._held[group_id]
-        step = {key: frame[key] for key in ("step", "export_to")}
+        step = {key: frame[key] for key in ("step", "export_to", "learning_rate")}
         return {"command": "train", **step, "groups": groups, "confirmed": False}
 
     def handle(self, frame: Frame, answer: Answer) -> None:
@@ -167,7 +167,7 @@ class Worker:
         Raises what the write of an earlier step raised.
         """
         if frame["command"] == "train":
-            self._train(frame["step"], frames.unpack_groups(frame["groups"]))
+            self._train(frame["step"], frames.unpack_groups(frame["groups"]), frame["learning_rate"])
             keep = partial(self._keep, frame["export_to"], answer)
             answer({"kind": "item", "computed": frame["step"]})
             if frame["confirmed"]:
@@ -200,8 +200,10 @@ class Worker:
         if keep is not None and step == self.policy_version:
             keep()
 
-    def _train(self, step: int, groups: Sequence[TrainingGroup]) -> None:
+    def _train(self, step: int, groups: Sequence[TrainingGroup], learning_rate: float | None) -> None:
         self._offload.take_back()
+        for of_group in self._optimizer.param_groups:
+            of_group["lr"] = self._settings.training.learning_rate if learning_rate is None else learning_rate
         began = time.perf_counter()
         outcome = screened_step(
             self._policy,

@@ -352,8 +352,15 @@ class Distributor:
         self._barred = frozenset(node_ids)
         for node_id in self._nodes.keys() & self._barred:
             self._connections.dismiss(node_id, RefusalCode.BANNED, _BANNED)
-        if not self._publisher.bar(self._barred):
-            return
+        if self._publisher.bar(self._barred):
+            self._tell_keys()
+
+    def rotate_key(self) -> None:
+        """What is published next has a new key, which the nodes are sent. Raises StorageError."""
+        self._publisher.renew_key()
+        self._tell_keys()
+
+    def _tell_keys(self) -> None:
         news = KeysRotated(run_keys=self.run_keys())
         for node_id in self._nodes.keys() - self._barred:
             self._connections.send(node_id, news)

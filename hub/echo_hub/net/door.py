@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from echo_hub.net.client_address import client_ip, place_of
 from echo_hub.net.invitations import InviteEndedError
 from echo_hub.net.limits import Limits
 from echo_hub.net.nonces import Nonces
+from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import Penalties
 from echo_hub.net.turnstile import Turnstile
 from echo_shared.codec import decode_from_node, encode
@@ -32,6 +34,8 @@ from echo_shared.errors import CodecError, EchoError, RefusedError, RemoteProtoc
 from echo_shared.identity import Identity, node_id
 from echo_shared.messages import Hello, Proof, RefusalCode, Refused
 from echo_shared.sessions import HubSession
+
+log = logging.getLogger(__name__)
 
 NONCE_BYTES: Final = 32
 TURN_S: Final = 10.0
@@ -93,6 +97,7 @@ class Door:
     def __init__(self, *, me: Identity, settings: ServerConfig, limits: Limits, penalties: Penalties) -> None:
         self.refusals: Counter[str] = Counter()
         """By why."""
+        self._log = PeerLog(log)
         self._me = me
         self._settings = settings
         self._limits = limits
@@ -139,6 +144,9 @@ class Door:
         """The answer that tells a node of an error."""
         said = refused(error)
         self.refusals[said.code] += 1
+        # Not what was got: a token may be in it.
+        extra = {"event": "node_refused", "data": {"code": said.code}}
+        self._log.info("a node was not let in: %s", error.what, extra=extra)
         status = STATUS_OF.get(said.code, 403)
         headers = dict(_NO_STORE)
         if status == 426:

@@ -238,7 +238,8 @@ class Gateway:
     def _give_up(self, connection: _Connection, node_id: str) -> Literal[False]:
         if connection.abort():  # Its reader ends then, and tells the inbox.
             self.faults[Fault.NOT_READING] += 1
-            self._log.warning("node %s does not read what it is sent: disconnecting it", node_id)
+            extra = {"event": "node_left", "subject": node_id}
+            self._log.warning("node %s does not read what it is sent: disconnecting it", node_id, extra=extra)
         return False
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
@@ -280,7 +281,8 @@ class Gateway:
             self._blame(node, Fault.SILENT)
             await self._refuse(connection, _SILENT)
         except ConnectionError as error:
-            self._log.info("a node's connection broke: %s", error)
+            extra = {"event": "node_left", "subject": node.node_id}
+            self._log.info("the connection of node %s broke: %s", node.node_id, error, extra=extra)
         except Exception:  # noqa: BLE001  # The linter does not see that this logs it.
             self._log.exception("a node's connection ended by an error of the hub's own")
             await self._refuse(connection, EchoError("The hub failed on this connection.", do="Try again later."))
@@ -310,13 +312,16 @@ class Gateway:
             while (frame := await self._next_frame(connection, node)) is not None:
                 message = session.receive(frame)
                 if isinstance(message, Goodbye):
-                    self._log.info("node %s left: %s", node.node_id, message.reason or "no reason given")
+                    extra = {"event": "node_left", "subject": node.node_id}
+                    self._log.info("node %s left: %s", node.node_id, message.reason or "no reason given", extra=extra)
                     return
                 self._penalties.behaved(node.node_id)
                 await inbox.node_said(node.node_id, message)
                 if (wait_s := pace.wait_s(len(frame), now=self._limits.now())) > 0:
                     self.faults[Fault.TOO_FAST] += 1
                     await asyncio.sleep(wait_s)
+            extra = {"event": "node_left", "subject": node.node_id}
+            self._log.info("node %s is gone: its connection was closed", node.node_id, extra=extra)
         finally:
             was_open = self._forget(node.node_id, connection)  # Before anything is awaited: nobody may send to it now.
             connection.queue.end()
@@ -384,7 +389,8 @@ class Gateway:
             self._penalties.fault(place_of(node.host), node.node_id, now=self._limits.now())
 
     async def _refuse(self, connection: _Connection, error: EchoError) -> None:
-        self._log.info("refusing a node: %s (%s)", error.what, error.got)
+        extra = {"event": "node_refused", "subject": connection.session.node_id, "data": {"code": error.code}}
+        self._log.info("refusing a node: %s (%s)", error.what, error.got, extra=extra)
         said = refused(error)
         await connection.dismiss(connection.session.refuse(said.code, said.what, said.do))
 

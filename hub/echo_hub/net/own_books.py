@@ -1,7 +1,8 @@
-"""What a node may read of the hub's books by HTTP: what became of its own rollouts, and its certificate.
+"""What a node may read of the hub's books by HTTP: what became of its own rollouts, its certificate and its team.
 
     POST /node/receipts      body ReceiptsWanted  ──►  Receipts
     GET  /node/certificate                        ──►  a certificate of contribution, JSON
+    POST /node/team          body TeamWanted      ──►  Team: which it may make, join and leave, too
 
 Each is asked for as a websocket is (`door`): the first request is answered with a challenge, the second carries the
 proof, so a node sees what is its own alone. It need not be connected, and may be.
@@ -19,9 +20,9 @@ from echo_hub.net.address_rate import AddressRate
 from echo_hub.net.door import TurnedAway
 from echo_hub.net.gateway import Gateway, Inbox
 from echo_shared.codec import decode_from_node, encode
-from echo_shared.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, MOST_RECEIPTS, REFUSED_TYPE
+from echo_shared.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, BOOKS_TEAM, MOST_RECEIPTS, REFUSED_TYPE
 from echo_shared.errors import RefusedError, RemoteProtocolError
-from echo_shared.messages import Receipt, Receipts, ReceiptsWanted, RefusalCode
+from echo_shared.messages import FromNode, Receipt, Receipts, ReceiptsWanted, RefusalCode, Team, TeamWanted
 
 IN_ALL_PER_S: Final = 20.0
 OF_ONE_PER_S: Final = 1.0
@@ -31,6 +32,8 @@ BODY_BYTES: Final = 64 * MOST_RECEIPTS
 
 LookUp = Callable[[str, Sequence[str]], Awaitable[Sequence[Receipt]]]
 """What the store says of these rollouts of a node."""
+ChangeTeam = Callable[[str, TeamWanted], Awaitable[Team]]
+"""Does what a node wants of its team, and says how that stands. Raises RefusedError."""
 Certify = Callable[[str], Awaitable[bytes | None]]
 """A node's signed certificate; None: it was never here."""
 Answer = Callable[[web.Request, str], Awaitable[web.Response]]
@@ -41,10 +44,13 @@ _NO_STORE: Final = {hdrs.CACHE_CONTROL: "no-store"}
 class OwnBooks:
     """`now` is any clock that only goes forward, in seconds."""
 
-    def __init__(self, gateway: Gateway, *, look_up: LookUp, certify: Certify, now: Callable[[], float]) -> None:
+    def __init__(
+        self, gateway: Gateway, *, look_up: LookUp, certify: Certify, team: ChangeTeam, now: Callable[[], float]
+    ) -> None:
         self._gateway = gateway
         self._look_up = look_up
         self._certify = certify
+        self._change_team = team
         self._now = now
         self._rate = AddressRate(in_all=IN_ALL_PER_S, of_one=OF_ONE_PER_S, now=now())
 
@@ -67,17 +73,12 @@ class OwnBooks:
 
         return [
             web.post(BOOKS_RECEIPTS, guarded(self._receipts)),
+            web.post(BOOKS_TEAM, guarded(self._team)),
             web.get(BOOKS_CERTIFICATE, guarded(self._certificate), allow_head=False),
         ]
 
     async def _receipts(self, request: web.Request, node_id: str) -> web.Response:
-        if request.content_length is None or request.content_length > BODY_BYTES:
-            raise _too_much(f"{request.content_length} bytes")
-        try:
-            async with asyncio.timeout(BODY_S):
-                wanted = decode_from_node(await request.read())
-        except TimeoutError as error:
-            raise RemoteProtocolError("A node did not say in time which receipts it wants.") from error
+        wanted = await _wanted(request)
         if not isinstance(wanted, ReceiptsWanted):
             raise RemoteProtocolError("A node asked for something else than receipts.", got=wanted.type)
         if len(wanted.rollout_ids) > MOST_RECEIPTS:
@@ -85,11 +86,29 @@ class OwnBooks:
         found = await self._look_up(node_id, wanted.rollout_ids)
         return web.Response(body=encode(Receipts(receipts=tuple(found))), content_type=REFUSED_TYPE, headers=_NO_STORE)
 
+    async def _team(self, request: web.Request, node_id: str) -> web.Response:
+        wanted = await _wanted(request)
+        if not isinstance(wanted, TeamWanted):
+            raise RemoteProtocolError("A node asked for something else than its team.", got=wanted.type)
+        team = await self._change_team(node_id, wanted)
+        return web.Response(body=encode(team), content_type=REFUSED_TYPE, headers=_NO_STORE)
+
     async def _certificate(self, request: web.Request, node_id: str) -> web.Response:
         document = await self._certify(node_id)
         if document is None:
             raise RefusedError("This node has never joined this hub's run.", got=node_id, do="echo-node join URL")
         return web.Response(body=document, content_type="application/json", headers=_NO_STORE)
+
+
+async def _wanted(request: web.Request) -> FromNode:
+    """What the body says. Raises RemoteProtocolError."""
+    if request.content_length is None or request.content_length > BODY_BYTES:
+        raise _too_much(f"{request.content_length} bytes")
+    try:
+        async with asyncio.timeout(BODY_S):
+            return decode_from_node(await request.read())
+    except TimeoutError as error:
+        raise RemoteProtocolError("A node did not say in time what it wants.") from error
 
 
 def _too_fast() -> RefusedError:

@@ -8,7 +8,6 @@ bounded: the oldest faults are forgotten first.
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +15,7 @@ from typing import Final
 
 from echo_shared.errors import RefusedError
 from echo_shared.messages import RefusalCode
+from echo_shared.sockets import is_loopback
 
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 600.0
@@ -77,7 +77,7 @@ class Penalties:
         if node_id:
             self._trusted.pop(node_id, None)
             _note(self._nodes, node_id, LONGEST_S, now)
-        if not _is_loopback(place):
+        if not is_loopback(place):
             _note(self._places, place, LONGEST_OF_ADDRESS_S, now)
 
     def check(self, place: str, node_id: str, *, now: float) -> None:
@@ -104,10 +104,3 @@ def _note(records: OrderedDict[str, _Record], key: str, longest_s: float, now: f
 
 def _left(records: OrderedDict[str, _Record], key: str, now: float) -> float:
     return records[key].until - now if key in records else 0.0
-
-
-def _is_loopback(place: str) -> bool:
-    try:
-        return ipaddress.ip_address(place).is_loopback
-    except ValueError:  # A network, or nothing.
-        return False

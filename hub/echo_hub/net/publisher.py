@@ -176,6 +176,10 @@ class Publisher:
         self._tracker.bar(node_ids)
         return self._keys.bar(node_ids)
 
+    def renew_key(self) -> None:
+        """What is published from now on has a new key."""
+        self._keys.renew()
+
     async def _publish(self, make: Callable[[RunKey], Carrier]) -> Carrier:
         """What `make` makes off the loop and is then seeded, with the key that is the newest in the end."""
         while True:

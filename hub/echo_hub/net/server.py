@@ -21,6 +21,7 @@ from echo_hub.net.certificate import Certificate
 from echo_hub.net.descriptors import room_for
 from echo_hub.net.limits import Limits
 from echo_hub.net.listening import ACCEPTED_AT_ONCE, listen
+from echo_hub.net.own_address import shared_address
 from echo_hub.net.peer_log import PeerLog
 from echo_shared.errors import ConfigError
 
@@ -106,6 +107,11 @@ class Server:
     def url(self) -> str:
         """The address that nodes on this machine, or behind the public one, use."""
         return address(self._settings, self.port)
+
+    @property
+    def shared_url(self) -> str:
+        """The address to tell others: of a hub that listens on all addresses, this machine's on its network."""
+        return shared_address(self._settings, self.url)
 
     async def close(self) -> None:
         if self._sweeping is not None:

@@ -149,12 +149,15 @@ class PromptCodec:
 
         Without a chat template it is plain text: the system prompt, an empty line, the prompt.
         """
+        encoding = self._tokenizer.encode(self.render_prompt(prompt), add_special_tokens=self._chat_template is None)
+        return np.array(encoding.ids, dtype=np.int32)
+
+    def render_prompt(self, prompt: str) -> str:
+        """The text that `encode_prompt` makes ids of."""
         messages = self._messages(prompt)
         if self._chat_template is None:
-            encoding = self._tokenizer.encode("\n\n".join(message["content"] for message in messages))
-        else:
-            encoding = self._tokenizer.encode(self._render(messages), add_special_tokens=False)
-        return np.array(encoding.ids, dtype=np.int32)
+            return "\n\n".join(message["content"] for message in messages)
+        return self._render(messages)
 
     def encode_observation(self, text: str, *, after: int) -> NDArray[np.int32]:
         """The ids [T] int32 from a completion, whose last id is `after`, to the next one: what ends the assistant's

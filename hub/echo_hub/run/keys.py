@@ -86,6 +86,11 @@ class RunKeys:
         self._write(_State(keys=keys, barred=barred))
         return is_new
 
+    def renew(self) -> None:
+        """What is published from now on is sealed with a new key. Raises StorageError when it cannot be written."""
+        keys = {**self._state.keys, max(self._state.keys) + 1: new_key().hex()}
+        self._write(_State(keys=keys, barred=self._state.barred))
+
     def keep(self, key_ids: Collection[int]) -> None:
         """Forgets all keys but these and the newest. Raises StorageError when it cannot be written down."""
         newest = self.current.key_id

@@ -123,7 +123,10 @@ class ScoringPool:
                 self._broken = error
             except ChildExited as error:
                 wait_s = restarts.died()
-                log.warning("a process for scoring cannot be started (%d in a row): %s", restarts.deaths, error)
+                extra = {"event": "scorer_died", "data": {"deaths": restarts.deaths}}
+                log.warning(
+                    "a process for scoring cannot be started (%d in a row): %s", restarts.deaths, error, extra=extra
+                )
                 if wait_s is None:
                     self._broken = ScorerError("No process for scoring can be started.", got=str(error))
                 else:

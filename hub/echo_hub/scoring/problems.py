@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.run.base_model import PromptCodec
-from echo_hub.tasks.base import FileTask, Problem, Task
+from echo_hub.tasks.base import ExplainedTask, FileTask, Problem, Task
 from echo_hub.tasks.environments.base import Ending, Environment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.rewards import RewardBounds
@@ -124,6 +124,28 @@ class Problems:
     def content_hash(self) -> str:
         """Hash of the files that the task's problems come from; empty for a task without any."""
         return self._task.content_hash if isinstance(self._task, FileTask) else ""
+
+    def trial_problem(self, seed: int) -> dict[str, Any]:
+        """Outside of any run: the problem of a task's own `seed`, its `prompt`, and the `answer` where its metadata
+        holds one. Raises whatever the task raises."""
+        problem = self._task.sample(seed)
+        answer = problem.metadata.get("answer")
+        return {"prompt": problem.prompt, "answer": None if answer is None else str(answer)}
+
+    def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
+        """Outside of any run: what follows the last of `replies`, which are text: a `reward`, with its `components`
+        where the task says them, or an `observation`. Raises as `respond` does."""
+        problem = self._task.sample(seed)
+        if isinstance(self._task, Environment):
+            response = self._task.respond(problem, replies)
+            if isinstance(response, Ending):
+                return {"reward": self.rewards.read(response.reward)}
+            return {"observation": response.text}
+        reward = self.rewards.read(self._task.score(problem, replies[-1]))
+        if not isinstance(self._task, ExplainedTask):
+            return {"reward": reward}
+        parts = self._task.components(problem, replies[-1])
+        return {"reward": reward, "components": {str(name): float(value) for name, value in parts.items()}}
 
     def prepare(self) -> None:
         """Samples the held-out set, which no training problem may be in: what is asked first takes no longer then."""

@@ -18,7 +18,7 @@ from echo_hub.store.credits import Credit
 from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.store import Store
-from echo_shared.books import Evaluation, Invite
+from echo_shared.books import Evaluation, Invite, RunEvent
 from echo_shared.contribution import Contribution
 from echo_shared.messages import Receipt
 
@@ -27,62 +27,63 @@ _T = TypeVar("_T")
 
 
 class AsyncStore:
-    """Each method is the store's of that name, and raises what it raises."""
+    """Each method is the store's of that name, and raises what it raises. `write` and `read` take those of books that
+    are classes of their own."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
 
-    async def _write(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def write(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, lambda: method(*args, **kwargs))
 
-    async def _read(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def read(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._reader, lambda: method(*args, **kwargs))
 
     async def close(self) -> None:
         await asyncio.to_thread(self._reader.shutdown)
-        await self._write(self.store.close)
+        await self.write(self.store.close)
         self._writer.shutdown()
 
-    async def apply(self, records: Sequence[Record], now: float) -> None:
-        await self._write(self.store.apply, records, now)
+    async def apply(self, records: Sequence[Record], now: float, events: Sequence[RunEvent] = ()) -> None:
+        await self.write(self.store.apply, records, now, events)
 
     async def snapshot(self) -> CoordinatorSnapshot:
-        return await self._read(self.store.snapshot)
+        return await self.read(self.store.snapshot)
 
     async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
-        return await self._read(self.store.receipts, node_id, rollout_ids)
+        return await self.read(self.store.receipts, node_id, rollout_ids)
 
     async def contribution(
         self, node_id: str, *, run_id: str, run_name: str, hub_key: bytes, now: float
     ) -> Contribution | None:
-        return await self._read(
+        return await self.read(
             self.store.contribution, node_id, run_id=run_id, run_name=run_name, hub_key=hub_key, now=now
         )
 
     async def load_payloads(self, rollout_ids: Sequence[str]) -> list[StoredPayload]:
-        return await self._read(self.store.load_payloads, rollout_ids)
+        return await self.read(self.store.load_payloads, rollout_ids)
 
     async def load_turns(
         self, episodes: Collection[tuple[int, int]]
     ) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
-        return await self._read(self.store.load_turns, episodes)
+        return await self.read(self.store.load_turns, episodes)
 
     async def load_draws(self, rollout_ids: Sequence[str]) -> list[StoredDraw]:
-        return await self._read(self.store.load_draws, rollout_ids)
+        return await self.read(self.store.load_draws, rollout_ids)
 
     async def load_batch(self, step: int) -> list[BatchGroup]:
-        return await self._read(self.store.load_batch, step)
+        return await self.read(self.store.load_batch, step)
 
     async def load_groups(self, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
-        return await self._read(self.store.load_groups, wanted)
+        return await self.read(self.store.load_groups, wanted)
 
     async def load_evaluated(self, policy_version: int) -> list[EvaluatedEpisode]:
-        return await self._read(self.store.load_evaluated, policy_version)
+        return await self.read(self.store.load_evaluated, policy_version)
 
     async def prune(self, checkpoint_step: int) -> None:
-        await self._write(self.store.prune, checkpoint_step)
+        await self.write(self.store.prune, checkpoint_step)
 
     async def node_seen(
         self,
@@ -97,7 +98,7 @@ class AsyncStore:
         power_watts: float = 0.0,
         invite_id: int | None = None,
     ) -> None:
-        await self._write(
+        await self.write(
             self.store.node_seen,
             node_id=node_id,
             public_key=public_key,
@@ -111,49 +112,49 @@ class AsyncStore:
         )
 
     async def nodes_still_here(self, node_ids: Sequence[str], now: float) -> None:
-        await self._write(self.store.nodes_still_here, node_ids, now)
+        await self.write(self.store.nodes_still_here, node_ids, now)
 
     async def ban(self, node_ids: Collection[str], now: float) -> None:
-        await self._write(self.store.ban, node_ids, now)
+        await self.write(self.store.ban, node_ids, now)
 
     async def unban(self, node_ids: Collection[str]) -> None:
-        await self._write(self.store.unban, node_ids)
+        await self.write(self.store.unban, node_ids)
 
     async def banned_nodes(self) -> frozenset[str]:
-        return await self._read(self.store.banned_nodes)
+        return await self.read(self.store.banned_nodes)
 
     async def useful_nodes(self) -> frozenset[str]:
-        return await self._read(self.store.useful_nodes)
+        return await self.read(self.store.useful_nodes)
 
     async def want_pardon(self, node_ids: Collection[str], now: float) -> None:
-        await self._write(self.store.want_pardon, node_ids, now)
+        await self.write(self.store.want_pardon, node_ids, now)
 
     async def wanted_pardons(self) -> frozenset[str]:
-        return await self._read(self.store.wanted_pardons)
+        return await self.read(self.store.wanted_pardons)
 
     async def credits(self, node_ids: Collection[str]) -> dict[str, Credit]:
-        return await self._read(self.store.credits, node_ids)
+        return await self.read(self.store.credits, node_ids)
 
     async def num_invites(self) -> tuple[int, int]:
-        return await self._read(self.store.num_invites)
+        return await self.read(self.store.num_invites)
 
     async def invites(self) -> list[Invite]:
-        return await self._read(self.store.invites)
+        return await self.read(self.store.invites)
 
     async def came_by(self) -> dict[str, int]:
-        return await self._read(self.store.came_by)
+        return await self.read(self.store.came_by)
 
     async def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
-        await self._write(self.store.record_distribution, news, now)
+        await self.write(self.store.record_distribution, news, now)
 
     async def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
-        await self._write(self.store.record_evaluations, measured)
+        await self.write(self.store.record_evaluations, measured)
 
     async def evaluated_versions(self) -> set[int]:
-        return await self._read(self.store.evaluated_versions)
+        return await self.read(self.store.evaluated_versions)
 
     async def run_meta(self) -> dict[str, str]:
-        return await self._read(self.store.run_meta)
+        return await self.read(self.store.run_meta)
 
     async def set_run_meta(self, key: str, value: str) -> None:
-        await self._write(self.store.set_run_meta, key, value)
+        await self.write(self.store.set_run_meta, key, value)

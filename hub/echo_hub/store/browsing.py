@@ -98,6 +98,8 @@ class BatchReward:
     reward: float
     num_tokens: int
     """Of its last turn."""
+    policy_version: int
+    """By which that was leased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,14 @@ def read_batch_rewards(connection: Connection, step: int) -> list[BatchReward]:
         return []
     in_batch, query = set(batch.rollout_ids), select(*_COLUMNS).order_by(rollouts.c.group_id, rollouts.c.index)
     return [
-        BatchReward(rollout_id=name, group_id=row.group_id, index=row.at, reward=row.reward, num_tokens=row.num_tokens)
+        BatchReward(
+            rollout_id=name,
+            group_id=row.group_id,
+            index=row.at,
+            reward=row.reward,
+            num_tokens=row.num_tokens,
+            policy_version=row.policy_version,
+        )
         for part in in_parts(batch.group_ids)
         for row in connection.execute(query.where(rollouts.c.group_id.in_(part)))
         if row.reward is not None and (name := rollout_id(row.lease_id, row.at)) in in_batch

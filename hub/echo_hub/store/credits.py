@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Connection, Subquery, func, select
+from sqlalchemy import Connection, func, select
 
-from echo_hub.store.tables import checking, nodes, tallies
+from echo_hub.store.board import ranked
+from echo_hub.store.tables import checking, tallies
 from echo_hub.store.tallies import EVALUATED, TRAINED
 
 KEYS_A_QUERY: Final = 10_000
@@ -37,8 +38,11 @@ class Credit:
 def read_credits(connection: Connection, node_ids: Collection[str]) -> dict[str, Credit]:
     """Of each of these nodes. Ranks are the leaderboard's: by useful rollouts, then by name and id; the database
     sorts, and nothing of other nodes is read from it."""
-    ranks, keys = _ranks(connection), sorted(node_ids)
-    num_ranked, total = connection.execute(select(func.count(), func.sum(ranks.c.useful)).select_from(ranks)).one()
+    board, keys = ranked(connection, "node"), sorted(node_ids)
+    ranks = (
+        select(board.c.holder.label("node_id"), board.c.rollouts, board.c.rank).where(board.c.rollouts > 0).subquery()
+    )
+    num_ranked, total = connection.execute(select(func.count(), func.sum(ranks.c.rollouts)).select_from(ranks)).one()
     credits = {}
     for start in range(0, len(keys), KEYS_A_QUERY):
         part = keys[start : start + KEYS_A_QUERY]
@@ -61,7 +65,7 @@ def read_credits(connection: Connection, node_ids: Collection[str]) -> dict[str,
                     if outcome not in _USEFUL and row.rollouts
                 },
                 others_checked=checked.get(node_id, 0),
-                share=int(place.useful) / int(total) if place else 0.0,
+                share=int(place.rollouts) / int(total) if place else 0.0,
                 rank=int(place.rank) if place else None,
                 num_ranked=num_ranked,
             )
@@ -69,20 +73,3 @@ def read_credits(connection: Connection, node_ids: Collection[str]) -> dict[str,
 
 
 _OUTCOMES: Final = select(tallies.c.node_id, tallies.c.outcome, tallies.c.rollouts, tallies.c.tokens)
-
-
-def _ranks(connection: Connection) -> Subquery:
-    """Every node of use, its useful rollouts and its rank."""
-    name = func.coalesce(nodes.c.name, tallies.c.node_id)
-    summed = (
-        select(tallies.c.node_id, func.min(name).label("name"), func.sum(tallies.c.rollouts).label("useful"))
-        .select_from(tallies.outerjoin(nodes, nodes.c.node_id == tallies.c.node_id))
-        .where(tallies.c.outcome.in_(_USEFUL), tallies.c.rollouts > 0)
-        .group_by(tallies.c.node_id)
-        .subquery()
-    )
-    # As Python sorts, whatever the database's own language is.
-    collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
-    order = (summed.c.useful.desc(), summed.c.name.collate(collation), summed.c.node_id.collate(collation))
-    rank = func.row_number().over(order_by=order).label("rank")
-    return select(summed.c.node_id, summed.c.useful, rank).subquery()

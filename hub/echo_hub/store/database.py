@@ -67,6 +67,21 @@ def storage_errors(what: str) -> Iterator[None]:
         raise StorageError(what, got=text, do=advice) from error
 
 
+@contextmanager
+def open_to_read(engine: Engine) -> Iterator[Connection]:
+    """Raises StorageError."""
+    with storage_errors("The hub's database cannot be read."), engine.connect() as connection:
+        yield connection
+
+
+@contextmanager
+def open_to_write(engine: Engine) -> Iterator[Connection]:
+    """A transaction that waits for other writers before it begins. Raises StorageError."""
+    waiting = engine.execution_options(writes=True)
+    with storage_errors("The hub's database cannot be written."), waiting.begin() as connection:
+        yield connection
+
+
 def connect(url: str) -> Engine:
     """The engine of an SQLAlchemy URL. Opens nothing yet. Raises ConfigError when the URL makes no sense.
 

@@ -7,8 +7,7 @@ Every method is one transaction, and raises StorageError when the database canno
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, update
@@ -21,8 +20,9 @@ from echo_hub.store import browsing, invites, reading, recent, reports, standing
 from echo_hub.store.browsing import BatchReward, Found, StoredGroup, StoredTokens
 from echo_hub.store.contribution import read_contribution
 from echo_hub.store.credits import Credit, read_credits
-from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, storage_errors
+from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, open_to_read, open_to_write
 from echo_hub.store.drawing import StoredDraw, read_draws
+from echo_hub.store.events import KEPT, add_events, read_events
 from echo_hub.store.keeping import Keeping, KeptTotals, forget, read_kept_totals, trim
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
@@ -33,9 +33,11 @@ from echo_shared.books import (
     Accounting,
     CostTotals,
     Evaluation,
+    EventFilter,
     Invite,
     NodeTotals,
     NumNodes,
+    RunEvent,
     StepRecord,
     VersionRecord,
 )
@@ -47,20 +49,24 @@ from echo_shared.rollout_books import RolloutFilter
 class Store:
     """Made by `open`."""
 
-    def __init__(self, engine: Engine, keeping: Keeping) -> None:
+    def __init__(self, engine: Engine, keeping: Keeping, *, events_kept: int = KEPT) -> None:
         self.engine = engine
         self.keeping = keeping
+        self.events_kept = events_kept
+        """Of each kind."""
         self._fetched: Mapping[int, reports.Fetched] = {}
         """Of the versions that were asked for last, so that a fetch is read once."""
 
     @classmethod
-    def open(cls, url: str, *, beside_hub: bool = False, keeping: Keeping | None = None) -> Store:
+    def open(
+        cls, url: str, *, beside_hub: bool = False, keeping: Keeping | None = None, events_kept: int = KEPT
+    ) -> Store:
         """Opens or makes the database, looks for damage and migrates it. Raises ConfigError for a bad URL, else
         StorageError.
 
         `beside_hub`: another process may be using it. It is never made or migrated then: ConfigError when no hub has
         made it yet, StorageError when it would have to be migrated. `keeping`: what is kept of tokens
-        that the hub does not need any more; None: as by default.
+        that the hub does not need any more; None: as by default. `events_kept`: events of each kind.
         """
         engine = connect(url)
         try:
@@ -72,69 +78,72 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, keeping or Keeping())
+        return cls(engine, keeping or Keeping(), events_kept=events_kept)
 
     def close(self) -> None:
         self.engine.dispose()
 
     # --- the coordinator's books
 
-    def apply(self, records: Sequence[Record], now: float) -> None:
-        """Commits one turn's records, all or none. When it returns they are on the disk."""
-        with self._writing() as connection:
+    def apply(self, records: Sequence[Record], now: float, events: Sequence[RunEvent] = ()) -> None:
+        """Commits one turn's records and what has happened meanwhile, all or none. When it returns they are on the
+        disk."""
+        with open_to_write(self.engine) as connection:
             forget(connection, write(connection, records, now), self.keeping)
+            if events:
+                add_events(connection, events, kept=self.events_kept)
 
     def snapshot(self) -> CoordinatorSnapshot:
         """All that is unfinished, for a new coordinator."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reading.read_snapshot(connection)
 
     def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
         """What became of a node's rollouts, in the order asked for; what is not its own is dropped as invalid."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reading.read_receipts(connection, node_id, rollout_ids)
 
     def contribution(
         self, node_id: str, *, run_id: str, run_name: str, hub_key: bytes, now: float
     ) -> Contribution | None:
         """What a node has done for the run; None: it was never here."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return read_contribution(connection, node_id, run_id=run_id, run_name=run_name, hub_key=hub_key, now=now)
 
     def load_payloads(self, rollout_ids: Sequence[str]) -> list[StoredPayload]:
         """Payloads in the order asked for; those dropped meanwhile are left out."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reading.read_payloads(connection, rollout_ids)
 
     def load_turns(self, episodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
         """The answered turns of each unfinished episode (group id, index), in order."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reading.read_turns(connection, episodes)
 
     def load_draws(self, rollout_ids: Sequence[str]) -> list[StoredDraw]:
         """What is to be checked, in the order asked for; those whose tokens are not kept any more are left out."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return read_draws(connection, rollout_ids)
 
     def load_batch(self, step: int) -> list[BatchGroup]:
         """The planned batch of a step, in the order of training. Raises StorageError when it is pruned."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reading.read_batch(connection, step)
 
     def load_groups(self, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
         """Groups with these of their rollouts, in the orders given; those dropped meanwhile are left out."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reading.read_groups(connection, wanted)
 
     def load_evaluated(self, policy_version: int) -> list[EvaluatedEpisode]:
         """All ended episodes of an evaluation by nodes whose result is not recorded yet."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reading.read_evaluated(connection, policy_version)
 
     def prune(self, checkpoint_step: int) -> None:
         """Deletes the tokens of all steps that the oldest checkpoint kept already holds, but for copies as `keeping`
         has it; receipts stay for ever."""
-        with self._writing() as connection:
+        with open_to_write(self.engine) as connection:
             done = (steps.c.step <= checkpoint_step, steps.c.trained_at.is_not(None), steps.c.pruned.is_(False))
             for rollout_ids in connection.scalars(select(steps.c.rollout_ids).where(*done)).all():
                 forget(connection, map(key_of, rollout_ids), self.keeping)
@@ -168,14 +177,14 @@ class Store:
             "power_watts": power_watts,
             **({} if invite_id is None else {"invite_id": invite_id}),
         }
-        with self._writing() as connection:
+        with open_to_write(self.engine) as connection:
             if connection.execute(update(nodes).where(nodes.c.node_id == node_id).values(said)).rowcount == 0:
                 connection.execute(insert(nodes), {"node_id": node_id, "first_seen": now, **said})
 
     def nodes_still_here(self, node_ids: Sequence[str], now: float) -> None:
         """Brings `last_seen` of connected nodes up to date."""
         if node_ids:
-            with self._writing() as connection:
+            with open_to_write(self.engine) as connection:
                 connection.execute(
                     update(nodes).where(nodes.c.node_id == bindparam("id")).values(last_seen=now),
                     [{"id": node_id} for node_id in node_ids],
@@ -184,69 +193,69 @@ class Store:
     def ban(self, node_ids: Collection[str], now: float) -> None:
         """Bans these nodes from now on; of those that are banned already nothing changes. Other processes than the
         hub's may say so: no other method writes this."""
-        with self._writing() as connection:
-            _ban(connection, node_ids, now)
+        with open_to_write(self.engine) as connection:
+            ban_nodes(connection, node_ids, now)
 
     def unban(self, node_ids: Collection[str]) -> None:
         """Lets these nodes take part again. Other processes than the hub's may call it, as `ban`."""
-        with self._writing() as connection:
+        with open_to_write(self.engine) as connection:
             connection.execute(update(nodes).where(nodes.c.node_id.in_(node_ids)).values(banned_at=None))
 
     def banned_nodes(self) -> frozenset[str]:
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return frozenset(connection.scalars(select(nodes.c.node_id).where(nodes.c.banned_at.is_not(None))))
 
     def useful_nodes(self) -> frozenset[str]:
         """Nodes that have drawn a rollout which was trained on, or measured."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return useful_nodes(connection)
 
     def want_pardon(self, node_ids: Collection[str], now: float) -> None:
         """The operator wants these quarantined nodes to begin anew. Other processes than the hub's may say so, as
         `ban`; the hub does it as soon as it runs."""
-        with self._writing() as connection:
+        with open_to_write(self.engine) as connection:
             standings.want_pardon(connection, node_ids, now)
 
     def wanted_pardons(self) -> frozenset[str]:
         """Nodes whose pardon is wanted and not recorded yet."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return standings.wanted_pardons(connection)
 
     def add_invite(self, invite: Invite) -> bool:
         """Its number is given here. False: one of that name is there and not revoked, and nothing was added. Other
         processes than the hub's make and revoke invites, as `ban`."""
-        with self._writing() as connection:
+        with open_to_write(self.engine) as connection:
             return invites.add_invite(connection, invite)
 
     def revoke_invite(self, name: str, now: float, *, ban: bool = False) -> list[str]:
         """Nobody comes by this person's invites any more. `ban`: whoever came by them is banned. Their nodes."""
-        with self._writing() as connection:
+        with open_to_write(self.engine) as connection:
             invites.revoke_invite(connection, name, now)
             of_person = invites.nodes_of(connection, name)
             if ban:
-                _ban(connection, of_person, now)
+                ban_nodes(connection, of_person, now)
         return of_person
 
     def num_invites(self) -> tuple[int, int]:
         """Made and revoked: other numbers than before mean that `invites` has changed."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return invites.read_num_invites(connection)
 
     def invites(self) -> list[Invite]:
         """All that were ever made, oldest first."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return invites.read_invites(connection)
 
     def came_by(self) -> dict[str, int]:
         """The invite of each node that has one, in the order in which they first came. The hub alone writes them."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return invites.came_by(connection)
 
     def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
         """Notes what versions that are recorded as published were announced as, and which nodes have fetched and
         verified an artefact of this run: the caller checks that it is one. The first time counts: what a node says of
         the same artefact later changes nothing."""
-        with self._writing() as connection:
+        with open_to_write(self.engine) as connection:
             for one in news:
                 if isinstance(one, Release):
                     _write_release(connection, one)
@@ -256,7 +265,7 @@ class Store:
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
         """Records all kinds of one version at once: a version is evaluated as a whole, or it is not. Replaces older
         ones. The tokens that nodes drew for it are not needed any more."""
-        with self._writing() as connection:
+        with open_to_write(self.engine) as connection:
             for evaluation in measured:
                 key = {"policy_version": evaluation.policy_version, "kind": evaluation.kind}
                 connection.execute(delete(evaluations).filter_by(**key))
@@ -270,11 +279,11 @@ class Store:
 
     def set_run_meta(self, key: str, value: str) -> None:
         """Remembers something of the run: its id, its settings."""
-        with self._writing() as connection:
+        with open_to_write(self.engine) as connection:
             _put(connection, run_meta, "key", key, {"value": value})
 
     def run_meta(self) -> dict[str, str]:
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return {row.key: row.value for row in connection.execute(select(run_meta))}
 
     # --- for the pages
@@ -284,111 +293,106 @@ class Store:
     ) -> list[NodeTotals]:
         """Every node, or `most` and those of `always`, or those of `only`; most trained rollouts first, counted from
         receipts."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reports.read_leaderboard(connection, most=most, always=always, only=only)
 
     def credits(self, node_ids: Collection[str]) -> dict[str, Credit]:
         """What these nodes have done over all time, and their ranks among all."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return read_credits(connection, node_ids)
 
     def num_nodes(self) -> NumNodes:
         """In all the books."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reports.read_num_nodes(connection)
 
     def costs(self) -> CostTotals:
         """What all nodes together have cost."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reports.read_costs(connection)
 
     def accounting(self) -> Accounting:
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reports.read_accounting(connection)
 
     def steps_history(self, since: int = 0, limit: int = 1_000) -> list[StepRecord]:
         """The first `limit` trained steps after step `since`, in order."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reports.read_steps(connection, since, limit)
 
     def newest_step(self) -> StepRecord | None:
         """The last trained step; None before the first."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reports.read_newest_step(connection)
 
     def versions_history(self, newest: int) -> list[VersionRecord]:
         """The `newest` published versions, in order."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             self._fetched = reports.read_fetched(connection, newest, self._fetched)
             return reports.version_records(connection, self._fetched)
 
     def versions_by_transport(self) -> dict[str, int]:
         """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reports.read_versions_by_transport(connection)
 
     def recent_rollouts(self, newest: int) -> list[RecentRollout]:
         """The rollouts that were leased last, newest first."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return recent.read_recent_rollouts(connection, newest)
 
     def recent_spreads(self, newest: int) -> list[Spread]:
         """How long the newest published versions took to the nodes, newest first."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return recent.read_spreads(connection, newest)
 
     def node_kinds(self, node_ids: Iterable[str]) -> dict[str, NodeKind]:
         """What nodes say that they are, as far as they have ever joined."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return recent.read_node_kinds(connection, node_ids)
 
     def evaluations(self, since: float = 0.0) -> list[Evaluation]:
         """The evaluations made after `since`, in the order of versions, greedy before sampled."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return reports.read_evaluations(connection, since)
 
     def find_rollouts(self, wanted: RolloutFilter, before: tuple[int, int], limit: int) -> Found:
         """At most `limit` rollouts that were leased before `before` (lease, index), the newest first; `wanted.text` is
         not looked for."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return browsing.find_rollouts(connection, wanted, before, limit)
 
     def rollout_tokens(self, keys: Collection[tuple[int, int]]) -> dict[tuple[int, int], StoredTokens]:
         """What was drawn of these rollouts, by lease and index, as far as it is there."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return browsing.read_tokens(connection, keys)
 
     def rollout_group(self, group_id: int) -> StoredGroup | None:
         """All that was ever leased of a group; None: nothing."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return browsing.read_group(connection, group_id)
 
     def batch_rewards(self, step: int) -> list[BatchReward]:
         """The ends of all episodes of a step's batch."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return browsing.read_batch_rewards(connection, step)
+
+    def events(self, wanted: EventFilter, limit: int) -> list[RunEvent]:
+        """At most `limit` of the events that fit, the newest first."""
+        with open_to_read(self.engine) as connection:
+            return read_events(connection, wanted, limit)
 
     def kept_totals(self) -> KeptTotals:
         """What of final rollouts' tokens is there to read."""
-        with self._reading() as connection:
+        with open_to_read(self.engine) as connection:
             return read_kept_totals(connection)
 
     def evaluated_versions(self) -> set[int]:
         return {evaluation.policy_version for evaluation in self.evaluations()}
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with storage_errors("The hub's database cannot be read."), self.engine.connect() as connection:
-            yield connection
 
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        writing = self.engine.execution_options(writes=True)
-        with storage_errors("The hub's database cannot be written."), writing.begin() as connection:
-            yield connection
-
-
-def _ban(connection: Connection, node_ids: Collection[str], now: float) -> None:
+def ban_nodes(connection: Connection, node_ids: Collection[str], now: float) -> None:
+    """Of those that are banned already nothing changes."""
     of_these = nodes.c.node_id.in_(node_ids)
     connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
 

@@ -10,7 +10,13 @@
     tallies, fetch_tallies               running totals of final rollouts and of fetches
     costs                                running totals of what each node cost while it was active, in US dollars
     checking                             running totals of what each node computed again of others' rollouts
+    credit ─< credit_days, credit_steps  running totals of what counted: of each node, each team and the whole run
+    runs_elsewhere ─< credit_elsewhere   what other hubs' signed exports say of nodes
+    teams ─< team_members                which nodes go together
+    actions, live_settings, api_tokens   what operators did or want done, the settings that they have changed, and the
+                                         tokens of their scripts
     trust, trust_log                     what the hub thinks of each node that was ever checked; what it has decided
+    events                               what has happened, of each kind the newest
 
 A rollout's id "LEASE-INDEX" is stored as its two numbers. Times are seconds since the epoch.
 """
@@ -307,4 +313,132 @@ evaluations = Table(
     Column("share_truncated", Double, nullable=False),
     Column("seconds", Double, nullable=False),
     Column("evaluated_at", Double, nullable=False, index=True),
+)
+
+credit = Table(
+    "credit",
+    metadata,
+    Column("holder", String(80), primary_key=True),
+    Column("kind", String(8), nullable=False),
+    Column("rollouts", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("recent", Double),
+    Column("streak_days", Integer, nullable=False),
+    Column("longest_streak", Integer, nullable=False),
+    Column("first_day", Integer),
+    Column("last_day", Integer),
+    Column("elsewhere_rollouts", BigInteger, nullable=False),
+    Column("elsewhere_tokens", BigInteger, nullable=False),
+    Index("ix_credit_rollouts", "kind", "rollouts"),
+)
+
+credit_days = Table(
+    "credit_days",
+    metadata,
+    Column("holder", String(80), primary_key=True),
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("rollouts", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+credit_steps = Table(
+    "credit_steps",
+    metadata,
+    Column("holder", String(80), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("rollouts", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+runs_elsewhere = Table(
+    "runs_elsewhere",
+    metadata,
+    Column("run_id", String(64), primary_key=True),
+    Column("run_name", String(64), nullable=False),
+    Column("hub_key", String(64), nullable=False),
+    Column("issued_at", String(20), nullable=False),
+    Column("imported_at", Double, nullable=False),
+)
+
+credit_elsewhere = Table(
+    "credit_elsewhere",
+    metadata,
+    Column("run_id", String(64), primary_key=True),
+    Column("node_id", String(64), primary_key=True),
+    Column("node_name", String(64), nullable=False),
+    Column("rollouts", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Index("ix_credit_elsewhere_node", "node_id"),
+)
+
+teams = Table(
+    "teams",
+    metadata,
+    Column("team_id", Integer, primary_key=True, autoincrement=True),
+    Column("name", String(40), nullable=False),
+    Column("name_key", String(160), nullable=False, unique=True),
+    Column("founder", String(64), nullable=False),
+    Column("founded_at", Double, nullable=False),
+)
+
+team_members = Table(
+    "team_members",
+    metadata,
+    Column("node_id", String(64), primary_key=True),
+    Column("team_id", Integer, nullable=False, index=True),
+    Column("joined_at", Double, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("severity", String(8), nullable=False),
+    Column("subject", String(64), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("data", JSON, nullable=False),
+    Index("ix_events_kind", "kind", "number"),
+)
+
+actions = Table(
+    "actions",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("asked_at", Double, nullable=False),
+    Column("via", String(8), nullable=False),
+    Column("who", String(128), nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("request", JSON, nullable=False),
+    Column("undoes", BigInteger),
+    Column("outcome", String(8), nullable=False),
+    Column("settled_at", Double),
+    Column("before", JSON(none_as_null=True)),
+    Column("after", JSON(none_as_null=True)),
+    Column("detail", Text, nullable=False),
+)
+# The hub asks for what is wanted every second.
+Index("ix_actions_wanted", actions.c.number, **only_where(text("outcome = 'wanted'")))
+
+live_settings = Table(
+    "live_settings",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("value", JSON, nullable=False),
+)
+
+api_tokens = Table(
+    "api_tokens",
+    metadata,
+    Column("token_id", Integer, primary_key=True, autoincrement=True),
+    Column("name", String(64), nullable=False),
+    Column("scope", String(8), nullable=False),
+    Column("token_hash", String(64), nullable=False, unique=True),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("revoked_at", Double),
 )

@@ -31,8 +31,9 @@ LEASES_A_QUERY: Final = 1_000
 """Far below what either database takes as parameters of one statement."""
 
 
-def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> None:
+def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> Mapping[str, Mapping[str, int]]:
     """Counts rollouts, by lease and index, that have just become final: trained, evaluated, or dropped for a reason.
+    What was counted, by node.
 
     A rollout is its own node's; each token is the node's that drew it. What was drawn must still be stored.
     """
@@ -62,6 +63,7 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
     add_to(
         connection, tallies, [{"node_id": node_id, "outcome": outcome} for node_id in by_node], list(by_node.values())
     )
+    return by_node
 
 
 def tally_fetch(connection: Connection, transport: Transport) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import (
+    ActionSettled,
     CheckingCredited,
     CheckRecorded,
     CostAccrued,
@@ -27,6 +28,7 @@ from echo_hub.core.effects import (
     RolloutsEvaluated,
     RolloutsLeased,
     ScoreRecorded,
+    SettingRecorded,
     StandingRecorded,
     StepPlanned,
     StepTrained,
@@ -34,6 +36,8 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.core.payload import Span
+from echo_hub.store.credit import grant
+from echo_hub.store.settling import note_settings, settle
 from echo_hub.store.standings import write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
 from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_so_far, tally, tally_checking, tally_costs
@@ -190,7 +194,7 @@ def _evaluate(connection: Connection, records: Sequence[RolloutsEvaluated], now:
     """Marks rollouts as evaluated. Their tokens stay until the evaluation's result is recorded."""
     ids = [rollout_id for record in records for rollout_id in record.rollout_ids]
     _change(connection, _EVALUATE, _keys(ids, at_s=now), "evaluated")
-    tally(connection, list(map(key_of, ids)), EVALUATED)
+    grant(connection, tally(connection, list(map(key_of, ids)), EVALUATED), at=now, step=None)
 
 
 def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) -> None:
@@ -232,7 +236,8 @@ def _train(connection: Connection, records: Sequence[StepTrained], now: float) -
             )
         if record.rollout_ids:  # Of a batch that was left out as a whole there are none.
             _change(connection, _TRAIN, _keys(record.rollout_ids, at_s=now), "trained")
-        tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
+        earned = tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
+        grant(connection, earned, at=now, step=record.step)
 
 
 def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float) -> None:
@@ -283,6 +288,10 @@ def _decide(connection: Connection, records: Sequence[TrustDecided], now: float)
     write_decisions(connection, records)
 
 
+def _change_settings(connection: Connection, records: Sequence[SettingRecorded], now: float) -> None:
+    note_settings(connection, records)
+
+
 WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]] = {
     GroupOpened: _open_groups,
     RolloutsLeased: _lease,
@@ -299,6 +308,8 @@ WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]
     StandingRecorded: _note_standings,
     CheckingCredited: _credit,
     TrustDecided: _decide,
+    SettingRecorded: _change_settings,
+    ActionSettled: settle,
 }
 """Each record's writer, in the order in which they are applied."""
 _ORDER: Final = {kind: place for place, kind in enumerate(WRITERS)}

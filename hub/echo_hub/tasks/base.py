@@ -40,6 +40,15 @@ class BoundedTask(Protocol):
 
 
 @runtime_checkable
+class ExplainedTask(Task, Protocol):
+    """A task that says what its rewards are made of, to whoever reads `echo-hub try-task`. Training takes `score`
+    alone."""
+
+    def components(self, problem: Problem, completion: str) -> Mapping[str, float]:
+        """The parts of the reward of `completion`, each under its name."""
+
+
+@runtime_checkable
 class FileTask(Task, Protocol):
     """A task whose problems are those in files, and no more."""
 

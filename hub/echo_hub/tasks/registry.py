@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,5 +52,31 @@ def _make_own(place: str, options: Mapping[str, Any]) -> Task | Environment:
             got=f"task.name = 'python:{place}': {error}",
             do="Write python:MODULE:FUNCTION, with a module that this hub's Python finds (see PYTHONPATH).",
         ) from error
-    task: Task | Environment = make(options)
+    except Exception as error:
+        # The module is a plug-in: whatever it raises while it is imported is for its author to read.
+        raise _failed(place, error) from error
+    try:
+        task: Task | Environment = make(options)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _failed(place, error) from error
+    lacking = [name for name in ("name", "sample") if not hasattr(task, name)]
+    if not hasattr(task, "score") and not hasattr(task, "respond"):
+        lacking.append("score (or respond, of several turns)")
+    if lacking:
+        raise ConfigError(
+            "What the function returns is no task.",
+            got=f"task.name = 'python:{place}': {type(task).__name__} without {', '.join(lacking)}",
+            do="Return an object like those in echo_hub/tasks/base.py. For a working one: echo-hub new-task NAME",
+        )
     return task
+
+
+def _failed(place: str, error: Exception) -> ConfigError:
+    *_, (raised_in, line) = traceback.walk_tb(error.__traceback__)
+    return ConfigError(
+        "The function that makes the task has failed.",
+        got=f"task.name = 'python:{place}': {error!r} ({raised_in.f_code.co_filename}, line {line})",
+        do="Mend the module, and try again: echo-hub try-task",
+    )

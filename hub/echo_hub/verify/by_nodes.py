@@ -113,8 +113,8 @@ def finding_of(drawn: DrawnRollout, result: CheckResult) -> Finding:
     differences = log_odds(logprobs) - log_odds(drawn.behavior_logprobs)
     ratios = (logprobs - drawn.behavior_logprobs).clip(*_LOG_RATIOS)
     divergence = np.expm1(ratios) - ratios
-
-    shown = Evidence.of_spans(outside, differences, divergence, [span.num_tokens for span in drawn.spans])
+    apart = draws.nats_outside(result.below, result.logprobs, u)
+    shown = Evidence.of_spans(apart, differences, divergence, [span.num_tokens for span in drawn.spans])
     return Finding(
         spans=tuple(zip((span.node_id for span in drawn.spans), shown, strict=True)),
         outside=outside,

@@ -193,7 +193,8 @@ class Verifier:
                     await self._take(cannot)
                 except ChildExited as error:
                     wait_s = restarts.died()
-                    log.warning("the verifier died (%d in a row): %s", restarts.deaths, error)
+                    extra = {"event": "verifier_died", "data": {"deaths": restarts.deaths}}
+                    log.warning("the verifier died (%d in a row): %s", restarts.deaths, error, extra=extra)
                     if wait_s is None:
                         await self._rest(error, cannot)
                         restarts.succeeded()
@@ -297,7 +298,7 @@ class Verifier:
 
     async def _rest(self, error: EchoError, cannot: Cannot) -> None:
         """Answers all that waits, and all that comes for a while."""
-        log.error("nothing can be verified for %.0f s: %s", REST_S, error)
+        log.error("nothing can be verified for %.0f s: %s", REST_S, error, extra={"event": "verifier_died"})
         why = f"No verifier can be kept at work. {error}"
         await self._stop()
         jobs: Iterable[_Job] = (*self._in_hand.values(), *self._again)

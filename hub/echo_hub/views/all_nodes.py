@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from echo_hub.dashboard.model import LeaderboardRow, NodeView
+from echo_hub.dashboard.model import NodeView
 from echo_hub.store.store import Store
 from echo_hub.views.nodes import ConnectedNode, node_view, seen_now
-from echo_hub.views.people import board_row
 from echo_shared.books import NodeTotals
 
 MOST_NODES: Final = 10_000
@@ -42,8 +41,6 @@ class AllNodes:
         self._read_at = self._all_read_at = float("-inf")
         self._all_took_s = 0.0
         self._views: dict[str, NodeView] = {}
-        self._rows: dict[str, LeaderboardRow] = {}
-        self._totals_of_rows: dict[str, NodeTotals] = {}
 
     def views(self, connected: Mapping[str, ConnectedNode], leased: Mapping[str, int]) -> tuple[NodeView, ...]:
         """`leased`: rollouts leased to each and not yet received."""
@@ -63,21 +60,6 @@ class AllNodes:
                 views[node_id] = known
             self._views = views
             return tuple(views.values())
-
-    def board(self, connected: Collection[str]) -> tuple[LeaderboardRow, ...]:
-        """Those that have a share, the largest first."""
-        with self._lock:
-            rows: dict[str, LeaderboardRow] = {}
-            totals_of_rows: dict[str, NodeTotals] = {}
-            useful = (row for row in self._totals(frozenset(connected)) if row.share > 0)
-            for rank, row in enumerate(useful, start=1):
-                node_id = row.node_id
-                known = self._rows.get(node_id)
-                if known is None or known.rank != rank or self._totals_of_rows[node_id] is not row:
-                    known = board_row(rank, row)
-                rows[node_id], totals_of_rows[node_id] = known, row
-            self._rows, self._totals_of_rows = rows, totals_of_rows
-            return tuple(rows.values())
 
     def _totals(self, connected: frozenset[str]) -> Sequence[NodeTotals]:
         """In the order of their shares."""

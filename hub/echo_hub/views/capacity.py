@@ -36,31 +36,32 @@ KINDS_ADVISED: Final = 4
 class CapacityViews:
     """`read` may run on several threads at a time."""
 
-    def __init__(self, config: HubConfig, *, store: Store, started_at: float) -> None:
-        self._config = config
+    def __init__(self, *, store: Store, started_at: float) -> None:
         self._store = store
         self._started_at = started_at
         self._lock = threading.Lock()
         self._read_at = float("-inf")
         self._newest: CapacityView | None = None
 
-    def read(self, connected: Collection[str] | None, *, waits_for: str | None) -> CapacityView | None:
+    def read(
+        self, config: HubConfig, connected: Collection[str] | None, *, waits_for: str | None
+    ) -> CapacityView | None:
         """None before the first step.
 
-        `connected`: the nodes that count; None = all that worked of late. `waits_for`: what the learner waits for at
-        this moment, of `learner_time`'s reasons; None while it trains, or has nothing more to do.
+        `config`: as it is now. `connected`: the nodes that count; None = all that worked of late. `waits_for`: what the
+        learner waits for at this moment, of `learner_time`'s reasons; None while it trains, or has nothing more to do.
         """
         with self._lock:
             if self._newest is None or time.monotonic() - self._read_at >= READ_EVERY_S:
-                self._newest = self._view(connected, waits_for)
+                self._newest = self._view(config, connected, waits_for)
                 self._read_at = time.monotonic()
             return self._newest
 
-    def _view(self, connected: Collection[str] | None, waits_for: str | None) -> CapacityView | None:
+    def _view(self, config: HubConfig, connected: Collection[str] | None, waits_for: str | None) -> CapacityView | None:
         steps = read_steps(self._store)
         waits_since = (waits_for, steps[-1].trained_at, time.time()) if waits_for and steps else None
         spent = learner_time(steps, started_at=self._started_at, waits_since=waits_since)
-        pace = read_pace(self._store, self._config, steps, connected)
+        pace = read_pace(self._store, config, steps, connected)
         if spent is None or pace is None:
             return None
         expected, advice = expect(pace)

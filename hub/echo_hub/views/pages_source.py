@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
-from echo_hub.dashboard.model import Changes, LeaderboardRow, NodeView, RunView
+from echo_hub.dashboard.model import Changes, NodeView, RunView
 from echo_hub.store.store import Store
 from echo_hub.views.all_nodes import AllNodes
 from echo_hub.views.nodes import ConnectedNode
-from echo_hub.views.notable import NotableLog
 from echo_hub.views.rate import Rate
-from echo_hub.views.run import Moment, RunViews
-from echo_shared.books import StepRecord
+from echo_hub.views.run import Moment, RunViews, health
+from echo_shared.books import EventFilter, RunEvent, StepRecord
+from echo_shared.health import Health
 
 
 class HubPages:
@@ -27,7 +27,6 @@ class HubPages:
         store: Store,
         run: RunViews,
         nodes: Mapping[str, ConnectedNode],
-        notable: NotableLog,
         moment: Callable[[], Moment],
     ) -> None:
         """`nodes`: the connected ones, by their ids."""
@@ -35,7 +34,6 @@ class HubPages:
         self._store = store
         self._run = run
         self._nodes = nodes
-        self._notable = notable
         self._moment = moment
         self._all_nodes = AllNodes(store)
         self._received = Rate(time.time())
@@ -43,11 +41,14 @@ class HubPages:
     async def run_view(self) -> RunView:
         moment = self._moment()
         rollouts_per_s = self._received.per_s(moment.num_received, time.time())
-        events = tuple(self._notable.events)
         connected = frozenset(node_id for node_id, node in self._nodes.items() if node.affordable)
-        return await asyncio.to_thread(
-            self._run.read, moment, rollouts_per_s=rollouts_per_s, events=events, connected=connected
-        )
+        return await asyncio.to_thread(self._run.read, moment, rollouts_per_s=rollouts_per_s, connected=connected)
+
+    def health(self) -> Health:
+        return health(self._moment())
+
+    async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
+        return tuple(await asyncio.to_thread(self._store.events, wanted, limit))
 
     async def nodes(self) -> tuple[NodeView, ...]:
         leased, connected = self._moment().status.leased_by_node, dict(self._nodes)
@@ -55,6 +56,3 @@ class HubPages:
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         return tuple(await asyncio.to_thread(self._store.steps_history, since, STEPS_PER_ANSWER))
-
-    async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
-        return await asyncio.to_thread(self._all_nodes.board, frozenset(self._nodes))

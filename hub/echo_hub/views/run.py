@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,18 +11,30 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.trust.status import TrustStatus
-from echo_hub.dashboard.model import CostView, NotableEvent, RunState, RunView, TrustView
+from echo_hub.dashboard.model import CostView, RunState, RunView, TrustView
+from echo_hub.operation.problems import Problem, ProblemKind
+from echo_hub.operation.state import health_of
 from echo_hub.store.store import Store
 from echo_hub.views.alarms import alarms
 from echo_hub.views.capacity import CapacityViews
 from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinned
+from echo_hub.views.live import configured, with_live
 from echo_hub.views.versions import VersionViews, dissemination_view
+from echo_shared.books import EventFilter
+from echo_shared.health import Health
 
+EVENTS_KEPT: Final = 50
+"""The newest, of all kinds."""
 LEARNER_IS_DOWN: Final = "The learner process has died; it is being started again."
 COMMON_FAULT: Final = (
     "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "
     "is quarantined for it. Look at the version, the task, and whether the verifier can judge such engines."
 )
+LEASING: Final = {
+    "paused": "paused by the operator: nothing is leased",
+    "draining": "draining, as the operator said: what is open is leased to its end",
+    "drained": "drained, as the operator said: nothing is under way",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +60,15 @@ class Moment:
     join_command: str
     install_command: str = ""
     windows_install_command: str = ""
+    address: str = ""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Since the hub's start, by what it was and why."""
+    needs_nodes: bool = True
+    """The hub does not sample for itself."""
+    watched: tuple[Problem, ...] = ()
+    """The problems that there are, of those that are watched for."""
+    sinks: tuple[str, ...] = ()
+    """What is wrong with metric sinks: the run goes on without them."""
 
 
 class RunViews:
@@ -71,15 +90,16 @@ class RunViews:
         self._store = store
         self._versions = versions
         self._evaluations = evaluations
-        self._capacity = CapacityViews(config, store=store, started_at=started_at)
+        self._capacity = CapacityViews(store=store, started_at=started_at)
 
-    def read(
-        self, moment: Moment, *, rollouts_per_s: float, events: Iterable[NotableEvent], connected: Collection[str]
-    ) -> RunView:
+    def read(self, moment: Moment, *, rollouts_per_s: float, connected: Collection[str]) -> RunView:
         """`connected`: the ids of the nodes that are, but for those that the spend cap keeps from work."""
-        config, status, distribution = self._config, moment.status, moment.distribution
+        status, distribution = moment.status, moment.distribution
+        config = with_live(self._config, status.settings) if status.settings else self._config
         newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
         warnings = alarms(newest)
+        warnings += noticed(moment, is_told=bool(warnings))
+        warnings += moment.sinks
         evaluations, accounting = self._evaluations.read(), self._store.accounting()
         num_nodes = self._store.num_nodes()
         return RunView(
@@ -92,8 +112,10 @@ class RunViews:
             join_command=moment.join_command,
             install_command=moment.install_command,
             windows_install_command=moment.windows_install_command,
+            address=moment.address,
             state=RunState.FINISHED if moment.finished else RunState.RUNNING,
             state_detail=state_detail(moment),
+            health=health(moment),
             problems=(*problems(moment), *warnings),
             alarms=warnings,
             starting=moment.learner_is_starting,
@@ -104,6 +126,8 @@ class RunViews:
             published_version=status.published_version,
             group_size=config.training.group_size,
             max_staleness=config.training.max_staleness if config.run.mode == "async" else 0,
+            leasing=status.leasing,
+            live={str(name): value for name, value in configured(config).items()},
             newest_step=newest,
             rollouts_per_s=rollouts_per_s,
             rollouts_gone_on=moment.rollouts_gone_on,
@@ -111,7 +135,7 @@ class RunViews:
             turned_away=moment.turned_away,
             buffered_groups=status.groups_buffered,
             accounting=accounting,
-            cost=self._cost(status, accounting.trained),
+            cost=self._cost(config, status, accounting.trained),
             trust=trust_view(status.trust),
             evaluations=thinned(evaluations, EVALUATIONS_SHOWN),
             versions=self._versions.read(),
@@ -123,17 +147,17 @@ class RunViews:
             nodes_known=num_nodes.known,
             nodes_useful=num_nodes.useful,
             uplink_bytes_s=distribution.uplink_bytes_s,
-            events=tuple(events),
-            capacity=self._capacity.read(None if moment.finished else connected, waits_for=waits_for(moment)),
+            events=tuple(self._store.events(EventFilter(), EVENTS_KEPT)),
+            capacity=self._capacity.read(config, None if moment.finished else connected, waits_for=waits_for(moment)),
         )
 
-    def _cost(self, status: CoordinatorStatus, trained: int) -> CostView | None:
+    def _cost(self, config: HubConfig, status: CoordinatorStatus, trained: int) -> CostView | None:
         totals = self._store.costs()
         if not status.nodes_priced and not totals.active_s:
             return None
         return CostView(
             spend_per_hour=status.spend_per_hour,
-            spend_cap_per_hour=self._config.cost.spend_cap_per_hour,
+            spend_cap_per_hour=config.cost.spend_cap_per_hour,
             total=totals.dollars,
             active_s=totals.active_s,
             per_trained_rollout=totals.dollars / trained if trained else None,
@@ -145,7 +169,34 @@ class RunViews:
 def problems(moment: Moment) -> tuple[str, ...]:
     """What is broken."""
     down = (LEARNER_IS_DOWN,) if moment.learner_is_down else ()
-    return (*down, *(COMMON_FAULT.format(what=what) for what in moment.status.trust.suspended))
+    return (*down, *common_faults(moment))
+
+
+def common_faults(moment: Moment) -> tuple[str, ...]:
+    """What so many nodes fail on that the hub goes on without it."""
+    return tuple(COMMON_FAULT.format(what=what) for what in moment.status.trust.suspended)
+
+
+def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:
+    """What is watched for and was found, beside what is broken; `is_told`: so are the newest step's alarms."""
+    told = {ProblemKind.LEARNER_DOWN, ProblemKind.COMMON_FAULT, *([ProblemKind.ATTACK] if is_told else [])}
+    return tuple(problem.text for problem in moment.watched if problem.kind not in told)
+
+
+def lacks_nodes(moment: Moment) -> bool:
+    """Nobody samples for this run now."""
+    return moment.needs_nodes and not moment.status.nodes_connected
+
+
+def health(moment: Moment) -> Health:
+    """From memory alone."""
+    return health_of(
+        is_finished=moment.finished,
+        is_starting=moment.learner_is_starting,
+        broken=problems(moment),
+        lacks_nodes=lacks_nodes(moment) and not moment.last_is_published,
+        watched=moment.watched,
+    )
 
 
 def trust_view(status: TrustStatus) -> TrustView:
@@ -182,6 +233,8 @@ def state_detail(moment: Moment) -> str:
         return "starting the learner"
     if moment.last_is_published:
         return "evaluating"
+    if moment.status.leasing != "open":
+        return LEASING[moment.status.leasing]
     if not moment.status.nodes_connected:
         return "waiting for nodes"
     return "training" if moment.status.training_step is not None else "collecting rollouts"

@@ -4,8 +4,8 @@ A message is one MessagePack map (`codec`) whose `type` names its class. Unknown
 send more); wrong types, missing fields and values out of bounds are a `CodecError` before anything else reads the
 message. Arrays travel as {dtype, shape, data}: raw little-endian bytes, never pickle.
 
-Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`. `FromHub` and `FromNode`, here, are
-all that each side may say.
+Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`, `teams`. `FromHub` and `FromNode`,
+here, are all that each side may say.
 """
 
 from echo_shared.messages.base import (
@@ -81,6 +81,7 @@ from echo_shared.messages.spread import (
     Unwanted,
     Way,
 )
+from echo_shared.messages.teams import MAX_TEAM_NAME, Team, TeamWanted
 
 __all__ = [
     "MAX_BATCHED",
@@ -94,6 +95,7 @@ __all__ = [
     "MAX_PIECE_BYTES",
     "MAX_POWER_WATTS",
     "MAX_PREFIX_TOKENS",
+    "MAX_TEAM_NAME",
     "MAX_VERSION_SPANS",
     "OLDEST_PROTOCOL_VERSION",
     "PROTOCOL_VERSION",
@@ -141,6 +143,8 @@ __all__ = [
     "SharedMemory",
     "Standby",
     "StandbyReason",
+    "Team",
+    "TeamWanted",
     "Totals",
     "Unwanted",
     "VersionSpan",
@@ -166,6 +170,7 @@ FromHub = (
     | Standby
     | Receipts
     | Totals
+    | Team
 )
 FromNode = (
     Hello
@@ -180,5 +185,6 @@ FromNode = (
     | LeaseReturned
     | CheckResult
     | ReceiptsWanted
+    | TeamWanted
     | Goodbye
 )

@@ -9,6 +9,9 @@ the run.
 How many turns an episode has, how many tokens each, and its reward, follow from its group and index; so in lock-step
 modes the batches of a run must be the same whatever happened on the way.
 
+An operator pauses and drains the run, moves the staleness bound and the interval of publication: no batch has anything
+older than the bound that holds, nothing is leased in a pause, and the run finishes whatever was asked for.
+
 A verifier checks what the hub asks it to, finds forgeries and gives up, each as it comes; nothing that is known to be
 forged, or of a node in quarantine, or that waits for its check, gets into a batch; the operator pardons. In other
 worlds nodes check each other: they find what they like, cannot tell, never answer, leave. A twin of the coordinator
@@ -38,6 +41,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from echo_hub.actions.records import Actor, Outcome
+from echo_hub.actions.requests import Resume
 from echo_hub.core import effects
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
@@ -67,6 +72,7 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
     SendTrained,
+    SettingRecorded,
     StandingRecorded,
     StepPlanned,
     StepTrained,
@@ -90,6 +96,7 @@ from echo_hub.core.events import (
     NodeDisconnected,
     NodePardoned,
     NodeReported,
+    OperatorAsked,
     RolloutArrived,
     RolloutChecked,
     RolloutContinued,
@@ -102,6 +109,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.core.operating import restored
 from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.step_screen import StepScreen
@@ -109,6 +117,7 @@ from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.pairs import Finding
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import StandingState
+from echo_hub.store.actions import ActionBooks
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.messages import (
@@ -145,6 +154,7 @@ def screen(planned: StepPlanned) -> StepScreen:
 
 DEADLINE_S = 10.0
 RELIABLE = "reliable"
+OPERATOR = Actor(via="cli", who="test")
 PICK = st.integers(0, 2**16)
 FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 USEFUL = ("trained", "evaluated")
@@ -245,7 +255,7 @@ class World(RuleBasedStateMachine):
     ) -> None:
         """`first_checked` 0: there is no verifier."""
         period = 1 + pick % (max_staleness + 1) if mode == "async" else 1
-        self.settings = CoordinatorSettings(
+        self.settings = self.configured = CoordinatorSettings(
             mode=mode,
             steps=steps,
             groups_per_step=groups_per_step,
@@ -276,8 +286,10 @@ class World(RuleBasedStateMachine):
         self.evaluated: set[int] = set()
         """Versions whose evaluation is recorded."""
         self.turns = turns
-        self.bound = max_staleness if mode == "async" else 0
+        self.most_bound = self.settings.staleness_bound
+        """The largest staleness bound that has held since the run began."""
         self.store = Store.open("sqlite://")
+        self.books = ActionBooks(self.store)
         self.now = 1_000.0
         self.ticked_at = 0.0
         self.finished = 0
@@ -302,6 +314,8 @@ class World(RuleBasedStateMachine):
         """Steps of one checkpoint that the books did not have."""
         self.batches_seen: dict[int, list[str]] = {}
         self.crash_at: str = ""
+        self.met_outcomes: set[tuple[str, Outcome]] = set()
+        """What came of what the operator asked for."""
         self.num_opinions = 0
         self.proven: set[str] = set()
         """Nodes that returned something good, since the hub started."""
@@ -332,6 +346,7 @@ class World(RuleBasedStateMachine):
         for node in self.nodes.values():
             node.connected = False
         self.published = self.store.snapshot().published_version
+        self.settings = restored(self.configured, self.books.settings())
         self.coordinator = Coordinator(self.settings, self.store.snapshot())
         self.twin = Coordinator(self.settings, self.store.snapshot())
         effects = self.coordinator.start(self.now)
@@ -375,7 +390,11 @@ class World(RuleBasedStateMachine):
         match record:
             case GroupOpened():
                 assert record.group_id == len(self.opened), "groups are opened in order, none is left out"
+                assert self.settings.leasing == "open"
                 self.opened.add(record.group_id)
+            case SettingRecorded():
+                self.settings = restored(self.settings, {record.setting: record.stored})
+                self.most_bound = max(self.most_bound, self.settings.staleness_bound)
             case GroupDropped():
                 assert record.group_id not in self.closed
                 self.closed.add(record.group_id)
@@ -441,6 +460,7 @@ class World(RuleBasedStateMachine):
         node = self.nodes[record.node_id]
         assert node.connected and node.version is not None
         assert not self._is_quarantined(record.node_id), "it is not trusted"
+        assert self.settings.leasing != "paused"
         assert held + len(record.indices) <= node.capacity, "more leased than the node will hold"
         about = EvaluationGroup.of(record.group_id)
         newest = self.trained_steps if self.settings.mode == "colocated" else self.coordinator.published_version
@@ -504,7 +524,9 @@ class World(RuleBasedStateMachine):
         rows = [self.rows[planned_id] for planned_id in record.rollout_ids]
         assert [(row.group_id, row.index, row.turn) for row in rows] == expected, "whole episodes, in order"
         for planned_id in record.rollout_ids:
-            assert record.step - 1 - self.rows[planned_id].oldest <= self.bound, "too stale at consumption"
+            assert record.step - 1 - self.rows[planned_id].oldest <= self.settings.staleness_bound, (
+                "too stale at consumption"
+            )
             row = self.rows[planned_id]
             assert not row.waits and row.checked is not Checked.FAILED, "nobody trains on it before it is checked"
             assert not any(map(self._is_quarantined, (*row.drawn_by, row.node_id))), "nor on what is not trusted"
@@ -771,6 +793,25 @@ class World(RuleBasedStateMachine):
         if node_id in self.standings:
             self._turn(NodePardoned(node_id=node_id))
 
+    @rule(
+        wanted=st.one_of(
+            st.tuples(st.just("leasing"), st.sampled_from(["open", "paused", "draining"])),
+            st.tuples(st.just("max_staleness"), st.integers(0, 4)),
+            st.tuples(st.just("publish_every"), st.integers(1, 4)),
+            st.tuples(st.just("learning_rate"), st.sampled_from([1e-4, 1e-3])),
+            st.tuples(st.just("spend_cap_per_hour"), st.sampled_from([0.0, 1.0])),
+            st.tuples(st.just("publish_now"), st.just("")),
+        )
+    )
+    def operator_asks(self, wanted: tuple[str, str | float]) -> None:
+        """For a change of settings; a hub that dies on it is asked again."""
+        what, value = wanted
+        number = self.books.note(Resume(), OPERATOR, self.now).number
+        while (found := self.books.find(number)) is not None and found.outcome is Outcome.WANTED:
+            self._turn(OperatorAsked(number=number, what=what, value=value))
+        assert found is not None
+        self.met_outcomes.add((what, found.outcome))
+
     @precondition(lambda self: self.publishing)
     @rule(newest_first=st.booleans())
     def publish(self, newest_first: bool) -> None:
@@ -999,10 +1040,10 @@ class World(RuleBasedStateMachine):
         assert live == status.groups_open + status.groups_buffered + status.groups_planned
         batch = self.settings.groups_per_step
         if self.settings.tokens_per_step:  # A step may take less than a batch.
-            assert live - status.groups_planned + status.groups_preparing <= (self.bound + 1) * batch
+            assert live - status.groups_planned + status.groups_preparing <= (self.most_bound + 1) * batch
             return
         consumed = status.trained_steps * batch
-        assert live + status.groups_preparing <= (self.bound + status.trained_steps + 1) * batch - consumed
+        assert live + status.groups_preparing <= (self.most_bound + status.trained_steps + 1) * batch - consumed
         assert live + status.groups_preparing <= self.settings.steps * batch - consumed
 
     @invariant()
@@ -1024,6 +1065,8 @@ class World(RuleBasedStateMachine):
         if not hasattr(self, "coordinator"):
             return
         self.crash_at = ""
+        if self.settings.leasing != "open":
+            self.operator_asks(("leasing", "open"))
         worker = HUB_NODE_ID if self.settings.mode == "colocated" else RELIABLE
         if worker == RELIABLE:
             self._connect(RELIABLE, 2, self.published)
@@ -1084,11 +1127,23 @@ SCORING: Move = (
 )
 FAST_NODES: Move = (6, lambda world, chance: world.much_goes_well(set("abc"), set("abc"), False))
 """Batches for two steps lie ready more often than not."""
+ASKED: list[tuple[str, str | float]] = [
+    ("leasing", "paused"),
+    ("leasing", "draining"),
+    *[("leasing", "open")] * 3,
+    *[("max_staleness", bound) for bound in range(5)],
+    *[("publish_every", every) for every in range(1, 5)],
+    *[("publish_now", "")] * 2,
+    ("learning_rate", 1e-3),
+    ("spend_cap_per_hour", 1.0),
+]
+OPERATING: Move = (2, lambda world, chance: world.operator_asks(chance.choice(ASKED)))
 MOVES: list[Move] = [
     SCORING,
     (6, lambda world, chance: world.node_is_checked(chance.choice("abc"), chance.choice(CHECKS))),
     (2, lambda world, chance: world.check(chance.choice(CHECKS), 2)),
     (2, lambda world, chance: world.operator_pardons(chance.choice("abc"))),
+    OPERATING,
     (12, lambda world, chance: world.much_goes_well(_subset(chance), _subset(chance), chance.random() < 0.5)),
     (6, lambda world, chance: world.node_works(chance.choice("abc"), chance.randrange(99), chance.random() < 0.7)),
     (5, lambda world, chance: world.node_reports(chance.choice("abc"), chance.randrange(13), chance.random() < 0.4)),
@@ -1117,7 +1172,7 @@ MOVES: list[Move] = [
 ]
 
 
-def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool = False) -> World:
+def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool = False, operating: int = 0) -> World:
     """A long random run, its moves weighted so that runs get far and faults meet every stage of them."""
     chance = Random(seed)
     world = World()
@@ -1138,6 +1193,7 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
         by_nodes=seed % 3 == 0,
     )
     possible = [move for move in MOVES if scorer_fails or move is not SCORING] + [FAST_NODES] * fast_nodes
+    possible += [OPERATING] * operating
     for _ in range(moves):
         weights = [weight for weight, _ in possible]
         chance.choices(possible, weights)[0][1](world, chance)
@@ -1161,6 +1217,17 @@ def test_long_walks_meet_every_end() -> None:
         if (ends, gone_on, mixed) == (all_ends, all_ways, {False, True}):
             return
     raise AssertionError(f"met {ends}, {gone_on}, {mixed}")
+
+
+def test_walks_meet_all_that_may_come_of_what_the_operator_asks() -> None:
+    met: set[tuple[str, Outcome]] = set()
+    never = {("learning_rate", Outcome.REFUSED), ("spend_cap_per_hour", Outcome.REFUSED)}
+    all_outcomes = {(what, outcome) for what, _ in ASKED for outcome in (Outcome.DONE, Outcome.REFUSED)} - never
+    for seed in range(60, 92):
+        met |= walk(seed, moves=40, operating=8).met_outcomes
+        if met == all_outcomes:
+            return
+    raise AssertionError(f"met {met}")
 
 
 def test_walks_with_checks_by_nodes_meet_what_these_come_to() -> None:

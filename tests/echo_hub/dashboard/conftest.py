@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,15 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
+from echo_hub.actions.records import ActionRecord, Actor, ApiToken
+from echo_hub.core.effects import StandingRecorded, TellOperator
+from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.dashboard.access.credentials import Credentials
 from echo_hub.dashboard.access.guard import Guard, Visits
-from echo_hub.dashboard.actions import Actions
+from echo_hub.dashboard.actions import Answered, NoSuchActionError, OperatorDesk
+from echo_hub.dashboard.board import sort_of
 from echo_hub.dashboard.headers import add_security_headers
+from echo_hub.dashboard.leaderboard_page import columns
 from echo_hub.dashboard.model import (
     AdvisedNodes,
     CapacityView,
@@ -21,17 +26,29 @@ from echo_hub.dashboard.model import (
     CostView,
     DisseminationView,
     EvaluationView,
-    LeaderboardRow,
     NodeView,
-    NotableEvent,
     RunState,
     RunView,
     TrustView,
     VersionView,
-    public_id,
 )
 from echo_hub.dashboard.pages import routes
-from echo_shared.books import Accounting, Evaluation, EvaluationKind, NodeTotals, StepRecord, VersionRecord
+from echo_hub.dashboard.tables import sort_rows
+from echo_hub.operator_desk import Desk
+from echo_hub.run.directory import RunDirectory
+from echo_shared.books import (
+    Accounting,
+    Evaluation,
+    EvaluationKind,
+    EventFilter,
+    NodeTotals,
+    RunEvent,
+    Severity,
+    StepRecord,
+    VersionRecord,
+)
+from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, Standing, StepShare, WorkKinds
+from echo_shared.health import Health, HubState
 from echo_shared.step_figures import STEP_FIGURES
 
 STARTED = 1_780_000_000.0
@@ -164,6 +181,7 @@ class ScriptedSource:
         self.total = 60
         self.problems: tuple[str, ...] = ()
         self.starting = False
+        self.address = ""
         self.install_command = self.windows_install_command = ""
         self.spread: DisseminationView | None = None
         self.num_reads = 0
@@ -191,9 +209,11 @@ class ScriptedSource:
             base_model="builtin:tiny",
             join_command="echo-node join http://192.168.1.20:8710",
             install_command=self.install_command,
+            address=self.address,
             windows_install_command=self.windows_install_command,
             state=RunState.FINISHED if self.step == self.total else RunState.RUNNING,
             state_detail="" if self.names else "Waiting for a first node.",
+            health=self.health(),
             problems=self.problems,
             starting=self.starting,
             started_at=STARTED,
@@ -276,12 +296,33 @@ class ScriptedSource:
         )
         return VersionView(record=record, size_bytes=1_412_096)
 
-    def _events(self) -> tuple[NotableEvent, ...]:
-        joined = [NotableEvent(at=STARTED + i, text=f"{name} joined") for i, name in enumerate(self.names[:6])]
+    def _events(self) -> tuple[RunEvent, ...]:
+        joined = [
+            RunEvent(number=i + 1, at=STARTED + i, kind="node_joined", text=f"{name} joined", subject=name[:64])
+            for i, name in enumerate(self.names[:6])
+        ]
         if self.step > 20:
             text = "The learner process ended (signal 9); restarted from step 20."
-            joined.append(NotableEvent(at=STARTED + STEP_S * 20, text=text, warning=True))
+            at = STARTED + STEP_S * 20
+            joined.append(
+                RunEvent(number=7, at=at, kind="learner_died", severity=Severity.WARNING, text=text, data={"deaths": 1})
+            )
         return tuple(joined[::-1])
+
+    def health(self) -> Health:
+        if self.problems:
+            return Health(state=HubState.DEGRADED, reasons=self.problems)
+        if self.step == self.total:
+            return Health(state=HubState.FINISHED)
+        if self.starting:
+            return Health(state=HubState.STARTING, reasons=("The learner is starting.",))
+        return Health(state=HubState.READY)
+
+    async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
+        found = (event for event in self._events() if wanted.kind in ("", event.kind))
+        found = (event for event in found if wanted.subject in ("", event.subject))
+        found = (event for event in found if wanted.severity in ("", "info") or event.warning)
+        return tuple(event for event in found if wanted.before is None or event.number < wanted.before)[:limit]
 
     async def nodes(self) -> tuple[NodeView, ...]:
         share = self.step * ROLLOUTS // max(len(self.names), 1)
@@ -297,23 +338,58 @@ class ScriptedSource:
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         return tuple(step_record(step) for step in range(since + 1, self.step + 1))
 
-    async def leaderboard(self) -> tuple[LeaderboardRow, ...]:
+    async def standings(self) -> tuple[Standing, ...]:
+        """In the order of ranks."""
         total = self.step * ROLLOUTS
         weights = [1 / (1 + i) for i in range(len(self.names))]
         shares = [weight / sum(weights) for weight in weights] if total else []
         return tuple(
-            LeaderboardRow(
+            Standing(
+                kind="node",
                 rank=i + 1,
-                node=public_id(node_totals(i, self.names[i]).node_id),
+                node=node_totals(i, self.names[i]).node_id[:10],
                 name=self.names[i],
-                trained_rollouts=round(total * share),
-                trained_tokens=round(total * share * 6.2),
-                evaluated_rollouts=0,
+                rollouts=round(total * share),
+                tokens=round(total * share * 6.2),
                 share=share,
+                recent=total * share,
+                steps=self.step,
+                streak_days=1 + i,
+                longest_streak=2 + i,
+                first_day=int(STARTED // 86_400),
+                last_day=int(STARTED // 86_400),
                 last_seen=self.now - i * 40,
+                work=WorkKinds(trained_rollouts=round(total * share), trained_tokens=round(total * share * 6.2)),
             )
             for i, share in enumerate(shares)
         )
+
+
+class ScriptedBoard:
+    """The board of a scripted run: it has no teams, and one receipt."""
+
+    def __init__(self, source: ScriptedSource) -> None:
+        self._source = source
+
+    async def board(self, wanted: BoardQuery) -> Board:
+        rows = await self._source.standings() if wanted.kind == "node" else ()
+        found = [row for row in rows if wanted.search.lower() in row.name.lower()]
+        ordered = sort_rows(found, columns("node", has_elsewhere=True), sort_of(wanted))
+        page = ordered[wanted.after : wanted.after + wanted.limit]
+        return Board(rows=tuple(page), num_found=len(found), num_ranked=len(rows))
+
+    async def node(self, start: str) -> tuple[str, Holder] | None:
+        rows = [row for row in await self._source.standings() if row.node == start]
+        return (start, Holder(standing=rows[0], days=())) if rows else None
+
+    async def team(self, name: str) -> tuple[str, Holder] | None:
+        return None
+
+    async def shares(self, holder: str, width: int) -> Mapping[int, StepShare]:
+        return {0: StepShare(rollouts=4, share=0.5)}
+
+    async def receipt(self, rollout_id: str) -> PublicReceipt | None:
+        return None
 
 
 @pytest.fixture
@@ -330,6 +406,45 @@ def make_source() -> type[ScriptedSource]:
 def source() -> ScriptedSource:
     """In mid-run, with two nodes."""
     return ScriptedSource(step=37)
+
+
+class NothingDone:
+    """The desk of a hub at which nothing was ever done."""
+
+    async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> Answered:
+        raise NoSuchActionError(action)
+
+    async def undo(self, number: int, by: Actor) -> Answered:
+        raise NoSuchActionError(str(number))
+
+    async def log(self, *, limit: int, before: int | None) -> Sequence[ActionRecord]:
+        return ()
+
+    async def tokens(self) -> Sequence[ApiToken]:
+        return ()
+
+
+@pytest.fixture
+async def desk(drive: Any, guard: Guard, source: ScriptedSource, tmp_path: Path) -> Desk:
+    """The hub's own, over a real coordinator and its books; its nodes have the ids of a source's."""
+    driven = await drive()
+    for totals in (node_totals(number, "node") for number in range(len(HOSTILE_NAMES))):
+        named = {"node_id": totals.node_id, "name": totals.name, "public_key": bytes(32)}
+        driven.store.node_seen(**named, backend="torch", device="cpu", now=1.0)
+        if totals.standing == "quarantined":
+            row = StandingRow(node_id=totals.node_id, state=StandingState.QUARANTINED)
+            driven.store.apply([StandingRecorded(row=row)], 1.0)
+    made = Desk(
+        driven.async_store,
+        RunDirectory(tmp_path),
+        guard=guard,
+        report=driven.driver.report,
+        evaluate=lambda version: (version or 0, "There is no such version." if version else ""),
+        rotate_run_key=lambda: None,
+        changed=source.changes.notify,
+    )
+    driven.look = lambda action: made.settled(action.number) if isinstance(action, TellOperator) else None
+    return made
 
 
 Open = Callable[..., Awaitable[ClientSession]]
@@ -362,14 +477,14 @@ async def open_hub(guard: Guard, servers: list[TestServer]) -> AsyncIterator[Ope
         source: ScriptedSource,
         *,
         token: str = TOKEN,
-        actions: Actions | None = None,
+        desk: OperatorDesk | None = None,
         port: int | None = None,
         **settings: Any,
     ) -> ClientSession:
         application = web.Application(middlewares=[guard.middleware])
         application.on_response_prepare.append(add_security_headers)
         times = {"min_interval_s": 0.0, "heartbeat_s": 5.0, **settings}
-        application.add_routes(routes(source, guard, actions or {}, **times))
+        application.add_routes(routes(source, guard, desk or NothingDone(), board=ScriptedBoard(source), **times))
         server = TestServer(application, port=port)
         await server.start_server(shutdown_timeout=0.1)
         servers.append(server)

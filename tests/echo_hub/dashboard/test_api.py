@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse, ClientSession
 
-from echo_hub.dashboard import api
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_shared.errors import StorageError
 
 SCHEMA = {
     "run": {
+        "address",
         *(
             "as_of",
             "run_id",
@@ -26,9 +26,11 @@ SCHEMA = {
             "state_detail",
             "problems",
             "alarms",
+            "health",
             "starting",
         ),
         *("started_at", "finished_at", "steps_total", "trained_step", "published_version", "group_size"),
+        *("leasing", "live"),
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
         *("rollouts_gone_on", "tokens_saved", "turned_away"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
@@ -69,6 +71,8 @@ SCHEMA = {
     "leaderboard": {
         *("rank", "node", "name", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share", "last_seen"),
         *("others_checked", "others_checked_tokens"),
+        *("kind", "team", "members", "rollouts", "tokens", "recent", "steps", "streak_days", "longest_streak"),
+        *("first_day", "last_day", "elsewhere_rollouts", "elsewhere_tokens"),
     },
     "accounting": {"leased", "trained", "evaluated", "dropped", "in_flight"},
     "evaluations": {
@@ -80,7 +84,7 @@ SCHEMA = {
         *("policy_version", "published_at", "size_bytes", "dissemination_p50_s", "dissemination_max_s"),
         *("fetches_by_transport", "bytes_by_transport", "dissemination_p95_s", "payload_bytes", "carrier", "way"),
     },
-    "events": {"at", "text", "warning"},
+    "events": {"number", "at", "kind", "severity", "subject", "text", "data", "warning"},
 }
 """What others' programs rely on: a name may be added here, never taken away."""
 
@@ -105,7 +109,7 @@ async def test_the_fields_are_the_promised_ones(hub: ClientSession) -> None:
         assert set(run[name][0]) == SCHEMA[name]
     for name in ("nodes", "steps", "leaderboard"):
         answer = await get(hub, f"/api/v1/{name}")
-        assert set(answer) == {name}
+        assert set(answer) == ({name, "found"} if name == "leaderboard" else {name})
         assert set(answer[name][0]) == SCHEMA[name]
 
 
@@ -124,15 +128,16 @@ async def test_steps_are_those_after_the_given_one(hub: ClientSession) -> None:
     assert (await get(hub, "/api/v1/steps?since=37"))["steps"] == []
 
 
-async def test_a_long_leaderboard_takes_several_answers(hub: ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "ROWS_PER_ANSWER", 1)
+async def test_a_long_leaderboard_takes_several_answers(hub: ClientSession) -> None:
     ranks = [
-        [row["rank"] for row in (await get(hub, f"/api/v1/leaderboard?after={after}"))["leaderboard"]]
+        [row["rank"] for row in (await get(hub, f"/api/v1/leaderboard?limit=1&after={after}"))["leaderboard"]]
         for after in (0, 1, 2, 10**9)
     ]
     assert ranks == [[1], [2], [], []]
-    async with hub.get("/api/v1/leaderboard?after=-1") as answer:
-        assert answer.status == 400
+    for wrong in ("after=-1", "limit=0", "limit=x"):
+        async with hub.get(f"/api/v1/leaderboard?{wrong}") as answer:
+            assert answer.status == 400
+    assert await get(hub, "/api/v1/teams") == {"teams": [], "found": 0}
 
 
 async def test_many_steps_take_several_answers(hub: ClientSession, source: Any) -> None:
@@ -155,8 +160,19 @@ async def test_a_wrong_since_says_what_is_right(hub: ClientSession, since: str) 
 async def test_a_hub_is_live_whatever_else_it_is(hub: ClientSession, source: Any) -> None:
     source.starting, source.problems = True, ("The learner is down.",)
     reads = source.num_reads
-    assert await get(hub, "/healthz") == {"status": "ok"}
+    said = {"status": "ok", "state": "degraded", "reasons": ["The learner is down."]}
+    assert await get(hub, "/healthz") == said
     assert source.num_reads == reads, "and nothing is read for it"
+
+
+async def test_every_state_has_its_word_and_strangers_hear_no_reason(open_hub: Any, source: Any) -> None:
+    hub, public = await open_hub(source), await open_hub(source, token="")
+    assert await get(hub, "/healthz") == {"status": "ok", "state": "ready", "reasons": []}
+    source.starting = True
+    assert await get(public, "/healthz") == {"status": "ok", "state": "starting"}
+    source.advance(100)
+    assert await get(public, "/healthz") == {"status": "ok", "state": "finished"}
+    assert (await get(hub, "/api/v1/run"))["health"] == {"state": "finished", "reasons": []}
 
 
 async def test_ready_starting_and_failing_are_told_apart(hub: ClientSession, source: Any) -> None:
@@ -178,7 +194,7 @@ async def test_a_hub_that_cannot_read_its_books_is_not_ready(
     monkeypatch.setattr(source, "run_view", fail)
     said = {"status": "failing", "problems": ["The hub's database cannot be read."], "detail": ""}
     assert await get(hub, "/readyz", 503) == said
-    assert await get(hub, "/healthz") == {"status": "ok"}
+    assert (await get(hub, "/healthz"))["status"] == "ok"
 
 
 async def next_event(response: ClientResponse) -> dict[str, Any]:

@@ -44,18 +44,40 @@ async def test_a_finished_run_thanks(open_hub: Any, make_source: Any) -> None:
     assert "echo-node join" not in text
 
 
-async def test_a_node_has_an_address_of_its_own(hub: ClientSession, source: Any) -> None:
-    row, node = (await source.leaderboard())[1], (await source.nodes())[1]
-    text = await page(hub, f"/leaderboard?node={node.totals.node_id}")
-    assert text == await page(hub, f"/leaderboard?node={row.node}")
+async def test_an_older_address_of_a_node_leads_to_its_page(hub: ClientSession, source: Any) -> None:
+    row, node = (await source.standings())[1], (await source.nodes())[1]
+    async with hub.get(f"/leaderboard?node={node.totals.node_id}", allow_redirects=False) as answer:
+        assert (answer.status, answer.headers["Location"]) == (303, f"/nodes/{row.node}")
+    text = await page(hub, f"/leaderboard?node={row.node}")
     assert node.totals.node_id not in text
-    assert "<title>attic-pc is #2 · echo leaderboard · Echo</title>" in text
-    assert text.count('aria-current="true"') == 1
-    assert f"?node={row.node}&amp;sort=tokens#table" in text
+    assert "<title>attic-pc is #2 · echo · Echo</title>" in text
 
 
 async def test_an_unknown_node_is_no_error_and_is_not_repeated(hub: ClientSession) -> None:
     assert "nobody" not in await page(hub, "/leaderboard?node=<nobody>")
+
+
+async def test_the_board_comes_in_pages_and_is_searched(open_hub: Any, make_source: Any) -> None:
+    hub = await open_hub(make_source(names=tuple(f"node-{i:03d}" for i in range(250)), step=5))
+    first = await page(hub)
+    assert first.count('class="name"') == 100 and "1 to 100 of 250." in first
+    assert "?sort=rank&amp;after=100#table" in first and 'rel="prev"' not in first
+    last = await page(hub, "/leaderboard?after=200")
+    assert last.count('class="name"') == 50 and 'rel="next"' not in last and 'rel="prev"' in last
+    found = await page(hub, "/leaderboard?q=NODE-24&sort=-name")
+    assert found.count('class="name"') == 10 and 'value="NODE-24"' in found
+    assert "?q=NODE-24&amp;sort=tokens#table" in found
+    assert "Nothing of that name" in await page(hub, "/leaderboard?q=%3Cscript%3E")
+    assert "<script>" not in await page(hub, "/leaderboard?q=<script>")
+
+
+async def test_without_teams_the_board_of_teams_says_how_to_make_one(hub: ClientSession) -> None:
+    assert "echo-node team create NAME" in await page(hub, "/teams")
+
+
+async def test_the_board_has_what_those_need_who_show_its_address(hub: ClientSession) -> None:
+    text = await page(hub)
+    assert '<meta property="og:title" content="Who teaches echo">' in text
 
 
 async def test_the_board_sorts_by_address(open_hub: Any, make_source: Any) -> None:

@@ -111,22 +111,17 @@ async def browser() -> AsyncIterator[Any]:
 
 
 async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
-    browser: Any, open_hub: Any, make_source: Any, guard: Any, hostile_names: tuple[str, ...]
+    browser: Any, open_hub: Any, make_source: Any, guard: Any, desk: Any, hostile_names: tuple[str, ...]
 ) -> None:
     """And on none of the pages, whose nodes have hostile names, does the browser report anything."""
     from playwright.async_api import expect
 
-    banned: list[str] = []
-    pardoned: list[str] = []
-
-    async def ban(node_id: str) -> None:
-        banned.append(node_id)
-
-    async def pardon(node_id: str) -> None:
-        pardoned.append(node_id)
-
     source = make_source(names=hostile_names, step=37)
-    hub = await open_hub(source, token="", actions={"ban": ban, "pardon": pardon})
+    hub = await open_hub(source, token="", desk=desk)
+
+    async def done() -> list[tuple[str, str]]:
+        return [(one.action, one.request["node"]) for one in await desk.log(limit=9, before=None)]
+
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())
     page = await browser.new_page()
@@ -156,10 +151,10 @@ async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     node_id = next(key for key, name in nodes.items() if name.startswith("<script>"))
     button = page.locator(f"#ban-{node_id}")
     await button.click()
-    assert banned == []
+    assert await done() == []
     await button.click()
     await expect(page).to_have_url(f"{origin}/#nodes")
-    assert banned == [node_id]
+    assert await done() == [("ban", node_id)]
     question = "It is disconnected and not let in again, and the run gets a new key."
     assert asked == [f'Ban <script>alert("owned")</script>? {question}'] * 2
 
@@ -168,10 +163,10 @@ async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     assert sorted(offered) == sorted(f"pardon-{node_id}" for node_id in quarantined)
     button = page.locator(f"#pardon-{quarantined[0]}")
     await button.click()
-    assert pardoned == []
+    assert len(await done()) == 1
     await button.click()
     await expect(page).to_have_url(f"{origin}/#nodes")
-    assert (pardoned, banned) == ([quarantined[0]], [node_id])
+    assert await done() == [("pardon", quarantined[0]), ("ban", node_id)]
     assert asked[2:] == [asked[2]] * 2
     assert asked[2].startswith(f"Pardon {nodes[quarantined[0]]}? It begins anew")
 

@@ -37,13 +37,13 @@ async def test_books_that_take_long_are_read_seldom(source: Any, monkeypatch: py
     loop = asyncio.get_running_loop()
     began_at, passed = loop.time(), [0.0]
     monkeypatch.setattr(loop, "time", lambda: began_at + passed[0])
-    read = source.leaderboard
+    read = source.nodes
 
     async def slow() -> Any:
         passed[0] += 3.0
         return await read()
 
-    monkeypatch.setattr(source, "leaderboard", slow)
+    monkeypatch.setattr(source, "nodes", slow)
     snapshots = Snapshots(source, min_interval_s=0.5)
     first = await snapshots.get()
     passed[0] += REST * 3.0 - 0.1

@@ -106,3 +106,16 @@ async def test_what_a_restart_interrupted_is_done_after_it(tmp_path: Path) -> No
     assert not second.waiting
     working.cancel()
     await asyncio.wait([working])
+
+
+async def test_a_version_is_evaluated_when_it_is_asked_for_due_or_not_and_once(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.export(1, 2)
+    evaluations = run.evaluations()
+    working = asyncio.create_task(evaluations.run())
+    assert evaluations.want(None) == (2, "") and evaluations.want(2) == (2, "")
+    await run.until(2)
+    assert evaluations.want(1) == (1, "") and evaluations.want(0) == (0, "")
+    await run.until(2, 1, 0)
+    assert "evaluated already" in evaluations.want(2)[1] and "no adapter" in evaluations.want(7)[1]
+    working.cancel()

@@ -66,6 +66,27 @@ async def learner_in(settings: LearnerSettings, run_dir: Path) -> AsyncIterator[
         await learner.stop()
 
 
+async def test_a_step_is_trained_at_the_rate_that_comes_with_it(
+    make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    """And the one after it as the settings have it, if it comes with none."""
+    digests = {}
+    for name, rates in {
+        "as set": (None, None),
+        "same": (1e-2, None),
+        "other": (1e-3, None),
+        "later": (None, 1e-3),
+    }.items():
+        async with learner_in(make_settings(training={"learning_rate": 1e-2}), tmp_path / name) as learner:
+            for step, rate in enumerate(rates, start=1):
+                path = tmp_path / name / f"v{step}"
+                await (await learner.train(step, make_groups(step), path, learning_rate=rate)).told()
+                digests[name, step] = digest(path)
+    assert digests["same", 2] == digests["as set", 2]
+    assert digests["later", 1] == digests["as set", 1] and digests["later", 2] != digests["as set", 2]
+    assert digests["other", 1] != digests["as set", 1]
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 async def test_a_killed_learner_repeats_its_step_to_the_bit(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path, precision: str

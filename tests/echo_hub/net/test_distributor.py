@@ -483,6 +483,19 @@ async def test_a_banned_node_is_sent_away_and_the_others_get_a_new_key(
     assert len(nodes.of("a", KeysRotated)) == 1
 
 
+async def test_a_key_that_is_rotated_seals_what_comes_next_and_the_nodes_have_it(
+    nodes: Nodes, make_adapter: Callable[[int], Path]
+) -> None:
+    await nodes.join("a", "bad")
+    nodes.distributor.bar(["bad"])
+    nodes.distributor.rotate_key()
+    first, second = nodes.of("a", KeysRotated)
+    before, newest = (max(key.key_id for key in news.run_keys) for news in (first, second))
+    assert newest > before and nodes.of("bad", KeysRotated) == []
+    await nodes.publish(1, make_adapter(1))
+    assert nodes.manifest(nodes.of("a", PolicyPublished)[-1].offer).key_id == newest
+
+
 async def test_new_peers_are_introduced(nodes: Nodes) -> None:
     await nodes.join("a", "b")
     nodes.distributor.introduce(bytes(20), ("192.0.2.9", 6881), ("b", "gone"))

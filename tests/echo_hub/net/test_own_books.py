@@ -14,7 +14,15 @@ from echo_hub.net.gateway import Gateway
 from echo_hub.net.own_books import OwnBooks
 from echo_hub.net.server import Server
 from echo_shared.codec import decode_from_hub, encode
-from echo_shared.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, MOST_RECEIPTS, Credentials, challenge_of
+from echo_shared.credentials import (
+    BOOKS_CERTIFICATE,
+    BOOKS_RECEIPTS,
+    BOOKS_TEAM,
+    MOST_RECEIPTS,
+    Credentials,
+    challenge_of,
+)
+from echo_shared.errors import RefusedError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     Challenge,
@@ -25,6 +33,8 @@ from echo_shared.messages import (
     ReceiptsWanted,
     RefusalCode,
     Refused,
+    Team,
+    TeamWanted,
 )
 from echo_shared.sessions import NodeSession
 from tests.echo_hub.net.gateway_parts import Book
@@ -49,6 +59,11 @@ class Asked:
 
     async def certify(self, node_id: str) -> bytes | None:
         return f'{{"of": "{node_id}"}}'.encode() if node_id in self.known else None
+
+    async def team(self, node_id: str, wanted: TeamWanted) -> Team:
+        if wanted.name == "no":
+            raise RefusedError("There is no team of this name.", got=wanted.name)
+        return Team(name=f"{wanted.action} {wanted.name}", members=1)
 
     async def answer(
         self, path: str, body: bytes | None, *, me: Identity, token: str | None = None
@@ -87,7 +102,7 @@ async def hub(request: pytest.FixtureRequest) -> AsyncIterator[Asked]:
     config = ServerConfig.model_validate({"port": 0, **getattr(request, "param", {})})
     server = Server(config)
     gateway = Gateway(me=asked.me, settings=config, limits=server.limits)
-    books = OwnBooks(gateway, look_up=asked.look_up, certify=asked.certify, now=lambda: asked.now)
+    books = OwnBooks(gateway, look_up=asked.look_up, certify=asked.certify, team=asked.team, now=lambda: asked.now)
     await server.open([*gateway.routes(asked.book), *books.routes(asked.book)])
     asked.url = server.url
     yield asked
@@ -101,6 +116,20 @@ async def test_a_node_hears_of_its_own_rollouts(hub: Asked) -> None:
     assert status == 200 and isinstance(answer, Receipts)
     assert [receipt.rollout_id for receipt in answer.receipts] == ["1-0", "1-1"]
     assert hub.asked == [(me.node_id, ("1-0", "1-1"))] and hub.book.joined == []
+
+
+async def test_a_node_changes_its_team(hub: Asked) -> None:
+    me = Identity.generate()
+    status, said = await hub.answer(BOOKS_TEAM, encode(TeamWanted(action="join", name="\u202eX\n")), me=me)
+    assert (status, decode_from_hub(said)) == (200, Team(name="join ?X?", members=1))
+    status, refused = await hub.refused(BOOKS_TEAM, encode(TeamWanted(action="join", name="no")), me=me)
+    assert status >= 400 and "no team" in refused.what
+    hub.now += 10.0
+    _, refused = await hub.refused(BOOKS_TEAM, WANTED, me=me)
+    assert "something else than its team" in refused.what
+    hub.now += 10.0
+    _, refused = await hub.refused(BOOKS_TEAM, b"\xc1" * 80_000, me=me)
+    assert "too many" in refused.what
 
 
 async def test_a_certificate_is_the_asking_node_s(hub: Asked) -> None:

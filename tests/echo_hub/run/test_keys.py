@@ -109,3 +109,13 @@ def test_a_key_that_cannot_be_written_down_is_not_used(path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written"):
         keys.bar({"a"})
     assert keys.current == before
+
+
+def test_a_key_may_be_renewed_and_who_is_barred_stays_so(path: Path) -> None:
+    keys = RunKeys.open(path)
+    keys.bar({"a"})
+    before = keys.current
+    keys.renew()
+    assert keys.current.key_id == before.key_id + 1 and keys.current.key != before.key
+    again = RunKeys.open(path)
+    assert again.current == keys.current and not again.bar({"a"}) and before.key_id in again.ids

@@ -50,6 +50,6 @@ async def test_a_read_waits_for_no_write(tmp_path: Path) -> None:
 
 def test_each_method_is_the_stores_of_that_name() -> None:
     for name, method in inspect.getmembers(AsyncStore, inspect.iscoroutinefunction):
-        if not name.startswith("_"):
+        if name not in ("write", "read"):
             mine, theirs = (list(inspect.signature(each).parameters) for each in (method, getattr(Store, name)))
             assert mine == theirs, name

@@ -6,8 +6,10 @@ import pytest
 
 from echo_hub.core.effects import RolloutsDropped
 from echo_hub.store import credits as credits_module
+from echo_hub.store.credit_store import CreditStore
 from echo_hub.store.credits import Credit
 from echo_hub.store.store import Store
+from echo_shared.credit_books import BoardQuery
 from echo_shared.messages import DropReason
 
 
@@ -38,8 +40,7 @@ def test_ranks_are_the_leaderboards(store: Store, records: Any, monkeypatch: pyt
     for step, node_id in enumerate(workers, start=1):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1, node_id=node_id), now=1.0)
     join(store, "idle", "idle")
-    ranked = [row for row in store.leaderboard() if row.share > 0]
-    board = {row.node_id: (rank, row.share) for rank, row in enumerate(ranked, start=1)}
+    board = {row.node: (row.rank, row.share) for row in CreditStore(store.engine).board(BoardQuery(), 1.0).rows}
     credits = store.credits([*names, "unknown", "idle"])
     assert {node_id: one.rank for node_id, one in credits.items() if node_id != "idle"} == {
         node_id: rank for node_id, (rank, _) in board.items()

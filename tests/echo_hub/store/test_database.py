@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,12 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
+from echo_hub.core.trust.evidence import NO_EVIDENCE
+from echo_hub.core.trust.judging import NOTHING
+from echo_hub.core.trust.standing import StandingState
 from echo_hub.store import database
 from echo_hub.store.database import connect, holds_run, migrate
+from echo_hub.store.standings import read_standings
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata
 from echo_shared.errors import ConfigError, StorageError
@@ -57,6 +63,30 @@ def test_what_an_older_hub_called_verified_is_scored(tmp_path: Path) -> None:
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT state FROM rollouts")) == ReceiptState.SCORED
     engine.dispose()
+
+
+def test_what_nodes_have_shown_in_other_classes_of_evidence_is_forgotten_and_they_are_not(tmp_path: Path) -> None:
+    engine = connect(file_url(tmp_path / "echo.db"))
+    config = Config(attributes={})
+    config.set_main_option("script_location", str(database.MIGRATIONS))
+    shown = {**asdict(NO_EVIDENCE), "draws": [9, 0, 0, 0, 0, 1], "claims": [10, 0, 0, 0, 0, 0]}
+    with engine.execution_options(writes=True).begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0015")
+        connection.execute(
+            text(
+                "INSERT INTO trust (node_id, state, numerics, num_verified, sums, proof, shown, num_checked, "
+                "num_failed, reason, since) VALUES ('a', 'proven', '[\"torch\", \"f32\", \"cpu\"]', 70, :sums, "
+                "-9, :shown, 80, 0, '', 0)"
+            ),
+            {"sums": json.dumps([3.0] * len(NOTHING)), "shown": json.dumps(shown)},
+        )
+    migrate(engine)
+    with engine.connect() as connection:
+        (row,) = read_standings(connection)
+    engine.dispose()
+    assert (row.shown, row.sums) == (NO_EVIDENCE, NOTHING)
+    assert (row.state, row.num_verified, row.proof) == (StandingState.PROVEN, 70, -9.0)
 
 
 def test_a_commit_is_on_the_disk_when_it_returns(tmp_path: Path) -> None:

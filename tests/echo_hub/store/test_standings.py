@@ -63,7 +63,7 @@ def test_a_pardon_is_wanted_until_it_is_decided(store: Store) -> None:
 
 
 def test_every_decision_stays_in_the_log_with_its_evidence(store: Store) -> None:
-    evidence = Evidence.of([0.3], [0.0])
+    evidence = Evidence.of([3.0], [0.0])
     store.apply([decided(Decision.QUARANTINED, rollout_id="1-0", evidence=evidence)], now=1.0)
     store.apply([decided(Decision.PARDONED), decided(Decision.QUARANTINED, decided_at=9.0)], now=1.0)
     with store.engine.connect() as connection:

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from echo_hub.store import database
+from echo_hub.store.database import open_to_write
 from echo_hub.store.store import Store
 from echo_shared.errors import StorageError
 
@@ -93,7 +94,7 @@ def test_a_second_process_that_writes_never_breaks_the_first(tmp_path: Path, mon
     hub = Store.open(url)
     monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
     operator = Store.open(url)
-    with hub._writing() as connection:
+    with open_to_write(hub.engine) as connection:
         connection.execute(text("SELECT key FROM run_meta"))
         with pytest.raises(StorageError, match="locked"):
             operator.set_run_meta("operator", "waits")

@@ -19,6 +19,7 @@ from echo_hub.core.effects import (
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import Span
+from echo_hub.store.database import open_to_read
 from echo_hub.store.store import Store
 from echo_hub.store.tables import payloads
 from echo_hub.store.writing import WRITERS, key_of
@@ -100,7 +101,7 @@ def test_who_drew_a_rollout_is_written_where_it_is_not_as_leased(store: Store, r
     store.apply([first, replace(second, payload=two)], now=2.0)
     leased = (Span(node_id="b", policy_version=3, num_tokens=len(first.payload.completion_ids)),)
     assert [row.payload.spans for row in store.load_payloads(["4-0", "4-1"])] == [leased, spans]
-    with store._reading() as connection:
+    with open_to_read(store.engine) as connection:
         stored = connection.execute(select(payloads.c.index, payloads.c.spans).order_by(payloads.c.index)).all()
         assert [row.spans for row in stored] == [None, [["a", 3, 2], ["b", 3, 1]]]
         assert connection.scalar(select(func.count()).where(payloads.c.spans.is_(null()))) == 1

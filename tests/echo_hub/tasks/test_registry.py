@@ -28,10 +28,16 @@ def test_a_dataset_must_be_named(name: str) -> None:
 
 def test_a_task_of_ones_own_is_made_from_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "echo_task_of_a_test.py").write_text(
-        "class Own:\n    def __init__(self, options):\n        self.name = options['name']\n"
+        "class Own:\n    sample = score = None\n    def __init__(self, options):\n        self.name = options['name']\n"
+        "def fail(options):\n    raise LookupError('no luck')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert make_task("python:echo_task_of_a_test:Own", {"name": "mine"}).name == "mine"
+    with pytest.raises(ConfigError, match="has failed") as caught:
+        make_task("python:echo_task_of_a_test:fail", {})
+    assert "no luck" in str(caught.value) and "echo_task_of_a_test.py, line 6" in str(caught.value)
+    with pytest.raises(ConfigError, match="is no task"):
+        make_task("python:builtins:dict", {})
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,14 @@ def result(below: list[float], logprobs: list[float], rollout_id: str = "1-0") -
 
 def test_each_who_drew_is_shown_what_is_his() -> None:
     """The first token's interval holds its u; the second's ends at 0.7, 0.024 below; the third's begins 0.25 above,
-    and what is claimed of it is a nat off, its odds from ln(.607 / .393) to ln(.223 / .777)."""
+    and what is claimed of it is a nat off, its odds from ln(.607 / .393) to ln(.223 / .777). In log-odds the second's
+    end is .12 below its u, and the third's beginning 2.1 above."""
     found = finding_of(DRAWN, result([0.4, 0.7 - np.exp(-0.5), 0.3], [-0.5, -0.5, -0.5]))
     assert found.outside == pytest.approx([0.0, 0.7241355726 - 0.7, 0.3 - 0.0502540394], abs=1e-6)
     (x, first), (y, second), (also_y, third) = found.spans
     assert (x, y, also_y) == ("x", "y", "y") and found.num_tokens == 5
     assert (first.draws, first.claims) == ((1, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0))
-    assert second.draws == (0, 0, 0, 1, 0, 0)
+    assert second.draws == (0, 0, 1, 0, 0, 0)
     assert third.draws == (0, 0, 0, 0, 0, 1) and third.claims == (0, 0, 0, 0, 0, 1)
     assert third.mismatch_kl == pytest.approx(np.e - 2)
 

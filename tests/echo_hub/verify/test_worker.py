@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scipy.special import softmax
 
 from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import Evidence, log_odds
@@ -167,9 +166,9 @@ def test_any_other_choice_shows_how_much_less_likely_it_is(versions: Versions, m
     found = answers(made(), rollouts)
     total = Evidence.of([], [])
     for one in rollouts:
-        probabilities_TV = softmax(all_logits(versions, one, 2) / versions.settings.temperature, axis=-1)
-        own = probabilities_TV[np.arange(len(one.completion_ids)), one.completion_ids]
-        expected = Evidence.of(probabilities_TV.max(axis=-1) - own, np.zeros(len(own)))
+        scaled_TV = all_logits(versions, one, 2) / versions.settings.temperature
+        own = scaled_TV[np.arange(len(one.completion_ids)), one.completion_ids]
+        expected = Evidence.of(scaled_TV.max(axis=-1) - own, np.zeros(len(own)))
         ((_, shown),) = found[one.rollout_id]
         assert isinstance(shown, Evidence) and shown.draws == expected.draws
         total += shown

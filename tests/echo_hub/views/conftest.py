@@ -18,11 +18,11 @@ from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.dashboard.model import Changes
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations
+from echo_hub.operation.event_log import EventLog
 from echo_hub.partials import Partials
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.views.evaluations import EvaluationViews
-from echo_hub.views.notable import NotableLog
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
 from echo_hub.views.versions import VersionViews
@@ -89,7 +89,7 @@ class Hub:
             server=ServerConfig(port=1),
         )
         self.changes = Changes()
-        self.notable = NotableLog(self.changes.notify)
+        self.event_log = EventLog(driven.driver.note)
         store = driven.store
         self.pages = HubPages(
             changes=self.changes,
@@ -103,7 +103,6 @@ class Hub:
                 evaluations=EvaluationViews(store),
             ),
             nodes=self.nodes.live,
-            notable=self.notable,
             moment=self.moment,
         )
 

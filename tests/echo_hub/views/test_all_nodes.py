@@ -66,15 +66,12 @@ def test_who_is_new_and_who_is_banned_is_known_at_once(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("long_books")
-async def test_what_has_not_changed_is_the_same_and_the_boards_order_is_the_shares(hub: Any) -> None:
+async def test_what_has_not_changed_is_the_same_and_the_order_is_the_shares(hub: Any) -> None:
     for node_id in ("a", "b"):
         await hub.join(node_id, capacity=100)
     await hub.train_to_the_end()
     known = AllNodes(hub.driven.store)
-    first, again = known.board({"a"}), known.board({"a"})
-    assert [row.rank for row in first] == list(range(1, len(first) + 1))
-    assert [row.share for row in first] == sorted((row.share for row in first), reverse=True)
-    unchanged = [row for row in again if any(row is before for before in first)]
-    assert {row.node for row in unchanged} == {row.node for row in first} - {"a"}
     views = known.views({}, {})
     assert all(after is before for after, before in zip(known.views({}, {}), views, strict=True))
+    shares = [view.totals.share for view in views]
+    assert max(shares) > 0 and shares == sorted(shares, reverse=True)

@@ -72,8 +72,8 @@ def test_without_nodes_nothing_is_said_of_them() -> None:
 
 async def test_a_run_by_its_books(written: Any) -> None:
     """Planned every 4 s, trained for 2 s of them: 1.9 s are waiting, 0.1 s hand-off."""
-    views = CapacityViews(written.config, store=written.driven.store, started_at=BEGAN)
-    view = views.read(None, waits_for=None)
+    views = CapacityViews(store=written.driven.store, started_at=BEGAN)
+    view = views.read(written.config, None, waits_for=None)
     assert view is not None
     seconds = 5 * PERIOD_S + 5.1
     assert view.window_s == pytest.approx(seconds)
@@ -91,8 +91,8 @@ async def test_a_run_by_its_books(written: Any) -> None:
 
 
 async def test_what_it_waits_for_now_counts(written: Any) -> None:
-    views = CapacityViews(written.config, store=written.driven.store, started_at=BEGAN)
-    view = views.read(None, waits_for="down")
+    views = CapacityViews(store=written.driven.store, started_at=BEGAN)
+    view = views.read(written.config, None, waits_for="down")
     assert view is not None
     assert view.idle_by_reason["down"] > 0.99, "its last step was decades ago"
 
@@ -101,13 +101,13 @@ async def test_it_is_read_now_and_then(written: Any, monkeypatch: pytest.MonkeyP
     store, asked = written.driven.store, []
     read = store.recent_rollouts
     monkeypatch.setattr(store, "recent_rollouts", lambda newest: asked.append(newest) or read(newest))
-    views = CapacityViews(written.config, store=store, started_at=BEGAN)
-    first = views.read({"fast0"}, waits_for=None)
-    assert views.read({"fast0"}, waits_for=None) is first
+    views = CapacityViews(store=store, started_at=BEGAN)
+    first = views.read(written.config, {"fast0"}, waits_for=None)
+    assert views.read(written.config, {"fast0"}, waits_for=None) is first
     assert len(asked) == 1
     later = time.monotonic() + capacity_module.READ_EVERY_S
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    second = views.read({"fast0", "slow0"}, waits_for=None)
+    second = views.read(written.config, {"fast0", "slow0"}, waits_for=None)
     assert second is not None and first is not None
     assert second.rollouts_per_s == pytest.approx(first.rollouts_per_s + 2 / 3)
 
@@ -122,7 +122,7 @@ async def test_it_is_on_the_page_after_the_first_step(make_hub: Any) -> None:
 
 
 async def test_of_a_run_that_is_over_all_who_worked_count(make_hub: Any, make_evaluations: Any) -> None:
-    hub = await make_hub(running=False)
+    hub = await make_hub(running=False, max_staleness=3)
     write_books(hub.driven.store)
     hub.driven.store.record_evaluations(make_evaluations(2, 0.75))
     hub.said["finished"] = True

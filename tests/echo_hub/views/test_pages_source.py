@@ -9,16 +9,26 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from echo_hub.core.effects import SendLease
 from echo_hub.dashboard.pages import routes
+from echo_hub.operation.state import NO_NODES
 from echo_hub.operator_access import guard_of
-from echo_hub.tensorboard import EventFiles
+from echo_hub.sinks.base import Position
+from echo_hub.sinks.reading import Reading
+from echo_hub.sinks.tensorboard import TensorBoard
+from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.store import Store
 from echo_hub.views import all_nodes
+from echo_hub.views.board import HubBoard
+from echo_hub.views.run import LEARNER_IS_DOWN
 from echo_shared import step_figures
+from echo_shared.books import EventFilter
+from echo_shared.health import Health, HubState
 from echo_shared.step_figures import Chart, StepFigure
 
 
 async def test_an_empty_run_has_empty_tables(hub: Any) -> None:
-    assert await hub.pages.nodes() == await hub.pages.steps(0) == await hub.pages.leaderboard() == ()
+    assert await hub.pages.nodes() == await hub.pages.steps(0) == ()
 
 
 async def test_a_whole_run(hub: Any) -> None:
@@ -29,9 +39,6 @@ async def test_a_whole_run(hub: Any) -> None:
     shown = [[step.figures[name] for name in ("loss", "seconds", "grad_norm")] for step in steps]
     assert shown == [[0.5, 1.5, None]] * 2
     assert await hub.pages.steps(1) == steps[1:]
-    (row,) = await hub.pages.leaderboard()
-    assert (row.rank, row.node, row.share) == (1, "a", 1.0)
-    assert (row.trained_rollouts, row.trained_tokens) == (8, 24)
 
 
 async def test_rollouts_are_counted_from_the_hubs_start(hub: Any) -> None:
@@ -40,15 +47,37 @@ async def test_rollouts_are_counted_from_the_hubs_start(hub: Any) -> None:
     assert (await hub.pages.run_view()).rollouts_per_s > 0
 
 
-async def test_the_log_is_on_the_page(hub: Any) -> None:
+async def test_the_log_is_on_the_page_and_still_there_after_a_restart(hub: Any) -> None:
     log = logging.getLogger("test.pages")
-    log.addHandler(hub.notable)
-    before = hub.pages.changes.number
-    log.warning("the learner died")
-    log.removeHandler(hub.notable)
+    log.addHandler(hub.event_log)
+    log.warning("the learner died", extra={"event": "learner_died", "data": {"deaths": 1}})
+    log.removeHandler(hub.event_log)
+    await hub.driven.driver.commit_noted()
     (event,) = (await hub.pages.run_view()).events
-    assert (event.text, event.warning) == ("the learner died", True)
-    assert hub.pages.changes.number > before, "who waits for news is told, if nothing else happens either"
+    assert (event.text, event.kind, event.warning, event.data) == (
+        "the learner died",
+        "learner_died",
+        True,
+        {"deaths": 1},
+    )
+    again = Store.open(hub.driven.store.engine.url.render_as_string())
+    assert again.events(EventFilter(), 9) == [event]
+    again.close()
+    assert await hub.pages.events(EventFilter(kind="node_joined"), 9) == ()
+
+
+async def test_health_is_of_this_moment(hub: Any) -> None:
+    assert hub.pages.health() == Health(state=HubState.LIVE, reasons=(NO_NODES,))
+    await hub.join("a")
+    await hub.driven.until(lambda: hub.driven.of(SendLease) != [])
+    assert hub.pages.health() == Health(state=HubState.READY)
+    hub.said = {"learner_is_starting": True}
+    assert hub.pages.health().state is HubState.STARTING
+    hub.said = {"learner_is_down": True}
+    assert hub.pages.health() == Health(state=HubState.DEGRADED, reasons=(LEARNER_IS_DOWN,))
+    assert (await hub.pages.run_view()).health == hub.pages.health()
+    hub.said = {"finished": True}
+    assert hub.pages.health().state is HubState.FINISHED
 
 
 async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
@@ -72,7 +101,7 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
 
     guard = guard_of(hub.config, hub.directory, run_id="r")
     application = web.Application(middlewares=[guard.middleware])
-    application.add_routes(routes(hub.pages, guard, {}))
+    application.add_routes(routes(hub.pages, guard, {}, board=HubBoard(CreditStore(hub.driven.store.engine))))
     operator = {"Authorization": f"Bearer {guard.credentials.token}"}
     async with TestClient(TestServer(application), headers=operator) as client:
         page = await (await client.get("/")).text()
@@ -85,10 +114,10 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     assert "\necho_learner_entropy 1.25\n" in metrics
     assert (first["entropy"], newest["entropy"], point["entropy"]) == (1.25, 1.25, 1.25)
 
-    files = EventFiles(tmp_path / "tensorboard", hub.driven.store)
-    writer = files.open()
-    files.catch_up(writer)
-    writer.close()
+    files, reading = TensorBoard(tmp_path / "tensorboard"), Reading(hub.driven.store, Position())
+    await files.open()
+    await files.write(reading.read(), reading.position)
+    await files.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.value for event in events.Scalars("train/entropy")] == [1.25, 1.25]
@@ -104,6 +133,5 @@ async def test_pages_know_the_foremost_and_the_connected_and_count_all(
     for node_id in ("a", "gone"):
         await hub.nodes.node_left(node_id)
     assert {node.totals.node_id for node in await hub.pages.nodes()} == {"a", "here"}
-    assert [row.node for row in await hub.pages.leaderboard()] == ["a"]
     view = await hub.pages.run_view()
     assert (view.nodes_known, view.nodes_useful) == (3, 1)

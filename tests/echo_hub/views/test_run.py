@@ -13,16 +13,19 @@ from echo_hub.core.effects import (
     FinishRun,
     NodeCost,
     PublishVersion,
+    TellOperator,
     TellStandby,
     TrainStep,
 )
-from echo_hub.core.events import LearnerReady, StepDone
+from echo_hub.core.events import LearnerReady, OperatorAsked, StepDone
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.status import TrustStatus
 from echo_hub.dashboard.model import Readiness, RunState
+from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.store.tallies import TRANSPORTS
-from echo_hub.views.run import COMMON_FAULT, trust_view, waits_for
+from echo_hub.views.run import COMMON_FAULT, LEARNER_IS_DOWN, trust_view, waits_for
 from echo_shared.books import Accounting
+from echo_shared.health import HubState
 
 
 async def test_a_run_before_its_first_step(hub: Any) -> None:
@@ -188,3 +191,27 @@ def test_what_all_nodes_fail_on_is_a_problem() -> None:
     assert (view.checks, view.failed_checks) == ({"mlx/f32/metal": 9}, {"mlx/f32/metal": 3})
     assert (view.abandoned_checks, view.waiting_checks, view.quarantined) == (1, 2, 4)
     assert "mlx/f32/metal on version 7" in COMMON_FAULT.format(what=view.suspended[0])
+
+
+async def test_what_is_watched_for_is_shown_and_makes_the_hub_no_less_ready(hub: Any) -> None:
+    disk = Problem(kind=ProblemKind.DISK, text="The disk is nearly full.", since=1.0)
+    down = Problem(kind=ProblemKind.LEARNER_DOWN, text=LEARNER_IS_DOWN, since=1.0)
+    hub.said = {"watched": (disk,)}
+    view = await hub.pages.run_view()
+    assert (view.problems, view.alarms, view.broken) == ((disk.text,), (disk.text,), False)
+    assert (view.readiness, view.health.state) == (Readiness.READY, HubState.DEGRADED)
+    hub.said = {"watched": (down, disk), "learner_is_down": True}
+    view = await hub.pages.run_view()
+    assert (view.problems, view.broken) == ((LEARNER_IS_DOWN, disk.text), True), "each once"
+
+
+async def test_what_operators_have_changed_is_shown(make_hub: Any) -> None:
+    hub = await make_hub(max_staleness=3)
+    view = await hub.pages.run_view()
+    assert (view.leasing, view.live["max_staleness"]) == ("open", 3)
+    for number, (what, value) in enumerate((("leasing", "paused"), ("max_staleness", 2), ("learning_rate", 0.5))):
+        await hub.driven.driver.report(OperatorAsked(number=number, what=what, value=value))
+    await hub.driven.until(lambda: len(hub.driven.of(TellOperator)) == 3)
+    view = await hub.pages.run_view()
+    assert (view.leasing, view.max_staleness, view.live["learning_rate"]) == ("paused", 2, 0.5)
+    assert view.state_detail == "paused by the operator: nothing is leased"

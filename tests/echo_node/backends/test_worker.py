@@ -34,7 +34,7 @@ from echo_shared.scoring import Scored, ScoreRequest
 from echo_shared.supervised import Limits
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
-TALK = 8
+TALK, MUSE = 8, 9
 """As in odd_worker."""
 Starter = Callable[..., Awaitable[EngineChild]]
 
@@ -206,6 +206,22 @@ async def test_what_is_drawn_is_told_now_and_then_and_all_of_it_before_a_cancel_
     await engine.stop()
     assert f"cancelled 7 {len(drawn)}" in (tmp_path / "log").read_text()
     assert drawn == [*range(len(drawn))]
+
+
+async def test_an_engine_of_slow_steps_tells_its_node_after_each_and_the_hub_in_its_time(start: Starter) -> None:
+    engine = await start(stream_s=600.0)
+    await engine.submit(group(7, prompt=MUSE))
+    told = await take(engine, 3)
+    assert [(one.for_hub, one.parts[0].start, one.parts[0].ids.tolist()) for one in told if isinstance(one, Drawn)] == [
+        (False, 0, [0]),
+        (False, 1, [1]),
+        (False, 2, [2]),
+    ]
+    await engine.cancel(7)
+    async for event in engine.events():
+        if isinstance(event, Cancelled):
+            break
+        assert isinstance(event, Drawn) and len(event.parts[0].ids) == 1
 
 
 async def test_that_a_version_is_prepared_is_told_while_another_samples(start: Starter, tmp_path: Path) -> None:

@@ -76,6 +76,25 @@ def test_what_runs_goes_back_once_the_engine_has_told_all_and_what_does_not_at_o
     assert not leases.any_leaving and leases.cancelled(1) == []
 
 
+def test_what_the_node_alone_was_told_is_sent_when_the_hub_is_to_hear_of_more_and_before_the_lease_goes_back() -> None:
+    leases = running(lease(1))
+    assert leases.drawn([drawn(1, 0, 0, 5)], for_hub=False) == []
+    assert shown(messages(leases.drawn([drawn(1, 0, 1, 6)]), RolloutParts)) == [(1, 0, 0, [5, 6])]
+    assert leases.drawn([drawn(1, 1, 0, 7)], for_hub=False) == []
+    leases.give_back_all("enough", by=2.0)
+    effects = leases.leave(2.0)
+    said = [effect.message for effect in effects if isinstance(effect, Send)]
+    assert [type(one) for one in said] == [RolloutParts, LeaseReturned], "the engine did not answer"
+    assert shown(messages(effects, RolloutParts)) == [(1, 1, 0, [7])]
+
+
+def test_nothing_is_sent_of_what_a_version_drew_that_has_been_replaced() -> None:
+    leases = running(lease(1, version=3))
+    leases.drawn([drawn(1, 0, 0, 5, version=3)], for_hub=False)
+    effects = leases.replaced({3})
+    assert messages(effects, RolloutParts) == [] and len(messages(effects, LeaseReturned)) == 1
+
+
 def test_the_sooner_of_two_deadlines_counts_for_an_engine_that_does_not_answer() -> None:
     leases = running(lease(1, deadline_s=10.0))
     assert leases.give_back_overdue(20.0, by=22.0) == []

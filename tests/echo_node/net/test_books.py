@@ -14,7 +14,7 @@ from echo_node.net.books import HubBooks
 from echo_shared.contribution import sign
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
-from echo_shared.messages import Receipt, Receipts, ReceiptState, RefusalCode, Standby
+from echo_shared.messages import Receipt, Receipts, ReceiptState, RefusalCode, Standby, Team
 from tests.echo_shared.test_contribution import contribution
 
 ME = Identity.generate()
@@ -69,6 +69,14 @@ async def test_a_refusal_is_the_hub_s_word(bare_hub: Any) -> None:
     with pytest.raises(RefusedError, match=r"The hub says: Banned\.") as caught:
         await asyncio.to_thread(books(bare_hub).receipts, ["1-0"])
     assert (caught.value.code, caught.value.do) == (RefusalCode.BANNED, "Ask.")
+
+
+async def test_a_team_is_the_hub_s_answer(bare_hub: Any) -> None:
+    bare_hub.books_answer = Team(name="Herons", members=2)
+    assert await asyncio.to_thread(books(bare_hub).team, "join", "Herons") == Team(name="Herons", members=2)
+    bare_hub.books_answer = Standby(reason=None)
+    with pytest.raises(RemoteProtocolError, match="something else than a team"):
+        await asyncio.to_thread(books(bare_hub).team, "show")
 
 
 @pytest.mark.parametrize(

@@ -368,7 +368,7 @@ async def test_idle_strangers_at_one_address_are_few(nodes: list[Node], monkeypa
     monkeypatch.setattr(mesh_module, "MOST_HALF_OPEN_OF_HOST", 1)
     async with stranger(nodes[0]), stranger(nodes[0]):
         assert len(nodes[0].mesh._half_open) == 2, "on loopback they are not told apart by their address"
-    monkeypatch.setattr(mesh_module, "_is_loopback", lambda host: host != LOOPBACK)
+    monkeypatch.setattr(mesh_module, "is_loopback", lambda host: host != LOOPBACK)
     async with stranger(nodes[0]) as oldest, stranger(nodes[0]):
         await is_cut(oldest)
 

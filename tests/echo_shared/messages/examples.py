@@ -46,6 +46,8 @@ from echo_shared.messages import (
     SharedMemory,
     Standby,
     StandbyReason,
+    Team,
+    TeamWanted,
     Totals,
     Unwanted,
     VersionSpan,
@@ -142,6 +144,19 @@ CHECK = CheckLease(
 )
 
 
+TEAM = Team(
+    name="Herons",
+    is_founder=True,
+    members=3,
+    rollouts=512,
+    tokens=6_000,
+    tokens_per_day=812.5,
+    rank=1,
+    num_ranked=2,
+    page="/teams/Herons",
+)
+
+
 TOTALS = Totals(
     trained_rollouts=39_544,
     trained_tokens=5_139_912,
@@ -184,6 +199,7 @@ FROM_HUB: list[FromHub] = [
     CHECK,
     Receipts(receipts=(Receipt(rollout_id="3-5", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE),)),
     TOTALS,
+    TEAM,
 ]
 
 
@@ -204,6 +220,7 @@ FROM_NODE: list[FromNode] = [
     LeaseReturned(lease_id=1, indices=(0, 1), reason="full"),
     CheckResult(rollout_id="3-5", below=np.array([0, 1], np.float32), logprobs=np.array([-1, 0], np.float32)),
     ReceiptsWanted(rollout_ids=("3-5", "3-0")),
+    TeamWanted(action="join", name="Herons"),
     Goodbye(),
 ]
 

@@ -142,7 +142,8 @@ class Activation:
         self._round_at = inf
         self._choose_at = inf
         self._chosen_at = -inf
-        self._ended = False
+        self._halted = ""
+        """Why nobody is paid for anything now; empty: they are."""
         self.standing = Standing()
         self.due_at = inf
         """When `advance` has something to do; inf = never."""
@@ -218,12 +219,22 @@ class Activation:
         if self._priced:
             self._choose_soon(now)
 
-    def end_run(self, now: float) -> None:
-        """Nobody is paid for anything any more."""
-        self._ended = True
+    def halt(self, why: str, now: float) -> None:
+        """Nobody is paid for anything, until this is told again with nothing for a reason."""
+        self._halted = why
         if self._priced:
             self._choose_at = now
             self._note_due()
+
+    def change(self, settings: ActivationSettings, demand: Demand | None, now: float) -> None:
+        """From now on. Beneath a cap that has fallen, those go on at once that bring the most for their price."""
+        self._settings = settings
+        cap, cost = settings.spend_cap_per_hour, self._priced.cost
+        for _ in range(len(self._priced) // CHANGES + 1 if self._meter.per_hour > cap else 0):
+            rate = np.where(self._priced.active, self._priced.rate, 0.0)
+            self._change(cheapest(rate, cost, need=inf, budget=cap), demand, now)
+        if self._priced:
+            self._choose_soon(now)
 
     def had_turn(self, rollout_id: str, node_id: str, now: float) -> None:
         """This rollout is the turn of a node that is too slow."""
@@ -311,7 +322,7 @@ class Activation:
             if (node.per_hour or now - node.taken_at >= TURN_S) and len(turns) < self._turns_left:
                 turns.append(node)
         elif willing:
-            self._tell(node, StandbyReason.NO_WORK_NOW)
+            self._tell(node, StandbyReason.NO_WORK_NOW, self._halted)
 
     def _note_settled(self, node: Node, now: float) -> None:
         if node.late_since is not None and now - node.late_since >= SILENT_S:
@@ -361,7 +372,7 @@ class Activation:
             return
         rate = np.where(priced.willing & (priced.silent_s < SILENT_S), priced.rate, 0.0)
         useful = rate if demand is None else demand.useful(rate, priced.late_s)
-        full = 0.0 if self._ended else inf if demand is None else demand.need * settings.margin
+        full = 0.0 if self._halted else inf if demand is None else demand.need * settings.margin
         target, floor = full - self._gifts.all, full * (1 - settings.hysteresis) - self._gifts.all
         wanted = self._of_measured(useful, target, floor, full - self._gifts.settled, now)
         brought = float(useful[wanted].sum())
@@ -384,7 +395,7 @@ class Activation:
             anew = cheapest(useful, cost, need=target, budget=cap)  # Where the cap binds, others may bring more.
             gain = 1 + self._settings.hysteresis
             return anew if float(useful[anew].sum()) > gain * float(useful[more].sum()) else more
-        young = active & (priced.settled_from > now) & (not self._ended)
+        young = active & (priced.settled_from > now) & (not self._halted)
         fewer = cheapest(np.where(active & ~young, useful, 0.0), cost, need=settled_target, budget=inf) | young
         with np.errstate(divide="ignore", invalid="ignore"):
             price = cost / useful * np.where(active, 1 - self._settings.hysteresis, 1.0)
@@ -405,7 +416,7 @@ class Activation:
         priced.not_before[over] = now + TRIAL_S * 2.0 ** np.minimum(priced.trials[over], MOST_DOUBLED)
         able = np.flatnonzero(unknown & (priced.not_before <= now))
         room = len(able) if short else int(wanted.sum() + TRIED_SHARE - 1) // TRIED_SHARE
-        room *= not self._ended
+        room *= not self._halted
         # Those under way first, so that a trial is not cut short by who comes later.
         order = able[np.lexsort((priced.cost[able], priced.trials[able], ~priced.active[able]))]
         tried = np.zeros(len(priced), bool)
@@ -464,8 +475,8 @@ class Activation:
             self._tell(node, StandbyReason.FAILING)
         elif node.capacity < 1 or node.policy_version is None:
             return  # It asks for none.
-        elif self._ended:
-            self._tell(node, StandbyReason.NO_WORK_NOW, "The run has trained its last step.")
+        elif self._halted:
+            self._tell(node, StandbyReason.NO_WORK_NOW, self._halted)
         elif node.per_hour > cap:
             spends = f"at most ${cap:.4g} an hour" if cap else "nothing"
             detail = f"It costs ${node.per_hour:.4g} an hour; the hub spends {spends}."

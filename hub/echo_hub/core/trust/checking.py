@@ -33,7 +33,7 @@ from echo_hub.core.outbox import Outbox
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import added, weigh
 from echo_hub.core.trust.numerics import Honest, NumericsClass, prior
-from echo_hub.core.trust.pairs import Finding, apart, together
+from echo_hub.core.trust.pairs import Finding, apart, between, together
 from echo_hub.core.trust.rate import is_drawn
 from echo_hub.core.trust.standing import Standing, StandingState
 
@@ -400,7 +400,7 @@ class Checking:
         return self._weight(case, opinion) > self._doubt
 
     def _agree(self, one: _Opinion, other: _Opinion) -> bool:
-        honest = together(prior(one.numerics), prior(other.numerics))
+        honest = between(prior(one.numerics), prior(other.numerics))
         return max(weigh(apart(one.finding, other.finding), honest)) < self._alarm
 
 

@@ -8,19 +8,20 @@ Where a node checks another, neither is the truth. Both are off by what honest e
 of which the right side follows from the priors, read between their edges on logarithmic scales. Nothing is learned
 here: what a class showed against another is no measure of what it shows against a third.
 
-    two float32 engines, draws: 1.4 tokens in 10,000 lie more than 0.2 apart, where one has 0.5 against the truth
+    two float32 engines, cumulative probability: 1.4 tokens in 10,000 lie more than 0.2 apart, where one has 0.5 against
+    the truth
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, Evidence, log_odds
+from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, PROBABILITY_EDGES, Evidence, log_odds
 from echo_hub.core.trust.numerics import LEAST, Honest, Shares
 
 FLOOR: Final = -7.0
@@ -36,27 +37,34 @@ class Finding:
     spans: tuple[tuple[str, Evidence], ...]
     """What it shows of each node that drew a part, in order."""
     outside: NDArray[np.float64]
-    """[T], how far each u lies outside its token's interval."""
+    """[T], how far each u lies outside its token's interval, in cumulative probability."""
     logprobs: NDArray[np.float64]
     """[T], nats."""
     num_tokens: int
     """That it was fed, the prompt's too."""
 
 
-def together(one: Honest, other: Honest) -> Honest:
-    """How tokens fall by how far two honest engines lie apart."""
+def together(drew: Honest, found: Honest) -> Honest:
+    """How tokens that one honest engine drew fall by what another finds of them."""
     return Honest(
-        draws=_apart(one.draws, other.draws, DRAW_EDGES),
-        claims=_apart(one.claims, other.claims, CLAIM_EDGES),
-        dispersion=max(one.dispersion, other.dispersion),
-        claims_dispersion=max(one.claims_dispersion, other.claims_dispersion),
+        draws=_apart(drew.draws, found.draws, DRAW_EDGES),
+        misses=_apart(drew.misses, found.misses, PROBABILITY_EDGES),
+        claims=_apart(drew.claims, found.claims, CLAIM_EDGES),
+        dispersion=max(drew.dispersion, found.dispersion),
+        claims_dispersion=max(drew.claims_dispersion, found.claims_dispersion),
     )
 
 
+def between(one: Honest, other: Honest) -> Honest:
+    """How tokens fall by how far the findings of two honest engines lie apart."""
+    both = together(one, other)
+    return replace(both, draws=both.misses)
+
+
 def apart(one: Finding, other: Finding) -> Evidence:
-    """How far two findings of one rollout lie apart, as evidence against either."""
+    """How far two findings of one rollout lie apart, as evidence against either: see `between`."""
     claims = (log_odds(np.maximum(finding.logprobs, FLOOR)) for finding in (one, other))
-    return Evidence.of(np.abs(one.outside - other.outside), np.subtract(*claims))
+    return Evidence.of(np.abs(one.outside - other.outside), np.subtract(*claims), edges=PROBABILITY_EDGES)
 
 
 def _apart(one: Shares, other: Shares, edges: tuple[float, ...]) -> Shares:

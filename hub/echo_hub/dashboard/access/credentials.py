@@ -77,6 +77,12 @@ class Credentials:
                 do="Delete the file: a new one is made.",
             )
 
+    def rotate_token(self) -> None:
+        """Another token from now on, which is in the file. Raises OSError when it cannot be written."""
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        write_private(self._token_path, f"{token}\n".encode())
+        self.token = token
+
     @property
     def has_password(self) -> bool:
         return self._password_path.exists()

@@ -1,6 +1,7 @@
 """Who may see and do what: everything is the operator's, unless `PUBLIC` names it.
 
-An operator comes with `Authorization: Bearer TOKEN`, as scripts and Prometheus do, or with a session's cookie. Opening
+An operator comes with `Authorization: Bearer TOKEN`, as scripts and Prometheus do, or with a session's cookie. A script
+may have a token of its own, for a scope: whoever has one for reading changes nothing. Opening
 `/?token=TOKEN` begins a session, as the form at /login does. Whatever changes something is a POST; with a session it
 must come from a page of this hub (Origin, Sec-Fetch-Site) and carry the session's form token.
 """
@@ -17,24 +18,39 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from echo_hub.actions.records import Actor
+from echo_hub.dashboard.access.api_tokens import ApiTokens
 from echo_hub.dashboard.access.credentials import Credentials
 from echo_hub.dashboard.access.sessions import LIFE_S, Session, Sessions
 from echo_hub.dashboard.responses import json_response, see_other
+from echo_shared.errors import RemoteProtocolError
 
 log = logging.getLogger(__name__)
 
 PUBLIC: Final = frozenset(
     {
         "/leaderboard",
+        "/teams",
+        "/nodes/{node}",  # By the start of a node's id, and with what counted alone.
+        "/nodes/{node}/picture.png",
+        "/teams/{team}",
+        "/teams/{team}/picture.png",
+        "/receipts",  # What its node is told of a rollout, and nothing of what is in it.
+        "/about",
         "/api/v1/leaderboard",
+        "/api/v1/leaderboard/nodes/{node}",
+        "/api/v1/leaderboard/teams/{team}",
+        "/api/v1/teams",
+        "/api/v1/receipts/{rollout}",
         "/api/v1/events",  # Its events say no more than the leaderboard does.
         "/healthz",
         "/readyz",  # To strangers one word.
         "/static/{name}",
         "/login",
-        "/node",  # Nodes prove who they are there, and at the next two.
+        "/node",  # Nodes prove who they are there, and at the next three.
         "/node/receipts",
         "/node/certificate",
+        "/node/team",
         "/announce/{passkey}",
         "/artefacts/{passkey}/{carrier}/{path}",
         "/install.sh",  # Not found, unless the operator set server.install_from; so the next two.
@@ -45,6 +61,7 @@ PUBLIC: Final = frozenset(
 """The routes that anybody may ask for. Whatever is added to the hub and not to this is the operator's."""
 
 FORM_TOKEN: Final = "form_token"
+_ACTOR: Final = web.RequestKey("actor", Actor)
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _BEARER: Final = "Bearer "
 _CREDENTIALS_S: Final = 1.0
@@ -58,6 +75,8 @@ class Visits:
     place: Callable[[web.Request], str]
     """What counts as one address."""
     is_https: Callable[[web.Request], bool]
+    address: Callable[[web.Request], str] = lambda _: ""
+    """The address at which it reached the hub, as others may; empty where it does not say."""
 
 
 class Guard:
@@ -70,8 +89,10 @@ class Guard:
         *,
         name: str,
         clock: Callable[[], float] = time.monotonic,
+        tokens: ApiTokens | None = None,
     ) -> None:
         self.credentials = credentials
+        self.tokens = tokens or ApiTokens()
         self.visits = visits
         self._name = name
         self._clock = clock
@@ -92,8 +113,12 @@ class Guard:
         if resource is None or resource.canonical in PUBLIC:  # None: there is no such route.
             return await handler(request)
         session = self.session(request)
-        if session is None and not self._has_token(request):
+        actor = self._actor(request, session)
+        if actor is None:
             return self._begun_by_address(request) or _refused(request)
+        request[_ACTOR] = actor
+        if actor.scope == "read" and request.method not in _SAFE:
+            return json_response({"error": "This token is for reading; it changes nothing."}, status=403)
         if "token" in request.query and request.path == "/":
             return see_other(request.path)
         if session is not None and request.method not in _SAFE and not await _is_own_form(request, session):
@@ -102,7 +127,12 @@ class Guard:
         return await handler(request)
 
     def is_operator(self, request: web.Request) -> bool:
-        return self.session(request) is not None or self._has_token(request)
+        return self._actor(request, self.session(request)) is not None
+
+    def rotate_token(self) -> None:
+        """The operator's token that was lets nobody in any more, and all sessions end. Raises OSError."""
+        self.credentials.rotate_token()
+        self._sessions.end_all()
 
     def session(self, request: web.Request) -> Session | None:
         if self._clock() - self._looked_at >= _CREDENTIALS_S:
@@ -144,9 +174,22 @@ class Guard:
         """By TLS one that no page without TLS can set (https://www.rfc-editor.org/rfc/rfc6265bis, `__Host-`)."""
         return f"{'__Host-' if self.visits.is_https(request) else ''}echo-{self._name}"
 
-    def _has_token(self, request: web.Request) -> bool:
+    def _actor(self, request: web.Request, session: Session | None) -> Actor | None:
+        """Who this is, by the session or by what the request shows; None: nobody that is let in."""
+        if session is not None:
+            try:
+                place = self.visits.place(request)
+            except RemoteProtocolError:
+                place = "somewhere"
+            return Actor(via="page", who=place)
         given = request.headers.get("Authorization", "")
-        return given.startswith(_BEARER) and self.credentials.is_token(given.removeprefix(_BEARER))
+        if not given.startswith(_BEARER):
+            return None
+        shown = given.removeprefix(_BEARER)
+        if self.credentials.is_token(shown):
+            return Actor(via="api", who="the operator's token")
+        token = self.tokens.find(shown)
+        return None if token is None else Actor(via="api", who=token.name, scope=token.scope)
 
     def _begun_by_address(self, request: web.Request) -> web.Response | None:
         is_address = request.path == "/" and request.method == "GET"
@@ -160,6 +203,11 @@ class Guard:
         if (set_at := self.credentials.password_set_at) != self._password_set_at:
             self._password_set_at = set_at
             self._sessions.end_all()
+
+
+def actor_of(request: web.Request) -> Actor:
+    """Who is behind a request that the guard has let through to a route that is not public."""
+    return request[_ACTOR]
 
 
 def is_from_own_page(request: web.Request) -> bool:

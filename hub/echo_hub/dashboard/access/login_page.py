@@ -57,7 +57,7 @@ class LoginPage:
         except BusyError:
             return self._page("Too many people log in at this moment: try again.", status=503)
         if not is_password:
-            log.warning("a login from %s was refused", place)
+            log.warning("a login from %s was refused", place, extra={"event": "login_refused", "subject": place})
             return self._page("That is not it.", status=403)
         self._attempts.forget(place)
         return self._guard.begin_session(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -358,9 +359,41 @@ def test_at_the_runs_end_nobody_is_paid_any_more() -> None:
     fleet = Fleet()
     fleet.join("one", 0.4, per_step=120.0)
     fleet.go_on()
-    fleet.activation.end_run(fleet.now)
+    fleet.activation.halt("The run is over.", fleet.now)
     fleet.go_on(0.0)
     assert not fleet.active and fleet.told["one"] is StandbyReason.NO_WORK_NOW
+
+
+def test_in_a_pause_nobody_is_paid_and_afterwards_as_before() -> None:
+    fleet = Fleet()
+    fleet.join("one", 0.4, per_step=120.0)
+    fleet.go_on()
+    fleet.activation.halt("The operator has paused the run.", fleet.now)
+    fleet.go_on(0.0)
+    assert fleet.activation.spend_per_hour == 0
+    fleet.activation.halt("", fleet.now)
+    fleet.go_on()
+    assert fleet.active == {"one"} and fleet.told["one"] is None
+
+
+def test_beneath_a_lowered_cap_those_that_bring_the_most_for_their_price_go_on_at_once() -> None:
+    fleet = Fleet(cap=3.0)
+    for name, cost, per_step in (("good", 0.5, 60.0), ("fair", 1.0, 40.0), ("dear", 1.0, 20.0)):
+        fleet.join(name, cost, per_step=per_step)
+    fleet.go_on()
+    assert fleet.active == {"good", "fair", "dear"}
+    fleet.settings = replace(fleet.settings, spend_cap_per_hour=1.5)
+    fleet.activation.change(fleet.settings, NEED, fleet.now)
+    assert fleet.active == {"good", "fair"} and fleet.activation.spend_per_hour == 1.5
+    fleet.go_on()
+    assert fleet.active == {"good", "fair"} and fleet.told["dear"] is StandbyReason.SPEND_CAP
+    fleet.settings = replace(fleet.settings, spend_cap_per_hour=0.0)
+    fleet.activation.change(fleet.settings, NEED, fleet.now)
+    assert not fleet.active
+    fleet.settings = replace(fleet.settings, spend_cap_per_hour=3.0)
+    fleet.activation.change(fleet.settings, NEED, fleet.now)
+    fleet.go_on()
+    assert fleet.active == {"good", "fair", "dear"}
 
 
 FLEETS = st.lists(st.tuples(st.floats(0.5, 30.0), st.floats(1.0, 4.0), st.booleans()), min_size=1, max_size=40)

@@ -48,9 +48,9 @@ DEADLINE_S = 10.0
 
 
 def finding(node_id: str = "d", *, apart: float = 0.0, logprob: float = -0.5, tokens: int = 8) -> Finding:
-    """All tokens lie so far outside, and are claimed to be at -0.5 nats."""
+    """All tokens lie so far outside, ten times as many nats, and are claimed to be at -0.5 nats."""
     outside, logprobs = np.full(tokens, apart), np.full(tokens, logprob)
-    evidence = Evidence.of(outside, logprobs + 0.5)
+    evidence = Evidence.of(10 * outside, logprobs + 0.5)
     return Finding(spans=((node_id, evidence),), outside=outside, logprobs=logprobs, num_tokens=tokens + 2)
 
 
@@ -207,7 +207,7 @@ def test_an_accusation_needs_a_second_and_the_milder_of_the_two_counts() -> None
     ((second, _),) = nodes.asked()
     milder = finding(apart=0.39999, logprob=-9.5)
     milder.outside[0], milder.logprobs[0] = 0.0, -0.5
-    milder = replace(milder, spans=(("d", Evidence.of(milder.outside, milder.logprobs + 0.5)),))
+    milder = replace(milder, spans=(("d", Evidence.of(10 * milder.outside, milder.logprobs + 0.5)),))
     outcome = nodes.answer(second, milder)
     assert outcome is not None and outcome.spans[0][1] == milder.spans[0][1]
     assert {node_id for node_id, _ in outcome.agreed} == {first, second} and not outcome.outvoted

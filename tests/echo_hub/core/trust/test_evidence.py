@@ -7,14 +7,14 @@ from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence, log_odds
 
 
 def test_an_edge_belongs_to_the_class_below_it() -> None:
-    evidence = Evidence.of([0.0, 1e-4, 0.00011, 0.2, 0.21], [0.0, -0.001, 0.5, -1.0, -7.0])
+    evidence = Evidence.of([0.0, 1e-3, 0.0011, 1.0, 1.1], [0.0, -0.001, 0.5, -1.0, -7.0])
     assert evidence.draws == (2, 1, 0, 0, 1, 1)
     assert evidence.claims == (2, 0, 0, 1, 1, 1)
     assert evidence.num_tokens == 5
 
 
 def test_evidence_adds_up_and_can_be_taken_away_again() -> None:
-    one, other = Evidence.of([0.0], [0.3], 0.5), Evidence.of([0.3, 0.0], [0.0, 0.0], 0.25)
+    one, other = Evidence.of([0.0], [0.3], 0.5), Evidence.of([3.0, 0.0], [0.0, 0.0], 0.25)
     assert (one + other).draws == (2, 0, 0, 0, 0, 1) and (one + other).mismatch_kl == 0.75
     assert (one + other) - other == one
     assert one + NO_EVIDENCE == one

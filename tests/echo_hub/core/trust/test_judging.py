@@ -55,7 +55,7 @@ def test_a_rollout_weighs_the_sum_of_its_tokens_for_each_sum() -> None:
 
 def test_what_varies_more_than_its_tokens_weighs_less() -> None:
     weighed = weigh(drawn(0, 0, 0, 0, 0, 2), COARSE)
-    assert weighed[0] == pytest.approx(2 * log(0.8 + 0.2 * 0.58 / 0.0003) / 1.5)
+    assert weighed[0] == pytest.approx(2 * log(0.8 + 0.2 * 0.58 / 0.0006) / 1.5)
 
 
 @pytest.mark.parametrize("honest", [*PRIORS.values(), COARSE], ids=lambda honest: f"{honest.draws[0]}")

@@ -77,12 +77,12 @@ def test_nobody_is_measured_by_himself() -> None:
 
 
 def test_exact_engines_do_not_teach_a_class_that_nobody_rounds() -> None:
-    """By hand, four bits: a draw that lies 0.05 to 0.2 outside counts as 0.0012 / 4 = 3e-4, of a million exact ones."""
+    """By hand, four bits: a draw that lies 0.5 to 1 nat outside counts as 0.0005 / 4, of a million exact ones."""
     numerics = Numerics()
     cls = numerics.known(NumericsClass("llama_cpp", "q4_k_m", "cpu"))
     numerics.learn(cls, shown(10**6, 0, 0, 0, 0, 0))
     learned, before = numerics.honest(cls), PRIORS["q4_k_m"]
-    assert learned.draws[4] == pytest.approx(3e-4)
+    assert learned.draws[4] == pytest.approx(1.25e-4)
     assert learned.draws[1:] == pytest.approx([share / DRIFT for share in before.draws[1:]])
     assert learned.claims[1:] == pytest.approx([share / DRIFT for share in before.claims[1:]])
     assert sum(learned.draws) == pytest.approx(1.0) and sum(learned.claims) == pytest.approx(1.0)

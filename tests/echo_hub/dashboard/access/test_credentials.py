@@ -40,6 +40,15 @@ def test_a_token_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
         assert mode(tmp_path / "operator.token") == 0o600
 
 
+def test_a_rotated_token_is_another_and_in_the_file(tmp_path: Path) -> None:
+    shown = credentials(tmp_path)
+    before = shown.token
+    shown.rotate_token()
+    assert not shown.is_token(before) and credentials(tmp_path).is_token(shown.token)
+    if sys.platform != "win32":
+        assert mode(tmp_path / "operator.token") == 0o600
+
+
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 60])
 def test_a_token_that_is_none_is_said_with_a_way_out(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "operator.token").write_bytes(content)

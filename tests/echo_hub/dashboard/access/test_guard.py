@@ -155,3 +155,13 @@ async def test_public_answers_hold_nothing_private(stranger: ClientSession, hub:
         async with hub.get(path) as answer:
             shown += await answer.text()
     assert {what for what in private if what not in shown} <= {'"backend"'}, "the operator sees all of it"
+
+
+async def test_a_rotated_token_ends_all_sessions(stranger: ClientSession, guard: Guard) -> None:
+    before, headers = guard.credentials.token, {"Cookie": await cookie_of(stranger, guard)}
+    guard.rotate_token()
+    for wrong in (headers, {"Authorization": f"Bearer {before}"}):
+        async with stranger.get("/", headers=wrong) as answer:
+            assert answer.status == 401
+    async with stranger.get("/", headers={"Authorization": f"Bearer {guard.credentials.token}"}) as answer:
+        assert answer.status == 200

@@ -1,0 +1,83 @@
+"""The node's team on its hub: made, joined and left with the node's key."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import typer
+
+from echo_node.commands.options import DataDir, Json, last_hub
+from echo_node.host.address import HubAddress
+from echo_node.host.paths import Paths
+from echo_node.net.books import HubBooks
+from echo_shared import key_file
+from echo_shared.errors import ConfigError
+from echo_shared.messages import MAX_TEAM_NAME, Team
+from echo_shared.messages.fields import printable_line
+
+app = typer.Typer(help="The node's team on the hub that it joined last.", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help=f"Of the team, up to {MAX_TEAM_NAME} characters.")]
+
+
+@app.command("create")
+def team_create(name: NameArgument, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Make a team, and be in it. Something of the node's work must have counted before."""
+    _print("create", _checked(name), Paths.find(data_dir), as_json=as_json)
+
+
+@app.command("join")
+def team_join(name: NameArgument, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Join a team, and leave the one before: what the node does from now on counts for it, too."""
+    _print("join", _checked(name), Paths.find(data_dir), as_json=as_json)
+
+
+@app.command("leave")
+def team_leave(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Leave the team. What the node did while it was in it stays the team's as well."""
+    _print("leave", "", Paths.find(data_dir), as_json=as_json)
+
+
+@app.command("show")
+def team_show(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Print how the node's team stands."""
+    _print("show", "", Paths.find(data_dir), as_json=as_json)
+
+
+def _checked(name: str) -> str:
+    if not 1 <= len(name) <= MAX_TEAM_NAME or printable_line(name) != name:
+        raise ConfigError(
+            "This is no name for a team.", got=repr(name), do=f"Give one line of at most {MAX_TEAM_NAME} characters."
+        )
+    return name
+
+
+def _print(action: Literal["create", "join", "leave", "show"], name: str, paths: Paths, *, as_json: bool) -> None:
+    record = last_hub(paths)
+    books = HubBooks(
+        HubAddress(origin=record.url),
+        me=key_file.load_or_create(paths.identity_key),
+        hub_key=record.hub_key,
+        invite_token=record.invite_token,
+    )
+    team = books.team(action, name)
+    page = f"{record.url}{team.page}" if team.page else ""
+    if as_json:
+        typer.echo(json.dumps({"hub": record.url, **_fields(team), "page": page}, indent=2))
+        return
+    if not team.name:
+        typer.echo(
+            "The node is in no team. Join one, or make one: echo-node team join NAME, echo-node team create NAME"
+        )
+        return
+    rank = f"#{team.rank} of {team.num_ranked}" if team.rank else "nothing has counted yet"
+    typer.echo(f"team     {team.name}{', made by this node' if team.is_founder else ''}")
+    typer.echo(f"nodes    {team.members}")
+    typer.echo(f"counted  {team.rollouts} rollouts, {team.tokens} tokens: {rank}")
+    typer.echo(f"of late  {team.tokens_per_day:.0f} tokens a day")
+    typer.echo(f"page     {page}")
+
+
+def _fields(team: Team) -> dict[str, Any]:
+    return {"team": team.name or None, **team.model_dump(exclude={"type", "name", "page"})}

@@ -1,0 +1,113 @@
+"""Settings of what a hub says of itself: its log, and the alerts that it sends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, get_args
+
+from pydantic import AfterValidator, Field, model_validator
+
+from echo_hub.config.section import Port, Section
+
+AlertKind = Literal[
+    "learner_down", "learner_idle", "no_nodes", "reward_fell", "disk", "attack", "common_fault", "finished"
+]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class LogConfig(Section):
+    """What the hub writes of itself: RUN/logs/hub.log, a JSON object a line, and the events in its store. May be
+    changed between two starts."""
+
+    level: LogLevel = "info"
+    """The least that goes to hub.log: debug, info, warning or error."""
+    max_bytes: Annotated[int, Field(ge=10_000)] = 10_000_000
+    """hub.log is set aside at this size, as hub.log.1, and what was there as hub.log.2."""
+    kept: Annotated[int, Field(ge=1, le=100)] = 4
+    """So many older files stay."""
+    events_kept: Annotated[int, Field(ge=100, le=100_000)] = 2_000
+    """Newest events of each kind that stay in the store, for the page's log and `echo-hub events`."""
+
+
+_SPECIAL: Final = frozenset(' <>,;:"()[]\\')
+
+
+def _is_address(text: str) -> str:
+    name, _, host = text.partition("@")
+    is_plain = text.isascii() and text.isprintable() and not set(text) & _SPECIAL
+    if not name or not host or "@" in host or not is_plain:
+        raise ValueError("must be an e-mail address, such as ada@example.org")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_is_address), Field(max_length=254)]
+
+
+class AlertsConfig(Section):
+    """Who is told when something needs an operator, and when it does not any more: by a webhook, by e-mail, or both.
+    `echo-hub alert-test RUN` sends one. With neither set nobody is; the page shows the same."""
+
+    webhook_url: Annotated[str, Field(pattern=r"^(https?://[^\s/]+\S*)?$", max_length=2_000)] = ""
+    """Each alert is posted there as JSON (docs/operator.md). The address may hold a secret: it is in no log."""
+    webhook_secret: Annotated[str, Field(pattern=r"^(.{16,256})?$")] = ""
+    """At least 16 characters: what is posted is signed with it, by HMAC-SHA256 in the header Echo-Signature."""
+    email_to: tuple[Address, ...] = ()
+    """Who gets each alert by e-mail."""
+    email_from: str = ""
+    """The sender's address."""
+    smtp_host: str = ""
+    """The server that takes the e-mail."""
+    smtp_port: Port = 587
+    """587 is usual for starttls, 465 for tls, 25 for none."""
+    smtp_security: Literal["starttls", "tls", "none"] = "starttls"
+    """starttls: the connection must turn to TLS before anything is said. tls: it speaks TLS from the start. none: no
+    TLS; with a password on this machine's own address alone."""
+    smtp_user: str = ""
+    """Empty = without logging in."""
+    smtp_password: str = ""
+    """Better in the environment: ECHO_HUB_ALERTS__SMTP_PASSWORD."""
+    kinds: tuple[AlertKind, ...] = ()
+    """What is told of, by its name in docs/operator.md; empty = everything. All problems are on the page and among the
+    events, whatever this says."""
+    learner_idle_s: Annotated[float, Field(ge=0)] = 600.0
+    """The learner has waited for rollouts for so long; 0 = never mind."""
+    learner_idle_share: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Or it was idle for this share of the time over its newest steps; 0 = never mind."""
+    no_nodes_s: Annotated[float, Field(ge=0)] = 300.0
+    """No node was connected for so long, though the run needs some; 0 = never mind."""
+    reward_fell: Annotated[float, Field(ge=0, le=10)] = 0.5
+    """The mean reward of 16 steps has lost this share of what the best 16 steps had gained, and more than chance takes;
+    0 = never mind."""
+    disk_free_bytes: Annotated[int, Field(ge=0)] = 2_000_000_000
+    """Less than this is free on the run directory's disk; 0 = never mind."""
+    quarantined_in_an_hour: Annotated[int, Field(ge=0)] = 3
+    """An attack: so many nodes went into quarantine within an hour; 0 = never mind."""
+    turned_away_per_s: Annotated[float, Field(ge=0)] = 50.0
+    """An attack: over a minute, so many connections, nodes and frames a second were turned away; 0 = never mind."""
+    repeat_s: Annotated[float, Field(ge=0)] = 3_600.0
+    """The same is told again no sooner than after this time."""
+    per_hour: Annotated[int, Field(ge=1, le=1_000)] = 20
+    """More alerts than this in an hour are held back; the next one says how many were."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> AlertsConfig:
+        if self.webhook_secret and not self.webhook_url:
+            raise ValueError("webhook_secret is of no use without webhook_url: set it, or remove the secret")
+        if self.email_to:
+            if not self.smtp_host or not self.email_from:
+                raise ValueError("email_to needs smtp_host and email_from")
+            _is_address(self.email_from)
+        if bool(self.smtp_user) != bool(self.smtp_password):
+            raise ValueError("smtp_user and smtp_password belong together: set both, or neither")
+        if self.smtp_password and self.smtp_security == "none" and self.smtp_host not in ("localhost", "127.0.0.1"):
+            raise ValueError('smtp_security must be "starttls" or "tls" with a password: it would be sent in the open')
+        return self
+
+    @property
+    def told_of(self) -> tuple[AlertKind, ...]:
+        """The kinds that are."""
+        return self.kinds or get_args(AlertKind)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no log may hold."""
+        return tuple(filter(None, (self.webhook_url, self.webhook_secret, self.smtp_password)))

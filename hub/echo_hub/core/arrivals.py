@@ -1,0 +1,28 @@
+"""What a node says of a rollout that it sends, held against the lease that it had."""
+
+from __future__ import annotations
+
+from echo_hub.core.events import RolloutArrived
+from echo_hub.core.groups import GroupOwner, LeasedRollout
+
+
+def unlike_lease(event: RolloutArrived, rollout: LeasedRollout, *, owner: GroupOwner, newest: int | None) -> str:
+    """What in the node's result contradicts its lease; empty = nothing. `owner`: of its group; `newest`: the newest
+    version that what the learner trains on may have gone on by in mid-completion, if it may at all."""
+    first, last = event.policy_version_start, event.policy_version_end
+    leased = (rollout.lease_id, rollout.group_id, rollout.index, rollout.policy_version, rollout.policy_version)
+    if (event.lease_id, event.group_id, event.index, first, last) == leased:
+        return event.problem
+    said: dict[str, tuple[int, int]] = {
+        "lease": (event.lease_id, rollout.lease_id),
+        "group": (event.group_id, rollout.group_id),
+        "index": (event.index, rollout.index),
+    }
+    mixed = ""
+    if newest is None or not owner.for_learner:
+        said["first policy version"] = (first, rollout.policy_version)
+        said["last policy version"] = (last, rollout.policy_version)
+    elif not first <= last <= max(newest, rollout.policy_version):
+        mixed = f"policy versions {first} to {last}, newest published {newest}"
+    wrong = [f"{name} {got} instead of {want}" for name, (got, want) in said.items() if got != want]
+    return ", ".join([*wrong, *filter(None, [mixed, event.problem])])

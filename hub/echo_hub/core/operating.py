@@ -1,0 +1,207 @@
+"""What an operator may change while a run goes on, as pure rules on the coordinator's settings.
+
+    leasing             open, paused or draining
+    max_staleness       holds for every batch that is written from now on
+    publish_every       holds from the first step on whose batch is not written yet; that version is published itself
+    publish_now         that version is published; then on at the interval that holds
+    learning_rate       holds from the same step on
+    spend_cap_per_hour  holds at once
+
+A step that the learner may already have is left as it was: so what a learner repeats after a crash is what it had done.
+Nothing is taken up that would leave a step without any version fresh enough to sample it from, ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from echo_hub.core.effects import ActionSettled, SettingRecorded
+from echo_hub.core.events import OperatorAsked
+from echo_hub.core.settings import LEASING, CoordinatorSettings
+
+MOST_CHANGES: Final = 1_000
+"""Changes of one setting that are remembered by their steps; a learner repeats far fewer steps than that."""
+
+
+class Setting(StrEnum):
+    """What of it lies in the books, by name."""
+
+    LEASING = "leasing"
+    MAX_STALENESS = "max_staleness"
+    PUBLISH_EVERY = "publish_every"
+    LEARNING_RATE = "learning_rate"
+    SPEND_CAP = "spend_cap_per_hour"
+
+
+PUBLISH_NOW: Final = "publish_now"
+"""What an operator asks for besides."""
+
+
+OVER: Final = "The run has trained its last step."
+PAUSED: Final = "The operator has paused the run."
+"""Why nobody is paid for anything."""
+
+
+class RefusedChange(Exception):
+    """Why nothing was changed, in words for the operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A change that was taken up."""
+
+    settings: CoordinatorSettings
+    setting: Setting
+    stored: Any
+    """What the books keep of the setting: JSON's types."""
+    before: Any
+    after: Any
+
+
+def answer(
+    settings: CoordinatorSettings, asked: OperatorAsked, *, next_step: int, published_version: int
+) -> tuple[CoordinatorSettings, tuple[SettingRecorded | ActionSettled, ...]]:
+    """The settings that hold from now on, which are the same where the change is refused; and what is recorded."""
+    try:
+        taken = take(settings, asked, next_step=next_step, published_version=published_version)
+    except RefusedChange as error:
+        return settings, (ActionSettled(number=asked.number, done=False, detail=str(error)),)
+    return taken.settings, (
+        SettingRecorded(setting=taken.setting, stored=taken.stored),
+        ActionSettled(number=asked.number, done=True, before=taken.before, after=taken.after),
+    )
+
+
+def take(settings: CoordinatorSettings, asked: OperatorAsked, *, next_step: int, published_version: int) -> Taken:
+    """`next_step`: the first without a batch. Raises RefusedChange."""
+    match asked.what:
+        case Setting.LEASING:
+            taken = _leasing(settings, str(asked.value))
+        case Setting.MAX_STALENESS:
+            taken = _max_staleness(settings, int(asked.value))
+        case Setting.PUBLISH_EVERY:
+            taken = _publish_every(settings, int(asked.value), next_step)
+        case Setting.LEARNING_RATE:
+            taken = _learning_rate(settings, float(asked.value), next_step)
+        case Setting.SPEND_CAP:
+            taken = _spend_cap(settings, float(asked.value))
+        case "publish_now":
+            taken = _publish_now(settings, next_step)
+        case _:
+            raise RefusedChange(f"The coordinator knows no setting {asked.what!r}.")
+    if taken.setting in (Setting.MAX_STALENESS, Setting.PUBLISH_EVERY):
+        _check_fresh(taken.settings, next_step=next_step, published_version=published_version)
+    return taken
+
+
+def restored(settings: CoordinatorSettings, stored: Mapping[str, Any]) -> CoordinatorSettings:
+    """`settings` with what lies in the books."""
+    changes: dict[str, Any] = {}
+    for name, value in stored.items():
+        match Setting(name):
+            case Setting.LEASING:
+                changes["leasing"] = value
+            case Setting.MAX_STALENESS:
+                changes["max_staleness"] = value
+            case Setting.PUBLISH_EVERY:
+                changes["publish_changes"] = tuple((first, every) for first, every in value)
+            case Setting.LEARNING_RATE:
+                changes["learning_rates"] = tuple((first, rate) for first, rate in value)
+            case Setting.SPEND_CAP:
+                changes["activation"] = replace(settings.activation, spend_cap_per_hour=value)
+    return replace(settings, **changes)
+
+
+def _leasing(settings: CoordinatorSettings, state: str) -> Taken:
+    if state not in LEASING:
+        raise RefusedChange(f"Leasing is one of {', '.join(LEASING)}, not {state!r}.")
+    if state == settings.leasing:
+        raise RefusedChange(f"Leasing is {state} already.")
+    changed = replace(settings, leasing=state)
+    return Taken(settings=changed, setting=Setting.LEASING, stored=state, before=settings.leasing, after=state)
+
+
+def _max_staleness(settings: CoordinatorSettings, bound: int) -> Taken:
+    if settings.mode != "async":
+        raise RefusedChange(f"In {settings.mode} mode the staleness bound is 0.")
+    if settings.interval > bound + 1:
+        raise RefusedChange(
+            f"A version is published every {settings.interval} steps: with a bound of {bound} nothing would be fresh "
+            f"enough. Publish every {bound + 1} steps or oftener first."
+        )
+    return Taken(
+        settings=replace(settings, max_staleness=bound),
+        setting=Setting.MAX_STALENESS,
+        stored=bound,
+        before=settings.max_staleness,
+        after=bound,
+    )
+
+
+def _publish_every(settings: CoordinatorSettings, every: int, next_step: int) -> Taken:
+    if settings.mode == "sequential":
+        raise RefusedChange("In sequential mode every version is published: every step samples anew.")
+    if settings.mode == "async" and every > settings.max_staleness + 1:
+        raise RefusedChange(
+            f"The staleness bound is {settings.max_staleness}: a version has to be published every "
+            f"{settings.max_staleness + 1} steps at least. Raise the bound first."
+        )
+    return _republished(settings, every, next_step)
+
+
+def _publish_now(settings: CoordinatorSettings, next_step: int) -> Taken:
+    if next_step >= settings.steps:
+        raise RefusedChange("The run's last version is published in any case.")
+    if settings.is_due(next_step):
+        raise RefusedChange(f"Version {next_step}, the next that can be, is published in any case.")
+    return _republished(settings, settings.interval, next_step)
+
+
+def _republished(settings: CoordinatorSettings, every: int, next_step: int) -> Taken:
+    changes = (*(one for one in settings.publish_changes if one[0] < next_step), (next_step, every))[-MOST_CHANGES:]
+    return Taken(
+        settings=replace(settings, publish_changes=changes),
+        setting=Setting.PUBLISH_EVERY,
+        stored=[list(change) for change in changes],
+        before=settings.interval,
+        after=every,
+    )
+
+
+def _learning_rate(settings: CoordinatorSettings, rate: float, next_step: int) -> Taken:
+    rates = (*(one for one in settings.learning_rates if one[0] < next_step), (next_step, rate))[-MOST_CHANGES:]
+    return Taken(
+        settings=replace(settings, learning_rates=rates),
+        setting=Setting.LEARNING_RATE,
+        stored=[list(change) for change in rates],
+        before=settings.learning_rate_of(next_step),
+        after=rate,
+    )
+
+
+def _spend_cap(settings: CoordinatorSettings, cap: float) -> Taken:
+    return Taken(
+        settings=replace(settings, activation=replace(settings.activation, spend_cap_per_hour=cap)),
+        setting=Setting.SPEND_CAP,
+        stored=cap,
+        before=settings.activation.spend_cap_per_hour,
+        after=cap,
+    )
+
+
+def _check_fresh(settings: CoordinatorSettings, *, next_step: int, published_version: int) -> None:
+    """Raises RefusedChange where a step could never be sampled for: while the learner waits for it, the newest version
+    that is published, or will be before it, is too old."""
+    if settings.mode != "async":
+        return
+    for step in range(next_step, min(settings.steps, next_step + settings.interval) + 1):
+        newest = max(published_version, settings.newest_due_version(step - 1))
+        if newest < step - 1 - settings.staleness_bound:
+            raise RefusedChange(
+                f"Step {step} would wait for ever: the newest version that is published before it is {newest}, and "
+                f"with this bound it may be no older than {step - 1 - settings.staleness_bound}. Have one published "
+                "first, and ask again once it is."
+            )

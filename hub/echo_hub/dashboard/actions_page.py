@@ -1,0 +1,165 @@
+"""The operator's room for actions: GET /actions, a form for each action, and the log of all that were done.
+
+The forms are made of the table of actions, so that page, API and command line have the same fields and bounds. What
+stops work, locks somebody out or cannot be undone is asked for twice: by the hub itself, so that a browser without
+scripts asks too. What a token is told once is shown once, on the page that answers its form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jinja2
+from aiohttp import web
+
+from echo_hub.actions.records import Outcome
+from echo_hub.actions.requests import TABLE, Request, WrongRequestError, request_of, summary, undo_of
+from echo_hub.dashboard.access.guard import FORM_TOKEN, Guard, actor_of
+from echo_hub.dashboard.actions import Answered, ForbiddenError, NoSuchActionError, OperatorDesk
+from echo_hub.dashboard.actions_api import STATUS, answer
+from echo_hub.dashboard.responses import html_response, json_response, see_other, whole_number
+from echo_hub.dashboard.snapshots import Snapshots
+
+RECORDS_SHOWN: Final = 50
+CONFIRMED: Final = "confirmed"
+OF_NODES: Final = frozenset({"ban", "unban", "pardon"})
+"""Beside each node there is a button for these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormField:
+    """One field of an action, as a form shows it."""
+
+    name: str
+    help: str
+    kind: str
+    """number, text, checkbox or select."""
+    default: Any
+    required: bool
+    least: Any = None
+    most: Any = None
+    step: str = "any"
+    choices: tuple[str, ...] = ()
+
+
+def form_fields(kind: type[Request]) -> tuple[FormField, ...]:
+    """What a person fills in."""
+    schema = kind.model_json_schema()
+    found = []
+    for name, of_field in schema["properties"].items():
+        if name == "action":
+            continue
+        one = next((each for each in of_field.get("anyOf", ()) if each.get("type") != "null"), of_field)
+        choices = tuple(one.get("enum", ()))
+        plain = {"boolean": "checkbox", "integer": "number", "number": "number"}.get(one.get("type"), "text")
+        found.append(
+            FormField(
+                name=name,
+                help=" ".join(of_field.get("description", "").split()),
+                kind="select" if choices else plain,
+                default=of_field.get("default"),
+                required=name in schema.get("required", ()),
+                least=one.get("minimum"),
+                most=one.get("maximum", one.get("maxLength")),
+                step="1" if one.get("type") == "integer" else "any",
+                choices=choices,
+            )
+        )
+    return tuple(found)
+
+
+class ActionsRoom:
+    def __init__(self, desk: OperatorDesk, snapshots: Snapshots, guard: Guard, templates: jinja2.Environment) -> None:
+        self._desk = desk
+        self._snapshots = snapshots
+        self._guard = guard
+        self._template = templates.get_template("actions.html")
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """GET /actions"""
+        return await self._page(request)
+
+    async def act(self, request: web.Request) -> web.Response:
+        """POST /actions/{action}: a form's fields, or a script's."""
+        action = request.match_info["action"]
+        if action not in TABLE:
+            return json_response({"error": "There is no such action."}, status=404)
+        form = await request.post()
+        given = {name: value for name, value in form.items() if name not in (FORM_TOKEN, CONFIRMED) and value != ""}
+        if not _is_a_persons(request):
+            return await answer(self._desk.act(action, given, actor_of(request)))
+        if TABLE[action].ASKS and form.get(CONFIRMED) != "yes":
+            try:
+                request_of(action, given)
+            except WrongRequestError as error:
+                return await self._page(request, refusal=str(error), status=400)
+            return await self._page(request, asked=(action, given))
+        return await self._told(request, action, self._desk.act(action, given, actor_of(request)))
+
+    async def undo(self, request: web.Request) -> web.Response:
+        """POST /actions/undo/{number}"""
+        number = whole_number(request.match_info["number"])
+        if number is None:
+            return json_response({"error": "There is no such action."}, status=404)
+        return await self._told(request, "undo", self._desk.undo(number, actor_of(request)))
+
+    async def _told(self, request: web.Request, action: str, answered: Any) -> web.Response:
+        try:
+            told: Answered = await answered
+        except (WrongRequestError, ForbiddenError, NoSuchActionError) as error:
+            return await self._page(request, refusal=str(error), status=400)
+        if told.record.outcome is Outcome.REFUSED:
+            return await self._page(request, refusal=told.record.detail, status=STATUS[Outcome.REFUSED])
+        if told.secret:
+            return await self._page(request, told=told)
+        return see_other("/#nodes" if action in OF_NODES else "/actions")
+
+    async def _page(
+        self,
+        request: web.Request,
+        *,
+        refusal: str = "",
+        asked: tuple[str, Mapping[str, Any]] | None = None,
+        told: Answered | None = None,
+        status: int = 200,
+    ) -> web.Response:
+        session = self._guard.session(request)
+        records = await self._desk.log(limit=RECORDS_SHOWN, before=None)
+        undone = {record.undoes for record in records if record.outcome is not Outcome.REFUSED}
+        run = (await self._snapshots.get()).run
+        text = self._template.render(
+            room="actions",
+            run=run,
+            form_token=session.form_token() if session else "",
+            forms=[
+                (name, summary(kind), form_fields(kind), _now(run, name))
+                for name, kind in TABLE.items()
+                if name not in OF_NODES
+            ],
+            records=[(record, _can_be_undone(record, undone)) for record in records],
+            refusal=refusal,
+            asked=asked,
+            asked_summary=summary(TABLE[asked[0]]) if asked else "",
+            told=told,
+        )
+        return html_response(text, status=status)
+
+
+def _now(run: Any, name: str) -> Any:
+    """What holds now of a setting; None of an action that has none."""
+    return run.live.get(name)
+
+
+def _can_be_undone(record: Any, undone: set[int | None]) -> bool:
+    if record.outcome is not Outcome.DONE or record.number in undone:
+        return False
+    try:
+        return undo_of(request_of(record.action, record.request), record.before) is not None
+    except WrongRequestError:  # Of another version of this software.
+        return False
+
+
+def _is_a_persons(request: web.Request) -> bool:
+    return "text/html" in request.headers.get("Accept", "")

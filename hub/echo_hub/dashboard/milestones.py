@@ -1,0 +1,45 @@
+"""What a node or a team has come to: powers of ten of rollouts, tokens and steps, and days in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from echo_shared.credit_books import CreditDay, Standing
+
+ROLLOUTS: Final = tuple(10**power for power in range(8))
+TOKENS: Final = tuple(10**power for power in range(4, 13))
+STEPS: Final = tuple(10**power for power in range(1, 7))
+STREAKS: Final = (3, 7, 30, 100, 365, 1_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Milestone:
+    text: str
+    day: int | None = None
+    """When it was reached, a UTC day from 1970-01-01; None = not yet, or the books do not say."""
+    reached: bool
+
+
+def milestones(standing: Standing, days: Sequence[CreditDay]) -> tuple[Milestone, ...]:
+    """Those that are reached, and of each kind the next."""
+    is_whole = sum(day.rollouts for day in days) == standing.rollouts  # Else some days are not there any more.
+    by_day = {"rollouts": [day.rollouts for day in days], "tokens": [day.tokens for day in days]}
+    found = []
+    for kind, marks in (("rollouts", ROLLOUTS), ("tokens", TOKENS), ("steps", STEPS)):
+        total: int = getattr(standing, kind)
+        sums = list(accumulate(by_day.get(kind, ()))) if is_whole else []
+        for mark in marks:
+            day = next((days[i].day for i, reached in enumerate(sums) if reached >= mark), None)
+            what = kind.removesuffix("s") if mark == 1 else kind
+            found.append(Milestone(text=f"{mark:,} {what}", day=day, reached=total >= mark))
+            if total < mark:
+                break
+    for mark in STREAKS:
+        is_reached = standing.longest_streak >= mark
+        found.append(Milestone(text=f"{mark:,} days in a row", reached=is_reached))
+        if not is_reached:
+            break
+    return tuple(found)

@@ -1,0 +1,68 @@
+"""Pictures to share, drawn when somebody first asks and kept for a while: one at a time, whoever asks for how many."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from echo_hub.dashboard.share_picture import Picture, draw
+
+GOOD_S: Final = 600.0
+"""A picture is drawn anew no sooner than this."""
+MOST_KEPT: Final = 256
+"""Some 40 kB each."""
+MOST_WAITING: Final = 16
+"""To be drawn. More are told to come again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    body: bytes
+    tag: str
+    good_until: float
+
+
+class Pictures:
+    def __init__(self) -> None:
+        self._kept: dict[str, _Drawn] = {}
+        self._drawing = asyncio.Lock()
+        self._waiting = 0
+        self.num_drawn = 0
+
+    async def serve(self, request: web.Request, holder: str, make: Callable[[], Awaitable[Picture]]) -> web.Response:
+        """The picture of this holder; `make` says what is on it, if it is to be drawn."""
+        drawn = self._good(holder)
+        if drawn is None:
+            if self._waiting >= MOST_WAITING:
+                later = {hdrs.RETRY_AFTER: "5"}
+                raise web.HTTPServiceUnavailable(text="Too many pictures at once. Try again.\n", headers=later)
+            self._waiting += 1
+            try:
+                async with self._drawing:
+                    drawn = self._good(holder) or await self._draw(holder, await make())
+            finally:
+                self._waiting -= 1
+        headers = {hdrs.CACHE_CONTROL: f"public, max-age={GOOD_S:.0f}", hdrs.ETAG: drawn.tag}
+        if drawn.tag in request.headers.get(hdrs.IF_NONE_MATCH, ""):
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=drawn.body, content_type="image/png", headers=headers)
+
+    def _good(self, holder: str) -> _Drawn | None:
+        drawn = self._kept.get(holder)
+        return drawn if drawn and asyncio.get_running_loop().time() < drawn.good_until else None
+
+    async def _draw(self, holder: str, said: Picture) -> _Drawn:
+        body = await asyncio.to_thread(draw, said)
+        self.num_drawn += 1
+        tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+        drawn = _Drawn(body=body, tag=tag, good_until=asyncio.get_running_loop().time() + GOOD_S)
+        self._kept.pop(holder, None)
+        self._kept[holder] = drawn
+        if len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return drawn

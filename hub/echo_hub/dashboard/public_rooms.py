@@ -1,0 +1,86 @@
+"""Two small public rooms: `/about`, what is lent to and how, and `/receipts`, what became of one rollout."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import jinja2
+from aiohttp import web
+
+from echo_hub.dashboard.access.guard import Visits
+from echo_hub.dashboard.address import addressed
+from echo_hub.dashboard.board import AboutView, BoardSource
+from echo_hub.dashboard.responses import html_response, json_response
+from echo_hub.dashboard.snapshots import Snapshots
+
+_ROLLOUT: Final = re.compile(r"[0-9]{1,19}-[0-9]{1,9}")
+
+WHAT_IT_MEANS: Final = {
+    "leased": "It is with its node, which draws it.",
+    "received": "The hub has it, and has not scored it yet.",
+    "scored": "It has its reward, and waits for a step.",
+    "trained": "The model was trained on it: it counts.",
+    "evaluated": "It has measured how good a version is: it counts.",
+    "dropped": "It was of no use, and counts for nothing.",
+}
+"""By `ReceiptState`."""
+
+
+class PublicRooms:
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        board: BoardSource,
+        visits: Visits,
+        templates: jinja2.Environment,
+        *,
+        about: AboutView,
+    ) -> None:
+        self._snapshots = snapshots
+        self._board = board
+        self._visits = visits
+        self._about = about
+        self._about_page = templates.get_template("about.html")
+        self._receipt_page = templates.get_template("receipt.html")
+
+    @property
+    def routes(self) -> list[web.AbstractRouteDef]:
+        return [
+            web.get("/about", self.serve_about),
+            web.get("/receipts", self.serve_receipt),
+            web.get("/api/v1/receipts/{rollout}", self.serve_receipt_json),
+        ]
+
+    async def serve_about(self, request: web.Request) -> web.Response:
+        """GET /about"""
+        run = (await self._snapshots.get()).run
+        address = self._visits.address(request)
+        text = self._about_page.render(
+            room="about", run=addressed(run, address), address=address or run.address, about=self._about
+        )
+        return html_response(text)
+
+    async def serve_receipt(self, request: web.Request) -> web.Response:
+        """GET /receipts?id=LEASE-INDEX"""
+        asked = request.query.get("id", "").strip()
+        run = (await self._snapshots.get()).run
+        is_id = _ROLLOUT.fullmatch(asked) is not None
+        found = await self._board.receipt(asked) if is_id else None
+        text = self._receipt_page.render(
+            room="leaderboard",
+            run=run,
+            asked=asked[:48],
+            is_id=is_id,
+            found=found,
+            meaning=WHAT_IT_MEANS.get(found.state, "") if found else "",
+        )
+        return html_response(text, status=404 if asked and found is None else 200)
+
+    async def serve_receipt_json(self, request: web.Request) -> web.Response:
+        """GET /api/v1/receipts/{rollout}: a `PublicReceipt`"""
+        asked = request.match_info["rollout"]
+        found = await self._board.receipt(asked) if _ROLLOUT.fullmatch(asked) else None
+        if found is None:
+            return json_response({"error": "no rollout of this id was ever leased"}, status=404)
+        return json_response(found)

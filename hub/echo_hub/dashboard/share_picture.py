@@ -1,0 +1,119 @@
+"""A node's or a team's standing as a picture to share: PNG, 1200 x 630, as social networks and messengers show one.
+
+Drawn by Pillow with a font that is on this machine or in Pillow itself; nothing is fetched. Names are hostile input: of
+what the font has no shape for, the picture says so by the start of the node's id.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from echo_hub.dashboard.formats import count, display_name, percent, rate
+from echo_hub.dashboard.work_curve import WorkCurve
+from echo_shared.credit_books import Standing
+
+if TYPE_CHECKING:
+    from PIL.ImageDraw import ImageDraw
+    from PIL.ImageFont import FreeTypeFont
+
+WIDTH: Final = 1_200
+HEIGHT: Final = 630
+_FONTS: Final = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial.ttf", "segoeui.ttf")
+_PAPER, _INK, _FAINT, _ACCENT, _BAR, _LINE = "#fdfcf8", "#14213d", "#5b6782", "#0b7a75", "#bfe3df", "#d9d4c4"
+_MARGIN: Final = 64
+_CURVE: Final = (_MARGIN, 396, WIDTH - _MARGIN, 560)
+"""Left, top, right, bottom of the curve's place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """What is on it."""
+
+    run_name: str
+    standing: Standing
+    num_ranked: int
+    curve: WorkCurve
+
+
+def draw(said: Picture) -> bytes:
+    """The file. Takes some tens of milliseconds: not for an event loop."""
+    from PIL import Image, ImageDraw
+
+    standing = said.standing
+    image = Image.new("RGB", (WIDTH, HEIGHT), _PAPER)
+    pen = ImageDraw.Draw(image)
+    pen.rectangle((0, 0, 14, HEIGHT), fill=_ACCENT)
+    what = "TEAM" if standing.kind == "team" else "LENT A MACHINE"
+    _write(pen, (_MARGIN, 52), f"{what} TO TEACH", 24, _ACCENT)
+    _write(pen, (_MARGIN, 84), _drawable(said.run_name, "a language model"), 34, _FAINT)
+    fallback = f"node {standing.node}" if standing.node else "a team"
+    _write(pen, (_MARGIN, 140), _drawable(standing.name, fallback), 72, _INK)
+    place = f"#{count(standing.rank)} of {count(said.num_ranked)}" if standing.rollouts else "just begun"
+    figures = [
+        (place, "by rollouts"),
+        (count(standing.rollouts), "rollouts that counted"),
+        (count(standing.tokens), "tokens"),
+        (count(standing.streak_days), "day in a row" if standing.streak_days == 1 else "days in a row"),
+    ]
+    for column, (figure, label) in enumerate(figures):
+        left = _MARGIN + column * 272
+        _write(pen, (left, 252), figure, 46, _INK, most=256)
+        _write(pen, (left, 312), label, 22, _FAINT, most=256)
+    _draw_curve(pen, said.curve)
+    share = f"{percent(standing.share)} of all that counted; {rate(standing.recent)} tokens a day of late"
+    _write(pen, (_MARGIN, 578), share.replace("\u202f", " "), 22, _FAINT)
+    out = io.BytesIO()
+    image.save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def _draw_curve(pen: ImageDraw, curve: WorkCurve) -> None:
+    left, top, right, bottom = _CURVE
+    pen.line((left, bottom, right, bottom), fill=_LINE, width=2)
+    for x, wide, high in curve.bars(right - left, bottom - top):
+        pen.rectangle((left + x, bottom - high, left + x + max(wide, 1.0), bottom), fill=_BAR)
+    line = [(left + x, top + y) for x, y in curve.reward_line(right - left, bottom - top)]
+    if len(line) > 1:
+        pen.line(line, fill=_ACCENT, width=4, joint="curve")
+    if not curve.is_empty:
+        said = f"reward over {count(curve.points[-1].step)} steps; bars: this one's share of each"
+        _write(pen, (left, top - 34), said, 20, _FAINT)
+
+
+def _write(
+    pen: ImageDraw, place: tuple[float, float], text: str, size: int, fill: str, most: int = WIDTH - 2 * _MARGIN
+) -> None:
+    """At this size, or at the largest at which it is no wider than `most` pixels."""
+    wide = _font(size).getlength(text)
+    fitting = size if wide <= most else max(8, int(size * most / wide))
+    pen.text(place, text, font=_font(fitting), fill=fill)
+
+
+def _drawable(name: str, fallback: str) -> str:
+    shown = display_name(name)
+    return shown if all(_has_shape(character) for character in set(shown)) else fallback
+
+
+@lru_cache(maxsize=64)
+def _font(size: int) -> FreeTypeFont:
+    from PIL import ImageFont
+
+    for name in _FONTS:
+        try:
+            return ImageFont.truetype(name, size)
+        except OSError:
+            continue
+    found = ImageFont.load_default(size)
+    assert isinstance(found, ImageFont.FreeTypeFont), "Pillow's wheels have FreeType"
+    return found
+
+
+def _has_shape(character: str) -> bool:
+    """Whether the font draws it as something else than what it draws for characters that there are not."""
+    if character == " ":
+        return True
+    font = _font(24)
+    return bytes(font.getmask(character)) not in (bytes(font.getmask("\uffff")), b"")

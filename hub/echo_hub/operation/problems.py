@@ -1,0 +1,231 @@
+"""Which problems there are, when each begins and when it is over. Pure: what was observed in, changes out.
+
+A problem ends only once it was not there for `END_S`, and what is measured has to be better by a margin than it had to
+be bad: what hovers at a limit is one problem, not many.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from echo_hub.operation.reward_trend import RewardTrend
+
+END_S: Final = 60.0
+BETTER: Final = 0.8
+"""An idle learner, and an attack, are over below this share of the limit; a full disk above the limit over this."""
+HOUR_S: Final = 3_600.0
+RATE_S: Final = 60.0
+"""Over which what is turned away is counted."""
+
+
+class ProblemKind(StrEnum):
+    """What may be wrong."""
+
+    LEARNER_DOWN = "learner_down"
+    COMMON_FAULT = "common_fault"
+    LEARNER_IDLE = "learner_idle"
+    NO_NODES = "no_nodes"
+    REWARD_FELL = "reward_fell"
+    DISK = "disk"
+    ATTACK = "attack"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When something is a problem; 0 = never. `AlertsConfig` has the same fields, and says what they mean."""
+
+    learner_idle_s: float
+    learner_idle_share: float
+    no_nodes_s: float
+    reward_fell: float
+    disk_free_bytes: int
+    quarantined_in_an_hour: int
+    turned_away_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A run at one moment."""
+
+    broken: Mapping[ProblemKind, str] = field(default_factory=dict)
+    """What the hub itself says is broken, in its own words."""
+    is_over: bool = False
+    """Nothing is leased for training any more."""
+    lacks_nodes: bool = False
+    """None is connected, and the run needs some."""
+    nodes_connected: int = 0
+    learner_waits: bool = False
+    """For rollouts."""
+    idle_share: float | None = None
+    """Of the learner's time over its newest steps, what it waited for rollouts; None while that says nothing."""
+    idle_window_s: float = 0.0
+    """How long those steps took."""
+    disk_free_bytes: int | None = None
+    """None: it could not be found out."""
+    forged: str = ""
+    """What in the newest step's figures is a sign of forged rollouts; empty = nothing."""
+    quarantined: int = 0
+    """Nodes that are, now."""
+    turned_away: int = 0
+    """Connections, nodes and frames since the hub's start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One that is there."""
+
+    kind: ProblemKind
+    text: str
+    """A sentence or two."""
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A problem began, or is over: `problem.text` is what it said last."""
+
+    problem: Problem
+    began: bool
+    at: float
+
+
+class Problems:
+    """Tell it all that is observed, some seconds apart: `observe` says what has changed, `active` what there is."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.rewards = RewardTrend()
+        """To be told of each trained step."""
+        self._active: dict[ProblemKind, Problem] = {}
+        self._last_seen: dict[ProblemKind, float] = {}
+        self._waits_since: float | None = None
+        self._alone_since: float | None = None
+        self._fed_since: float | None = None
+        """Nodes have been there since then; at first, since it is watched."""
+        self._quarantined: deque[tuple[float, int]] = deque()
+        """How many, when."""
+        self._turned_away: deque[tuple[float, int]] = deque()
+
+    @property
+    def active(self) -> tuple[Problem, ...]:
+        """In the order in which they began."""
+        return tuple(self._active.values())
+
+    def observe(self, seen: Observation, now: float) -> list[Change]:
+        """What begins and what is over with this observation."""
+        self._note(seen, now)
+        found = dict(self._found(seen, now))
+        changes = []
+        for kind, text in found.items():
+            self._last_seen[kind] = now
+            known = self._active.get(kind)
+            problem = Problem(kind=kind, text=text, since=now if known is None else known.since)
+            self._active[kind] = problem
+            if known is None:
+                changes.append(Change(problem=problem, began=True, at=now))
+        for kind in [kind for kind in self._active if kind not in found]:
+            if seen.is_over or now - self._last_seen[kind] >= END_S:
+                changes.append(Change(problem=self._active.pop(kind), began=False, at=now))
+        return changes
+
+    def _note(self, seen: Observation, now: float) -> None:
+        """What is only a problem if it lasts."""
+        waits = seen.learner_waits and not seen.is_over
+        alone = seen.lacks_nodes and not seen.is_over
+        self._waits_since = _since(self._waits_since, waits, now)
+        self._alone_since = _since(self._alone_since, alone, now)
+        if alone or self._fed_since is None:
+            self._fed_since = now
+        for history, number, span_s in (
+            (self._quarantined, seen.quarantined, HOUR_S),
+            (self._turned_away, seen.turned_away, RATE_S),
+        ):
+            history.append((now, number))
+            while history[0][0] < now - span_s:
+                history.popleft()
+
+    def _found(self, seen: Observation, now: float) -> Iterator[tuple[ProblemKind, str]]:
+        yield from seen.broken.items()
+        if (text := self._disk(seen)) is not None:
+            yield ProblemKind.DISK, text
+        if seen.is_over:
+            return
+        if (text := self._no_nodes(now)) is not None:
+            yield ProblemKind.NO_NODES, text
+        elif self._alone_since is None and (text := self._idle(seen, now)) is not None:
+            yield ProblemKind.LEARNER_IDLE, text
+        if (text := self._reward_fell()) is not None:
+            yield ProblemKind.REWARD_FELL, text
+        if (text := self._attack(seen, now)) is not None:
+            yield ProblemKind.ATTACK, text
+
+    def _disk(self, seen: Observation) -> str | None:
+        limit, free = self._limits.disk_free_bytes, seen.disk_free_bytes
+        least = limit / BETTER if ProblemKind.DISK in self._active else limit
+        if free is None or free >= least:
+            return None
+        return f"The disk of the run directory has {free / 1e9:.2f} GB left: make room, or the hub will stop."
+
+    def _no_nodes(self, now: float) -> str | None:
+        limit, since = self._limits.no_nodes_s, self._alone_since
+        if not limit or since is None or now - since < limit:
+            return None
+        return f"No node has been connected for {_minutes(now - since)}."
+
+    def _idle(self, seen: Observation, now: float) -> str | None:
+        limit_s, since = self._limits.learner_idle_s, self._waits_since
+        if limit_s and since is not None and now - since >= limit_s:
+            return f"The learner has waited for rollouts for {_minutes(now - since)}, with {_nodes(seen)} connected."
+        limit, share = self._limits.learner_idle_share, seen.idle_share
+        is_active = ProblemKind.LEARNER_IDLE in self._active
+        if not limit or share is None or share < limit * (BETTER if is_active else 1.0):
+            return None
+        if self._fed_since is None or now - seen.idle_window_s < self._fed_since:
+            return None  # It was idle, for there was nobody.
+        return f"The learner was idle for {share:.0%} of its newest steps' time. `echo-hub plan` says what would help."
+
+    def _reward_fell(self) -> str | None:
+        limit = self._limits.reward_fell
+        has_fallen = ProblemKind.REWARD_FELL in self._active
+        fall = self.rewards.fall(limit, has_fallen=has_fallen) if limit else None
+        if fall is None:
+            return None
+        return (
+            f"The mean reward has fallen from {fall.best:.3g} (16 steps up to step {fall.best_step}) to {fall.now:.3g} "
+            f"(up to step {self.rewards.step})."
+        )
+
+    def _attack(self, seen: Observation, now: float) -> str | None:
+        margin = BETTER if ProblemKind.ATTACK in self._active else 1.0
+        signs = [seen.forged] if seen.forged else []
+        limit, fresh = self._limits.quarantined_in_an_hour, _risen(self._quarantined)
+        if limit and fresh >= limit * margin:
+            signs.append(f"{fresh} nodes went into quarantine within an hour.")
+        since, _ = self._turned_away[0]
+        rate = _risen(self._turned_away) / max(now - since, RATE_S)
+        if self._limits.turned_away_per_s and rate >= self._limits.turned_away_per_s * margin:
+            signs.append(f"{rate:.0f} connections, nodes and frames a second are turned away.")
+        return " ".join(signs) or None
+
+
+def _since(known: float | None, lasts: bool, now: float) -> float | None:
+    if not lasts:
+        return None
+    return now if known is None else known
+
+
+def _risen(history: deque[tuple[float, int]]) -> int:
+    """By how much since its lowest."""
+    return history[-1][1] - min(number for _, number in history)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
+def _nodes(seen: Observation) -> str:
+    return "1 node" if seen.nodes_connected == 1 else f"{seen.nodes_connected} nodes"

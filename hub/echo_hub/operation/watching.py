@@ -1,0 +1,100 @@
+"""Looks at the run every few seconds: what begins to be a problem, and what is over, is logged and told.
+
+What is looked at comes from where the pages have it, so page, event and alert say the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from echo_hub.config.operation_sections import AlertsConfig
+from echo_hub.operation.problems import Change, Limits, Observation, Problem, Problems
+from echo_shared.books import StepRecord
+from echo_shared.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 10.0
+
+
+class Told(Protocol):
+    """Who is told: `echo_hub.operation.alerting.Alerts`."""
+
+    def changed(self, change: Change) -> None: ...
+
+
+def limits_of(settings: AlertsConfig) -> Limits:
+    return Limits(**{name: getattr(settings, name) for name in Limits.__slots__})
+
+
+def free_bytes(directory: Path) -> int | None:
+    """What is free on its disk; None: the system does not say. Blocks."""
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return None
+
+
+class Watching:
+    """`observe` says how the run is; `steps` are the trained steps after one, in order; none = there are no more yet.
+    `notify` is called when the problems that there are have changed."""
+
+    def __init__(
+        self,
+        settings: AlertsConfig,
+        *,
+        observe: Callable[[], Awaitable[Observation]],
+        steps: Callable[[int], Awaitable[Sequence[StepRecord]]],
+        told: Told,
+        clock: Callable[[], float],
+        notify: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._problems = Problems(limits_of(settings))
+        self._observe = observe
+        self._steps = steps
+        self._told = told
+        self._clock = clock
+        self._notify = notify
+
+    @property
+    def active(self) -> tuple[Problem, ...]:
+        """The problems that there are."""
+        return self._problems.active
+
+    async def run(self) -> None:
+        """Looks for ever. Books that cannot be read are somebody else's to complain of."""
+        while True:
+            try:
+                await self.look()
+            except StorageError as error:
+                log.debug("the run could not be looked at: %s", error.brief)
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Once."""
+        trend = self._problems.rewards
+        while records := await self._steps(trend.step):
+            for record in records:
+                trend.add(record.step, record.mean_reward)
+        before = self.active
+        for change in self._problems.observe(await self._observe(), self._clock()):
+            _say(change)
+            self._told.changed(change)
+        if self.active != before:
+            self._notify()
+
+
+def _say(change: Change) -> None:
+    problem = change.problem
+    extra = {
+        "event": "problem_began" if change.began else "problem_ended",
+        "subject": problem.kind.value,
+        "data": {"since": problem.since},
+    }
+    level, text = (logging.WARNING, "%s") if change.began else (logging.INFO, "over: %s")
+    log.log(level, text, problem.text, extra=extra)

@@ -1,0 +1,88 @@
+"""Posts an alert to a webhook: within time, some times over, signed, and never where a redirect leads."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from echo_hub.config.operation_sections import AlertsConfig
+from echo_hub.operation.alert import AboutRun, Alert, payload, signature
+from echo_shared.backoff import backoff_s
+from echo_shared.errors import ConnectError
+
+ATTEMPTS: Final = 5
+FIRST_S: Final = 2.0
+"""Until the second attempt, or half of it; twice as long each time."""
+LIMIT_S: Final = 60.0
+ATTEMPT_S: Final = 10.0
+"""For one attempt, whatever it hangs on."""
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+"""And whatever says that it is the receiver's fault."""
+
+
+class Webhook:
+    """The receiver that the settings name. `wait` sleeps, `attempts` are made at most."""
+
+    name: Final = "webhook"
+
+    def __init__(
+        self, settings: AlertsConfig, *, attempts: int = ATTEMPTS, jitter: Callable[[], float] = random.random
+    ) -> None:
+        self._settings = settings
+        self._attempts = attempts
+        self._jitter = jitter
+
+    async def send(self, alert: Alert, about: AboutRun) -> None:
+        """Returns once it is taken. Raises ConnectError when it is not, after the last attempt."""
+        body, trouble = payload(alert, about), ""
+        for attempt in range(self._attempts):
+            if attempt:
+                await asyncio.sleep(backoff_s(attempt - 1, self._jitter(), first_s=FIRST_S, limit_s=LIMIT_S))
+            try:
+                async with asyncio.timeout(ATTEMPT_S):
+                    status = await self._post(body, alert.alert_id)
+            except TimeoutError:
+                trouble = f"no answer within {ATTEMPT_S:.0f} s"
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                trouble = type(error).__name__  # Its text may hold the address, and that a secret.
+            else:
+                if 200 <= status < 300:
+                    return
+                trouble = f"status {status}"
+                if status < 500 and status not in _TRY_AGAIN:
+                    break
+        raise ConnectError(
+            "The webhook does not take alerts.",
+            got=f"{trouble} from {self._host}",
+            do="Correct alerts.webhook_url, or look at the receiver; then: echo-hub alert-test RUN",
+        )
+
+    async def _post(self, body: bytes, alert_id: str) -> int:
+        headers = {"Content-Type": "application/json", "User-Agent": "echo-hub", "Echo-Alert-Id": alert_id}
+        if self._settings.webhook_secret:
+            headers["Echo-Signature"] = signature(body, self._settings.webhook_secret, int(time.time()))
+        # A session an alert: they are rare, and a connection that was kept open may have died.
+        async with (
+            aiohttp.ClientSession(trust_env=not _is_loopback(self._host)) as session,
+            session.post(self._settings.webhook_url, data=body, headers=headers, allow_redirects=False) as answer,
+        ):
+            return answer.status
+
+    @property
+    def _host(self) -> str:
+        """All that logs may hold of the address."""
+        return urlsplit(self._settings.webhook_url).hostname or ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,234 @@
+"""A task on trial: a handful of its problems, and what answers to them earn that no task should pay for.
+
+Problems are sampled in this process, as a hub does, and scored in scoring processes with the run's own limits. To each
+problem there are
+
+    empty      no text
+    copied     the prompt
+    random     the reference answer with every letter and digit replaced by another one, or a few random words
+    another    the reference answer of the next problem
+    reference  the reference answer: `answer` in a problem's metadata
+    tagged     the same as <answer>...</answer>
+
+An environment is given the same answer in every turn, until it ends the episode.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.run.base_model import PromptCodec
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
+from echo_hub.tasks.rewards import RewardBounds
+from echo_shared.draws import derive_seed
+from echo_shared.errors import ScorerError
+
+AnswerKind = Literal["empty", "copied", "random", "another", "reference", "tagged"]
+FREE: Final[tuple[AnswerKind, ...]] = ("empty", "copied", "random")
+"""What nobody should be paid for."""
+MOST_TURNS: Final = 64
+"""Of an episode, after which its environment counts as one that never ends it."""
+_RANDOM_WORDS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedAnswer:
+    """One answer to one problem."""
+
+    kind: AnswerKind
+    text: str
+    reward: float | None = None
+    """None = it has none, for `error`."""
+    error: str = ""
+    turns: int = 1
+    components: Mapping[str, float] | None = None
+    """The parts of the reward, of a task that says them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedProblem:
+    """One problem and all its answers."""
+
+    seed: int
+    prompt: str
+    """As the task has it."""
+    rendered: str
+    """As the base model is asked: with the run's own words, in its chat template."""
+    prompt_tokens: int
+    reference: str | None
+    answers: tuple[TriedAnswer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """All problems of a trial; `warnings` are sentences on what looks wrong with the task."""
+
+    task: str
+    base: str
+    bounds: RewardBounds
+    problems: tuple[TriedProblem, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Episode:
+    """An answer on its way: `said` says whether it is over."""
+
+    seed: int
+    answer: TriedAnswer
+    is_over: bool = False
+
+    def said(self, answer: object) -> None:
+        self.is_over = True
+        if isinstance(answer, Mapping) and "observation" in answer:
+            if self.answer.turns < MOST_TURNS:
+                self.is_over = False
+                self.answer = replace(self.answer, turns=self.answer.turns + 1)
+            else:
+                self.answer = replace(self.answer, error=f"The episode has not ended after {MOST_TURNS} turns.")
+        elif isinstance(answer, Mapping):
+            self.answer = replace(self.answer, reward=answer["reward"], components=answer.get("components"))
+        else:
+            said = answer.brief if isinstance(answer, ScorerError) else repr(answer)
+            self.answer = replace(self.answer, error=said)
+
+
+async def try_task(
+    config: HubConfig, problems: Problems, codec: PromptCodec, *, base_dir: Path, logs: Path, count: int
+) -> Trial:
+    """Tries `count` problems of the run's task; `problems` have no held-out ones. What scorers print goes to `logs`.
+
+    Raises ScorerError where a problem cannot be sampled, or no scoring process can be started.
+    """
+    seeds = [derive_seed(config.task.name, config.run.seed, "trial", number) for number in range(count)]
+    here = [_sample(problems, seed) for seed in seeds]
+    async with ScoringPool.open(config, problems, base_dir=base_dir, logs=logs) as pool:
+        there = await pool.call("trial_problem", [(seed,) for seed in seeds])
+        for answer in there:
+            if isinstance(answer, ScorerError):
+                raise answer
+        references = [found["answer"] for found in here]
+        episodes = [
+            _Episode(seed, TriedAnswer(kind=kind, text=text))
+            for number, (seed, found) in enumerate(zip(seeds, here, strict=True))
+            for kind, text in _answers(seed, found["prompt"], references, number).items()
+        ]
+        while waiting := [episode for episode in episodes if not episode.is_over]:
+            turns = [(episode.seed, [episode.answer.text] * episode.answer.turns) for episode in waiting]
+            for episode, answer in zip(waiting, await pool.call("trial_respond", turns), strict=True):
+                episode.said(answer)
+    tried = tuple(
+        TriedProblem(
+            seed=seed,
+            prompt=found["prompt"],
+            rendered=codec.render_prompt(found["prompt"]),
+            prompt_tokens=len(codec.encode_prompt(found["prompt"])),
+            reference=found["answer"],
+            answers=tuple(episode.answer for episode in episodes if episode.seed == seed),
+        )
+        for seed, found in zip(seeds, here, strict=True)
+    )
+    is_repeatable = here == there
+    warnings = _warnings(config, problems.rewards, codec, tried, is_repeatable=is_repeatable)
+    return Trial(
+        task=config.task.name, base=config.model.base, bounds=problems.rewards, problems=tried, warnings=tuple(warnings)
+    )
+
+
+def _sample(problems: Problems, seed: int) -> Mapping[str, Any]:
+    try:
+        return problems.trial_problem(seed)
+    except Exception as error:
+        # A task is a plug-in: whatever its sampler raises is for its author to read.
+        raise ScorerError(
+            "The task cannot sample a problem.", got=f"seed {seed}: {error!r}", do="Mend its sample method."
+        ) from error
+
+
+def _answers(seed: int, prompt: str, references: Sequence[str | None], number: int) -> dict[AnswerKind, str]:
+    reference, another = references[number], references[(number + 1) % len(references)]
+    found: dict[AnswerKind, str] = {"empty": "", "copied": prompt, "random": _random_like(reference, seed)}
+    if another is not None and another != reference:
+        found["another"] = another
+    if reference is not None:
+        found |= {"reference": reference, "tagged": f"<answer>{reference}</answer>"}
+    return found
+
+
+def _random_like(reference: str | None, seed: int) -> str:
+    """A text of the form of a reference answer that is not it; where there is none, random words."""
+    rng = random.Random(derive_seed(seed, "random answer"))
+    if reference is None or not any(c.isalnum() for c in reference):
+        lengths = [rng.randint(1, 8) for _ in range(_RANDOM_WORDS)]
+        return " ".join("".join(rng.choices(string.ascii_lowercase + string.digits, k=length)) for length in lengths)
+    return "".join(_another(character, rng) for character in reference)
+
+
+def _another(character: str, rng: random.Random) -> str:
+    for kind in (string.digits, string.ascii_lowercase, string.ascii_uppercase):
+        if character in kind:
+            return rng.choice(kind.replace(character, ""))
+    return character
+
+
+def _warnings(
+    config: HubConfig,
+    bounds: RewardBounds,
+    codec: PromptCodec,
+    tried: Sequence[TriedProblem],
+    *,
+    is_repeatable: bool,
+) -> list[str]:
+    found = []
+    of_all = f"of {len(tried)} problems"
+    nothing = max(bounds.lowest, 0.0) if bounds.highest > 0 else bounds.lowest
+    for kind in FREE:
+        paid = [a.reward for a in _of_kind(tried, kind) if a.reward is not None and a.reward > nothing]
+        if paid:
+            found.append(f"The {kind} answer is paid on {len(paid)} {of_all}: up to {max(paid):g}.")
+    right = [
+        [a.reward for a in problem.answers if a.kind in ("reference", "tagged") and a.reward is not None]
+        for problem in tried
+    ]
+    unsolved = [max(rewards) for rewards in right if rewards and not bounds.is_solved(max(rewards))]
+    if unsolved:
+        found.append(
+            f"The reference answer does not earn the highest reward, {bounds.highest:g}, on {len(unsolved)} {of_all}: "
+            f"{min(unsolved):g} at the least."
+        )
+    failed = [answer for problem in tried for answer in problem.answers if answer.error]
+    if failed:
+        found.append(f"{len(failed)} answers have no reward, the {failed[0].kind} one among them: {failed[0].error}")
+    if not is_repeatable:
+        found.append("The same seed gives another problem in another process: sample must depend on the seed alone.")
+    if len(tried) > 1 and len({problem.prompt for problem in tried}) == 1:
+        found.append("All problems are the same: sample does not heed its seed, or there is only one.")
+    room = codec.context_tokens - config.sampling.max_tokens
+    too_long = sum(problem.prompt_tokens > room for problem in tried)
+    if too_long:
+        found.append(
+            f"{too_long} {of_all} leave no room in the context of {config.model.base} for sampling.max_tokens = "
+            f"{config.sampling.max_tokens}, and would be passed over: --base names another model."
+        )
+    unreadable = sum(not _reads(codec, problem) for problem in tried)
+    if unreadable:
+        found.append(f"{config.model.base} has no tokens for some characters in {unreadable} {of_all}.")
+    return found
+
+
+def _of_kind(tried: Sequence[TriedProblem], kind: AnswerKind) -> list[TriedAnswer]:
+    return [answer for problem in tried for answer in problem.answers if answer.kind == kind]
+
+
+def _reads(codec: PromptCodec, problem: TriedProblem) -> bool:
+    """Whether the prompt's letters and digits are in its tokens; tokenizers may change white space, and case of
+    none."""
+    read = codec.text(codec.encode_prompt(problem.prompt))
+    return {c for c in problem.rendered if c.isalnum()} <= set(read)

@@ -1,0 +1,53 @@
+"""Texts of a few rollouts of a step, for metric sinks: only of groups that the operator keeps, and only where that is
+turned on, for a sink may be on another machine."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from echo_hub.config.sections import MetricsConfig
+from echo_hub.run.base_model import PromptCodec
+from echo_hub.scoring.problems import Problems
+from echo_hub.sinks.base import SampleText
+from echo_hub.store.browsing import BatchReward
+from echo_hub.store.store import Store
+from echo_hub.store.writing import key_of
+
+MOST_CHARACTERS: Final = 10_000
+"""Of a prompt, and of a completion."""
+
+
+class SampleTexts:
+    """Called with a step; blocks."""
+
+    def __init__(self, settings: MetricsConfig, *, store: Store, codec: PromptCodec, problems: Problems) -> None:
+        self._settings = settings
+        self._store = store
+        self._codec = codec
+        self._problems = problems
+
+    def __call__(self, step: int) -> list[SampleText]:
+        """Of every `texts_every`-th step `texts` rollouts: evenly from the least rewarded to the most."""
+        if not self._settings.texts or step % self._settings.texts_every:
+            return []
+        kept = [end for end in self._store.batch_rewards(step) if self._store.keeping.chooses(end.group_id)]
+        chosen = _evenly(sorted(kept, key=lambda end: end.reward), self._settings.texts)
+        tokens = self._store.rollout_tokens([key_of(end.rollout_id) for end in chosen])
+        return [
+            SampleText(
+                rollout_id=end.rollout_id,
+                reward=end.reward,
+                prompt=self._codec.text(self._problems.prompt_ids(end.group_id))[:MOST_CHARACTERS],
+                completion=self._codec.text(found.completion_ids)[:MOST_CHARACTERS],
+            )
+            for end in chosen
+            if (found := tokens.get(key_of(end.rollout_id))) is not None
+        ]
+
+
+def _evenly(ends: list[BatchReward], most: int) -> list[BatchReward]:
+    if len(ends) <= most:
+        return ends
+    if most == 1:
+        return ends[-1:]
+    return [ends[place * (len(ends) - 1) // (most - 1)] for place in range(most)]

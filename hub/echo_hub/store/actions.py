@@ -1,0 +1,238 @@
+"""Operators' actions in the store: the log, what of it the hub is still to do, and those that are done by being there.
+
+An action is noted and settled once. What concerns the books alone is done in the transaction that notes it, by the hub
+or by a command beside it; the rest is noted as wanted, and settled together with what it has changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
+
+from echo_hub.actions.records import ActionRecord, Actor, ApiToken, Outcome
+from echo_hub.actions.requests import (
+    AnyRequest,
+    Ban,
+    MakeInvite,
+    MakeToken,
+    Pardon,
+    RevokeInvite,
+    RevokeToken,
+    Unban,
+)
+from echo_hub.core.effects import ActionSettled
+from echo_hub.store import invites, standings
+from echo_hub.store.database import open_to_read, open_to_write
+from echo_hub.store.settling import read_settings, settle
+from echo_hub.store.store import Store, ban_nodes
+from echo_hub.store.tables import actions, api_tokens, live_settings, nodes, run_meta, trust
+from echo_shared.books import Invite
+
+DAY_S: Final = 86_400.0
+_CONFIGURED: Final = "configured_settings"
+TOGETHER: Final = (frozenset({"max_staleness", "publish_every"}),)
+"""Settings that only go together as they are."""
+
+
+class RefusedError(Exception):
+    """Why an action is not done, in words for the operator."""
+
+
+class ActionBooks:
+    """A store's. Every method is one transaction, and raises StorageError when the database cannot do it. Processes
+    beside the hub may call all but `settle` and `begin`."""
+
+    def __init__(self, store: Store) -> None:
+        self._engine = store.engine
+
+    def note(
+        self, request: AnyRequest, by: Actor, now: float, *, secret_hash: str = "", undoes: int | None = None
+    ) -> ActionRecord:
+        """Notes what is wanted, and does it if it concerns the books alone. `secret_hash`: of the token that is made.
+        What is refused is noted as well."""
+        with open_to_write(self._engine) as connection:
+            number = connection.scalar(
+                insert(actions)
+                .returning(actions.c.number)
+                .values(
+                    asked_at=now,
+                    via=by.via,
+                    who=by.who[:128],
+                    action=request.action,
+                    request=request.model_dump(mode="json", exclude={"action"}),
+                    undoes=undoes,
+                    outcome=Outcome.WANTED,
+                    detail="",
+                )
+            )
+            assert number is not None
+            if request.IN_BOOKS:
+                try:
+                    settled = _done(connection, number, request, secret_hash, now)
+                except RefusedError as error:
+                    settled = ActionSettled(number=number, done=False, detail=str(error))
+                settle(connection, [settled], now)
+            return _find(connection, number)
+
+    def settle(self, settled: ActionSettled, now: float) -> None:
+        """Of what the hub has done that the coordinator has no part in."""
+        with open_to_write(self._engine) as connection:
+            settle(connection, [settled], now)
+
+    def find(self, number: int) -> ActionRecord | None:
+        with open_to_read(self._engine) as connection:
+            row = connection.execute(select(actions).where(actions.c.number == number)).first()
+            return None if row is None else _record(row)
+
+    def wanted(self) -> list[ActionRecord]:
+        """What the hub has to do, oldest first."""
+        with open_to_read(self._engine) as connection:
+            of_them = select(actions).where(actions.c.outcome == Outcome.WANTED).order_by(actions.c.number)
+            return [_record(row) for row in connection.execute(of_them)]
+
+    def log(self, *, limit: int, before: int | None = None) -> list[ActionRecord]:
+        """The newest first; those of smaller numbers than `before`, if it is given."""
+        with open_to_read(self._engine) as connection:
+            found = select(actions).order_by(actions.c.number.desc()).limit(limit)
+            if before is not None:
+                found = found.where(actions.c.number < before)
+            return [_record(row) for row in connection.execute(found)]
+
+    def was_undone(self, number: int) -> bool:
+        """Whether an action that takes this one back is done, or wanted."""
+        with open_to_read(self._engine) as connection:
+            of_it = (actions.c.undoes == number, actions.c.outcome != Outcome.REFUSED)
+            return connection.execute(select(actions.c.number).where(*of_it)).first() is not None
+
+    def tokens(self) -> list[ApiToken]:
+        """All that were ever made, oldest first."""
+        with open_to_read(self._engine) as connection:
+            rows = connection.execute(select(api_tokens).order_by(api_tokens.c.token_id))
+            return [ApiToken(**row) for row in rows.mappings()]
+
+    def num_tokens(self) -> tuple[int, int]:
+        """Made and revoked: other numbers than before mean that `tokens` has changed."""
+        with open_to_read(self._engine) as connection:
+            counts = select(func.count(), func.count(api_tokens.c.revoked_at)).select_from(api_tokens)
+            made, revoked = connection.execute(counts).one()
+            return made, revoked
+
+    def settings(self) -> dict[str, Any]:
+        """What operators have changed, by name."""
+        with open_to_read(self._engine) as connection:
+            return read_settings(connection)
+
+    def begin(self, configured: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+        """At the hub's start: what operators have changed, and what of it no longer holds, for the configured value is
+        another one than at the start before: whoever wrote that had the last word."""
+        with open_to_write(self._engine) as connection:
+            before = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _CONFIGURED))
+            was = configured if before is None else json.loads(before)
+            changed = {name for name, value in configured.items() if name in was and was[name] != value}
+            for names in TOGETHER:
+                changed |= names if names & changed else set()
+            overruled = changed & read_settings(connection).keys()
+            connection.execute(delete(live_settings).where(live_settings.c.name.in_(overruled)))
+            connection.execute(delete(run_meta).where(run_meta.c.key == _CONFIGURED))
+            connection.execute(insert(run_meta), {"key": _CONFIGURED, "value": json.dumps(dict(configured))})
+            return read_settings(connection), overruled
+
+
+def _record(row: Row[Any]) -> ActionRecord:
+    return ActionRecord(**{**row._mapping, "outcome": Outcome(row.outcome)})
+
+
+def _find(connection: Connection, number: int) -> ActionRecord:
+    return _record(connection.execute(select(actions).where(actions.c.number == number)).one())
+
+
+def _done(connection: Connection, number: int, request: AnyRequest, secret_hash: str, now: float) -> ActionSettled:
+    """Does what concerns the books alone. Raises RefusedError."""
+    match request:
+        case Ban(node=node) | Unban(node=node):
+            return _ban(connection, number, node, banned=isinstance(request, Ban), now=now)
+        case Pardon(node=node):
+            return _pardon(connection, number, node, now)
+        case MakeInvite():
+            return _invite(connection, number, request, secret_hash, now)
+        case RevokeInvite():
+            return _uninvite(connection, number, request, now)
+        case MakeToken():
+            return _make_token(connection, number, request, secret_hash, now)
+        case RevokeToken(name=name):
+            return _revoke_token(connection, number, name, now)
+        case _:
+            raise RefusedError(f"{request.action} is not done in the books alone.")
+
+
+def _ban(connection: Connection, number: int, node: str, *, banned: bool, now: float) -> ActionSettled:
+    known = connection.execute(select(nodes.c.banned_at).where(nodes.c.node_id == node)).first()
+    if known is None:
+        raise RefusedError("No such node has ever joined this run.")
+    was = known.banned_at is not None
+    if was == banned:
+        raise RefusedError("It is banned already." if was else "It is not banned.")
+    if banned:
+        ban_nodes(connection, [node], now)
+    else:
+        connection.execute(update(nodes).where(nodes.c.node_id == node).values(banned_at=None))
+    return ActionSettled(number=number, done=True, before=was, after=banned)
+
+
+def _pardon(connection: Connection, number: int, node: str, now: float) -> ActionSettled:
+    state = connection.scalar(select(trust.c.state).where(trust.c.node_id == node))
+    if state != "quarantined":
+        raise RefusedError("It is not in quarantine.")
+    standings.want_pardon(connection, [node], now)
+    return ActionSettled(number=number, done=True, before=state, after="new")
+
+
+def _invite(connection: Connection, number: int, request: MakeInvite, secret_hash: str, now: float) -> ActionSettled:
+    made = Invite(
+        name=request.name,
+        token_hash=secret_hash,
+        max_keys=request.keys,
+        created_at=now,
+        expires_at=now + request.days * DAY_S,
+    )
+    if not invites.add_invite(connection, made):
+        raise RefusedError("There is an invite of this name already.")
+    return ActionSettled(number=number, done=True)
+
+
+def _uninvite(connection: Connection, number: int, request: RevokeInvite, now: float) -> ActionSettled:
+    of_name = [one for one in invites.read_invites(connection) if one.name == request.name]
+    if not of_name:
+        raise RefusedError("There is no invite of this name.")
+    invites.revoke_invite(connection, request.name, now)
+    came = invites.nodes_of(connection, request.name)
+    if request.ban:
+        ban_nodes(connection, came, now)
+    what = f"{len(came)} came by it" + (f" and are banned: {', '.join(came)}" if request.ban and came else "")
+    return ActionSettled(number=number, done=True, detail=f"{what}.")
+
+
+def _make_token(connection: Connection, number: int, request: MakeToken, secret_hash: str, now: float) -> ActionSettled:
+    of_name = (api_tokens.c.name == request.name, api_tokens.c.revoked_at.is_(None), api_tokens.c.expires_at > now)
+    if connection.execute(select(api_tokens.c.token_id).where(*of_name)).first() is not None:
+        raise RefusedError("There is a token of this name already.")
+    connection.execute(
+        insert(api_tokens).values(
+            name=request.name,
+            scope=request.scope,
+            token_hash=secret_hash,
+            created_at=now,
+            expires_at=now + request.days * DAY_S,
+        )
+    )
+    return ActionSettled(number=number, done=True)
+
+
+def _revoke_token(connection: Connection, number: int, name: str, now: float) -> ActionSettled:
+    of_name = (api_tokens.c.name == name, api_tokens.c.revoked_at.is_(None))
+    if connection.execute(update(api_tokens).where(*of_name).values(revoked_at=now)).rowcount == 0:
+        raise RefusedError("There is no token of this name that is not revoked.")
+    return ActionSettled(number=number, done=True)

@@ -1,0 +1,282 @@
+"""The leaderboard, from the running totals of `credit`. Reads only; no receipt is counted.
+
+The database ranks, sorts, searches and cuts: what is read is one row for each node whose work ever counted, of which
+keys that cost nothing make no more, and what comes back is a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Subquery, case, func, literal, select, true
+
+from echo_hub.store.credit import RUN, in_parts, team_holder, teams_of
+from echo_hub.store.recent_average import average
+from echo_hub.store.streaks import current, day_of
+from echo_hub.store.tables import (
+    checking,
+    credit,
+    credit_days,
+    credit_elsewhere,
+    credit_steps,
+    groups,
+    nodes,
+    rollouts,
+    runs_elsewhere,
+    tallies,
+    team_members,
+    teams,
+)
+from echo_hub.store.tallies import EVALUATED, TRAINED
+from echo_shared.credit_books import (
+    Board,
+    BoardKind,
+    BoardQuery,
+    CreditDay,
+    Holder,
+    PublicReceipt,
+    RunElsewhere,
+    Standing,
+    StepShare,
+    WorkKinds,
+)
+from echo_shared.messages import MAX_GROUP_SIZE, rollout_id
+
+DAYS_SHOWN: Final = 366
+PUBLIC_DIGITS: Final = 10
+"""Of a node's id: what everybody may know of it."""
+_LAST_ID: Final = "~"
+"""Behind every character of a node's id."""
+
+
+def ranked(connection: Connection, kind: BoardKind) -> Subquery:
+    """Every node with credit, or every team, its name and its rank: by rollouts, then by name and id."""
+    # As Python sorts, whatever the database's own language is.
+    collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
+    counts: ColumnElement[bool]
+    name: ColumnElement[str]
+    seen: ColumnElement[float]
+    if kind == "node":
+        foreign = select(func.max(credit_elsewhere.c.node_name)).where(credit_elsewhere.c.node_id == credit.c.holder)
+        name = func.coalesce(nodes.c.name, foreign.scalar_subquery(), credit.c.holder)
+        source = credit.outerjoin(nodes, nodes.c.node_id == credit.c.holder)
+        seen = func.coalesce(nodes.c.last_seen, 0.0)
+        counts = (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)
+    else:
+        name, seen = teams.c.name, literal(0.0)
+        source = credit.join(teams, literal("/team/").concat(teams.c.team_id) == credit.c.holder)
+        counts = true()
+    order = (credit.c.rollouts.desc(), name.collate(collation), credit.c.holder.collate(collation))
+    return (
+        select(
+            credit,
+            name.label("name"),
+            seen.label("last_seen"),
+            func.row_number().over(order_by=order).label("rank"),
+        )
+        .select_from(source)
+        .where(credit.c.kind == kind, counts)
+        .subquery()
+    )
+
+
+def read_board(connection: Connection, wanted: BoardQuery, now: float) -> Board:
+    """The rows that are asked for, and how many there are."""
+    board = ranked(connection, wanted.kind)
+    found = select(board)
+    if wanted.search:
+        name = func.lower(board.c.name).contains(wanted.search.lower(), autoescape=True)
+        by_id = board.c.holder.startswith(wanted.search, autoescape=True)
+        found = found.where(name | by_id if wanted.kind == "node" else name)
+    if wanted.team:
+        of_team = select(team_members.c.node_id).join(teams, teams.c.team_id == team_members.c.team_id)
+        found = found.where(board.c.holder.in_(of_team.where(teams.c.name == wanted.team)))
+    ordered = found.order_by(*_order(connection, board, wanted, day_of(now))).offset(wanted.after).limit(wanted.limit)
+    rows = connection.execute(ordered).mappings().all()
+    num_ranked = connection.scalar(select(func.count()).select_from(board)) or 0
+    is_all = not (wanted.search or wanted.team)
+    num_found = num_ranked if is_all else connection.scalar(select(func.count()).select_from(found.subquery())) or 0
+    has_elsewhere = connection.execute(select(runs_elsewhere.c.run_id).limit(1)).first() is not None
+    return Board(
+        rows=_standings(connection, rows, wanted.kind, now),
+        num_found=num_found,
+        num_ranked=num_ranked,
+        has_elsewhere=has_elsewhere,
+    )
+
+
+def _order(connection: Connection, board: Subquery, wanted: BoardQuery, today: int) -> tuple[Any, ...]:
+    collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
+    columns = {
+        "rank": board.c.rank,
+        "name": func.lower(board.c.name).collate(collation),
+        "rollouts": board.c.rollouts,
+        "tokens": board.c.tokens,
+        "recent": func.coalesce(board.c.recent, 0.0),  # All averages that there are lie far above it.
+        "streak": case((board.c.last_day >= today - 1, board.c.streak_days), else_=0),
+        "elsewhere": board.c.rollouts + board.c.elsewhere_rollouts,
+        "seen": board.c.last_seen,
+    }
+    down = (wanted.order not in ("rank", "name")) != wanted.reverse
+    column = columns[wanted.order]
+    return (column.desc() if down else column.asc(), board.c.rank)
+
+
+def _standings(connection: Connection, rows: Sequence[Any], kind: BoardKind, now: float) -> tuple[Standing, ...]:
+    total = connection.scalar(select(credit.c.rollouts).where(credit.c.holder == RUN)) or 0
+    holders = [row["holder"] for row in rows]
+    teams_by_id, members = _teams(connection, holders, kind)
+    works = _works(connection, holders) if kind == "node" else {}
+    today = day_of(now)
+    return tuple(
+        Standing(
+            kind=kind,
+            rank=int(row["rank"]),
+            node=row["holder"][:PUBLIC_DIGITS] if kind == "node" else "",
+            name=row["name"],
+            team=teams_by_id.get(row["holder"], ""),
+            members=members.get(row["holder"], 0),
+            rollouts=row["rollouts"],
+            tokens=row["tokens"],
+            share=row["rollouts"] / max(total, 1),
+            recent=average(row["recent"], now),
+            steps=row["steps"],
+            streak_days=current(row["streak_days"], row["last_day"], today),
+            longest_streak=row["longest_streak"],
+            first_day=row["first_day"],
+            last_day=row["last_day"],
+            elsewhere_rollouts=row["elsewhere_rollouts"],
+            elsewhere_tokens=row["elsewhere_tokens"],
+            last_seen=row["last_seen"],
+            work=works.get(row["holder"], WorkKinds()),
+        )
+        for row in rows
+    )
+
+
+def _teams(connection: Connection, holders: Collection[str], kind: BoardKind) -> tuple[dict[str, str], dict[str, int]]:
+    """The team's name by node, or the number of members by team."""
+    if kind == "node":
+        team_of = teams_of(connection, holders)
+        of_these = select(teams.c.team_id, teams.c.name).where(teams.c.team_id.in_(set(team_of.values())))
+        names = {row.team_id: row.name for row in connection.execute(of_these)}
+        return {node_id: names[team_id] for node_id, team_id in team_of.items()}, {}
+    ids = [int(holder.rpartition("/")[2]) for holder in holders]
+    counted = select(team_members.c.team_id, func.count().label("number")).where(team_members.c.team_id.in_(ids))
+    rows = connection.execute(counted.group_by(team_members.c.team_id))
+    return {}, {team_holder(row.team_id): row.number for row in rows}
+
+
+def find_node(connection: Connection, start: str) -> str | None:
+    """The id of the node with credit that begins so; of several the one with most."""
+    if not start.isascii() or not start.isalnum():
+        return None
+    found = select(credit.c.holder).where(
+        credit.c.kind == "node", credit.c.holder >= start, credit.c.holder <= start + _LAST_ID
+    )
+    return connection.scalar(found.order_by(credit.c.rollouts.desc(), credit.c.holder).limit(1))
+
+
+def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float) -> Holder | None:
+    """One node or team in full; None where nothing of it has counted."""
+    board = ranked(connection, kind)
+    rows = connection.execute(select(board).where(board.c.holder == holder)).mappings().all()
+    if not rows:
+        return None
+    (standing,) = _standings(connection, rows, kind, now)
+    newest = select(credit_days).where(credit_days.c.holder == holder).order_by(credit_days.c.day.desc())
+    days = [
+        CreditDay(day=row.day, rollouts=row.rollouts, tokens=row.tokens)
+        for row in connection.execute(newest.limit(DAYS_SHOWN))
+    ]
+    return Holder(
+        standing=standing,
+        days=tuple(reversed(days)),
+        elsewhere=_elsewhere(connection, holder) if kind == "node" else (),
+    )
+
+
+def _works(connection: Connection, node_ids: Collection[str]) -> dict[str, WorkKinds]:
+    """What kinds of work each node's credit is for."""
+    counted = select(tallies).where(tallies.c.outcome.in_((TRAINED, EVALUATED)))
+    final: dict[tuple[str, str], Any] = {}
+    by_others: dict[str, Any] = {}
+    for part in in_parts(sorted(node_ids)):
+        rows = connection.execute(counted.where(tallies.c.node_id.in_(part)))
+        final |= {(row.node_id, row.outcome): row for row in rows}
+        by_others |= {
+            row.node_id: row for row in connection.execute(select(checking).where(checking.c.node_id.in_(part)))
+        }
+    found = {}
+    for node_id in node_ids:
+        trained, evaluated = final.get((node_id, TRAINED)), final.get((node_id, EVALUATED))
+        checked = by_others.get(node_id)
+        found[node_id] = WorkKinds(
+            trained_rollouts=trained.rollouts if trained else 0,
+            trained_tokens=trained.tokens if trained else 0,
+            evaluated_rollouts=evaluated.rollouts if evaluated else 0,
+            others_checked=checked.rollouts if checked else 0,
+            others_checked_tokens=checked.tokens if checked else 0,
+        )
+    return found
+
+
+def _elsewhere(connection: Connection, node_id: str) -> tuple[RunElsewhere, ...]:
+    of_node = (
+        select(
+            runs_elsewhere.c.run_id, runs_elsewhere.c.run_name, credit_elsewhere.c.rollouts, credit_elsewhere.c.tokens
+        )
+        .join_from(credit_elsewhere, runs_elsewhere, runs_elsewhere.c.run_id == credit_elsewhere.c.run_id)
+        .where(credit_elsewhere.c.node_id == node_id)
+        .order_by(runs_elsewhere.c.issued_at, runs_elsewhere.c.run_id)
+    )
+    return tuple(RunElsewhere(**row) for row in connection.execute(of_node).mappings())
+
+
+def read_shares(connection: Connection, holder: str, width: int) -> dict[int, StepShare]:
+    """A holder's part in each of `width` consecutive steps that it took part in: bucket b is of the steps b·width + 1
+    to (b + 1)·width."""
+    bucket = (credit_steps.c.step - 1) // width
+    sums = func.sum(credit_steps.c.rollouts).label("rollouts"), func.sum(credit_steps.c.tokens).label("tokens")
+    of = {
+        each: {
+            int(row.bucket): row
+            for row in connection.execute(
+                select(bucket.label("bucket"), *sums).where(credit_steps.c.holder == each).group_by(bucket)
+            )
+        }
+        for each in (holder, RUN)
+    }
+    return {
+        number: StepShare(rollouts=int(row.rollouts), share=int(row.tokens) / max(int(of[RUN][number].tokens), 1))
+        for number, row in of[holder].items()
+    }
+
+
+def read_public_receipt(connection: Connection, lease_id: int, index: int) -> PublicReceipt | None:
+    """What became of a rollout; None where none of this id was ever leased."""
+    if not (0 <= lease_id < 2**63 and 0 <= index < MAX_GROUP_SIZE):
+        return None
+    columns = ("node_id", "state", "drop_reason", "checked", "policy_version", "num_tokens", "group_id")
+    times = ("leased_at", "received_at", "scored_at", "final_at")
+    row = connection.execute(
+        select(*(rollouts.c[name] for name in (*columns, *times))).where(
+            rollouts.c.lease_id == lease_id, rollouts.c.index == index
+        )
+    ).one_or_none()
+    if row is None:
+        return None
+    name = connection.scalar(select(nodes.c.name).where(nodes.c.node_id == row.node_id))
+    return PublicReceipt(
+        rollout_id=rollout_id(lease_id, index),
+        state=row.state,
+        drop_reason=row.drop_reason,
+        checked=row.checked,
+        node=row.node_id[:PUBLIC_DIGITS],
+        name=name or row.node_id[:PUBLIC_DIGITS],
+        policy_version=row.policy_version,
+        step=connection.scalar(select(groups.c.step).where(groups.c.group_id == row.group_id)),
+        num_tokens=row.num_tokens,
+        **{name: row._mapping[name] for name in times},
+    )

@@ -1,0 +1,148 @@
+"""Credit: what counted, of each node, each team and the run as a whole.
+
+A rollout counts when it becomes final and was trained on or evaluated, in the very transaction that makes it so. It is
+the node's that it was leased to, a token is the node's that drew it, and what a node does while it is in a team is the
+team's too, for ever. Nothing else gives credit, and no node says anything of it. All that is kept are sums, so that an
+update costs as much at the first rollout as at the millionth, and no page counts receipts.
+
+A *holder* is a node by its id, a team as "/team/12", or the run as "/run".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from sqlalchemy import Connection, Table, bindparam, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from echo_hub.store.recent_average import added
+from echo_hub.store.streaks import day_of, longer
+from echo_hub.store.tables import credit, credit_days, credit_steps, team_members
+
+Kind = Literal["node", "team", "run"]
+RUN: Final = "/run"
+_TEAM: Final = "/team/"
+KEYS_A_QUERY: Final = 1_000
+"""Far below what either database takes as parameters of one statement."""
+
+
+def team_holder(team_id: int) -> str:
+    return f"{_TEAM}{team_id}"
+
+
+def kind_of(holder: str) -> Kind:
+    return "run" if holder == RUN else "team" if holder.startswith(_TEAM) else "node"
+
+
+def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at: float, step: int | None) -> None:
+    """Adds what has just counted at the time `at`: "rollouts" and "tokens" by node; `step` is the one that was trained
+    on them, None for an evaluation. Once for each step."""
+    by_holder = _with_teams(connection, {node_id: Counter(part) for node_id, part in earned.items()})
+    by_holder = {holder: part for holder, part in by_holder.items() if part["rollouts"] or part["tokens"]}
+    if not by_holder:
+        return
+    day = day_of(at)
+    ensure(connection, by_holder)
+    rows = _rows(connection, sorted(by_holder))
+    changed: list[dict[str, Any]] = []
+    for holder, part in by_holder.items():
+        row = rows[holder]
+        streak = longer(row["streak_days"], row["last_day"], day)
+        changed.append(
+            {
+                "of": holder,
+                "new_rollouts": row["rollouts"] + part["rollouts"],
+                "new_tokens": row["tokens"] + part["tokens"],
+                "new_steps": row["steps"] + (step is not None),
+                "new_recent": added(row["recent"], part["tokens"], at),
+                "new_streak_days": streak,
+                "new_longest_streak": max(streak, row["longest_streak"]),
+                "new_first_day": day if row["first_day"] is None else row["first_day"],
+                # A clock that was set back ends no streak and begins none.
+                "new_last_day": day if row["last_day"] is None else max(day, row["last_day"]),
+            }
+        )
+    connection.execute(_CHANGE, changed)
+    _add_parts(connection, credit_days, "day", day, by_holder)
+    if step is not None:
+        _add_parts(connection, credit_steps, "step", step, by_holder)
+
+
+def _with_teams(connection: Connection, earned: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
+    """And what of it is their teams', and the whole run's."""
+    team_of = teams_of(connection, earned)
+    found: dict[str, Counter[str]] = {RUN: Counter(), **earned}
+    for node_id, part in earned.items():
+        found[RUN].update(part)
+        if node_id in team_of:
+            found.setdefault(team_holder(team_of[node_id]), Counter()).update(part)
+    return found
+
+
+def teams_of(connection: Connection, node_ids: Iterable[str]) -> dict[str, int]:
+    """The team of each node that is in one now."""
+    of_these = select(team_members.c.node_id, team_members.c.team_id)
+    return {
+        row.node_id: row.team_id
+        for part in in_parts(sorted(node_ids))
+        for row in connection.execute(of_these.where(team_members.c.node_id.in_(part)))
+    }
+
+
+def _rows(connection: Connection, holders: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The row of each holder, all of which have one."""
+    return {
+        row["holder"]: dict(row)
+        for part in in_parts(holders)
+        for row in connection.execute(select(credit).where(credit.c.holder.in_(part))).mappings()
+    }
+
+
+def _empty(holder: str) -> dict[str, Any]:
+    counted = ("rollouts", "tokens", "steps", "streak_days", "longest_streak", "elsewhere_rollouts", "elsewhere_tokens")
+    unknown = ("recent", "first_day", "last_day")
+    return {"holder": holder, "kind": kind_of(holder), **dict.fromkeys(counted, 0), **dict.fromkeys(unknown)}
+
+
+def ensure(connection: Connection, holders: Collection[str]) -> None:
+    """Gives each of them a row, if it has none. Another process may be doing so too."""
+    fresh = _dialect(connection).insert(credit).on_conflict_do_nothing(index_elements=["holder"])
+    connection.execute(fresh, [_empty(holder) for holder in holders])
+
+
+# But for what other hubs say, which `echo-hub credit import` writes beside a hub.
+_OWN: Final = ("rollouts", "tokens", "steps", "recent", "streak_days", "longest_streak", "first_day", "last_day")
+_CHANGE: Final = (
+    update(credit)
+    .where(credit.c.holder == bindparam("of"))
+    .values({credit.c[name]: bindparam(f"new_{name}") for name in _OWN})
+)
+
+
+def _add_parts(
+    connection: Connection, table: Table, name: str, number: int, by_holder: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Adds to the row of each holder for one day or step, which begins at zero. The database looks whether it is there:
+    a holder may have any number of days and steps."""
+    fresh = _dialect(connection).insert(table)
+    sums = {column: table.c[column] + fresh.excluded[column] for column in ("rollouts", "tokens")}
+    statement = fresh.on_conflict_do_update(index_elements=["holder", name], set_=sums)
+    connection.execute(
+        statement,
+        [
+            {"holder": holder, name: number, "rollouts": part["rollouts"], "tokens": part["tokens"]}
+            for holder, part in by_holder.items()
+        ],
+    )
+
+
+def _dialect(connection: Connection) -> Any:
+    """Both have the same insert, of one's own row or of another's."""
+    return postgresql if connection.dialect.name == "postgresql" else sqlite
+
+
+def in_parts(keys: Sequence[str]) -> Iterable[Sequence[str]]:
+    """A query's worth at a time."""
+    return (keys[start : start + KEYS_A_QUERY] for start in range(0, len(keys), KEYS_A_QUERY))

@@ -1,0 +1,90 @@
+"""Credit across runs: this run's for other hubs, and what other hubs' signed exports add to the nodes here.
+
+An export is all that a run's nodes ever earned, so a newer one of the same run takes the place of the older, and the
+same one again changes nothing. Teams are each hub's own, and what nodes did elsewhere is not theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+
+from echo_hub.store.board import ranked
+from echo_hub.store.credit import ensure, in_parts
+from echo_hub.store.tables import credit, credit_elsewhere, runs_elsewhere
+from echo_shared.run_credit import NodeCredit, RunCredit
+from echo_shared.signed_document import moment
+
+Taken = Literal["new", "newer", "known"]
+"""Whether a run was taken in for the first time, anew, or not, for what is known of it is as new."""
+
+
+def read_run_credit(connection: Connection, *, run_id: str, run_name: str, hub_key: bytes, now: float) -> RunCredit:
+    """What all nodes have earned in this run."""
+    board = ranked(connection, "node")
+    own = select(board.c.holder, board.c.name, board.c.rollouts, board.c.tokens).where(board.c.rollouts > 0)
+    rows = sorted(connection.execute(own), key=lambda row: row.holder)
+    return RunCredit(
+        run_id=run_id,
+        run_name=run_name,
+        hub_key=hub_key.hex(),
+        issued_at=moment(now),
+        nodes=tuple(
+            NodeCredit(node_id=row.holder, node_name=row.name, rollouts=row.rollouts, tokens=row.tokens) for row in rows
+        ),
+    )
+
+
+def known_hubs(connection: Connection) -> frozenset[str]:
+    """Keys of hubs whose exports were taken in, in hexadecimal."""
+    return frozenset(connection.scalars(select(runs_elsewhere.c.hub_key)))
+
+
+def take_in(connection: Connection, said: RunCredit, now: float) -> Taken:
+    """Adds what an export says, whose signature is checked, and whose hub is to be believed."""
+    of_run = runs_elsewhere.c.run_id == said.run_id
+    issued_at = connection.scalar(select(runs_elsewhere.c.issued_at).where(of_run))
+    if issued_at is not None and issued_at >= said.issued_at:  # Moments in UTC sort as texts.
+        return "known"
+    mine = credit_elsewhere.c.run_id == said.run_id
+    nodes = {*connection.scalars(select(credit_elsewhere.c.node_id).where(mine)), *(n.node_id for n in said.nodes)}
+    connection.execute(delete(credit_elsewhere).where(mine))
+    connection.execute(delete(runs_elsewhere).where(of_run))
+    about = said.model_dump(include={"run_id", "run_name", "hub_key", "issued_at"})
+    connection.execute(insert(runs_elsewhere), {**about, "imported_at": now})
+    if said.nodes:
+        rows = [{"run_id": said.run_id, **node.model_dump()} for node in said.nodes]
+        connection.execute(insert(credit_elsewhere), rows)
+    _sum_up(connection, sorted(nodes))
+    return "new" if issued_at is None else "newer"
+
+
+_SUM: Final = (
+    update(credit)
+    .where(credit.c.holder == bindparam("of"))
+    .values(elsewhere_rollouts=bindparam("sum_rollouts"), elsewhere_tokens=bindparam("sum_tokens"))
+)
+
+
+def _sum_up(connection: Connection, node_ids: list[str]) -> None:
+    """Brings the totals of these nodes up to date."""
+    sums = select(
+        credit_elsewhere.c.node_id,
+        func.sum(credit_elsewhere.c.rollouts).label("rollouts"),
+        func.sum(credit_elsewhere.c.tokens).label("tokens"),
+    ).group_by(credit_elsewhere.c.node_id)
+    for part in in_parts(node_ids):
+        ensure(connection, part)
+        found = {row.node_id: row for row in connection.execute(sums.where(credit_elsewhere.c.node_id.in_(part)))}
+        connection.execute(
+            _SUM,
+            [
+                {
+                    "of": node_id,
+                    "sum_rollouts": int(found[node_id].rollouts) if node_id in found else 0,
+                    "sum_tokens": int(found[node_id].tokens) if node_id in found else 0,
+                }
+                for node_id in part
+            ],
+        )

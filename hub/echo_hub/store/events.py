@@ -1,0 +1,47 @@
+"""What has happened in a run, in the store: of each kind the newest, so that what comes often, or what strangers cause,
+pushes nothing else out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from sqlalchemy import Connection, delete, insert, select
+
+from echo_hub.store.tables import events
+from echo_shared.books import EventFilter, RunEvent, Severity
+
+KEPT: Final = 2_000
+"""Of each kind, by default."""
+_FROM: Final = {severity.value: tuple(Severity)[place:] for place, severity in enumerate(Severity)}
+"""A severity, and those above it."""
+
+
+def add_events(connection: Connection, new: Sequence[RunEvent], *, kept: int) -> None:
+    """Writes them, in order, with numbers of their own; lets go of the oldest of their kinds beyond `kept`."""
+    rows = [asdict(event) for event in new]
+    for row in rows:
+        del row["number"]
+    connection.execute(insert(events), rows)
+    for kind in {event.kind for event in new}:
+        of_kind = events.c.kind == kind
+        newest_too_many = select(events.c.number).where(of_kind).order_by(events.c.number.desc()).offset(kept).limit(1)
+        number = connection.scalar(newest_too_many)
+        if number is not None:
+            connection.execute(delete(events).where(of_kind, events.c.number <= number))
+
+
+def read_events(connection: Connection, wanted: EventFilter, limit: int) -> list[RunEvent]:
+    """At most `limit` of those that fit, the newest first."""
+    query = select(events).order_by(events.c.number.desc()).limit(limit)
+    if wanted.kind:
+        query = query.where(events.c.kind == wanted.kind)
+    if wanted.severity:
+        query = query.where(events.c.severity.in_(_FROM[wanted.severity]))
+    if wanted.subject:
+        query = query.where(events.c.subject == wanted.subject)
+    if wanted.before is not None:
+        query = query.where(events.c.number < wanted.before)
+    rows = connection.execute(query).mappings()
+    return [RunEvent(**{**row, "severity": Severity(row["severity"])}) for row in rows]

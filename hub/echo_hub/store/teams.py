@@ -1,0 +1,126 @@
+"""Teams of nodes. A node is in one at most; anybody may join, and who makes one is written down as its founder.
+
+What a node does counts for the team that it is in at that moment, and stays the team's when it goes
+(`echo_hub.store.credit`). A team that nobody is in any more stays while it has credit; else it is gone.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+from urllib.parse import quote
+
+from sqlalchemy import Connection, delete, func, insert, select
+
+from echo_hub.store.board import read_holder
+from echo_hub.store.credit import ensure, team_holder
+from echo_hub.store.tables import credit, credit_days, credit_steps, nodes, team_members, teams
+from echo_shared.credit_books import Holder
+from echo_shared.errors import RefusedError
+from echo_shared.messages import Team
+
+MOST_TEAMS: Final = 10_000
+
+
+def name_key(name: str) -> str:
+    """Names with the same key are the same: as Unicode's compatibility forms, of whatever case."""
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def create_team(connection: Connection, node_id: str, name: str, now: float) -> None:
+    """Makes a team and puts its founder in it. Raises RefusedError."""
+    name = " ".join(name.split())
+    if not any(character.isalnum() for character in name):
+        raise RefusedError("This is no name for a team.", got=name, do="Give it one with a letter or a digit.")
+    own = select(credit.c.rollouts).where(credit.c.holder == node_id)
+    if not connection.scalar(own):
+        # Keys cost nothing, work does.
+        raise RefusedError(
+            "Nothing of this node's work has counted yet, so it cannot make a team.",
+            do="Join one, or wait until one of its rollouts was trained on or evaluated.",
+        )
+    if _team_id(connection, name) is not None:
+        raise RefusedError("There is a team of this name already.", got=name, do=f"Join it: echo-node team join {name}")
+    if (connection.scalar(select(func.count()).select_from(teams)) or 0) >= MOST_TEAMS:
+        raise RefusedError("This hub has as many teams as it can keep.", do="Join one of them.")
+    made = {"name": name, "name_key": name_key(name), "founder": node_id, "founded_at": now}
+    connection.execute(insert(teams), made)
+    ensure(connection, [team_holder(_team_id(connection, name) or 0)])
+    join_team(connection, node_id, name, now)
+
+
+def join_team(connection: Connection, node_id: str, name: str, now: float) -> None:
+    """Puts a node in a team; it leaves the one that it was in. Raises RefusedError."""
+    team_id = _team_id(connection, name)
+    if team_id is None:
+        raise RefusedError("There is no team of this name.", got=name, do="See the hub's page of teams: /teams")
+    if connection.scalar(select(nodes.c.node_id).where(nodes.c.node_id == node_id)) is None:
+        raise RefusedError("This node has never joined this hub's run.", got=node_id, do="echo-node join URL")
+    if _team_of(connection, node_id) != team_id:
+        leave_team(connection, node_id)
+        connection.execute(insert(team_members), {"node_id": node_id, "team_id": team_id, "joined_at": now})
+
+
+def leave_team(connection: Connection, node_id: str) -> None:
+    """Nothing happens to a node that is in none."""
+    team_id = _team_of(connection, node_id)
+    if team_id is None:
+        return
+    connection.execute(delete(team_members).where(team_members.c.node_id == node_id))
+    rest = connection.execute(select(team_members.c.node_id).where(team_members.c.team_id == team_id).limit(1)).first()
+    earned = connection.scalar(select(credit.c.tokens).where(credit.c.holder == team_holder(team_id)))
+    if rest is None and not earned:
+        _delete(connection, team_id)
+
+
+def remove_team(connection: Connection, name: str) -> bool:
+    """The operator's: it is gone, and its members are in none; False: there is none of this name. What they did stays
+    their own."""
+    team_id = _team_id(connection, name)
+    if team_id is None:
+        return False
+    _delete(connection, team_id)
+    return True
+
+
+def read_team(connection: Connection, name: str, now: float) -> tuple[str, Holder] | None:
+    """A team in full, by its name, and what it is as a holder of credit; None where there is none."""
+    team_id = _team_id(connection, name)
+    found = None if team_id is None else read_holder(connection, team_holder(team_id), "team", now)
+    return None if team_id is None or found is None else (team_holder(team_id), found)
+
+
+def read_own_team(connection: Connection, node_id: str, now: float) -> Team:
+    """How the team that a node is in stands."""
+    team_id = _team_of(connection, node_id)
+    found = None if team_id is None else read_holder(connection, team_holder(team_id), "team", now)
+    if found is None:
+        return Team()
+    standing = found.standing
+    founder = connection.scalar(select(teams.c.founder).where(teams.c.team_id == team_id))
+    return Team(
+        name=standing.name,
+        is_founder=founder == node_id,
+        members=standing.members,
+        rollouts=standing.rollouts,
+        tokens=standing.tokens,
+        tokens_per_day=standing.recent,
+        rank=standing.rank if standing.rollouts else None,
+        num_ranked=connection.scalar(select(func.count()).select_from(teams)) or 0,
+        page=f"/teams/{quote(standing.name, safe='')}",
+    )
+
+
+def _team_id(connection: Connection, name: str) -> int | None:
+    return connection.scalar(select(teams.c.team_id).where(teams.c.name_key == name_key(name)))
+
+
+def _team_of(connection: Connection, node_id: str) -> int | None:
+    return connection.scalar(select(team_members.c.team_id).where(team_members.c.node_id == node_id))
+
+
+def _delete(connection: Connection, team_id: int) -> None:
+    connection.execute(delete(team_members).where(team_members.c.team_id == team_id))
+    connection.execute(delete(teams).where(teams.c.team_id == team_id))
+    for table in (credit, credit_days, credit_steps):
+        connection.execute(delete(table).where(table.c.holder == team_holder(team_id)))

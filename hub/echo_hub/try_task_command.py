@@ -1,0 +1,104 @@
+"""`echo-hub try-task`: what a task asks and what it pays for, before any run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from echo_hub.config.file import load_config
+from echo_shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from echo_hub.config.sections import HubConfig
+    from echo_hub.scoring.trial import Trial, TriedAnswer, TriedProblem
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+def try_task(
+    task: Annotated[
+        str | None, typer.Argument(metavar="[TASK]", help="As task.name; default: what the settings say.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="One of task.options, its value as TOML; repeatable.")
+    ] = None,
+    settings: Annotated[
+        Path | None, typer.Option("--config", metavar="TOML", help="Settings of a run, RUN/config.toml.")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="The base model whose tokenizer renders prompts.")] = None,
+    count: Annotated[int, typer.Option(min=1, max=1_000, help="So many problems.")] = 4,
+    seed: Annotated[int | None, typer.Option(min=0, help="Other problems by another one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+) -> None:
+    """Sample a handful of a task's problems, and show what a few answers to each earn: some should earn nothing."""
+    given = {
+        "task": {"name": task, "options": dict(map(_option, option or ()))},
+        "model": {"base": base},
+        "run": {"seed": seed},
+    }
+    tried = asyncio.run(_try(load_config(settings, given), count))
+    if as_json:
+        from echo_hub.dashboard.responses import jsonable
+
+        typer.echo(json.dumps(jsonable(tried), indent=2, allow_nan=False))
+        return
+    for number, problem in enumerate(tried.problems, start=1):
+        _print(problem, f"Problem {number} of {len(tried.problems)}")
+    for warning in tried.warnings:
+        console.print(Text.assemble(("Warning: ", "yellow"), warning))
+    if not tried.warnings:
+        console.print("Nothing looks wrong: what nobody should be paid for earns nothing.")
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE; a value that is no TOML is text. Raises ConfigError where there is no name."""
+    name, is_there, value = text.partition("=")
+    if not is_there or not name.strip():
+        raise ConfigError("This is no option of a task.", got=f"--option {text}", do="Write --option NAME=VALUE.")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value
+
+
+async def _try(config: HubConfig, count: int) -> Trial:
+    from echo_hub.run.base_model import PromptCodec, resolve_base
+    from echo_hub.scoring.problems import Problems
+    from echo_hub.scoring.trial import try_task as tried
+
+    base_dir = resolve_base(config.model.base)
+    codec = PromptCodec.of_run(config, base_dir)
+    problems = Problems.of_run(config, codec, heldout_prompts=())
+    with tempfile.TemporaryDirectory(prefix="echo-try-task-") as logs:
+        return await tried(config, problems, codec, base_dir=base_dir, logs=Path(logs), count=count)
+
+
+def _print(problem: TriedProblem, title: str) -> None:
+    from echo_hub.dashboard.formats import excerpt, visible
+
+    console.print(Text(f"{title}: {problem.prompt_tokens} tokens", style="bold"))
+    console.print(Text("\n".join(f"  | {line}" for line in visible(problem.rendered).split("\n"))))
+    reference = "none: no `answer` in its metadata" if problem.reference is None else excerpt(problem.reference)
+    console.print(Text(f"  reference answer: {reference}"))
+    table = Table("  Answer", "Reward", "Text", box=None)
+    for answer in problem.answers:
+        table.add_row(Text(f"  {answer.kind}"), Text(_reward(answer)), Text(excerpt(answer.text, 60)))
+    Console(width=200, highlight=False).print(table)
+    console.print()
+
+
+def _reward(answer: TriedAnswer) -> str:
+    if answer.reward is None:
+        return f"none: {answer.error}"
+    turns = f" after {answer.turns} turns" if answer.turns > 1 else ""
+    parts = ", ".join(f"{name} {value:g}" for name, value in (answer.components or {}).items())
+    return f"{answer.reward:g}{turns}" + (f" ({parts})" if parts else "")

@@ -1,0 +1,71 @@
+"""The leaderboard for the pages: the books of credit, read on threads and kept for a moment, however many look."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from echo_hub.store.credit_store import CreditStore
+from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, StepShare
+
+LEAST_S: Final = 2.0
+"""An answer is as good for so long."""
+REST: Final = 19.0
+"""And for so many times what it took: a question asked all the time takes no more than a twentieth of it."""
+MOST_KEPT: Final = 256
+"""Answers; of searches there are any number."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Answer:
+    task: asyncio.Task[Any]
+    good_until: float
+
+
+class HubBoard:
+    """The hub's `BoardSource`."""
+
+    def __init__(self, books: CreditStore) -> None:
+        self._books = books
+        self._answers: dict[Hashable, _Answer] = {}
+
+    async def board(self, wanted: BoardQuery) -> Board:
+        return await self._ask(("board", wanted), lambda: self._books.board(wanted, time.time()))
+
+    async def node(self, start: str) -> tuple[str, Holder] | None:
+        return await self._ask(("node", start), lambda: self._books.credited_node(start, time.time()))
+
+    async def team(self, name: str) -> tuple[str, Holder] | None:
+        return await self._ask(("team", name), lambda: self._books.team(name, time.time()))
+
+    async def shares(self, holder: str, width: int) -> Mapping[int, StepShare]:
+        return await self._ask(("shares", holder, width), lambda: self._books.step_shares(holder, width))
+
+    async def receipt(self, rollout_id: str) -> PublicReceipt | None:
+        """Not kept: it is one row, and its node may look at the same time."""
+        lease_id, _, index = rollout_id.partition("-")
+        return await asyncio.to_thread(self._books.public_receipt, int(lease_id), int(index))
+
+    async def _ask(self, key: Hashable, read: Callable[[], _T]) -> _T:
+        """What `read` finds, once for all who ask meanwhile."""
+        clock = asyncio.get_running_loop().time
+        known = self._answers.get(key)
+        if known is None or (known.task.done() and (clock() >= known.good_until or known.task.exception() is not None)):
+            known = _Answer(asyncio.create_task(asyncio.to_thread(read), name="the leaderboard"), 0.0)
+            self._answers.pop(key, None)
+            self._answers[key] = known
+            began = clock()
+
+            def done(_: asyncio.Task[Any], answer: _Answer = known) -> None:
+                answer.good_until = clock() + max(LEAST_S, REST * (clock() - began))
+
+            known.task.add_done_callback(done)
+            if len(self._answers) > MOST_KEPT:
+                del self._answers[next(iter(self._answers))]
+        found: _T = await asyncio.shield(known.task)  # Who goes away does not take it from the others.
+        return found

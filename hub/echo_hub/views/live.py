@@ -1,0 +1,53 @@
+"""The run's settings as they are now: those of its config.toml, with what operators have changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.operating import Setting, restored
+from echo_hub.core.settings import CoordinatorSettings
+
+
+def with_live(config: HubConfig, settings: CoordinatorSettings) -> HubConfig:
+    """`config` with what the coordinator goes by."""
+    training = {
+        "max_staleness": settings.max_staleness,
+        "publish_every": settings.interval,
+        "learning_rate": settings.learning_rate_of(config.training.steps),
+    }
+    cost = {"spend_cap_per_hour": settings.activation.spend_cap_per_hour}
+    return config.model_copy(
+        update={
+            "training": config.training.model_copy(update=training),
+            "cost": config.cost.model_copy(update=cost),
+        }
+    )
+
+
+def with_stored(config: HubConfig, stored: Mapping[str, Any]) -> HubConfig:
+    """`config` with what lies in the run's books, for those who have no coordinator."""
+    training = config.training
+    settings = CoordinatorSettings(
+        mode=config.run.mode,
+        steps=training.steps,
+        groups_per_step=training.groups_per_step,
+        group_size=training.group_size,
+        deadline_s=config.leases.deadline_s,
+        max_staleness=training.max_staleness,
+        publish_every=training.publish_every,
+        learning_rate=training.learning_rate,
+    )
+    held = {Setting.SPEND_CAP: config.cost.spend_cap_per_hour, **stored}
+    return with_live(config, restored(settings, held))
+
+
+def configured(config: HubConfig) -> dict[str, Any]:
+    """What of config.toml operators may change while the run goes on, by name."""
+    return {
+        Setting.MAX_STALENESS: config.training.max_staleness,
+        Setting.PUBLISH_EVERY: config.training.publish_every,
+        Setting.LEARNING_RATE: config.training.learning_rate,
+        Setting.SPEND_CAP: config.cost.spend_cap_per_hour,
+    }

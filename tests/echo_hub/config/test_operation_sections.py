@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from echo_hub.config.operation_sections import AlertKind, AlertsConfig, LogConfig
+from echo_hub.operation.problems import ProblemKind
+
+MAIL = {"email_to": ["ada@example.org"], "email_from": "hub@example.org", "smtp_host": "mail.example.org"}
+
+
+def test_by_default_nobody_is_told_and_everything_would_be() -> None:
+    settings = AlertsConfig()
+    assert settings.secrets == () and settings.told_of == get_args(AlertKind)
+    assert set(settings.told_of) == {*ProblemKind, "finished"}
+    assert AlertsConfig(kinds=("disk",)).told_of == ("disk",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"webhook_url": "ftp://x"}, "webhook_url"),
+        ({"webhook_url": "https://x /y"}, "webhook_url"),
+        ({"webhook_url": "https://x/y", "webhook_secret": "short"}, "webhook_secret"),
+        ({"webhook_secret": "s" * 16}, "without webhook_url"),
+        ({"email_to": ["ada@example.org"]}, "smtp_host and email_from"),
+        ({**MAIL, "email_to": ["ada"]}, "e-mail address"),
+        ({**MAIL, "email_to": ["ada@x.org\nBcc: eve@x.org"]}, "e-mail address"),
+        ({**MAIL, "email_to": ["ada@x.org,eve@x.org"]}, "e-mail address"),
+        ({**MAIL, "email_from": "hub"}, "e-mail address"),
+        ({**MAIL, "smtp_user": "hub"}, "belong together"),
+        ({**MAIL, "smtp_user": "hub", "smtp_password": "x", "smtp_security": "none"}, "in the open"),
+        ({"kinds": ["disc"]}, "kinds"),
+        ({"learner_idle_share": 2}, "learner_idle_share"),
+    ],
+)
+def test_what_does_not_fit_together_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        AlertsConfig.model_validate(settings)
+
+
+def test_secrets_are_known_as_such() -> None:
+    settings = AlertsConfig.model_validate(
+        {
+            **MAIL,
+            "webhook_url": "https://x.example/secret",
+            "webhook_secret": "s" * 16,
+            "smtp_user": "hub",
+            "smtp_password": "sesame",
+        }
+    )
+    assert settings.secrets == ("https://x.example/secret", "s" * 16, "sesame")
+
+
+def test_a_log_has_a_cap() -> None:
+    for wrong in ({"max_bytes": 0}, {"kept": 0}, {"level": "loud"}, {"events_kept": 1}):
+        with pytest.raises(ValidationError):
+            LogConfig.model_validate(wrong)

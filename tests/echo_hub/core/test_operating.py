@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_hub.core.effects import ActionSettled, GroupOpened, RolloutsDropped, SendLease, SettingRecorded, TellOperator
+from echo_hub.core.events import OperatorAsked, Tick
+from echo_hub.core.operating import PUBLISH_NOW, RefusedChange, Setting, answer, restored, take
+from echo_hub.core.settings import CoordinatorSettings
+from echo_shared.messages import DropReason
+
+BASE = CoordinatorSettings(
+    mode="async",
+    steps=100,
+    groups_per_step=2,
+    group_size=2,
+    deadline_s=60.0,
+    max_staleness=3,
+    publish_every=2,
+    learning_rate=1e-3,
+)
+
+
+def asked(what: str, value: str | float = "", number: int = 7) -> OperatorAsked:
+    return OperatorAsked(number=number, what=what, value=value)
+
+
+def changed(settings: CoordinatorSettings, what: str, value: str | float = "", *, step: int = 1) -> CoordinatorSettings:
+    published = settings.newest_due_version(step - 1)
+    return take(settings, asked(what, value), next_step=step, published_version=published).settings
+
+
+def test_a_new_interval_begins_with_the_next_step_that_has_no_batch() -> None:
+    settings = changed(BASE, Setting.PUBLISH_EVERY, 3, step=6)
+    assert [version for version in range(13) if settings.is_due(version)] == [2, 4, 6, 9, 12]
+    settings = changed(settings, Setting.PUBLISH_EVERY, 1, step=10)
+    assert [version for version in range(13) if settings.is_due(version)] == [2, 4, 6, 9, 10, 11, 12]
+    assert settings.interval == 1 and settings.is_due(100)
+
+
+def test_a_version_is_published_now_and_then_on_at_the_same_interval() -> None:
+    settings = changed(BASE, PUBLISH_NOW, step=7)
+    assert [version for version in range(12) if settings.is_due(version)] == [2, 4, 6, 7, 9, 11]
+    with pytest.raises(RefusedChange, match="Version 8"):
+        changed(BASE, PUBLISH_NOW, step=8)
+    with pytest.raises(RefusedChange, match="last version"):
+        changed(BASE, PUBLISH_NOW, step=100)
+
+
+def test_a_learning_rate_holds_from_the_next_step_on_and_for_what_is_repeated_stays() -> None:
+    settings = changed(changed(BASE, Setting.LEARNING_RATE, 1e-4, step=5), Setting.LEARNING_RATE, 2e-4, step=9)
+    assert [settings.learning_rate_of(step) for step in (1, 4, 5, 8, 9, 100)] == [1e-3, 1e-3, 1e-4, 1e-4, 2e-4, 2e-4]
+    again = changed(settings, Setting.LEARNING_RATE, 3e-4, step=9)
+    assert again.learning_rates == ((5, 1e-4), (9, 3e-4))
+
+
+@pytest.mark.parametrize(
+    ("mode", "what", "value", "why"),
+    [
+        ("async", Setting.MAX_STALENESS, 0, "published every 2 steps"),
+        ("async", Setting.PUBLISH_EVERY, 5, "bound is 3"),
+        ("sequential", Setting.MAX_STALENESS, 4, "sequential mode"),
+        ("sequential", Setting.PUBLISH_EVERY, 2, "sequential mode"),
+        ("colocated", Setting.MAX_STALENESS, 4, "colocated mode"),
+        ("async", Setting.LEASING, "open", "open already"),
+        ("async", Setting.LEASING, "sideways", "sideways"),
+        ("async", "hub.key", 1, "no setting"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(mode: Any, what: str, value: str | float, why: str) -> None:
+    settings = replace(BASE, mode=mode, publish_every=1 if mode == "sequential" else 2)
+    same, records = answer(settings, asked(what, value), next_step=3, published_version=2)
+    (refused,) = records
+    assert same is settings and isinstance(refused, ActionSettled) and not refused.done and why in refused.detail
+
+
+def test_a_bound_that_would_stop_the_run_for_ever_is_refused() -> None:
+    """The learner holds version 5, version 0 is out, and the next one that is due comes after the step that waits."""
+    settings = changed(replace(BASE, max_staleness=8, publish_every=9), Setting.PUBLISH_EVERY, 1, step=6)
+    with pytest.raises(RefusedChange, match="Step 6 would wait for ever"):
+        take(settings, asked(Setting.MAX_STALENESS, 2), next_step=6, published_version=0)
+    taken = take(settings, asked(Setting.MAX_STALENESS, 2), next_step=7, published_version=6)
+    assert (taken.before, taken.after, taken.settings.staleness_bound) == (8, 2, 2)
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from([Setting.MAX_STALENESS, Setting.PUBLISH_EVERY, PUBLISH_NOW]),
+        st.integers(1, 8),
+        st.integers(0, 3),
+    ),
+    max_size=12,
+)
+
+
+@given(CHANGES)
+def test_whatever_is_asked_for_every_step_has_a_version_that_is_fresh_enough(
+    changes: list[tuple[str, int, int]],
+) -> None:
+    """Steps go on one by one between the changes; whatever is due is published once its step is trained."""
+    settings, step = BASE, 1
+    for what, value, steps in changes:
+        published = settings.newest_due_version(step - 1)
+        settings, _ = answer(settings, asked(what, value), next_step=step, published_version=published)
+        for _ in range(steps):
+            assert settings.newest_due_version(step - 1) >= step - 1 - settings.staleness_bound
+            step += 1
+    for later in range(step, step + 20):
+        assert settings.newest_due_version(later - 1) >= later - 1 - settings.staleness_bound
+
+
+def test_what_the_books_keep_brings_the_same_settings_back() -> None:
+    settings, books = BASE, dict[str, Any]()
+    for what, value in (
+        (Setting.LEASING, "paused"),
+        (Setting.MAX_STALENESS, 5),
+        (Setting.PUBLISH_EVERY, 4),
+        (PUBLISH_NOW, ""),
+        (Setting.LEARNING_RATE, 1e-5),
+        (Setting.SPEND_CAP, 2.5),
+    ):
+        settings, records = answer(settings, asked(what, value), next_step=3, published_version=2)
+        books |= {record.setting: record.stored for record in records if isinstance(record, SettingRecorded)}
+    assert restored(BASE, json.loads(json.dumps(books))) == settings
+    assert set(books) == set(Setting)
+
+
+def test_a_pause_leases_nothing_and_what_is_leased_comes_in(bench: Callable[..., Any]) -> None:
+    b = bench(max_staleness=1)
+    b.node("a", capacity=2)
+    lease = b.leases[1]
+    b.tell(asked(Setting.LEASING, "paused", 4))
+    (told,) = b.of(TellOperator)
+    assert told.number == 4 and b.coordinator.status().leasing == "paused"
+    b.tell(*(b.arrival(lease, index) for index in lease.indices))
+    b.node("b")
+    assert not b.of(SendLease) and len(b.leases) == 1
+    b.tell(Tick())
+    assert (b.coordinator.due_at() or b.now + 1) > b.now, "there is nothing that would be due all the time"
+    b.tell(asked(Setting.LEASING, "open", 5))
+    assert len(b.leases) > 1
+
+
+def test_a_drain_ends_what_is_open_and_opens_nothing(bench: Callable[..., Any]) -> None:
+    b = bench(max_staleness=1, group_size=4, prepare=True)
+    b.node("a", capacity=2)
+    opened = b.coordinator.status().groups_open
+    b.tell(asked(Setting.LEASING, "draining"))
+    assert b.coordinator.status().leasing == "draining" and opened == 4
+    done: set[int] = set()
+    while todo := [lease for number, lease in b.leases.items() if number not in done]:
+        for lease in todo:
+            done.add(lease.lease_id)
+            b.deliver(lease)
+            assert not b.of(GroupOpened)
+    status = b.coordinator.status()
+    assert (status.leasing, status.groups_open, status.groups_buffered) == ("drained", 0, opened)
+    b.learner()
+    b.train(1)
+    assert not b.of(GroupOpened)
+    b.tell(asked(Setting.LEASING, "open"))
+    assert b.of(GroupOpened), "what the step has made room for"
+
+
+def test_a_lowered_bound_drops_what_is_too_old_at_once_with_its_reason(bench: Callable[..., Any]) -> None:
+    b = bench(max_staleness=2, steps=8)
+    b.learner()
+    b.node("a")
+    for step in (1, 2):
+        b.deliver_group(2 * step - 2)
+        b.deliver_group(2 * step - 1)
+        b.train(step)
+    b.deliver_group(4)
+    assert b.coordinator.status().groups_buffered == 1
+    b.tell(asked(Setting.MAX_STALENESS, 1))
+    reasons = {dropped.reason for dropped in b.of(RolloutsDropped)}
+    assert reasons == {DropReason.STALE, DropReason.REVOKED} and b.coordinator.status().groups_buffered == 0
+    assert any(isinstance(effect, SettingRecorded) for effect in b.effects)
+    assert not b.of(GroupOpened), "more wait already than the new bound admits"
+
+
+def test_a_raised_bound_admits_more_at_once(bench: Callable[..., Any]) -> None:
+    b = bench(max_staleness=0)
+    b.node("a")
+    assert b.coordinator.status().groups_open == 2
+    b.tell(asked(Setting.MAX_STALENESS, 1))
+    assert b.coordinator.status().groups_open == 4 and len(b.of(SendLease)) == 2

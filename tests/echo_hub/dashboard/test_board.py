@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from echo_hub.dashboard.board import MOST_SEARCHED, AboutView, board_query, page_links, sort_of
+from echo_shared.credit_books import Board, BoardQuery
+
+
+def test_an_address_says_what_is_wanted() -> None:
+    wanted = board_query({"sort": "-recent", "q": "  ada \0 b ", "after": "200"}, kind="node")
+    assert wanted == BoardQuery(kind="node", order="recent", reverse=True, search="ada b", after=200)
+    assert sort_of(wanted) == "-recent"
+
+
+def test_what_makes_no_sense_is_as_if_it_were_not_there() -> None:
+    wrong = {"sort": "rank; DROP TABLE", "q": "x" * 1_000, "after": "-1"}
+    assert board_query(wrong, kind="team") == BoardQuery(kind="team", search="x" * MOST_SEARCHED)
+
+
+def test_pages_lead_to_their_neighbours() -> None:
+    board = Board(rows=(), num_found=0, num_ranked=0)
+    assert page_links(BoardQuery(), board) == ("", "")
+    assert page_links(BoardQuery(after=50, search="a&b"), board) == ("?sort=rank&q=a%26b#table", "")
+
+
+def test_whom_to_ask_is_the_contact_unless_it_is_said() -> None:
+    assert AboutView(contact="Ada").asks == "Ada" and AboutView(contact="Ada", token_from="Bob").asks == "Bob"

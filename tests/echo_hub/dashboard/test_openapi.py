@@ -1,0 +1,61 @@
+"""The description is valid, and what a real server answers is as it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from echo_hub.actions.requests import TABLE
+from echo_hub.dashboard.openapi import document
+
+
+@pytest.fixture
+async def hub(open_hub: Any, source: Any, desk: Any) -> ClientSession:
+    session: ClientSession = await open_hub(source, desk=desk)
+    return session
+
+
+def validator(schema: dict[str, Any]) -> Draft202012Validator:
+    return Draft202012Validator({**schema, "components": document()["components"]})
+
+
+async def test_the_description_is_valid_and_has_every_action(hub: ClientSession) -> None:
+    async with hub.get("/api/v1/openapi.json") as answer:
+        served = await answer.json()
+    OpenAPIV31SpecValidator(served).validate()
+    actions = {path.rpartition("/")[2] for path in served["paths"] if path.startswith("/api/v1/actions/")}
+    assert actions == {*TABLE, "undo"}
+    for path, described in served["paths"].items():
+        assert ("post" in described) == path.startswith("/api/v1/actions/")
+
+
+@pytest.mark.parametrize("path", ["run", "nodes", "steps", "log", "leaderboard", "actions", "tokens"])
+async def test_answers_are_as_described(hub: ClientSession, desk: Any, path: str) -> None:
+    async with hub.post("/api/v1/actions/max_staleness", json={"value": 3}) as answer:
+        assert answer.status == 200
+    async with hub.post("/api/v1/actions/token", json={"name": "ci"}) as answer:
+        assert answer.status == 200
+    described = document()["paths"][f"/api/v1/{path}"]["get"]["responses"]["200"]
+    async with hub.get(f"/api/v1/{path}") as answer:
+        told = await answer.json()
+    assert all(told.values()) if path != "run" else told
+    validator(described["content"]["application/json"]["schema"]).validate(told)
+
+
+async def test_what_an_action_answers_is_as_described(hub: ClientSession) -> None:
+    for action, body in (("max_staleness", {"value": 3}), ("evaluate", {}), ("ban", {"node": "x"}), ("ban", {})):
+        async with hub.post(f"/api/v1/actions/{action}", json=body) as answer:
+            described = document()["paths"][f"/api/v1/actions/{action}"]["post"]["responses"][str(answer.status)]
+            validator(described["content"]["application/json"]["schema"]).validate(await answer.json())
+
+
+def test_what_a_request_may_be_is_what_the_table_says() -> None:
+    body = document()["paths"]["/api/v1/actions/max_staleness"]["post"]["requestBody"]
+    schema = body["content"]["application/json"]["schema"]
+    assert body["required"] and schema["additionalProperties"] is False
+    assert schema["properties"]["value"]["maximum"] == 1000 and "action" not in schema["properties"]
+    assert "token_hash" not in document()["components"]["schemas"]["ApiToken"]["properties"]

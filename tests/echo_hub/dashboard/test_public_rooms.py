@@ -1,0 +1,111 @@
+"""What is lent to, and receipts, for everybody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_hub.core.effects import CheckRecorded, RolloutsDropped
+from echo_hub.dashboard.access.guard import Guard, Visits
+from echo_hub.dashboard.board import AboutView
+from echo_hub.dashboard.public_rooms import WHAT_IT_MEANS
+from echo_hub.store.store import Store
+from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.messages.receipts import Checked
+from tests.echo_hub.dashboard.public_parts import fill, open_store, served
+from tests.echo_hub.store.conftest import Records
+
+ABOUT = AboutView(
+    description="Sums for all.\n\nBy <b>us</b>.\u202e",
+    contact="ada@example.org",
+    consent="You agree.\nReally.",
+    links={"Paper <i>": "https://example.org/?a=1&b=2"},
+    needs_token=True,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path)
+    yield opened
+    opened.close()
+
+
+async def text_of(session: Any, path: str, status: int = 200) -> str:
+    async with session.get(path) as answer:
+        assert answer.status == status
+        return str(await answer.text())
+
+
+async def test_what_is_lent_to_is_told_as_plain_text(source: Any, store: Store, guard: Guard) -> None:
+    async with served(source, store, guard, about=ABOUT) as stranger:
+        text = await text_of(stranger, "/about")
+        for said in (
+            "<p>Sums for all.</p>",
+            "<p>By &lt;b&gt;us&lt;/b&gt;.</p>",
+            '<a href="https://example.org/?a=1&amp;b=2" rel="noreferrer noopener nofollow">Paper &lt;i&gt;</a>',
+            "You agree.<br>Really.",
+            "ask <bdi>ada@example.org</bdi>",
+            "echo-node join http://192.168.1.20:8710",
+            'class="copy"',
+        ):
+            assert said in text, said
+        assert "\u202e" not in text
+        board = await text_of(stranger, "/leaderboard")
+        assert "ask <bdi>ada@example.org</bdi>" in board and 'href="/about"' in board
+
+
+async def test_who_is_to_be_asked_for_a_token_may_be_another(source: Any, store: Store, guard: Guard) -> None:
+    async with served(source, store, guard, about=AboutView(needs_token=True, token_from="Bob")) as stranger:
+        assert "ask <bdi>Bob</bdi>" in await text_of(stranger, "/about")
+    async with served(source, store, guard) as stranger:
+        text = await text_of(stranger, "/about")
+        assert "has not said" in text and "TOKEN" not in text
+
+
+async def test_the_command_has_the_address_that_was_asked(source: Any, store: Store, guard: Guard) -> None:
+    visits = Visits(place=lambda _: "x", is_https=lambda _: True, address=lambda _: "https://hub.example.org")
+    source.address = "http://192.168.1.20:8710"
+    async with served(source, store, Guard(guard.credentials, visits, name="test")) as stranger:
+        for path in ("/about", "/leaderboard", "/teams"):
+            text = await text_of(stranger, path)
+            assert "echo-node join https://hub.example.org" in text and "192.168.1.20" not in text
+            assert 'og:url" content="https://hub.example.org/' in text
+
+
+async def test_a_receipt_is_the_one_that_the_node_is_told(source: Any, store: Store, guard: Guard) -> None:
+    (node,) = fill(store, ("<b>ada",), now=time.time())
+    store.apply([CheckRecorded(rollout_id="1-0", checked=Checked.PASSED)], now=1.0)
+    opened = [*Records.opened(7), Records.leased(9, 7, 0, 1, node_id=node)]
+    store.apply(opened, now=1.0)
+    store.apply([RolloutsDropped(rollout_ids=("9-0",), reason=DropReason.STALE, detail="secret <x>")], now=2.0)
+    async with served(source, store, guard) as stranger:
+        for rollout in ("1-0", "1-1", "9-0", "9-1"):
+            (told,) = store.receipts(node, [rollout])
+            async with stranger.get(f"/api/v1/receipts/{rollout}") as answer:
+                said = await answer.json()
+            reason = told.drop_reason and told.drop_reason.value
+            assert (said["state"], said["checked"], said["drop_reason"]) == (told.state, told.checked, reason)
+            text = await text_of(stranger, f"/receipts?id={rollout}")
+            assert f"<b>{told.state.value}</b>" in text and f"<b>{told.checked.value}</b>" in text
+            for private in (node, "secret", "seed", "completion_ids"):
+                assert private not in text + str(said)
+            assert "<b>ada" not in text and "&lt;b&gt;ada" in text
+
+
+async def test_of_what_was_never_leased_it_is_said_so(source: Any, store: Store, guard: Guard) -> None:
+    async with served(source, store, guard) as stranger:
+        assert "look like 1203-4" in await text_of(stranger, "/receipts?id=<script>", 404)
+        assert "<script>" not in await text_of(stranger, "/receipts?id=<script>", 404)
+        for rollout in ("1-0", "9223372036854775808-0", "1-999999999"):
+            assert "No rollout of this id" in await text_of(stranger, f"/receipts?id={rollout}", 404)
+            assert (await stranger.get(f"/api/v1/receipts/{rollout}")).status == 404
+        assert "Look up a receipt" in await text_of(stranger, "/receipts")
+
+
+def test_every_state_has_a_meaning() -> None:
+    assert set(WHAT_IT_MEANS) == {state.value for state in ReceiptState}

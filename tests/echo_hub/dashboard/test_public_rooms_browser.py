@@ -1,0 +1,82 @@
+"""The public pages in a real browser, with hostile names, on a phone and in the dark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.board import AboutView
+from echo_hub.store.store import Store
+from tests.echo_hub.dashboard.public_parts import fill, make_team, open_store, served
+from tests.echo_hub.dashboard.test_pages import browser  # noqa: F401
+
+TEAM = '<img src=x onerror="alert(3)">'
+ABOUT = AboutView(
+    description="Sums for <b>all</b>.\n\n" + "word " * 40,
+    consent="You agree.",
+    contact="x" * 120,
+    links={"Paper": "https://example.org/paper"},
+    needs_token=True,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path)
+    yield opened
+    opened.close()
+
+
+async def test_no_page_runs_fetches_or_overflows_what_strangers_made_up(
+    browser: Any,  # noqa: F811
+    source: Any,
+    store: Store,
+    guard: Guard,
+    hostile_names: tuple[str, ...],
+) -> None:
+    ids = fill(store, hostile_names, now=time.time())
+    make_team(store, TEAM, ids[0], ids[1], now=time.time())
+    async with served(source, store, guard, about=ABOUT) as stranger:
+        async with stranger.get("/healthz") as answer:
+            origin = str(answer.url.origin())
+        wrong: list[str] = []
+        paths = ["/leaderboard", "/teams", "/about", "/receipts?id=1-0", f"/teams/{quote(TEAM, safe='')}"]
+        paths += [f"/nodes/{node_id[:10]}" for node_id in ids]
+        for scheme, wide in (("light", 1_280), ("dark", 390)):
+            page = await browser.new_page(color_scheme=scheme, viewport={"width": wide, "height": 800})
+            page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on("dialog", lambda dialog: wrong.append(dialog.message))
+            page.on("request", lambda r: None if r.url.startswith(origin) else wrong.append(r.url))
+            for path in paths:
+                await page.goto(f"{origin}{path}")
+                overflow = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+                assert overflow <= 0, (path, wide)
+                assert await page.locator("h1").count() == 1, path
+            await page.close()
+        assert wrong == []
+
+
+async def test_one_touch_copies_the_line(browser: Any, source: Any, store: Store, guard: Guard) -> None:  # noqa: F811
+    from playwright.async_api import expect
+
+    async with served(source, store, guard, about=ABOUT) as stranger:
+        async with stranger.get("/healthz") as answer:
+            origin = str(answer.url.origin())
+        context = await browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+        page = await context.new_page()
+        await page.goto(f"{origin}/about")
+        button = page.locator("button.copy").first
+        await button.click()
+        await expect(button).to_have_text("Copied")
+        assert await page.evaluate("navigator.clipboard.readText()") == "echo-node join http://192.168.1.20:8710"
+        plain = await browser.new_context(java_script_enabled=False)
+        page = await plain.new_page()
+        await page.goto(f"{origin}/about")
+        await expect(page.locator("button.copy").first).to_be_hidden()

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_hub.config.operation_sections import AlertsConfig
+from echo_hub.operation import watching as watching_module
+from echo_hub.operation.problems import Change, Observation, ProblemKind
+from echo_hub.operation.watching import Watching, free_bytes, limits_of
+from echo_shared.books import StepRecord
+from echo_shared.errors import StorageError
+
+
+class Run:
+    """What is observed, and what is told of it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.seen = Observation()
+        self.rewards: list[float] = []
+        self.told: list[Change] = []
+        self.num_looks = 0
+        self.num_notified = 0
+        self.fails = False
+        self.looked = asyncio.Event()
+        self.watching = Watching(
+            AlertsConfig(),
+            observe=self._observe,
+            steps=self._steps,
+            told=self,
+            clock=lambda: self.now,
+            notify=self._notify,
+        )
+
+    def changed(self, change: Change) -> None:
+        self.told.append(change)
+
+    def _notify(self) -> None:
+        self.num_notified += 1
+
+    async def _observe(self) -> Observation:
+        self.num_looks += 1
+        self.looked.set()
+        if self.fails:
+            raise StorageError("The hub's database cannot be read.")
+        return self.seen
+
+    async def _steps(self, since: int) -> Sequence[StepRecord]:
+        """Three an answer."""
+        return [
+            StepRecord(
+                step=step + 1,
+                planned_at=1.0,
+                trained_at=2.0,
+                num_groups=1,
+                num_rollouts=1,
+                num_tokens=1,
+                mean_reward=reward,
+                staleness_mean=0.0,
+                staleness_max=0,
+                figures={},
+            )
+            for step, reward in list(enumerate(self.rewards))[since : since + 3]
+        ]
+
+
+async def test_what_begins_and_what_is_over_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run = Run()
+    run.seen = Observation(disk_free_bytes=1_000_000_000)
+    await run.watching.look()
+    await run.watching.look()
+    assert [problem.kind for problem in run.watching.active] == [ProblemKind.DISK] and run.num_notified == 1
+    run.seen, run.now = Observation(), 1_000.0
+    await run.watching.look()
+    assert run.watching.active == () and [change.began for change in run.told] == [True, False]
+    began, over = caplog.records
+    assert (began.levelno, began.event, began.subject) == (logging.WARNING, "problem_began", "disk")  # type: ignore[attr-defined]
+    assert (over.levelno, over.event) == (logging.INFO, "problem_ended")  # type: ignore[attr-defined]
+    assert over.getMessage() == f"over: {began.getMessage()}"
+
+
+async def test_each_step_is_counted_once_and_all_of_those_before_a_restart() -> None:
+    run = Run()
+    run.rewards = [0.01 * step for step in range(80)]
+    await run.watching.look()
+    run.rewards += [0.0] * 20
+    await run.watching.look()
+    await run.watching.look()
+    assert [change.problem.kind for change in run.told] == [ProblemKind.REWARD_FELL]
+
+
+async def test_it_goes_on_when_the_books_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching_module, "LOOK_S", 0.0)
+    run = Run()
+    run.fails = True
+    task = asyncio.create_task(run.watching.run())
+    async with asyncio.timeout(60):
+        while run.num_looks < 3:
+            run.looked.clear()
+            await run.looked.wait()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def test_the_limits_are_the_settings_and_a_disk_has_room(tmp_path: Path) -> None:
+    settings: Any = AlertsConfig(learner_idle_s=7.0)
+    assert limits_of(settings).learner_idle_s == 7.0
+    assert (free_bytes(tmp_path) or 0) > 0 and free_bytes(tmp_path / "none") is None

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_hub.sinks import reading as module
+from echo_hub.sinks.base import Position, SampleText
+from echo_hub.sinks.reading import Reading
+from echo_hub.store.store import Store
+from tests.echo_hub.written_steps import evaluated, train
+
+
+def test_a_steps_figures_by_tag(store: Store) -> None:
+    for step in (1, 2):
+        train(store, step)
+    first, second = Reading(store, Position()).read()
+    assert (first.policy_version, first.at, second.policy_version, second.at) == (1, 1_004.0, 2, 1_008.0)
+    assert first.scalars["train/loss"] == 0.25 and second.scalars["train/mean_reward"] == 2.0
+    assert "rollouts/per_second" not in first.scalars and second.scalars["rollouts/per_second"] == 0.5
+    assert [entry.scalars["rollouts/staleness_max"] for entry in (first, second)] == [1.0, 2.0]
+    assert [entry.scalars["drops/expired"] for entry in (first, second)] == [1.0, 1.0], "since the step before"
+    assert {"train/train_s", "train/eval_s", "train/share_without_advantage"} < set(first.scalars)
+    assert second.histograms == {
+        "distribution/reward": [2.0, 2.0],
+        "distribution/completion_tokens": [3.0, 3.0],
+        "distribution/staleness": [0.0, 0.0],
+    }
+
+
+def test_an_evaluations_figures_by_tag(store: Store) -> None:
+    store.record_evaluations(evaluated(3, 0.5))
+    greedy, sampled = Reading(store, Position()).read()
+    assert greedy.policy_version == 3 and greedy.at == 2_003.0
+    assert greedy.scalars["eval/greedy_accuracy"] == 0.5 and greedy.scalars["eval/greedy_accuracy_error"] == 0.125
+    assert sampled.scalars["eval/mean_at_4"] == 0.25 and sampled.scalars["eval/pass_at_4"] == 0.75
+
+
+def test_it_goes_on_where_a_sink_has_come_to(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEPS_A_READ", 2)
+    for step in range(1, 6):
+        train(store, step)
+    store.record_evaluations(evaluated(0, 0.5))
+    reading, got = Reading(store, Position()), []
+    while entries := reading.read():
+        got.append([entry.policy_version for entry in entries])
+    assert got == [[1, 2, 0, 0], [3, 4], [5]]
+    assert reading.position == Position(step=5, evaluated_at=2_000.0)
+    train(store, 6)
+    (entry,) = Reading(store, reading.position).read()
+    assert entry.policy_version == 6
+    assert entry.scalars["drops/expired"] == 1.0 and entry.scalars["rollouts/per_second"] == 0.5, "since step 5"
+    assert Reading(store, Position(step=6, evaluated_at=2_000.0)).read() == []
+
+
+def test_of_old_steps_there_are_scalars_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HISTOGRAMS_AT_START", 2)
+    for step in range(1, 5):
+        train(store, step)
+    text = SampleText(rollout_id="", reward=0, prompt="", completion="")
+    reading = Reading(store, Position(), texts=lambda step: [text])
+    train(store, 5)
+    assert [(bool(entry.histograms), len(entry.texts)) for entry in reading.read()] == [(False, 0)] * 2 + [
+        (True, 1)
+    ] * 3

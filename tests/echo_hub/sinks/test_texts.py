@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from echo_hub.config.file import load_config
+from echo_hub.config.sections import MetricsConfig
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.problems import Problems
+from echo_hub.sinks.texts import SampleTexts
+from echo_hub.store.keeping import Keeping
+from echo_hub.store.store import Store
+from echo_shared.errors import ConfigError
+from tests.echo_hub.written_rollouts import REWARDS, TEXTS, write_rollouts
+
+CODEC = PromptCodec.load(resolve_base("builtin:tiny"))
+
+
+@cache
+def problems() -> Problems:
+    return Problems.of_run(load_config(None, {}), CODEC)
+
+
+def texts(store: Store, **settings: int) -> SampleTexts:
+    chosen = MetricsConfig(**{"texts_every": 1, **settings})  # type: ignore[arg-type]
+    return SampleTexts(chosen, store=store, codec=CODEC, problems=problems())
+
+
+def test_from_the_least_rewarded_to_the_most(store: Store) -> None:
+    write_rollouts(store, CODEC)
+    found = texts(store, texts=64)(1)
+    assert [text.reward for text in found] == sorted(REWARDS[:4])
+    assert {text.completion.partition("<eos>")[0] for text in found} == set(TEXTS[:4])
+    assert all("+" in text.prompt for text in found)
+    two = texts(store, texts=2)(1)
+    assert [text.reward for text in two] == [min(REWARDS[:4]), max(REWARDS[:4])]
+    assert [text.reward for text in texts(store, texts=1)(1)] == [max(REWARDS[:4])]
+
+
+def test_none_unless_the_operator_has_turned_it_on(store: Store) -> None:
+    write_rollouts(store, CODEC)
+    assert texts(store)(1) == []
+    assert texts(store, texts=4, texts_every=2)(1) == []
+    assert texts(store, texts=4)(7) == []
+
+
+def test_none_of_what_is_not_kept(store: Store) -> None:
+    write_rollouts(store, CODEC)
+    store.keeping = replace(store.keeping, share=0.0)
+    assert texts(store, texts=4)(1) == []
+    store.keeping = Keeping()
+    assert len(texts(store, texts=4)(1)) == 4
+
+
+@pytest.mark.parametrize("keeping", [{"share": 0.0}, {"max_bytes": 0}])
+def test_a_run_that_keeps_no_text_has_none_to_show(keeping: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.texts|not valid"):
+        load_config(None, {"metrics": {"texts": 1}, "keeping": keeping})

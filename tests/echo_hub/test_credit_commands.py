@@ -1,0 +1,94 @@
+"""`echo-hub credit` and `echo-hub team`, on the store of a run that is served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from echo_hub.config.file import load_config
+from echo_hub.main import app, make_run
+from echo_hub.run.directory import RunDirectory
+from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.store import Store
+from echo_shared import key_file, run_credit
+from echo_shared.credit_books import BoardQuery
+from echo_shared.errors import CodecError, ConfigError
+from echo_shared.identity import fingerprint
+from echo_shared.messages import TeamWanted
+from tests.echo_hub.store.conftest import Records
+
+
+def invoke(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def served(directory: Path, name: str) -> Store:
+    make_run(RunDirectory(directory), load_config(None, {"run": {"name": name}}))
+    store = Store.open(RunDirectory(directory).database_url)
+    me = key_file.load(RunDirectory(directory).key)
+    store.set_run_meta("run_id", f"{me.node_id}-1")
+    return store
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Store]:
+    store = served(tmp_path / "here", "here")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    """Of another run, in which the node "a" has done a step."""
+    store = served(tmp_path / "there", "there")
+    store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="b", device="d", now=1.0)
+    store.apply(Records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)
+    store.close()
+    result = invoke("credit", "export", tmp_path / "there")
+    assert result.exit_code == 0, result.output
+    (tmp_path / "export.json").write_text(result.stdout)
+    return tmp_path / "export.json"
+
+
+def test_credit_goes_from_run_to_run_once(tmp_path: Path, here: Store, export: Path) -> None:
+    said = run_credit.verified(export.read_bytes())
+    assert [(node.node_name, node.rollouts, node.tokens) for node in said.nodes] == [("ada", 2, 5)]
+    key = fingerprint(bytes.fromhex(said.hub_key))
+    with pytest.raises(ConfigError, match="not known here"):
+        invoke("credit", "import", tmp_path / "here", export)
+    with pytest.raises(ConfigError, match="Another hub has signed"):
+        invoke("credit", "import", tmp_path / "here", export, "--hub-key", "00" * 32)
+    assert (
+        "Added 1 node of the run there"
+        in invoke("credit", "import", tmp_path / "here", export, "--hub-key", key).output
+    )
+    assert "Nothing was changed" in invoke("credit", "import", tmp_path / "here", export).output
+    (row,) = CreditStore(here.engine).board(BoardQuery(), 9.0).rows
+    assert (row.name, row.all_rollouts, row.all_tokens) == ("ada", 2, 5)
+
+
+def test_what_is_the_run_s_own_or_was_changed_is_refused(tmp_path: Path, here: Store, export: Path) -> None:
+    with pytest.raises(ConfigError, match="own credit"):
+        invoke("credit", "import", tmp_path / "there", export)
+    document = json.loads(export.read_text())
+    document["credit"]["nodes"][0]["rollouts"] = 9
+    export.write_text(json.dumps(document))
+    with pytest.raises(CodecError, match="signature is wrong"):
+        invoke("credit", "import", tmp_path / "here", export)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        invoke("credit", "import", tmp_path / "here", tmp_path / "missing")
+
+
+def test_the_operator_removes_a_team(tmp_path: Path, here: Store) -> None:
+    here.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="b", device="d", now=1.0)
+    here.apply(Records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)
+    CreditStore(here.engine).change_team("a", TeamWanted(action="create", name="Bad words"), 1.0)
+    assert "Removed" in invoke("team", "remove", tmp_path / "here", "BAD  words").output
+    assert CreditStore(here.engine).own_team("a", 2.0).name == ""
+    with pytest.raises(ConfigError, match="no team"):
+        invoke("team", "remove", tmp_path / "here", "Bad words")

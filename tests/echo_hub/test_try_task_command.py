@@ -1,0 +1,127 @@
+"""The command, with every kind of task that a hub takes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from echo_hub.config.file import load_config, render_config
+from echo_hub.main import app
+from echo_shared.errors import ConfigError
+
+OWN = """
+from echo_hub.tasks.base import Problem
+
+class Reverse:
+    name = "reverse"
+
+    def sample(self, seed):
+        word = format(seed, "x")[:6]
+        return Problem(prompt=f"[red]{word}", metadata={"answer": word[::-1]})
+
+    def score(self, problem, completion):
+        return float(completion.strip() == problem.metadata["answer"])
+
+def make(options):
+    return Reverse()
+
+def fail(options):
+    return 1 // 0
+
+def nothing(options):
+    return None
+"""
+
+
+def said(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, ["try-task", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def found(*arguments: str | Path) -> dict[str, Any]:
+    trial: dict[str, Any] = json.loads(said(*arguments, "--json"))
+    return trial
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_task_to_try.py").write_text(OWN)
+    (tmp_path / "broken_task_to_try.py").write_text("def make(options)\n    return None\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "python:own_task_to_try"
+
+
+def test_it_shows_prompts_answers_and_what_they_earn(own: str) -> None:
+    text = said(f"{own}:make", "--count", "2")
+    assert "Problem 2 of 2" in text and "  | [red]" in text, "nothing of it is markup"
+    rows = [line.split()[:2] for line in text.splitlines() if line.startswith("  ") and "|" not in line]
+    assert rows.count(["reference", "1"]) == 2 and rows.count(["empty", "0"]) == 2
+    assert "Nothing looks wrong" in text
+
+
+def test_a_seed_gives_other_problems_and_the_same_ones_again() -> None:
+    first, again, other = (
+        [problem["prompt"] for problem in found("arithmetic", "--seed", seed)["problems"]] for seed in ("1", "1", "2")
+    )
+    assert first == again != other and len(first) == 4
+
+
+@pytest.mark.parametrize("task", ["reasoning-gym:knights_knaves", "environment:guess", "arithmetic"])
+def test_every_kind_of_task_is_tried(task: str) -> None:
+    assert found(task, "--count", "1")["task"] == task
+
+
+def test_lines_of_a_file_are_tried(tmp_path: Path) -> None:
+    file = tmp_path / "two.jsonl"
+    file.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "Factor $x^2-1$.", "answer": "(x-1)(x+1)"}\n')
+    trial = found("jsonl", "--option", f"path={file}", "--option", 'answer="math"')
+    rewards = {(p["prompt"][0], a["kind"]): a["reward"] for p in trial["problems"] for a in p["answers"]}
+    assert rewards["F", "tagged"] == rewards["1", "tagged"] == rewards["1", "reference"] == 1
+    assert rewards["F", "reference"] == 0, "it is no formula where it stands alone"
+    assert len(trial["warnings"]) == 1 and "copied answer is paid on" in trial["warnings"][0], "x^2-1 is (x-1)(x+1)"
+
+
+def test_a_runs_settings_hold(tmp_path: Path) -> None:
+    settings = tmp_path / "config.toml"
+    config = {"task": {"options": {"digits": 1, "operations": ["*"]}, "prompt_suffix": " "}}
+    settings.write_text(render_config(load_config(None, config)))
+    (problem,) = found("--config", settings, "--count", "1")["problems"]
+    assert "*" in problem["prompt"] and problem["rendered"] == problem["prompt"] + " "
+    (problem,) = found("--config", settings, "--option", "digits=2", "--count", "1")["problems"]
+    assert "*" in problem["prompt"] and len(problem["prompt"]) == 6
+
+
+def test_what_is_paid_for_nothing_is_warned_of() -> None:
+    trial = found("reasoning-gym:sokoban", "--count", "1")
+    text = said("reasoning-gym:sokoban", "--count", "1")
+    assert [f"Warning: {warning}" in text for warning in trial["warnings"]] == [True] * len(trial["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("arithmatic",), "did you mean arithmetic"),
+        (("reasoning-gym:sokobann",), "Did you mean sokoban"),
+        (("arithmetic", "--option", "digitz=3"), "task.options.digitz"),
+        (("arithmetic", "--option", "digits"), "--option NAME=VALUE"),
+        (("jsonl",), "task.options.path"),
+        (("jsonl", "--option", "path=/nowhere/a.jsonl"), "cannot be read"),
+        (("python:no_such_module:make",), "cannot be imported"),
+        (("python:own_task_to_try:fail",), "own_task_to_try.py, line"),
+        (("python:own_task_to_try:nothing",), "is no task"),
+        (("python:broken_task_to_try:make",), "SyntaxError"),
+        (("arithmetic", "--base", "builtin:huge"), "no such base model"),
+        (("--config", "/nowhere/config.toml"), "cannot be read"),
+    ],
+)
+def test_what_is_no_task_is_refused_with_a_way_out(own: str, arguments: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        said(*arguments)
+    assert told in str(caught.value)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_shared.codec import decode_from_hub, decode_from_node, encode
+from echo_shared.errors import CodecError
+from echo_shared.messages import MAX_TEAM_NAME, Team, TeamWanted
+from tests.echo_shared.messages.examples import TEAM, changed
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("action", "destroy"), ("name", "x" * (MAX_TEAM_NAME + 1)), ("name", 7), ("name", None)]
+)
+def test_what_a_node_wants_is_bounded(field: str, value: object) -> None:
+    with pytest.raises(CodecError):
+        decode_from_node(changed(TeamWanted(action="create", name="Herons"), **{field: value}))
+
+
+@pytest.mark.parametrize(("field", "value"), [("page", "javascript:alert(1)"), ("page", "/\n"), ("rank", 0)])
+def test_what_a_hub_says_is_bounded(field: str, value: object) -> None:
+    with pytest.raises(CodecError):
+        decode_from_hub(changed(TEAM, **{field: value}))
+
+
+def test_names_are_cleaned_as_nodes_names_are() -> None:
+    said = decode_from_node(encode(TeamWanted(action="create", name="a\u202eb\u200bc\x1b[2J\n")))
+    assert isinstance(said, TeamWanted) and said.name == "a?b?c?[2J?"
+    assert Team(name="\u2066x").name == "?x"

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_shared.errors import CodecError
+from echo_shared.identity import Identity
+from echo_shared.run_credit import NodeCredit, RunCredit, sign, verified
+from echo_shared.signed_document import moment
+
+HUB = Identity.generate()
+
+
+def said(*ids: str, run_id: str = "") -> RunCredit:
+    return RunCredit(
+        hub_key=HUB.public_key.hex(),
+        run_id=run_id or f"{HUB.node_id}-1",
+        run_name="sums",
+        issued_at=moment(1e9),
+        nodes=tuple(NodeCredit(node_id=one, node_name='<b>"x"', rollouts=3, tokens=40) for one in ids),
+    )
+
+
+@pytest.mark.parametrize("ids", [(), ("a",), ("a", "b", "c")])
+def test_what_is_signed_comes_back(ids: tuple[str, ...]) -> None:
+    assert verified(sign(said(*ids), HUB)) == said(*ids)
+
+
+def test_a_hub_speaks_for_its_own_runs_alone() -> None:
+    another = Identity.generate()
+    with pytest.raises(CodecError, match="not of the hub"):
+        verified(sign(said("a", run_id=f"{another.node_id}-1"), HUB))
+
+
+@pytest.mark.parametrize("ids", [("a", "a"), ("b", "a")])
+def test_each_node_is_in_it_once(ids: tuple[str, ...]) -> None:
+    with pytest.raises(CodecError, match="each once"):
+        verified(sign(said(*ids), HUB))
+
+
+def test_what_was_changed_is_none() -> None:
+    with pytest.raises(CodecError, match="signature is wrong"):
+        verified(sign(said("a"), HUB).replace(b'"rollouts": 3', b'"rollouts": 4'))
+    with pytest.raises(CodecError, match="no credit of a run"):
+        verified(sign(said("a"), HUB).replace(b'"rollouts": 3', b'"rollouts": -3'))

@@ -1,0 +1,89 @@
+"""Documents that a hub has signed: what is signed comes back, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from echo_shared.errors import CodecError
+from echo_shared.identity import Identity, verify
+from echo_shared.signed_document import Signed, moment, sign, verified
+
+HUB, OTHER = Identity.generate(), Identity.generate()
+PREFIX = b"a kind of document 1\0"
+
+
+class Said(Signed):
+    number: int
+    text: str
+
+
+SAID = Said(hub_key=HUB.public_key.hex(), number=2**53, text='größer "<b>" \u202e')
+
+
+def read(document: bytes, *, prefix: bytes = PREFIX, name: str = "said") -> Said:
+    return verified(document, Said, name=name, prefix=prefix, what="document", most_bytes=1_000)
+
+
+def signed() -> bytes:
+    return sign(SAID, HUB, name="said", prefix=PREFIX)
+
+
+def test_what_is_signed_comes_back_in_any_form() -> None:
+    assert read(signed()) == SAID
+    document = json.loads(signed())
+    assert read(json.dumps({"signature": document["signature"], "said": document["said"]}).encode()) == SAID
+
+
+def test_the_signed_bytes_are_the_prefix_and_the_sorted_fields() -> None:
+    document = json.loads(signed())
+    canonical = json.dumps(document["said"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    assert verify(HUB.public_key, bytes.fromhex(document["signature"]), PREFIX + canonical)
+
+
+def test_another_kind_of_document_is_none() -> None:
+    with pytest.raises(CodecError, match="signature is wrong"):
+        read(signed(), prefix=b"another kind 1\0")
+    with pytest.raises(CodecError, match="no document"):
+        read(signed(), name="other")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("number", 1), ("text", "x"), ("hub_key", OTHER.public_key.hex())],
+    ids=["a number", "a text", "the key"],
+)
+def test_nothing_can_be_changed(field: str, value: object) -> None:
+    document = json.loads(signed())
+    document["said"][field] = value
+    with pytest.raises(CodecError, match="signature is wrong"):
+        read(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"null",
+        b"[" * 900,
+        b'{"said": NaN, "signature": ""}',
+        b'{"said": {}, "signature": ""}',
+        signed().replace(b"9007199254740992", b"9007199254740992.0"),
+        b" " * 1_001,
+    ],
+)
+def test_what_is_none_is_said(document: bytes) -> None:
+    with pytest.raises(CodecError, match="no document"):
+        read(document)
+
+
+@pytest.mark.parametrize("signature", [7, None, "", "zz" * 64, "00" * 64])
+def test_what_is_no_signature_is_wrong(signature: object) -> None:
+    document = {**json.loads(signed()), "signature": signature}
+    with pytest.raises(CodecError, match="signature is wrong"):
+        read(json.dumps(document).encode())
+
+
+def test_moments_are_to_the_second() -> None:
+    assert moment(1e9 + 0.9) == "2001-09-09T01:46:40Z"

@@ -1,0 +1,63 @@
+"""A hub under load is backed up, killed, and goes on elsewhere from the backup."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(900)
+
+STEPS = 150
+
+
+def adapters(run: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in run.glob("adapters/v*/adapter_model.safetensors")}
+
+
+@pytest.mark.slow
+async def test_a_killed_hub_goes_on_elsewhere_from_a_backup_of_when_it_ran(
+    site: Any, until: Any, books: Callable[[Path], Any]
+) -> None:
+    # Of every fourth step there is a checkpoint: the steps behind it are trained again, from the copied books.
+    run = await site.make_run("run", training={"steps": STEPS}, learner={"checkpoint_every": 4})
+    hub, url = await site.hub(run)
+    node = await site.node(url, "volunteer")
+    await until(url, lambda view: view["trained_step"] >= 6)
+    file = site.root / "run.backup"
+    status, said = await site.command("echo_hub.main", "backup", run, file)
+    assert status == 0 and "Keep it secret" in said, said
+    view = await until(url, lambda view: view["trained_step"] >= 8)
+    assert view["trained_step"] < STEPS, "the hub was not held up"
+    await hub.kill()
+    await node.end()
+    before = adapters(run)
+    shutil.move(run, site.root / "lost")
+
+    again = site.root / "elsewhere" / "run"
+    status, said = await site.command("echo_hub.main", "restore", file, again)
+    assert status == 0, said
+    restored = adapters(again)
+    newest = max(restored)
+    assert restored.items() <= before.items(), "to the bit"
+    checkpoints = sorted(int(path.name.removeprefix("step-")) for path in again.glob("checkpoints/step-*"))
+    trained = int(newest[1:])
+    assert checkpoints and checkpoints[-1] <= trained
+
+    hub, url = await site.hub(again)
+    await site.node(url, "volunteer")
+    await until(url, lambda view: view["state"] == "finished")
+    assert (await hub.end())[0] == 0
+    after = adapters(again)
+    assert restored.items() <= after.items(), "steps that were trained again came out the same"
+    rows = books(again).execute("SELECT step, rollout_ids FROM steps WHERE trained_at IS NOT NULL").fetchall()
+    assert sorted(step for step, _ in rows) == list(range(1, STEPS + 1))
+    used = Counter(name for _, names in rows for name in json.loads(names))
+    assert set(used.values()) == {1} and len(used) == STEPS * 8 * 4
+    unfinished = books(again).execute("SELECT count(*) FROM rollouts WHERE state NOT IN ('trained', 'dropped')")
+    assert unfinished.fetchone() == (0,)

@@ -1,0 +1,73 @@
+"""Real hubs and a real node: its team, its page, a receipt that everybody can look up, and credit from run to run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from echo_shared.identity import fingerprint
+
+
+async def node(site: Any, home: Path, *arguments: str) -> Any:
+    """What `echo-node ... --json` prints."""
+    status, said = await site.command("echo_node.main", *arguments, "--data-dir", home, "--json")
+    assert status == 0, said
+    return json.loads(said)
+
+
+async def test_a_node_has_a_team_a_page_and_credit_in_two_runs(site: Any, until: Any) -> None:
+    about = {"description": "Sums <b>for</b> all.", "contact": "ada@example.org"}
+    run = await site.make_run(training={"steps": 400}, about=about)
+    hub, url = await site.hub(run)
+    volunteer = await site.node(url, "volunteer")
+    home = site.root / "volunteer"
+    await until(url, lambda view: view["trained_step"] >= 1)
+    made = await node(site, home, "team", "create", "The Herons")
+    assert (made["team"], made["is_founder"], made["members"]) == ("The Herons", True, 1)
+    step = (await until(url, lambda view: True))["trained_step"]
+    await until(url, lambda view: view["trained_step"] > step + 1)
+    shown = await node(site, home, "team", "show")
+    assert shown["rollouts"] > 0 and shown["rank"] == 1
+
+    listed = (await node(site, home, "receipts", "list", "--state", "trained"))["receipts"]
+    me = (await node(site, home, "id", "show"))["node_id"]
+    async with aiohttp.ClientSession() as stranger:
+
+        async def read(path: str) -> Any:
+            async with stranger.get(path if path.startswith("http") else f"{url}{path}") as answer:
+                assert answer.status == 200, path
+                return await (answer.json() if "/api/" in path else answer.text())
+
+        assert "volunteer" in await read(shown["page"])
+        assert "volunteer is #1" in await read(f"/nodes/{me[:10]}")
+        assert "Sums &lt;b&gt;for&lt;/b&gt; all." in await read("/about")
+        receipt = await read(f"/api/v1/receipts/{listed[0]['rollout_id']}")
+        mine = await node(site, home, "receipts", "show", listed[0]["rollout_id"])
+        assert (receipt["state"], receipt["checked"]) == (mine["hub"]["state"], mine["hub"]["checked"])
+        async with stranger.get(f"{url}/nodes/{me[:10]}/picture.png") as answer:
+            assert answer.status == 200 and (await answer.read()).startswith(b"\x89PNG")
+    await volunteer.end()
+    await hub.end()
+
+    status, said = await site.command("echo_hub.main", "credit", "export", run)
+    assert status == 0, said
+    document = said[said.index("{") : said.rindex("}") + 1]
+    earned = json.loads(document)["credit"]
+    assert [one["node_name"] for one in earned["nodes"]] == ["volunteer"]
+    export = site.root / "earned.json"
+    export.write_text(document)
+    other = await site.make_run(name="other", training={"steps": 400})
+    _, url = await site.hub(other)
+    key = fingerprint(bytes.fromhex(earned["hub_key"]))
+    status, said = await site.command("echo_hub.main", "credit", "import", other, export)
+    assert status == 1 and key in said
+    for expected in ("Added 1 node", "Known already"):
+        status, said = await site.command("echo_hub.main", "credit", "import", other, export, "--hub-key", key)
+        assert status == 0 and expected in said
+    async with aiohttp.ClientSession() as stranger, stranger.get(f"{url}/api/v1/leaderboard") as answer:
+        (row,) = (await answer.json())["leaderboard"]
+    assert (row["name"], row["rollouts"]) == ("volunteer", 0)
+    assert row["elsewhere_rollouts"] == earned["nodes"][0]["rollouts"] > 0
