@@ -32,13 +32,10 @@ from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.curves import CurvesRoom, Mark
 from echo_hub.dashboard.live_parts import Marks, Rendering, difference, rendering
 from echo_hub.dashboard.responses import html_response
-from echo_hub.dashboard.snapshots import Snapshot, Snapshots
+from echo_hub.dashboard.snapshots import Snapshot, Snapshots, rest_s
 from echo_hub.dashboard.viewers import Viewers
 from echo_shared.errors import StorageError
 
-REST: Final = 50.0
-"""Times what a rendering took, for all watched pages together: however many there are, they take a fiftieth of the
-hub's time at most, and change the seldomer."""
 MOST_PAGES: Final = 64
 """That are kept as rendered, those that were looked at last."""
 MOST_REVISIONS: Final = 64
@@ -104,7 +101,8 @@ class _Page:
 
 
 class _Turns:
-    """Lets renderings be made one by one, with a rest after each."""
+    """Lets renderings be made one by one, of all watched pages together, with a rest after each: the more there are, the
+    seldomer they change."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -118,7 +116,7 @@ class _Turns:
             await asyncio.sleep(max(0.0, self._free_at - clock()))
             began_at = clock()
             await page.rendered(look, snapshot)
-            self._free_at = clock() + REST * (clock() - began_at)
+            self._free_at = clock() + rest_s(clock() - began_at)
 
 
 class LivePages:

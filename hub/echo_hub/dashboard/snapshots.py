@@ -9,7 +9,11 @@ from typing import Final
 from echo_hub.dashboard.model import NodeView, PagesSource, RunView
 
 REST: Final = 40.0
-"""Times what a snapshot took: looking again and again takes a fortieth of the hub's time at most, in any books."""
+"""Times what was done for the pages: looking again and again then takes a fortieth of the hub's time."""
+LONGEST_REST_S: Final = 1.5
+"""But no more, so that pages are of now also where the machine is busy with something else ..."""
+LEAST_REST: Final = 9.0
+"""... unless it would take more than a tenth of the hub's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,11 @@ class Snapshot:
     nodes: tuple[NodeView, ...]
 
 
+def rest_s(took_s: float) -> float:
+    """How long nothing is done for the pages after what took so long."""
+    return max(min(REST * took_s, LONGEST_REST_S), LEAST_REST * took_s)
+
+
 class Snapshots:
     """Takes at most one snapshot every `min_interval_s`, seldomer where it takes long, and only when somebody looks;
     with 0 one for each look."""
@@ -36,7 +45,7 @@ class Snapshots:
         self._newest: Snapshot | None = None
 
     async def get(self) -> Snapshot:
-        """The newest snapshot, at most `min_interval_s` old, or `REST` times what it took."""
+        """The newest snapshot, at most `min_interval_s` old, or `rest_s` of what it took."""
         async with self._lock:
             newest = self._newest
             if newest is None or asyncio.get_running_loop().time() >= newest.good_until:
@@ -56,11 +65,11 @@ class Snapshots:
         run, nodes = await self._source.run_view(), await self._source.nodes()
         now = clock()
         took_s = now - taken_at
-        rest_s = REST * took_s if self._min_interval_s else 0.0
+        rests_s = rest_s(took_s) if self._min_interval_s else 0.0
         return Snapshot(
             change=change,
             taken_at=taken_at,
-            good_until=max(taken_at + self._min_interval_s, now + rest_s),
+            good_until=max(taken_at + self._min_interval_s, now + rests_s),
             took_s=took_s,
             run=run,
             nodes=nodes,

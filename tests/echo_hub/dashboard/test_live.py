@@ -199,7 +199,7 @@ async def test_all_who_watch_the_same_share_a_rendering_and_what_is_their_own_is
 async def test_however_many_pages_are_watched_their_renderings_rest(
     source: Any, guard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "REST", 0.0)
+    monkeypatch.setattr(live, "rest_s", lambda _: 0.0)
     async with serving(source, guard) as (served, session):
         viewers = [await session.get("/", params={"key": str(i)}, headers=STREAM) for i in range(5)]
         told = [events(viewer) for viewer in viewers]
@@ -212,7 +212,7 @@ async def test_however_many_pages_are_watched_their_renderings_rest(
             slept.append(seconds)
             await sleep(0)
 
-        monkeypatch.setattr(live, "REST", 1e6)
+        monkeypatch.setattr(live, "rest_s", lambda _: 1e6)
         monkeypatch.setattr(live.asyncio, "sleep", counted)
         served.text = page("b")
         source.changes.notify()

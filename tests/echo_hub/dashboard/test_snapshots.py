@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.dashboard.snapshots import REST, Snapshots
+from echo_hub.dashboard.snapshots import LEAST_REST, Snapshots, rest_s
 
 
 async def test_all_viewers_share_one_snapshot(source: Any) -> None:
@@ -46,7 +46,7 @@ async def test_books_that_take_long_are_read_seldom(source: Any, monkeypatch: py
     monkeypatch.setattr(source, "nodes", slow)
     snapshots = Snapshots(source, min_interval_s=0.5)
     first = await snapshots.get()
-    passed[0] += REST * 3.0 - 0.1
+    passed[0] += LEAST_REST * 3.0 - 0.1
     assert await snapshots.get() is first
     passed[0] += 0.2
     assert await snapshots.get() is not first
@@ -61,3 +61,9 @@ async def test_after_waits_for_a_change(source: Any) -> None:
     assert not waiting.done()
     source.advance()
     assert (await waiting).run.trained_step == 38
+
+
+def test_what_is_quick_takes_a_fortieth_of_the_time_and_what_is_slow_a_tenth() -> None:
+    assert rest_s(0.01) == pytest.approx(0.4)
+    assert rest_s(0.1) == pytest.approx(1.5), "no page is older for it"
+    assert rest_s(1.0) == pytest.approx(9.0)
