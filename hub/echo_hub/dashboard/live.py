@@ -101,8 +101,8 @@ class _Page:
 
 
 class _Turns:
-    """Lets renderings be made one by one, of all watched pages together, with a rest after each: the more there are, the
-    seldomer they change."""
+    """Lets renderings be made one by one, of all watched pages together, with a rest after each: the more there are,
+    the seldomer they change."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
