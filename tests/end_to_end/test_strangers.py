@@ -141,7 +141,8 @@ def paths(hub: Hub) -> Iterator[str]:
     carrier = next(hub.directory.artefacts.glob("*.manifest.json")).name.removesuffix(".manifest.json")
     file = next(path.name for path in sorted((hub.directory.artefacts / carrier).iterdir()))
     known = {"passkey": Tracker(identity).passkey(NODE_ID), "carrier": carrier, "path": file}
-    known |= {"name": "charts.js", "action": "ban", "sha256": "0" * 64, "group": "1"}
+    known |= {"name": "charts.js", "action": "ban", "number": "1", "sha256": "0" * 64, "group": "1"}
+    known |= {"node": NODE_ID[:10], "team": "The Herons", "rollout": "1-0"}
     for route in hub.server.routes:
         assert isinstance(route, web.RouteDef)
         names = re.findall(r"{(\w+)(?::[^}]*)?}", route.path)
