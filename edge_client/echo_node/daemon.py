@@ -66,6 +66,7 @@ from echo_shared.messages import (
     Refused,
     RunKeys,
     Standby,
+    Team,
     Totals,
     Unwanted,
     Welcome,
@@ -481,8 +482,9 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
     DrainRequested: Daemon._drain,
 }
 """The handler of everything that may stand in the inbox. Of what a hub may say, `FOR_THE_CLIENT` never gets there."""
-FOR_THE_CLIENT: Final = (Challenge, Refused, Piece)
-"""What the hub's connection settles itself: the handshake, its end, and pieces, which go to the receiver at once."""
+FOR_THE_CLIENT: Final = (Challenge, Refused, Piece, Team)
+"""What the hub's connection settles itself: the handshake, its end, and pieces, which go to the receiver at once; a team
+is told of only to a command that asks, and refused here by the session's state table."""
 
 
 def _name(config: NodeConfig, me: Identity) -> str:
