@@ -483,8 +483,8 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
 }
 """The handler of everything that may stand in the inbox. Of what a hub may say, `FOR_THE_CLIENT` never gets there."""
 FOR_THE_CLIENT: Final = (Challenge, Refused, Piece, Team)
-"""What the hub's connection settles itself: the handshake, its end, and pieces, which go to the receiver at once; a team
-is told of only to a command that asks, and refused here by the session's state table."""
+"""What the hub's connection settles itself: the handshake, its end, and pieces, which go to the receiver at once. Of
+teams a command alone is told, which asks; here the session's state table refuses them."""
 
 
 def _name(config: NodeConfig, me: Identity) -> str:
