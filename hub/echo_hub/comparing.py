@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.store.store import Store
 from echo_shared.books import EvaluationKind, StepRecord
-from echo_shared.step_figures import SECONDS, STEP_FIGURES, TRAIN_S
+from echo_shared.step_figures import SECONDS, STEP_FIGURES, TRAIN_S, Better
 
 STEPS_A_READ: Final = 1_000
 _BARS: Final = "▁▂▃▄▅▆▇█"
 SECRET: Final = ("server.invite_tokens", "store.url")
 """Settings that may hold one: that they differ is all that is told."""
 ELSEWHERE: Final = "(set, and not shown)"
-
-Better = Literal["higher", "lower", ""]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +60,6 @@ _OF_BOOKS: Final[Mapping[str, tuple[str, Better]]] = {
     "dropped_per_rollout": ("rollouts dropped per rollout trained", "lower"),
 }
 """What the hub's books say of a step or of a version, by its key; the learner's own figures follow it."""
-_BETTER: Final[Mapping[str, Better]] = {"tokens_per_s": "higher", "mismatch_kl": "lower", "seconds": "lower"}
 
 
 def curves_of(store: Store) -> dict[str, Curve]:
@@ -77,11 +74,7 @@ def curves_of(store: Store) -> dict[str, Curve]:
         points.setdefault(key, []).append((evaluation.policy_version, evaluation.accuracy))
     labels: dict[str, tuple[str, Better]] = {
         **_OF_BOOKS,
-        **{
-            figure.key: (f"learner: {figure.label}", _BETTER.get(figure.key, ""))
-            for figure in STEP_FIGURES
-            if figure is not TRAIN_S
-        },
+        **{figure.key: (f"learner: {figure.label}", figure.better) for figure in STEP_FIGURES if figure is not TRAIN_S},
     }
     return {
         key: Curve(label=label, better=better, points=tuple(sorted(points[key])))

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 Unit = Literal["", "s", "share", "tokens", "tokens/s", "nats/token"]
 Colour = Literal["speed", "speed-faint", "staleness", "accuracy"]
+Better = Literal["higher", "lower", ""]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class StepFigure:
     colour: Colour = "speed"
     column: str = ""
     """Heading in the table of newest steps; empty = it has no column there."""
+    better: Better = ""
+    """Which of two values is the better one; empty = neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,7 @@ BASE_KL: Final = StepFigure(
 MISMATCH_KL: Final = StepFigure(
     key="mismatch_kl",
     label="engine and learner",
+    better="lower",
     about="Between the nodes' sampling and the learner's own probabilities, nats per token.",
     unit="nats/token",
     prometheus="echo_learner_mismatch_kl",
@@ -152,6 +156,7 @@ GAP_S: Final = StepFigure(
 SECONDS: Final = StepFigure(
     key="seconds",
     label="training",
+    better="lower",
     about="What the newest step took, waiting not included.",
     unit="s",
     prometheus="echo_learner_train_seconds",
@@ -161,6 +166,7 @@ SECONDS: Final = StepFigure(
 TOKENS_PER_S: Final = StepFigure(
     key="tokens_per_s",
     label="while training",
+    better="higher",
     about="Tokens that got a gradient, per second of it.",
     unit="tokens/s",
     prometheus="echo_learner_tokens_per_second",
