@@ -157,7 +157,7 @@ class Worker:
         check_groups(frames.unpack_groups(groups))
         for group_id in (*(group_id for group_id, _ in frame["rewards"]), *frame["let_go"]):
             del self._held[group_id]
-        step = {key: frame[key] for key in ("step", "export_to", "learning_rate")}
+        step = {"learning_rate": frame.get("learning_rate"), **{key: frame[key] for key in ("step", "export_to")}}
         return {"command": "train", **step, "groups": groups, "confirmed": False}
 
     def handle(self, frame: Frame, answer: Answer) -> None:
@@ -167,7 +167,7 @@ class Worker:
         Raises what the write of an earlier step raised.
         """
         if frame["command"] == "train":
-            self._train(frame["step"], frames.unpack_groups(frame["groups"]), frame["learning_rate"])
+            self._train(frame["step"], frames.unpack_groups(frame["groups"]), frame.get("learning_rate"))
             keep = partial(self._keep, frame["export_to"], answer)
             answer({"kind": "item", "computed": frame["step"]})
             if frame["confirmed"]:
